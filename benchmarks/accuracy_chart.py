@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from accuracy_tables import KINDS, Judged, errors_of, generation_rank, kind_of
 
-from trainpace.core.cluster import Device
+from trainpace.core.hardware import Device
 
 COLUMNS = 3
 WIDTH_IN, ROW_IN = 8.2, 2.45

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.core.cluster import Device
+from trainpace.core.hardware import Device
 from trainpace.forecast import Case
 
 GENERATIONS = (

@@ -7,8 +7,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster
 from trainpace.core.outcome import Forecast
 from trainpace.forecast import CalibratedKernels, Forecaster, Measured, Target, observe
 from trainpace.measure import Conditions, calibrate, measure

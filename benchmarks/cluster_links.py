@@ -26,7 +26,7 @@ from msgspec.structs import replace  # noqa: E402
 from netns import Host, hosts  # noqa: E402
 from on_hosts import together  # noqa: E402
 
-from trainpace.core.cluster import Cluster, Device, HostLinks  # noqa: E402
+from trainpace.core.hardware import Cluster, Device, HostLinks  # noqa: E402
 from trainpace.forecast.collectives import collective_ms  # noqa: E402
 from trainpace.measure.calibration import TimedCollective, fit_host_links  # noqa: E402
 from trainpace.measure.collectives import COLLECTIVES  # noqa: E402

@@ -19,10 +19,9 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution, Precision
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import Forecaster, Target
 from trainpace.job import Schedule
 from trainpace.plan import NO_WAIT, Freedom, Setting

@@ -32,8 +32,8 @@ from cluster_links import CALIBRATED_BYTES, CALIBRATED_HOSTS, CALIBRATED_MBIT, c
 from netns import hosts  # noqa: E402
 from on_hosts import together  # noqa: E402
 
-from trainpace.core.cluster import HostLinks  # noqa: E402
 from trainpace.core.execution import Execution  # noqa: E402
+from trainpace.core.hardware import HostLinks  # noqa: E402
 from trainpace.core.outcome import Forecast  # noqa: E402
 from trainpace.forecast import CalibratedKernels, Forecaster, Target  # noqa: E402
 from trainpace.forecast.timings import MachineModel  # noqa: E402

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainpace.core.cluster import Cluster
+from trainpace.core.hardware import Cluster
 from trainpace.forecast import CalibratedKernels, Forecaster, Target
 from trainpace.journal import Circumstances, Journal, Knowledge, record_sweep
 from trainpace.measure import Conditions, MachineProfile, SweepPlan, calibrate, measure

@@ -28,10 +28,9 @@ import pyarrow.parquet as pq
 from fitting.prepare import prepared_case
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution, Form
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.records import load
 from trainpace.core.software import Software
 from trainpace.core.units import BYTES_PER_GIB

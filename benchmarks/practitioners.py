@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import trainpace
-from trainpace.core.catalogue_reader import find_device
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import EXECUTION_FIELDS
+from trainpace.core.hardware import find_device
 from trainpace.plan import config_line
 
 HERE = Path(__file__).parent

@@ -36,8 +36,8 @@ from cluster_steps import CLOSE, calibrated, crowded  # noqa: E402
 from netns import INTERFACE  # noqa: E402
 from slurm_cluster import Cluster, cluster  # noqa: E402
 
-from trainpace.core.cluster import HostLinks  # noqa: E402
 from trainpace.core.execution import Execution, ZeroStage  # noqa: E402
+from trainpace.core.hardware import HostLinks  # noqa: E402
 from trainpace.measure import MachineProfile  # noqa: E402
 from trainpace.run.climbing import make_shards  # noqa: E402
 from trainpace.run.job import Ended  # noqa: E402

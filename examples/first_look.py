@@ -9,9 +9,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.records import save, write_whole
 from trainpace.core.units import format_number
 from trainpace.forecast import CalibratedKernels, Forecaster, Target

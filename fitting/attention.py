@@ -25,7 +25,7 @@ import pyarrow.dataset
 from scipy.optimize import least_squares
 
 from fitting.public_cards import NAMES
-from trainpace.core.catalogue_reader import find_device
+from trainpace.core.hardware import find_device
 from trainpace.core.records import to_jsonable
 from trainpace.forecast.attention import (
     PARAMETERS,

@@ -10,7 +10,7 @@ import numpy as np
 from fitting.calls import Measured
 from fitting.families import family_of
 from fitting.runs import RunTable
-from trainpace.core.catalogue_reader import find_device
+from trainpace.core.hardware import find_device
 from trainpace.forecast.cards import NO_CARDS
 from trainpace.workload import MOST_SIZES
 

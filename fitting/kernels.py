@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet
 
 from fitting.kernel_rows import KernelRows
-from trainpace.core.catalogue_reader import find_device
+from trainpace.core.hardware import find_device
 from trainpace.forecast.cards import NO_CARDS
 from trainpace.workload import CONV, GEMM, MOST_SIZES, OTHER
 

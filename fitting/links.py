@@ -23,8 +23,7 @@ import pyarrow.parquet as pq
 from msgspec.structs import replace
 from scipy.optimize import least_squares
 
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast.collectives import Collective, collective_ms
 from trainpace.forecast.links import CONSTANTS, Generation, LinkConstants
 

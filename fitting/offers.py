@@ -12,8 +12,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from trainpace.core.catalogue_reader import find_device
 from trainpace.core.errors import UnknownName
+from trainpace.core.hardware import find_device
 from trainpace.offers import Offer, write_offers
 
 SNAPSHOT = Path(__file__).parents[1] / "src" / "trainpace" / "offers" / "snapshot.csv"

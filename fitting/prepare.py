@@ -19,9 +19,9 @@ from msgspec.structs import replace
 
 from fitting.gpt_sizes import GptSize, named_model, write_configuration
 from fitting.image_networks import image_network
-from trainpace.core.catalogue_reader import find_device
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import find_device
 from trainpace.core.records import to_jsonable
 from trainpace.forecast import Case, MeasuredRun, case_of, measured_ms, read_parallelism, read_runs
 

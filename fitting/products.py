@@ -19,8 +19,7 @@ from msgspec.structs import replace
 from scipy.optimize import least_squares
 
 from fitting.public_cards import NAMES
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Device
+from trainpace.core.hardware import Device, find_device
 from trainpace.core.records import to_jsonable
 from trainpace.forecast.pooling import Pooled, generation_of
 from trainpace.forecast.product_model import (

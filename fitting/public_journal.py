@@ -28,10 +28,9 @@ from msgspec.structs import replace
 
 from fitting.prepare import CONFIGURATIONS, FILES, prepared
 from fitting.runs import is_same_model, is_usable, usable
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Device
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Device, find_device
 from trainpace.core.outcome import MFU_LIMIT, Forecast
 from trainpace.core.records import load, to_jsonable, write_whole
 from trainpace.forecast import (

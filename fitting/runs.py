@@ -12,9 +12,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from fitting.prepare import CONFIGURATIONS, FILES, prepared_case
-from trainpace.core.cluster import Device
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Precision
+from trainpace.core.hardware import Device
 from trainpace.core.records import load
 from trainpace.forecast import PAGEABLE_COPY_GB_PER_S, Case, Implementation, read_runs, trace_file
 from trainpace.forecast.cards import NO_CARDS, CardConstants

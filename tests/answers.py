@@ -12,9 +12,8 @@ from ladder_world import World, ladder, result, rung
 from made_traces import ALL_REDUCE, Work, events_of, trace_of, write
 from made_trails import simple_run, write_worker
 from nouns import measurement, workload
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.outcome import Interval, StepTime
 from trainpace.diagnose import diagnose, read_profiled
 from trainpace.forecast import Forecaster, Target, nearest

@@ -3,9 +3,8 @@
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster, Device, Figure
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, Device, Figure, find_device
 from trainpace.core.outcome import Interval, Measurement, StepTime
 from trainpace.forecast import (
     CalibratedKernels,

@@ -9,11 +9,10 @@ from entries import entry
 from ladder_world import World, forecast_of_ms, ladder, result, rung
 from nouns import measurement, workload
 from public_made import RUNS
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.outcome import FailedProbe, Interval, Jump, Memory
-from trainpace.core.trend import trend_of
+from trainpace.core.stats import trend_of
 from trainpace.diagnose import IN_WORDS, Advice, Diagnosis, Proof, Share
 from trainpace.forecast import Row, Score, ScoreLine, by, summarise
 from trainpace.job import ONLY_STEPS, Question, Schedule, answer

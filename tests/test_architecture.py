@@ -20,20 +20,17 @@ ORDER = [
 FACES = set(ORDER[ORDER.index("callbacks") :])
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
 OUTSIDE = "torch click rich yaml socket urllib http requests subprocess time datetime random"
-TOUCH_THE_HOST = {"core/child.py", "core/guard.py", "core/limits.py", "core/worker.py"}
+TOUCH_THE_HOST = {"core/child.py", "core/guard.py", "core/worker.py"}
 """Modules of core that start processes."""
 WITHOUT_FACE = {"core", "verbs", "callbacks"}
 """Packages whose modules are imported by name."""
 READ_FILES = {
     "core/intake.py": "the safe reader itself",
-    "core/guard.py": "/proc",
+    "core/guard.py": "/proc and /sys",
     "core/host.py": "/proc and /sys",
-    "core/limits.py": "/proc and /sys",
-    "core/worker.py": "a worker's request and streams",
-    "core/catalogue_reader.py": "packaged",
-    "core/hosts.py": "packaged",
+    "core/worker.py": "a worker's request and streams, code that the user names",
+    "core/hardware.py": "packaged",
     "core/lazy.py": "packaged",
-    "core/user_file.py": "code that the user names",
     "forecast/fingerprint.py": "packaged",
     "forecast/validation.py": "hashes of code",
     "workload/workloads.py": "packaged",

@@ -192,7 +192,7 @@ def relatedness() -> str:
 
 def cards() -> str:
     """The cards of the catalogue."""
-    from trainpace.core.catalogue_reader import catalogue
+    from trainpace.core.hardware import catalogue
 
     gpus = [d for d in catalogue() if d.kind == "gpu"]
     by_architecture: dict[str, list[str]] = {}

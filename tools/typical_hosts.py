@@ -5,7 +5,7 @@ python tools/typical_hosts.py
 
 from pathlib import Path
 
-from trainpace.core.hosts import typical_hosts
+from trainpace.core.hardware import typical_hosts
 from trainpace.core.records import to_json, write_whole
 
 FILE = Path(__file__).parents[1] / "src/trainpace/core/typical_hosts.json"

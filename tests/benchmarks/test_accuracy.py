@@ -10,9 +10,8 @@ from accuracy_chart import draw
 from accuracy_pairs import order_of_executions
 from accuracy_tables import SIZES, Judged, by_card, by_collection, by_software, errors_of
 
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.software import parse_software
 from trainpace.forecast import Case, MeasuredRun
 from trainpace.workload import PLAIN

@@ -66,7 +66,7 @@ def test_a_line(line, wanted, unwanted):
 
 
 def test_a_completed_card_is_a_card():
-    from trainpace.core.catalogue_reader import find_device
+    from trainpace.core.hardware import find_device
 
     cards = [line.removeprefix("plain,") for line in complete("trainpace forecast --gpu ")[0]]
     assert len(cards) > 100

@@ -14,7 +14,7 @@ from nouns import workload
 from scenes import GOLDEN, OTHERS
 from trainpace.cli import main
 from trainpace.cli.program import _cli
-from trainpace.core.catalogue_reader import find_device
+from trainpace.core.hardware import find_device
 from trainpace.core.records import save
 from trainpace.report import one_screen
 from trainpace.workload import packaged_names

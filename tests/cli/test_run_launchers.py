@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from ladder_world import result
-from trainpace.core.catalogue_reader import find_device
 from trainpace.core.errors import Contradiction, TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import find_device
 from trainpace.journal import Journal
 from trainpace.run.job import Job
 from trainpace.run.ladder import Ladder, LauncherChoice, Rung, Setup

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 import trainpace
 from nouns import stacked, workload
 from trainpace.cli.program import main
-from trainpace.core.catalogue_reader import find_device
 from trainpace.core.errors import Contradiction, TrainpaceError
+from trainpace.core.hardware import find_device
 from trainpace.core.records import save
 from trainpace.verbs import whatif
 from trainpace.verbs.whatif import WhatIfRequest, forecaster_of

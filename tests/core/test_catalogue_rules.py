@@ -15,9 +15,8 @@ import msgspec
 import pytest
 
 import trainpace
-from trainpace.core.catalogue_reader import catalogue, find_device
-from trainpace.core.cluster import Device, Figure
 from trainpace.core.execution import Precision
+from trainpace.core.hardware import Device, Figure, catalogue, find_device
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.pooling import generation_of
 from trainpace.forecast.rates import Rates, sustained_rates

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.core.catalogue_reader import (
+from trainpace.core.errors import UnknownName, UnreadableInput
+from trainpace.core.hardware import (
     FOLDER,
+    Device,
+    Figure,
     catalogue,
     find_device,
     normalised,
     parse_catalogue,
 )
-from trainpace.core.cluster import Device, Figure
-from trainpace.core.errors import UnknownName, UnreadableInput
 from trainpace.core.records import from_json, to_json
 
 REQUIRED = """
@@ -212,7 +213,7 @@ def test_entries_survive_json() -> None:
 
 
 def test_reading_the_catalogue_imports_no_torch() -> None:
-    code = "import sys; from trainpace.core.catalogue_reader import catalogue; assert catalogue(); print('torch' in sys.modules)"
+    code = "import sys; from trainpace.core.hardware import catalogue; assert catalogue(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -8,8 +8,7 @@ from typing import get_args
 
 import pytest
 
-from trainpace.core.catalogue_reader import catalogue
-from trainpace.core.cluster import Device, Figure, FigureKind
+from trainpace.core.hardware import Device, Figure, FigureKind, catalogue
 
 
 def having(*names: str) -> pytest.MarkDecorator:

@@ -6,9 +6,17 @@ import tomllib
 
 import pytest
 
-from trainpace.core.catalogue_reader import catalogue, find_device
 from trainpace.core.errors import UnknownName
-from trainpace.core.hosts import FILE, SOLD, find_host, host_catalogue, typical_host, typical_hosts
+from trainpace.core.hardware import (
+    FILE,
+    SOLD,
+    catalogue,
+    find_device,
+    find_host,
+    host_catalogue,
+    typical_host,
+    typical_hosts,
+)
 from trainpace.core.records import to_json
 
 RAW = tomllib.loads(FILE.read_text("utf-8"))

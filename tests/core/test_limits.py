@@ -8,10 +8,9 @@ import time
 import pytest
 
 from trainpace.core import worker as workers
-from trainpace.core.child import Child
+from trainpace.core.child import Child, Limits, Overstep, usual_limits
 from trainpace.core.errors import OutOfMemory, UserCodeError
-from trainpace.core.guard import descendants
-from trainpace.core.limits import Limits, Overstep, Watch, free_bytes, usual_limits
+from trainpace.core.guard import Watch, descendants, free_bytes
 from trainpace.core.worker import Pool, run_isolated, run_ranks
 
 GIB = 1 << 30
@@ -211,7 +210,7 @@ def test_it_looks_oftener_as_less_is_left_and_counts_only_where_many_came(tmp_pa
         (tmp_path / "proc/loadavg").write_text(f"0.1 0.1 0.1 1/{threads} 99\n")
 
     machine(50, 700)
-    watch = Watch(Limits(GIB, 50), descend, str(tmp_path))
+    watch = Watch(GIB, 50, descend, str(tmp_path))
     assert watch.overstep() is None
     assert watch.pause_s == 0.5
     machine(3, 745)

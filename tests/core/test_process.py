@@ -156,7 +156,7 @@ def test_the_answer_is_the_result_and_nothing_stays(worker, tmp_path):
         (
             "import os; os.kill(os.getpid(), 9)",
             OutOfMemory,
-            "asking gave no answer: it died of SIGKILL, most likely for want of memory.",
+            "asking gave no answer: it died of SIGKILL, most likely out of memory.",
         ),
         (
             "raise KeyboardInterrupt",

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainpace.core.trend import trend_of
+from trainpace.core.stats import trend_of
 
 BATCHES = list(range(1, 65))
 X = np.array(BATCHES, dtype=float)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from trainpace.core.errors import UnknownName, UnreadableInput
-from trainpace.core.user_file import is_users, load_name
+from trainpace.core.worker import is_users, load_name
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import find_device
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import find_device
 from trainpace.core.outcome import DeviceRun, Interval, Measurement, StepTime
 from trainpace.diagnose import Elsewhere, Expected
 from trainpace.diagnose import health as checks

@@ -7,9 +7,9 @@ import pytest
 
 from trainpace import measure as accelerator
 from trainpace import verbs
-from trainpace.core.catalogue_reader import find_device
 from trainpace.core.errors import UserCodeError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import find_device
 from trainpace.core.outcome import Interval, Measurement, StepTime
 from trainpace.diagnose import Check, examine, health
 from trainpace.diagnose import health_probes as parts

@@ -8,7 +8,7 @@ from fitting.prepare import CONFIGURATIONS, FILES, prepared, prepared_case
 
 from fitting import prepare
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.hosts import find_host
+from trainpace.core.hardware import find_host
 from trainpace.forecast import MeasuredRun, case_of, read_runs
 
 HERE = Path(".")

@@ -6,9 +6,8 @@ from fitting.runs import RunTable
 from msgspec.structs import replace
 
 from nouns import workload
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.software import Software
 from trainpace.forecast import Case, MeasuredRun, fitted_constants
 from trainpace.forecast.kernels import KernelTable

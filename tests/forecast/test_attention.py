@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import operators
-from trainpace.core.catalogue_reader import catalogue, find_device
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import catalogue, find_device
 from trainpace.core.software import Software
 from trainpace.forecast import (
     FittedKernels,

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from nouns import workload
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import FittedKernels, Forecaster, Target, fitted_constants
 from trainpace.forecast.cards import NO_CARDS, CardConstants, measured_cards
 from trainpace.forecast.constants import KernelConstants

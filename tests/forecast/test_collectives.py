@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError, UnknownName
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast.collectives import COLLECTIVES, collective_ms
 from trainpace.forecast.links import CONSTANTS
 

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import forecast, stacked, workload
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast.collectives import collective_ms
 from trainpace.forecast.exchanges import CONTENTION, KINDS, OVERLAP, exposed
 

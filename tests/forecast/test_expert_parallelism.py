@@ -6,10 +6,9 @@ from msgspec.structs import replace
 
 from expert_models import CHOSEN, EXPERTS, INNER, TOKENS, WIDTH, language_task
 from nouns import stacked
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import Contradiction
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.software import Software
 from trainpace.core.stats import Z_95
 from trainpace.core.units import BYTES_PER_GIB

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import forecast, operators, workload
-from trainpace.core.catalogue_reader import catalogue, find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import PRECISIONS, Execution
+from trainpace.core.hardware import Cluster, catalogue, find_device
 from trainpace.core.outcome import STEP_PARTS, Forecast, Interval, StepTime
 from trainpace.forecast import fitted_constants
 from trainpace.forecast.kernels import KernelTable

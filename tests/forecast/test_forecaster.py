@@ -9,10 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import cpu, machine_model, stacked, workload
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import Contradiction
 from trainpace.core.execution import EXECUTION_FIELDS, Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import CalibratedKernels, FittedKernels, Forecaster, Grid, Target
 from trainpace.forecast.assembly import ACCUMULATE_SHARE, COPY_START_US
 from trainpace.forecast.tables import Bounded

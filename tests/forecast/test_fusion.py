@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.core.catalogue_reader import find_device
+from trainpace.core.hardware import find_device
 from trainpace.forecast.constants import fitted_constants
 from trainpace.forecast.fusion import fused
 from trainpace.forecast.kernels import KernelTable

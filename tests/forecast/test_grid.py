@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import LAYERS, forecast, stacked, step_memory
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import Contradiction
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.software import TODAY
 from trainpace.forecast import Forecaster, Grid, Target
 from trainpace.forecast.exchanges import Exchanges

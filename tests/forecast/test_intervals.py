@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouns import forecast, workload
-from trainpace.core.catalogue_reader import catalogue, find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, catalogue, find_device
 from trainpace.core.outcome import StepTime
 from trainpace.forecast.intervals import PARTS, deviation, fitted_spreads, shares_of
 from trainpace.workload import load_workload

@@ -7,10 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import cpu, machine_model, operators, workload
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster, Figure
 from trainpace.core.execution import Execution
-from trainpace.core.hosts import find_host, typical_host
+from trainpace.core.hardware import Cluster, Figure, find_device, find_host, typical_host
 from trainpace.core.outcome import STEP_PARTS, StepTime
 from trainpace.forecast import CalibratedKernels, Forecaster, Target, fitted_constants
 from trainpace.forecast.intervals import PARTS, composed_spread, widened

@@ -5,9 +5,8 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import stacked, step_memory
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import Forecaster, Target
 from trainpace.forecast.memory import (
     COMPILED_NEED_SD,

@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import find_device
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import find_device
 from trainpace.forecast import PublicJournal, nearest, packaged_traces, public_journal, signature_of
 from trainpace.forecast.nearness import MOST, NEAR
 from trainpace.workload import Variant, form_of, load_workload

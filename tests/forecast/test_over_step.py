@@ -5,9 +5,8 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import forecast, workload
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.records import from_json, to_json
 from trainpace.forecast.explanations import memory_over_step
 from trainpace.workload import Workload, load_workload

@@ -5,10 +5,9 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import TOKENS, stacked
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import Forecaster, Target, packed
 from trainpace.workload import ATTENTION, ATTENTION_KINDS, Documents, Workload
 

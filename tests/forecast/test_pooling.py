@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trainpace.core.catalogue_reader import find_device
+from trainpace.core.hardware import find_device
 from trainpace.forecast.pooling import Pooled, generation_of
 
 POOLED = Pooled(

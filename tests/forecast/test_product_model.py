@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.core.catalogue_reader import find_device
 from trainpace.core.execution import Precision
+from trainpace.core.hardware import find_device
 from trainpace.forecast.constants import fitted_constants
 from trainpace.forecast.product_model import (
     Network,

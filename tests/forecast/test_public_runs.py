@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainpace.core.catalogue_reader import find_device
+from trainpace.core.hardware import find_device
 from trainpace.forecast import (
     FOLDER,
     RUNS_FILE,

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import forecast, stacked, step_memory
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.outcome import forecast_row
 from trainpace.forecast.memory import needed_gib, room_gib
 from trainpace.report.forecast import print_forecasts

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from nouns import stacked
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.software import TODAY, Rewrites, Software, parse_software
 from trainpace.forecast import Forecaster, Target
 from trainpace.forecast.fusion import fused as fused_by_inductor

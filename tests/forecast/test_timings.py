@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import FORM, cpu, forecast, machine_model, operators, timed_products, workload
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster
 from trainpace.core.records import from_json, to_json
 from trainpace.forecast import MachineModel
 from trainpace.forecast.timings import (

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import workload
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import Forecaster, Grid, Target
 from trainpace.job import JobConditions, Question, Schedule, answer, state_bytes, training_of
 from trainpace.offers import Offer

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import find_device
 from trainpace.core.errors import TrainpaceError
+from trainpace.core.hardware import find_device
 from trainpace.core.outcome import JOB_PARTS, Interval, StepTime
 from trainpace.job import JobConditions, Training, power_w
 from trainpace.job.conditions import CORE_SPREAD

@@ -9,9 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import TOKENS, stacked, workload
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.records import save
 from trainpace.forecast import Forecaster, Grid, Target
 from trainpace.job import Schedule

@@ -5,10 +5,9 @@ import json
 import pytest
 
 from entries import whole_entry
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import UnreadableInput
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.outcome import Interval, StepTime
 from trainpace.forecast import Forecaster, Target
 from trainpace.journal import (

@@ -7,10 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import forecast, measurement, workload
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.outcome import FailedProbe, Interval
 from trainpace.forecast import Forecaster, Target
 from trainpace.journal import (

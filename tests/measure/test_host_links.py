@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.core.cluster import Cluster, Device, HostLinks
 from trainpace.core.errors import TrainpaceError
+from trainpace.core.hardware import Cluster, Device, HostLinks
 from trainpace.forecast.collectives import collective_ms
 from trainpace.measure.calibration import TimedCollective, fit_host_links, non_negative
 from trainpace.measure.collectives import COLLECTIVES, SIZES_BYTES

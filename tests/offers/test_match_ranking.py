@@ -7,9 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import forecast, stacked, workload
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast.shapes import divisors
 from trainpace.job import JobConditions, Schedule
 from trainpace.offers import Offer

@@ -7,9 +7,8 @@ import types
 import pytest
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import find_device
 from trainpace.core.errors import TrainpaceError, UnreadableInput
-from trainpace.core.hosts import find_host
+from trainpace.core.hardware import find_device, find_host
 from trainpace.offers import Offer, is_stale, read_offers, snapshot
 from trainpace.offers.offer import (
     _server_hosts,

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import workload
-from trainpace.core.catalogue_reader import find_device
+from trainpace.core.hardware import find_device
 from trainpace.core.outcome import Interval
 from trainpace.job import Schedule
 from trainpace.offers import Job, Offer, picks, rank

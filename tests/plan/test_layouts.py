@@ -4,9 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import workload
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import needed_gib
 from trainpace.job import Schedule
 from trainpace.plan import Setting, forecast_of, layouts_of

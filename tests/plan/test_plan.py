@@ -10,10 +10,9 @@ from msgspec.structs import replace
 
 from expert_models import language_task
 from nouns import forecast, workload
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import Grid
 from trainpace.forecast.memory import needed_gib
 from trainpace.job import Schedule, total_steps

@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from answers import asked, jumps, measured, traced
 from diagnose.recordings import block, fetch, loader, rank, recording
 from nouns import stacked, workload
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.outcome import STEP_PARTS, Interval, StepTime
 from trainpace.core.records import from_json, to_json, to_jsonable
 from trainpace.diagnose import diagnose

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from trainpace.cli.program import main
-from trainpace.core.catalogue_reader import find_device
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import find_device
 from trainpace.forecast import nearest, public_runs
 from trainpace.report.evidence import evidence_rows, print_evidence, rate, what
 from trainpace.verbs.evidence import evidence_json

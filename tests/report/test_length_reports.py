@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from answers import asked
 from nouns import stacked
-from trainpace.core.catalogue_reader import find_device
+from trainpace.core.hardware import find_device
 from trainpace.report.charts import SERIES_TONES
 from trainpace.report.forecast import verdict
 from trainpace.report.lengths import lengths_chart

@@ -11,7 +11,7 @@ import trainpace
 from answers import HOSTILE
 from entries import entry
 from nouns import every_noun, machine_profile, measurement
-from trainpace.core.catalogue_reader import catalogue
+from trainpace.core.hardware import catalogue
 from trainpace.core.outcome import Interval
 from trainpace.core.records import Record
 from trainpace.report import html_of

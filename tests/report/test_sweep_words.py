@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from trainpace.core.outcome import Jump
-from trainpace.core.trend import trend_of
+from trainpace.core.stats import trend_of
 from trainpace.report.sweep_words import (
     MOST_JUMPS,
     jumps_in_words,

@@ -7,9 +7,9 @@ import pytest
 
 from ladder_world import forecast_of_ms
 from nouns import machine_profile, workload
-from trainpace.core.cluster import Device, HostLinks
 from trainpace.core.errors import TimedOut, TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Device, HostLinks
 from trainpace.forecast import Forecaster
 from trainpace.forecast.collectives import gloo_seconds
 from trainpace.measure.calibration import AllReduce

@@ -41,7 +41,7 @@ MISSED = (
     [
         ("", ""),
         ("epoch 1, loss 0.3\nNote: all is well\n", ""),
-        (SLURM_KILLED, "a rank died of SIGKILL, most likely for want of memory"),
+        (SLURM_KILLED, "a rank died of SIGKILL, most likely out of memory"),
         (TORCHRUN, "my.package.TooFew: 3 samples"),
         (CHAINED, "KeyError: 'labels'"),
         (MISSED, "RuntimeError: Connection closed by peer [127.0.0.1]:1"),

@@ -137,7 +137,7 @@ def test_a_killed_process_is_said_to_lack_memory(tmp_path):
     ended = ThisMachine().run(job_of(tmp_path, "import os; os.kill(os.getpid(), 9)"))
     assert (
         ended.reason
-        == "trial 1 left no result: it died of SIGKILL, most likely for want of memory."
+        == "trial 1 left no result: it died of SIGKILL, most likely out of memory."
     )
 
 
@@ -268,7 +268,7 @@ def test_a_rank_that_raises_is_named_and_not_those_that_missed_it(tmp_path):
 def test_a_killed_rank(tmp_path):
     code = REDUCES.replace("mine =", "if dist.get_rank() == 1: os.kill(os.getpid(), 9)\nmine =")
     ended = Torchrun().run(job_of(tmp_path, code, nproc_per_node=2))
-    assert ended.reason == "a rank died of SIGKILL, most likely for want of memory"
+    assert ended.reason == "a rank died of SIGKILL, most likely out of memory"
 
 
 @pytest.mark.slow

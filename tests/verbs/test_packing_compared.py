@@ -4,9 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import stacked
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import Forecaster, Target
 from trainpace.verbs.packing import compared, padded_batch
 from trainpace.workload import Documents

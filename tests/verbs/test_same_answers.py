@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 import trainpace
-from trainpace.core.catalogue_reader import find_device
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import find_device
 from trainpace.workload import Workload, load_workload
 
 SAMPLES, EPOCHS = 50_000, 3

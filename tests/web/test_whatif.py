@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import forecast, stacked, workload
-from trainpace.core.catalogue_reader import catalogue, find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import PRECISIONS, Execution
+from trainpace.core.hardware import Cluster, catalogue, find_device
 from trainpace.core.outcome import STEP_PARTS
 from trainpace.job import Schedule
 from trainpace.offers import Job, rank, snapshot

@@ -5,10 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError, UnknownName
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import Forecaster, Target
 from trainpace.workload import GEMM, Adaptation, Variant
 from trainpace.workload.trace import trace

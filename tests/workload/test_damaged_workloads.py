@@ -8,10 +8,9 @@ import pytest
 
 from nouns import blocks, forecast, workload
 from trainpace.core import records
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.workload import Workload
 
 DATA = json.loads(records.to_json(workload()))

@@ -8,11 +8,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from nouns import stacked
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError, UnknownName
-from trainpace.core.execution import Execution
-from trainpace.core.optimizers import OPTIMIZERS, find_optimizer, optimizer_called
+from trainpace.core.execution import OPTIMIZERS, Execution, find_optimizer, optimizer_called
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import Forecaster, Target
 from trainpace.workload import Variant
 from trainpace.workload.task import Task

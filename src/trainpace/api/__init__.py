@@ -25,7 +25,7 @@ from trainpace.verbs.request import Request, request_of
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainpace.core.cluster import Device
+    from trainpace.core.hardware import Device
     from trainpace.diagnose import Diagnosis, Examination, ProfiledTraining
     from trainpace.job import Answer
     from trainpace.journal import Journal

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from trainpace.core.cluster import Device
+from trainpace.core.hardware import Device
 from trainpace.diagnose import Diagnosis, Examination, ProfiledTraining
 from trainpace.job import Answer
 from trainpace.journal import Journal

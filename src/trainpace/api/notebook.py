@@ -15,6 +15,7 @@ import sys
 import threading
 from typing import IO, Any, Generic, TypeVar
 
+from trainpace.core.child import Child
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import Record
 from trainpace.report import html_of
@@ -55,17 +56,14 @@ def magic(line: str) -> Any:
     environment = {"COLUMNS": WIDTH, **os.environ, "PYTHONIOENCODING": "utf-8"}
     refused: list[str] = []
     as_values = "--json" in words
-    with subprocess.Popen(
+    with Child(
         command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
+        environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
         errors="replace",
     ) as running:
-        assert running.stdout is not None
-        assert running.stderr is not None
         beside = threading.Thread(target=_pass_on, args=(running.stderr, refused))
         beside.start()
         try:
@@ -74,16 +72,14 @@ def magic(line: str) -> Any:
             else:
                 for out in running.stdout:
                     print(out, end="", flush=True)
-            running.wait()
+            code = running.wait()
         except KeyboardInterrupt:  # the kernel alone was interrupted
-            running.terminate()
+            running.cut_lifeline()
             raise
         finally:
             beside.join()
-    if running.returncode not in (0, 1):
-        raise _usage_error(
-            "".join(refused) or f"trainpace ended with exit code {running.returncode}."
-        )
+    if code not in (0, 1):
+        raise _usage_error("".join(refused) or f"trainpace ended with exit code {code}.")
     for sentence in refused:
         print(sentence, end="", file=sys.stderr)
     return json.loads(text) if as_values and text.strip() else None

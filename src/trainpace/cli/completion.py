@@ -49,7 +49,7 @@ def verbs_and_scripts(verbs: Mapping[str, str], incomplete: str) -> list[Complet
 def values(name: str, metavar: str | None, incomplete: str) -> list[CompletionItem]:
     """For the value of an option or argument: known names, or a file or folder."""
     if name == "gpu":
-        from trainpace.core.catalogue_reader import catalogue
+        from trainpace.core.hardware import catalogue
 
         # a name with blanks would be two words; with hyphens it is read as well
         names = [device.name.replace(" ", "-") for device in catalogue() if device.kind == "gpu"]
@@ -61,7 +61,7 @@ def values(name: str, metavar: str | None, incomplete: str) -> list[CompletionIt
 
         return _like([*PRECISIONS], incomplete)
     if name == "optimizer":
-        from trainpace.core.optimizers import OPTIMIZERS
+        from trainpace.core.execution import OPTIMIZERS
 
         return _like([*OPTIMIZERS], incomplete)
     kind = next((kind for word, kind in PLACES.items() if (metavar or "").startswith(word)), None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainpace.configs.changes import ELSEWHERE, Draft
 from trainpace.configs.settings import ConfigFile, Reading, SettingName, names
-from trainpace.core.optimizers import optimizer_called
+from trainpace.core.execution import optimizer_called
 
 TOP_LEVEL = frozenset(names("deepspeed", "keys"))
 REMOVED = frozenset(names("deepspeed", "removed_keys"))

@@ -5,7 +5,7 @@ from typing import Any
 from trainpace.configs.changes import DEEPSPEEDS_OWN, ELSEWHERE, Draft
 from trainpace.configs.settings import AUTOCAST_OF, TOOLS, ConfigFile, Reading, SettingName, names
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.optimizers import optimizer_called
+from trainpace.core.execution import optimizer_called
 from trainpace.core.software import parse_attention
 
 NAMES = frozenset(names("huggingface", "arguments"))

@@ -7,7 +7,7 @@ from typing import Any
 from trainpace.configs.changes import DEEPSPEEDS_OWN, ELSEWHERE, SHARDING, Draft
 from trainpace.configs.huggingface import is_training_arguments
 from trainpace.configs.settings import ConfigFile, Reading, SettingName, names
-from trainpace.core.optimizers import optimizer_called
+from trainpace.core.execution import optimizer_called
 
 TRAINER = frozenset(names("lightning", "trainer"))
 LIGHTNING_PRECISIONS = {

@@ -1,37 +1,58 @@
-"""Runs a command, and ends everything that the command started as soon as it ends or the process that wanted it is gone.
+"""Runs one command, and ends everything that it started once it ends or its starter is gone.
 
-Killing a process group is not enough, since torchrun gives every rank a session of its own. On Linux this process adopts
-orphans (prctl(2), PR_SET_CHILD_SUBREAPER), so that no descendant is out of its reach; elsewhere it ends its own process group.
+Killing a process group is not enough, because torchrun gives every rank a session of its own. On
+Linux this process adopts orphans (prctl(2), PR_SET_CHILD_SUBREAPER), so that it can reach every
+descendant. Elsewhere it ends its own process group.
 
-A script that needs the standard library alone, and starts the command before it imports the rest of what it needs:
+It also ends a command that takes the last of the memory, or that starts processes without end.
+Address space is not limited: CUDA reserves terabytes of it, and torch maps memory that it may never
+touch. The kernel's limit on processes counts all processes of a user, not those of one command. So
+the guard looks at free memory twice a second, and more often as it shrinks. It walks through the
+command's processes only if little memory is left or many threads have appeared.
+
+A script that needs the standard library alone, and that starts the command before it imports the
+rest:
 
     python guard.py LIFELINE LIMITS COMMAND...
 
-LIFELINE is a socket (or a pipe, without limits) whose other end the process that wanted the command holds open; LIMITS are the
-numbers of `limits.Limits`, as 1,2, or "" for none. A command that goes beyond them is ended, and the socket then says how far,
-with the numbers of an `Overstep`.
+LIFELINE is a socket (or a pipe, without limits) whose other end the starter holds open. LIMITS are
+the numbers of a `child.Limits`, as in 1,2, or "" for none. If the command oversteps them, the guard
+ends it and sends the numbers of a `child.Overstep` over the socket.
 """
 
 import os
 import sys
 
-TYPE_CHECKING = False  # typing's own would have to be imported
+TYPE_CHECKING = False  # importing it from typing would delay the command
 if TYPE_CHECKING:
-    from trainpace.core import limits
+    from collections.abc import Callable, Iterator
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGPIPE, _SIGXFSZ = 13, 25
-"""Python ignores them, and what it starts would as well."""
+"""Signals that Python ignores. Children of Python would inherit that."""
 _POLL_S = 0.1
+BLAMED_FROM_BYTES = 256 << 20
+"""Memory below which a command cannot be the one that fills the machine."""
+_LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 0.5, 0.02
+_FASTEST_BYTES_PER_S = 20e9
+"""Rate at which several threads together can fill fresh memory."""
+_RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
+_OOM_PENALTY = 500
+"""Added to the out-of-memory score of a command, in thousandths of the memory (proc(5))."""
 
 
 def main() -> int:
-    """The command's exit code, 128 + N where signal N killed it (as shells have it)."""
+    """Run the command and return its exit code, or 128 + N if signal N killed it, as shells do."""
     lifeline = int(sys.argv[1])
     os.set_inheritable(lifeline, False)
     child = os.posix_spawnp(sys.argv[3], sys.argv[3:], os.environ, setsigdef=(_SIGPIPE, _SIGXFSZ))
     _adopt_orphans()
-    code = _wait(child, lifeline, _watch_of(child, sys.argv[2]))
+    watch = None
+    if sys.argv[2]:
+        _prefer_for_oom_kill(child)
+        free, processes = map(int, sys.argv[2].split(","))
+        watch = Watch(free, processes, lambda: descendants(os.getpid()))
+    code = _wait(child, lifeline, watch)
     end_descendants(at_once=code is None)
     return 137 if code is None else 128 - code if code < 0 else code
 
@@ -45,44 +66,42 @@ def _adopt_orphans() -> None:
         return
 
 
-def _watch_of(child: int, numbers: str) -> "limits.Watch | None":
-    if not numbers:
-        return None
-    import importlib
-
-    sys.path.insert(0, os.path.dirname(__file__))
-    module = importlib.import_module("limits")
-    module.offer_to_the_kernel(child)
-    watch: limits.Watch = module.Watch(
-        module.Limits(*map(int, numbers.split(","))), lambda: descendants(os.getpid())
-    )
-    return watch
+def _prefer_for_oom_kill(process: int) -> None:
+    """Let the kernel kill this command first if memory runs out faster than the guard looks."""
+    try:
+        with open(f"/proc/{process}/oom_score_adj", "r+") as file:
+            before = int(file.read())
+            file.seek(0)
+            file.write(str(max(before, _OOM_PENALTY)))
+    except (OSError, ValueError):
+        return
 
 
-def _wait(child: int, lifeline: int, watch: "limits.Watch | None") -> int | None:
-    """The child's exit code, negative for a signal; None once the lifeline is cut, or a limit was gone beyond."""
+def _wait(child: int, lifeline: int, watch: "Watch | None") -> int | None:
+    """Return the child's exit code, negative for a signal.
+
+    None if the lifeline was cut or a limit overstepped.
+    """
     import contextlib
     import select
 
-    handles, timeout_s = [lifeline], _POLL_S
+    handles, longest_s = [lifeline], _POLL_S
     with contextlib.suppress(AttributeError, OSError):  # not Linux, or an old kernel
-        handles, timeout_s = [lifeline, os.pidfd_open(child)], 60.0
-    while (
-        lifeline
-        not in select.select(
-            handles, [], [], min(timeout_s, watch.pause_s) if watch else timeout_s
-        )[0]
-    ):
+        handles, longest_s = [lifeline, os.pidfd_open(child)], 60.0
+    while True:
+        pause_s = min(longest_s, watch.pause_s) if watch else longest_s
+        if lifeline in select.select(handles, [], [], pause_s)[0]:
+            return None
         process, status = os.waitpid(child, os.WNOHANG)
         if process:
             return os.waitstatus_to_exitcode(status)
         overstep = watch.overstep() if watch else None
         if overstep:
-            _end_group()  # at once: those that start others without end would be faster than a walk through them
+            # at once: a fork bomb is faster than a walk through its processes
+            _end_group()
             with contextlib.suppress(OSError):
                 os.write(lifeline, ",".join(map(str, overstep)).encode())
             return None
-    return None
 
 
 def _end_group() -> None:
@@ -93,7 +112,7 @@ def _end_group() -> None:
 
 
 def end_descendants(at_once: bool = True) -> None:
-    """Kill until none is left: one may start another while it dies."""
+    """Kill descendants until none is left. One pass is not enough: a dying one may start another."""
     import signal
     import time
 
@@ -111,16 +130,18 @@ def end_descendants(at_once: bool = True) -> None:
                 continue
         time.sleep(0.005)
     try:
-        while os.waitpid(-1, os.WNOHANG)[
-            0
-        ]:  # so that they leave no entry behind, whoever adopts orphans above us
+        # reap them, whoever else adopts orphans above this process
+        while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
         return
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Living processes below `ancestor`, from /proc/PID/stat (proc(5): after the name in brackets, the state and the parent)."""
+    """Return the living processes below `ancestor`.
+
+    Source: proc(5); in /proc/PID/stat the state and the parent follow the name in brackets.
+    """
     children: dict[int, list[int]] = {}
     dead = set()
     for name in os.listdir("/proc"):
@@ -139,6 +160,120 @@ def descendants(ancestor: int) -> list[int]:
         ancestors += below
         living += [process for process in below if process not in dead]
     return living
+
+
+# ---- limits
+
+
+class Watch:
+    """Compares a command's memory and processes with its limits.
+
+    Args:
+        least_free_bytes: memory that has to stay free in the machine and in each control group
+        most_processes: processes that the command may run at a time
+        descendants: returns the command's process ids
+    """
+
+    def __init__(
+        self,
+        least_free_bytes: int,
+        most_processes: int,
+        descendants: "Callable[[], list[int]]",
+        root: str = "/",
+    ) -> None:
+        self._least_free, self._most_processes = least_free_bytes, most_processes
+        self._descendants, self._root = descendants, root
+        self._threads = _threads(root)
+        self.pause_s = _SHORTEST_PAUSE_S
+
+    def overstep(self) -> "tuple[int, int, int] | None":
+        """Return (processes, held bytes, free bytes) if a limit is overstepped now.
+
+        Also sets `pause_s`, the time until the next look.
+        """
+        left = free_bytes(self._root)
+        spare = float("inf") if left is None else left - self._least_free
+        self.pause_s = min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, spare / _FASTEST_BYTES_PER_S))
+        if left is not None and spare < 0:
+            held = sum(_resident_bytes(process) for process in self._descendants())
+            if held >= min(BLAMED_FROM_BYTES, self._least_free):
+                return 0, held, left
+        # the machine's number of threads is quick to read, the command's is not
+        if _threads(self._root) - self._threads > self._most_processes:
+            count = len(self._descendants())
+            if count > self._most_processes:
+                return count, 0, 0
+        return None
+
+
+def free_bytes(root: str = "/") -> int | None:
+    """Return the memory that can still be allocated, with swap and reclaimable page cache.
+
+    The smallest value of the machine and its limited control groups; None if unknown. Source:
+    proc(5) and the kernel's documents on cgroup-v2 and cgroup-v1/memory.
+    """
+    machine = meminfo(root)
+    if "MemAvailable" not in machine:
+        return None
+    groups = [_left_in(folder, names) for folder, names in _limited_groups(root)]
+    return min([machine["MemAvailable"], *groups]) + machine.get("SwapFree", 0)
+
+
+def _limited_groups(root: str) -> "Iterator[tuple[str, tuple[str, str]]]":
+    """Yield (folder, names of the files of limit and use) for each cgroup with a memory limit."""
+    for line in _text(root, "proc/self/cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if not controllers:
+            top, names = "sys/fs/cgroup", ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            top, names = "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts), -1, -1):
+            folder = os.path.join(root, top, *parts[:depth])
+            limit = _number(_text(folder, names[0]))
+            # cgroup v1 writes "no limit" as the largest number of pages
+            if limit is not None and limit < 1 << 60:
+                yield folder, names
+
+
+def _left_in(folder: str, names: tuple[str, str]) -> int:
+    limit, used = (_number(_text(folder, name)) or 0 for name in names)
+    if limit - used > limit // 8:  # memory.stat is slow to read on large machines
+        return limit - used
+    fields = (line.split() for line in _text(folder, "memory.stat").splitlines())
+    values = {field[0].removeprefix("total_"): int(field[1]) for field in fields if len(field) == 2}
+    return limit - used + sum(values.get(name, 0) for name in _RECLAIMABLE)
+
+
+def meminfo(root: str = "/") -> dict[str, int]:
+    """Return the fields of /proc/meminfo in bytes."""
+    fields = (line.split() for line in _text(root, "proc/meminfo").splitlines())
+    return {field[0].rstrip(":"): int(field[1]) << 10 for field in fields if field[2:] == ["kB"]}
+
+
+def _threads(root: str) -> int:
+    """Return the number of threads of the machine (proc(5): loadavg, after the slash)."""
+    fields = _text(root, "proc/loadavg").split()
+    return (_number(fields[3].rpartition("/")[2]) or 0) if len(fields) > 3 else 0
+
+
+def _resident_bytes(process: int) -> int:
+    pages = _text("/proc", f"{process}/statm").split()
+    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.strip().isdecimal() else None
+
+
+def _text(folder: str, name: str) -> str:
+    try:
+        with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 if __name__ == "__main__":

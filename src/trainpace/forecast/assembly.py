@@ -18,8 +18,8 @@ from trainpace.core.execution import (
     PRECISIONS,
     Checkpointing,
     Engine,
+    host_update_bytes,
 )
-from trainpace.core.optimizers import host_update_bytes
 from trainpace.forecast.exchanges import OVERLAP, REPLICATION, Exchanges, StepExchanges, exposed
 from trainpace.forecast.grid import Grid, groups_of, stages_of
 from trainpace.forecast.ranks import StageCosts

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from trainpace.core.cluster import Device
+from trainpace.core.hardware import Device
 from trainpace.core.records import Record, from_package
 from trainpace.forecast.pooling import Pooled
 from trainpace.workload import ATTENTION, Floats, attention_widths

@@ -6,7 +6,7 @@ from functools import cache, lru_cache
 
 from msgspec.structs import replace
 
-from trainpace.core.cluster import Device
+from trainpace.core.hardware import Device
 from trainpace.core.records import Record, from_package
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.pooling import Pooled

@@ -11,8 +11,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster, Device
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import (
     PRECISIONS,
@@ -21,7 +19,7 @@ from trainpace.core.execution import (
     PipelineSchedule,
     Precision,
 )
-from trainpace.core.hosts import find_host
+from trainpace.core.hardware import Cluster, Device, find_device, find_host
 from trainpace.core.software import TODAY, Software, parse_version
 from trainpace.forecast.attention import Implementation, implementation_on
 from trainpace.forecast.measured_runs import MeasuredRun

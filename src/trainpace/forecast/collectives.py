@@ -21,8 +21,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from trainpace.core.cluster import Cluster, HostLinks
 from trainpace.core.errors import UnknownName
+from trainpace.core.hardware import Cluster, HostLinks
 from trainpace.forecast.links import (
     CONSTANTS,
     NETWORK_EFFICIENCY,

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Engine
+from trainpace.core.hardware import Cluster
 from trainpace.forecast.collectives import Collective, collective_ms
 from trainpace.forecast.grid import ExpertGroups, Grid, Groups, Stages
 from trainpace.forecast.links import pcie_gb_per_s

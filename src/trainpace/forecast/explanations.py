@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.core.cluster import Device
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Device
 from trainpace.core.outcome import Memory, OperatorShare, StepTime
 from trainpace.core.units import BYTES_PER_GIB
 from trainpace.forecast.kernels import KernelTimes

@@ -14,7 +14,6 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import (
     EXECUTION_FIELDS,
@@ -23,6 +22,7 @@ from trainpace.core.execution import (
     Execution,
     Precision,
 )
+from trainpace.core.hardware import Cluster
 from trainpace.core.outcome import STEP_PARTS, Forecast, Jump, Memory
 from trainpace.forecast.assembly import Assembly
 from trainpace.forecast.cuts import Cut

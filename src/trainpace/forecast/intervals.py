@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from trainpace.core.cluster import Device
+from trainpace.core.hardware import Device
 from trainpace.core.outcome import StepTime
 from trainpace.core.records import Record, from_package
 from trainpace.core.stats import Z_95

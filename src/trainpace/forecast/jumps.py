@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.core.trend import FEWEST_BATCHES, excesses
+from trainpace.core.stats import FEWEST_BATCHES, excesses
 from trainpace.forecast.convolutions import WINOGRAD_IMAGES
 from trainpace.forecast.cuts import ALGORITHMS, Algorithm, Cut
 from trainpace.workload import CONV, CONVOLUTION_KINDS, Floats, Operators, at_batch

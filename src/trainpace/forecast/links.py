@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.core.cluster import Cluster, Device
+from trainpace.core.hardware import Cluster, Device
 from trainpace.core.records import Record
 from trainpace.workload import Flags, Floats
 

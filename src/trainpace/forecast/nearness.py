@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.core.cluster import Device
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import NUMBER_FORMATS, PRECISIONS, Execution, Precision
+from trainpace.core.hardware import Device
 from trainpace.core.records import Record
 from trainpace.forecast.published import CardFigures, PublicJournal, PublicRun, public_journal
 from trainpace.forecast.signatures import CLASSES, amounts, signature_of

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from trainpace.core.cluster import Cluster
-from trainpace.core.optimizers import OPTIMIZERS, host_update_bytes
+from trainpace.core.execution import OPTIMIZERS, host_update_bytes
+from trainpace.core.hardware import Cluster
 from trainpace.core.units import BYTES_PER_GIB
 from trainpace.forecast.exchanges import PINNED_SHARE
 from trainpace.forecast.grid import Grid

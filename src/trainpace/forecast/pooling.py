@@ -8,7 +8,7 @@ whose kernels were measured uses its own figures; a card of a known generation t
 import math
 from typing import Literal
 
-from trainpace.core.cluster import Device
+from trainpace.core.hardware import Device
 from trainpace.core.records import Record
 
 Familiarity = Literal["card", "generation", "none"]

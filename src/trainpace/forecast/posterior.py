@@ -27,7 +27,7 @@ from trainpace.forecast.intervals import Relatedness, Spread, card_deviation, fi
 from trainpace.workload import Counts, Flags, Floats, Workload
 
 if TYPE_CHECKING:
-    from trainpace.core.cluster import Device
+    from trainpace.core.hardware import Device
     from trainpace.forecast.forecaster import Forecaster
     from trainpace.forecast.target import KernelModel
 

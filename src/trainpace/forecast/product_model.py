@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from trainpace.core.cluster import Device
+from trainpace.core.hardware import Device
 from trainpace.core.records import Record, from_package
 from trainpace.forecast.pooling import Pooled, generation_of
 from trainpace.forecast.tiles import TILES, TileModel, tiled

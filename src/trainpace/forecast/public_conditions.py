@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
-from trainpace.core.hosts import find_host
+from trainpace.core.hardware import Cluster, find_device, find_host
 from trainpace.core.records import Record
 from trainpace.core.software import Software
 from trainpace.forecast.cases import Case

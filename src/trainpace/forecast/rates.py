@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.core.cluster import Device
 from trainpace.core.execution import NUMBER_FORMATS, Precision
+from trainpace.core.hardware import Device
 from trainpace.forecast.attention import (
     NO_ATTENTION,
     TF32_PRODUCTS,

@@ -5,9 +5,9 @@ import math
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import Contradiction, TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster
 from trainpace.forecast.grid import Grid
 from trainpace.workload import Blocks, Counts
 

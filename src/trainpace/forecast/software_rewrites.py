@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.core.cluster import Device
 from trainpace.core.execution import FORMS, Precision
+from trainpace.core.hardware import Device
 from trainpace.core.software import (
     ATTENTION_IN_WORDS,
     FP8_IN_WORDS,

@@ -9,8 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from trainpace.core.execution import PRECISIONS, Form
-from trainpace.core.optimizers import widens
+from trainpace.core.execution import PRECISIONS, Form, widens
 from trainpace.core.software import Software
 from trainpace.forecast.grid import Grid
 from trainpace.forecast.memory import MemoryModel, RankMemory

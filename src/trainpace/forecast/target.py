@@ -12,9 +12,8 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.core.cluster import Cluster, Device
 from trainpace.core.execution import Execution, Form, Precision
-from trainpace.core.hosts import typical_host
+from trainpace.core.hardware import Cluster, Device, typical_host
 from trainpace.core.outcome import Provenance
 from trainpace.core.software import TODAY, Software
 from trainpace.forecast.attention import implementation_on

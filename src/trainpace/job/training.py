@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.core.cluster import Device
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Device
 from trainpace.core.outcome import Forecast, Interval, JobTime, StepTime, sum_of_parts
 from trainpace.job.conditions import ASSUMED, CORE_SPREAD, JobConditions, assumptions
 from trainpace.job.failures import (

@@ -25,9 +25,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import catalogue_name
 from trainpace.core.errors import UnknownName
 from trainpace.core.execution import PRECISIONS, Execution
+from trainpace.core.hardware import catalogue_name
 from trainpace.forecast import PublicRun, public_runs, read_parallelism
 from trainpace.journal.store import Journal, Query, names_of
 from trainpace.workload import ModelSpec

@@ -17,9 +17,9 @@ from urllib.parse import quote
 from msgspec.structs import replace
 
 from trainpace.configs import parse_yaml
-from trainpace.core.catalogue_reader import catalogue_name
 from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput, os_reason
 from trainpace.core.execution import PRECISIONS, Execution, Precision
+from trainpace.core.hardware import catalogue_name
 from trainpace.core.intake import first_bytes, opened_text, read_bytes, read_json
 from trainpace.core.outcome import FailedProbe, Measurement
 from trainpace.core.records import Record, from_json, to_jsonable

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import PRECISIONS, Execution, Precision
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.stats import Z_95, noise_of, student_t_95
 from trainpace.forecast import (
     LARGEST_RATIO,

@@ -23,13 +23,10 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster, Device
 from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
-from trainpace.core.execution import EXECUTION_FIELDS, Execution, Precision
-from trainpace.core.hosts import find_host
+from trainpace.core.execution import EXECUTION_FIELDS, OPTIMIZERS, Execution, Precision
+from trainpace.core.hardware import Cluster, Device, find_device, find_host
 from trainpace.core.intake import read_json
-from trainpace.core.optimizers import OPTIMIZERS
 from trainpace.core.outcome import MFU_LIMIT, Interval, StepTime
 from trainpace.core.records import SCHEMA_VERSION, Record
 from trainpace.core.software import TODAY, Software, parse_version

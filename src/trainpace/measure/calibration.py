@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trainpace.core import records
-from trainpace.core.cluster import Device, HostLinks
 from trainpace.core.errors import TimedOut, TrainpaceError, UnknownName
+from trainpace.core.hardware import Device, HostLinks
 from trainpace.core.records import Record
 from trainpace.core.stats import median
 from trainpace.core.worker import run_isolated, run_ranks

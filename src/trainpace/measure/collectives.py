@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainpace.core.cluster import HostLinks
 from trainpace.core.errors import TrainpaceError
+from trainpace.core.hardware import HostLinks
 from trainpace.core.worker import serve
 from trainpace.measure.calibration import TimedCollective, fit_host_links
 from trainpace.measure.device import count_devices, synchronize, use_device

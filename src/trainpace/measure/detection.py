@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from trainpace.core.catalogue_reader import catalogue_name
 from trainpace.core.errors import TrainpaceError, os_reason
+from trainpace.core.hardware import catalogue_name
 from trainpace.core.host import (
     cgroup_folders,
     core_numbers,

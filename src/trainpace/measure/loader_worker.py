@@ -31,8 +31,7 @@ from trainpace.core.errors import TrainpaceError, UserCodeError
 from trainpace.core.host import thread_times
 from trainpace.core.records import to_json
 from trainpace.core.stats import noise_of, repeat_interval
-from trainpace.core.user_file import is_users
-from trainpace.core.worker import explain, serve
+from trainpace.core.worker import explain, is_users, serve
 from trainpace.measure.detection import detect, environment
 from trainpace.measure.device import count_devices
 from trainpace.measure.loader import (

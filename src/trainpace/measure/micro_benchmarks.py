@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainpace.core.cluster import Cluster, Device, Figure
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, Device, Figure
 from trainpace.core.records import to_json
 from trainpace.core.worker import serve
 from trainpace.forecast import (

@@ -13,9 +13,8 @@ A suite of one's own is a TOML file of ``[[task]]`` tables::
 from typing import Any
 
 from trainpace.core.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
-from trainpace.core.execution import PRECISIONS, Precision
+from trainpace.core.execution import OPTIMIZERS, PRECISIONS, Precision
 from trainpace.core.intake import read_bytes, toml_of
-from trainpace.core.optimizers import OPTIMIZERS
 from trainpace.core.records import Record
 from trainpace.workload import RANDOM_FAMILIES, is_random, parse_random
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from trainpace.core import records
 from trainpace.core.errors import OutOfMemory, TimedOut, TrainpaceError, UserCodeError
-from trainpace.core.execution import Execution, Precision
-from trainpace.core.optimizers import FOR_LANGUAGE, FOR_OTHERS
+from trainpace.core.execution import FOR_LANGUAGE, FOR_OTHERS, Execution, Precision
 from trainpace.core.outcome import (
     FailedProbe,
     Interval,
@@ -25,8 +24,7 @@ from trainpace.core.outcome import (
     ProbeFailure,
 )
 from trainpace.core.records import Record
-from trainpace.core.stats import Noise, noise_of, repeat_interval
-from trainpace.core.trend import Trend, trend_of
+from trainpace.core.stats import Noise, Trend, noise_of, repeat_interval, trend_of
 from trainpace.core.worker import run_isolated
 from trainpace.measure.changes import Floats, StepCurve, find_changes
 from trainpace.workload import ModelSpec
@@ -45,7 +43,7 @@ class Conditions(Record):
     """The conditions under which a model is measured: everything but the batch size. A sweep and its resumption share them.
 
     `seconds` is the training time of one probe; `memory_limit_gib` the most memory that its process may map (CPU only);
-    `optimizer` None is the task's own, or the usual one (`trainpace.core.optimizers`).
+    `optimizer` None is the task's own, or the usual one (`trainpace.core.execution`).
     """
 
     model: str

@@ -15,11 +15,9 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.core.catalogue_reader import catalogue
-from trainpace.core.cluster import Cluster, Device
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution, Form, Precision
-from trainpace.core.hosts import find_host
+from trainpace.core.hardware import Cluster, Device, catalogue, find_host
 from trainpace.core.outcome import Forecast, Interval, JobTime
 from trainpace.core.records import Record
 from trainpace.core.software import TODAY, Software

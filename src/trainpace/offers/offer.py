@@ -16,9 +16,8 @@ from typing import Any
 
 import msgspec
 
-from trainpace.core.catalogue_reader import find_device
 from trainpace.core.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
-from trainpace.core.hosts import find_host
+from trainpace.core.hardware import find_device, find_host
 from trainpace.core.intake import toml_of
 from trainpace.core.records import Record
 from trainpace.job import JobConditions

@@ -9,8 +9,8 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.core.cluster import Device
 from trainpace.core.execution import EXECUTION_FIELDS, Execution
+from trainpace.core.hardware import Device
 from trainpace.core.units import format_duration, format_number
 from trainpace.forecast import Grid
 from trainpace.plan.changes import Choice, Maybe, Rejected, Sensitivity

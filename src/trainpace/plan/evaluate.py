@@ -9,9 +9,9 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster
 from trainpace.core.outcome import Forecast, JobTime, evaluating_ms
 from trainpace.core.software import TODAY, Software
 from trainpace.forecast import (

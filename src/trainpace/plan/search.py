@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainpace.core.cluster import Cluster, Device
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import EXECUTION_FIELDS, Checkpointing, Execution, Precision
+from trainpace.core.hardware import Cluster, Device
 from trainpace.core.records import Record
 from trainpace.forecast import Grid, divisors, doublings
 from trainpace.plan.changes import Choice, DataPath

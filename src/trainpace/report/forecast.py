@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainpace.core.outcome import Forecast, Jump
-from trainpace.core.trend import Trend
+from trainpace.core.stats import Trend
 from trainpace.core.units import format_count
 from trainpace.forecast import memory_over_step, needed_gib
 from trainpace.job import assumed_in_words

@@ -16,17 +16,15 @@ from typing import Any, get_args
 import msgspec
 from markupsafe import Markup
 
-from trainpace.core.catalogue_reader import catalogue
-from trainpace.core.cluster import Figure
 from trainpace.core.execution import (
+    OPTIMIZERS,
     PRECISIONS,
     Checkpointing,
     Engine,
     ExpertExchange,
     PipelineSchedule,
 )
-from trainpace.core.hosts import host_catalogue
-from trainpace.core.optimizers import OPTIMIZERS
+from trainpace.core.hardware import Figure, catalogue, host_catalogue
 from trainpace.core.outcome import STEP_PARTS, Interval, Provenance
 from trainpace.diagnose import IN_WORDS, Status
 from trainpace.journal import OWN_MODEL, SHARED_LIBRARIES, public_name

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainpace.core.cluster import Device, Figure, HostLinks
+from trainpace.core.hardware import Device, Figure, HostLinks
 from trainpace.forecast import step_factor
 from trainpace.measure import Machine, MachineProfile
 from trainpace.report.phrases import number, percent

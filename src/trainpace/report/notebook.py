@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from trainpace.core.cluster import Figure
+from trainpace.core.hardware import Figure
 from trainpace.core.outcome import Interval
 from trainpace.core.units import format_number
 from trainpace.report.streams import visible

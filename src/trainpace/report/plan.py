@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainpace.core.cluster import Cluster
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster
 from trainpace.core.outcome import Forecast
 from trainpace.core.units import format_count, hours_from_s
 from trainpace.diagnose import Advice

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from trainpace.core.outcome import Jump
-from trainpace.core.trend import KNEE, Trend
+from trainpace.core.stats import KNEE, Trend
 from trainpace.report.phrases import number, plural
 
 MOST_JUMPS = 6

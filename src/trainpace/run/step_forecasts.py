@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster, HostLinks
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, HostLinks, find_device
 from trainpace.core.host import allowed_cores, usable_cores
 from trainpace.core.outcome import Forecast, Interval
 from trainpace.core.records import Record, load, save

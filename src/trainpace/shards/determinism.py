@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.user_file import is_users
+from trainpace.core.worker import is_users
 from trainpace.shards.samples import Encoded, differing_columns, encode, spoken
 
 _SEEDS = (1, 20_011)

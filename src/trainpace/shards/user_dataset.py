@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.user_file import is_users, load_name
+from trainpace.core.worker import is_users, load_name
 from trainpace.shards import opened_files
 from trainpace.shards.files import Fingerprint
 from trainpace.shards.samples import spread

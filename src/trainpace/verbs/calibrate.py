@@ -14,7 +14,7 @@ from trainpace.verbs.places import detected
 from trainpace.verbs.request import COUNT, DURATION, NEW_FILE, Field, Progress, Request
 
 if TYPE_CHECKING:
-    from trainpace.core.cluster import HostLinks
+    from trainpace.core.hardware import HostLinks
     from trainpace.measure import Machine, MachineProfile
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from trainpace.core.cluster import Cluster
 from trainpace.core.errors import UnreadableInput
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster
 from trainpace.core.intake import read_json
 from trainpace.plan import NO_WAIT, DataPath
 from trainpace.verbs.request import Misuse

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster, Device
 from trainpace.core.errors import TrainpaceError, UserCodeError
+from trainpace.core.hardware import Cluster, Device, find_device
 from trainpace.verbs.places import device_of, profile_here
 from trainpace.verbs.request import Field, Progress, Request
 from trainpace.workload import Variant, Workload, form_of

@@ -10,8 +10,8 @@ import msgspec
 from trainpace.verbs.request import Field
 
 if TYPE_CHECKING:
-    from trainpace.core.cluster import Device
     from trainpace.core.execution import Execution
+    from trainpace.core.hardware import Device
     from trainpace.forecast import Near, Nearness
     from trainpace.workload import Workload
 

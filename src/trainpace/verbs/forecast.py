@@ -11,14 +11,13 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster, Device
 from trainpace.core.errors import Contradiction, TrainpaceError, UnreadableInput
+from trainpace.core.hardware import Cluster, Device, find_device
 from trainpace.core.intake import read_json
 from trainpace.core.outcome import Forecast, Jump, Measurement, forecast_row
 from trainpace.core.records import SCHEMA_VERSION, Record, from_json, load, to_jsonable
 from trainpace.core.software import TODAY
-from trainpace.core.trend import Trend, trend_of
+from trainpace.core.stats import Trend, trend_of
 from trainpace.core.units import format_number
 from trainpace.forecast import (
     CalibratedKernels,

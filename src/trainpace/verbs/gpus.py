@@ -2,8 +2,7 @@
 
 from typing import Annotated
 
-from trainpace.core.catalogue_reader import catalogue, find_device
-from trainpace.core.cluster import Device
+from trainpace.core.hardware import Device, catalogue, find_device
 from trainpace.verbs.places import HardwareFile, own_devices
 from trainpace.verbs.request import Argument, Progress, Request
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import catalogue_name
 from trainpace.core.execution import Precision
+from trainpace.core.hardware import catalogue_name
 from trainpace.core.records import Record
 from trainpace.core.units import format_number, hours_from_s
 from trainpace.offers import Binding, Job, Match, Pick, Ranking, Rejected, nearest, picks, rank

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster, Device
 from trainpace.core.errors import TrainpaceError, UserCodeError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, Device, find_device
 from trainpace.core.outcome import FailedProbe, Forecast, Jump, Measurement
 from trainpace.core.records import Record
 from trainpace.measure import SweepAnalysis, SweepPlan, analyse, run_sweep

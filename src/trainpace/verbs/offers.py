@@ -4,9 +4,8 @@ import datetime
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from trainpace.core.catalogue_reader import catalogue, find_device, normalised
-from trainpace.core.cluster import Device
 from trainpace.core.errors import TrainpaceError, UnknownName
+from trainpace.core.hardware import Device, catalogue, find_device, normalised
 from trainpace.core.host import user_folder
 from trainpace.core.intake import read_text
 from trainpace.core.records import Record, Table, to_jsonable, write_whole

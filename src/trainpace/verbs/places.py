@@ -6,11 +6,9 @@ import contextlib
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Annotated
 
-from trainpace.core.catalogue_reader import catalogue_name, parse_catalogue
-from trainpace.core.cluster import Device, HostCPU
 from trainpace.core.errors import TrainpaceError
+from trainpace.core.hardware import Device, HostCPU, catalogue_name, find_host, parse_catalogue
 from trainpace.core.host import user_folder
-from trainpace.core.hosts import find_host
 from trainpace.core.intake import read_text
 from trainpace.core.records import load
 from trainpace.verbs.request import Field, Progress

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from msgspec.structs import replace
 
 from trainpace.configs import normal
-from trainpace.core.catalogue_reader import find_device
-from trainpace.core.cluster import Cluster, Device
 from trainpace.core.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.core.execution import (
     EXECUTION_FIELDS,
@@ -21,9 +19,10 @@ from trainpace.core.execution import (
     Execution,
     Precision,
     ZeroStage,
+    optimizer_called,
 )
+from trainpace.core.hardware import Cluster, Device, find_device
 from trainpace.core.intake import read_json, read_text, toml_of
-from trainpace.core.optimizers import optimizer_called
 from trainpace.core.records import Record
 from trainpace.core.software import TODAY
 from trainpace.core.units import parse_count

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec.structs import replace
 
-from trainpace.core.cluster import HostLinks
 from trainpace.core.errors import Contradiction, TrainpaceError
+from trainpace.core.hardware import HostLinks
 from trainpace.core.host import usable_cores
 from trainpace.core.records import cannot_write_into, load, make_folder, save
 from trainpace.job import total_steps

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Literal, Self
 
 from trainpace.core.errors import Contradiction
-from trainpace.core.optimizers import optimizer_called
+from trainpace.core.execution import optimizer_called
 from trainpace.core.records import save
 from trainpace.verbs.request import AT_LEAST_1, DURATION, Argument, Field, Misuse, Progress, Request
 from trainpace.workload import (

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal, Self
 
 from msgspec.structs import replace
 
-from trainpace.core.cluster import Cluster, Device, HostCPU, HostLinks
 from trainpace.core.execution import (
     EXECUTION_FIELDS,
     Checkpointing,
@@ -16,6 +15,7 @@ from trainpace.core.execution import (
     Precision,
     ZeroStage,
 )
+from trainpace.core.hardware import Cluster, Device, HostCPU, HostLinks
 from trainpace.core.units import hours_from_s
 from trainpace.job import JobConditions, Schedule, accumulation_for_global_batch, stated_conditions
 from trainpace.verbs.request import (

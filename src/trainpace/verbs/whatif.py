@@ -6,10 +6,9 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from trainpace.core.catalogue_reader import catalogue
-from trainpace.core.cluster import Cluster, Device
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Checkpointing, Execution, Precision, ZeroStage
+from trainpace.core.hardware import Cluster, Device, catalogue
 from trainpace.core.outcome import Forecast, Jump
 from trainpace.core.records import Record
 from trainpace.core.software import Attention

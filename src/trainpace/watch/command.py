@@ -1,22 +1,20 @@
 """Runs a command with the recorder in every Python process that it starts, and otherwise unchanged."""
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainpace.core.child import no_command
-from trainpace.core.errors import TrainpaceError, ending_with, os_reason
+from trainpace.core.child import no_command, start_in_foreground
+from trainpace.core.errors import ending_with
 from trainpace.core.host import temporary_environment
 from trainpace.core.records import make_folder, write_whole
 from trainpace.watch import meeting, restoring
@@ -183,21 +181,6 @@ def temporary_folder() -> Iterator[dict[str, str]]:
         yield temporary_environment(folder)
 
 
-def _end_with_parent(parent: int) -> Callable[[], None] | None:
-    """What a child calls before it becomes the command, so that SIGTERM reaches the command where this process is killed:
-    prctl(2), PR_SET_PDEATHSIG. None where there is no such call."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None).prctl
-
-    def arrange() -> None:
-        prctl(1, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(128 + signal.SIGTERM)
-
-    return arrange
-
-
 def _run(
     command: Sequence[str],
     around: Mapping[str, str],
@@ -205,13 +188,7 @@ def _run(
     errors: int | None,
     lookout: meeting.Lookout | None = None,
 ) -> int:
-    end_with_us = _end_with_parent(os.getpid())
-    try:
-        process = subprocess.Popen(
-            list(command), env=around, stdout=output, stderr=errors, preexec_fn=end_with_us
-        )
-    except OSError as error:
-        raise TrainpaceError(f"cannot start {command[0]}: {os_reason(error)}.") from None
+    process = start_in_foreground(command, around, stdout=output, stderr=errors)
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {n: signal.signal(n, lambda n, _: process.send_signal(n)) for n in PASSED_ON}

@@ -16,10 +16,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from trainpace.core.catalogue_reader import catalogue, find_device
-from trainpace.core.cluster import Device
 from trainpace.core.errors import TrainpaceError, UnknownName
-from trainpace.core.hosts import host_catalogue
+from trainpace.core.hardware import Device, catalogue, find_device, host_catalogue
 from trainpace.core.records import SCHEMA_VERSION, Record, to_jsonable
 from trainpace.core.software import ATTENTIONS, COMMON_SOFTWARE
 from trainpace.journal import Journal, JournalUnusable

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.optimizers import FOR_LANGUAGE, FOR_OTHERS
+from trainpace.core.execution import FOR_LANGUAGE, FOR_OTHERS
 from trainpace.workload.batches import forward, loss_by
 from trainpace.workload.task_optimizers import optimizer_name
 from trainpace.workload.tensors import tensors_in

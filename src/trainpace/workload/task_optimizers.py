@@ -1,4 +1,4 @@
-"""The optimizers that a task may be given by name (`trainpace.core.optimizers`), made for its model."""
+"""The optimizers that a task may be given by name (`trainpace.core.execution`), made for its model."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.optimizers import find_optimizer
+from trainpace.core.execution import find_optimizer
 from trainpace.workload.optional_packages import import_package
 
 _TORCH: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from trainpace.core.errors import TrainpaceError, UserCodeError
-from trainpace.core.optimizers import find_optimizer
+from trainpace.core.execution import find_optimizer
 from trainpace.workload.adapters import adapted
 from trainpace.workload.bare import on_meta, without_data
 from trainpace.workload.blocks import Chain, blocks_of, layout_of, longest_chain
@@ -55,7 +55,7 @@ AUTOCASTS = (
 
 
 def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
-    """Trace a model spec. `variant.optimizer` names one of `trainpace.core.optimizers`; None takes the task's own, or the
+    """Trace a model spec. `variant.optimizer` names one of `trainpace.core.execution`; None takes the task's own, or the
     usual one: AdamW where samples are sequences of tokens, else SGD with momentum.
 
     Runs the model's Python code in this process: for code that is not trainpace's, use `load_workload`.

@@ -25,7 +25,7 @@ R = TypeVar("R", bound=Record)
 FOLDER, OFF = "TRAINPACE_TRACES", "off"
 MOST_KEPT = 200
 """Traces in the folder; the oldest go first. One takes 5 to 100 KB."""
-_SOURCES = ("workload/*.py", "core/optimizers.py", "core/execution.py")
+_SOURCES = ("workload/*.py", "core/execution.py")
 """What a trace follows from in this package."""
 
 

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.execution import Form
-from trainpace.core.optimizers import find_optimizer
+from trainpace.core.execution import Form, find_optimizer
 from trainpace.workload.recorder import Recorder
 from trainpace.workload.stepping import launch_together, step_once
 from trainpace.workload.task_optimizers import make_optimizer

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from trainpace.core.errors import TrainpaceError, UnknownName
-from trainpace.core.optimizers import find_optimizer
+from trainpace.core.execution import find_optimizer
 from trainpace.workload.batches import forward
 from trainpace.workload.task import Task
 from trainpace.workload.tensors import tensors_in

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from trainpace.core.errors import TrainpaceError, UnknownName
-from trainpace.core.user_file import load_name
+from trainpace.core.worker import load_name
 from trainpace.workload.batches import forward, loss_by, own_loss
 from trainpace.workload.lightning_task import lightning_data, lightning_task
 from trainpace.workload.task import Task, WholeStep, name_of_loss

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from trainpace.core import records
 from trainpace.core.errors import TrainpaceError, UserCodeError
-from trainpace.core.optimizers import FOR_OTHERS, optimizer_called
+from trainpace.core.execution import FOR_OTHERS, optimizer_called
 from trainpace.core.worker import run_isolated, started_isolated
 from trainpace.workload import trace_cache as cache
 from trainpace.workload.family import GRID, Family, Lengths

@@ -1,0 +1,553 @@
+"""Devices, host CPUs and clusters, and the packaged catalogues in which they are found by name.
+
+A device brings figures and nothing else; `trainpace.forecast` turns them into the times of kernels.
+"""
+
+import functools
+import itertools
+import math
+import re
+import statistics
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput, nearest_names
+from trainpace.core.intake import toml_of
+from trainpace.core.records import Record, check_fields, from_package
+
+FigureKind = Literal["datasheet", "derived", "measured", "secondary"]
+"""datasheet: the maker's own document. derived: computed from the maker's figures. measured: by the named
+measurement. secondary: a third party's tables, where the maker publishes nothing."""
+HostKind = Literal["server", "desktop", "laptop"]
+HOST_KINDS: tuple[HostKind, ...] = ("server", "desktop", "laptop")
+
+
+class Figure(Record):
+    """One number about a device, and where it came from."""
+
+    value: float
+    source: str
+    kind: FigureKind
+
+    def __post_init__(self) -> None:
+        if not 1e-6 <= self.value <= 1e9:
+            raise ValueError(f"a hardware figure must be from 1e-6 to 1e9, not {self.value}")
+
+
+class Device(Record):
+    """What a datasheet says of one device. Rates are dense (never sparse) and in TFLOP/s (1e12 FLOP/s).
+
+    ``*_tensor_tflops`` are matrix-unit rates with **fp32 accumulation**, which is what training uses: GeForce cards
+    run fp16 with fp32 accumulation at half the rate that their box names. ``None`` means: the device has no such
+    unit, or nobody published the figure. `nvlink_domain`: how many devices NVLink joins over several nodes.
+    """
+
+    name: str
+    vendor: str = ""
+    architecture: str = ""
+    kind: Literal["gpu", "cpu"] = "gpu"
+    aliases: tuple[str, ...] = ()
+    form_factor: str = ""
+    compute_capability: str = ""
+
+    sms: Figure | None = None
+    fp32_lanes_per_sm: Figure | None = None
+    base_clock_mhz: Figure | None = None
+    boost_clock_mhz: Figure | None = None
+    process_nm: Figure | None = None
+
+    fp32_tflops: Figure | None = None
+    fp16_tflops: Figure | None = None
+    tf32_tensor_tflops: Figure | None = None
+    fp16_tensor_tflops: Figure | None = None
+    bf16_tensor_tflops: Figure | None = None
+    fp8_tensor_tflops: Figure | None = None
+    fp4_tensor_tflops: Figure | None = None
+
+    memory_gib: Figure | None = None
+    memory_bandwidth_gb_per_s: Figure | None = None
+    memory_bus_bits: Figure | None = None
+    memory_rate_gbit_per_s_per_pin: Figure | None = None
+    l2_mib: Figure | None = None
+    shared_memory_per_sm_kib: Figure | None = None
+
+    nvlink_generation: Figure | None = None
+    nvlink_domain: Figure | None = None
+    link_gb_per_s: Figure | None = None
+    pcie_generation: Figure | None = None
+    pcie_lanes: Figure | None = None
+    tdp_w: Figure | None = None
+
+    @property
+    def torch_precision(self) -> Literal["fp32", "torch_fp32"]:
+        """What torch computes a model of fp32 in, unless it is told otherwise: convolutions in TF32 on cards that have it."""
+        return "fp32" if self.tf32_tensor_tflops is None else "torch_fp32"
+
+    @property
+    def is_consumer(self) -> bool:
+        """Desktops' GeForce and Titan cards: clocks above the sheet, no peer access over PCIe, bridges seldom."""
+        return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*(Max-Q|Laptop))", self.name))
+
+
+class HostCPU(Record):
+    """The CPU that launches a GPU's kernels. `single_thread` is in points of PassMark's single-thread test.
+
+    turbo_ghz: the highest clock of one core. `rough`: the points per GHz are those of a related core.
+    """
+
+    name: str
+    vendor: str
+    core: str
+    kind: HostKind
+    year: int
+    turbo_ghz: float
+    single_thread: Figure
+    rough: bool = False
+    aliases: tuple[str, ...] = ()
+
+
+class HostLinks(Record):
+    """The links between CPU hosts as gloo's collectives were seen to use them over TCP (`trainpace calibrate --hosts`).
+
+    `start_us` is what a collective costs once, `message_us` one step of its algorithm besides the bytes, and
+    `host_us_per_mib` the hosts' own work for a MiB sent by each collective (copies, sums), which the link's work does
+    not hide. `link_share` of the stated bandwidth carries payload; `burst_bytes` pass at once before a shaped link
+    holds them to its rate. `duplex_excess` is how much longer than its bytes say an all-gather of two hosts takes:
+    they send each other all at once over one connection, where more hosts pass on over two. `gb_per_s` is a host's
+    bandwidth in one direction (1e9 bytes a second) where it was measured; a cluster's `network_gb_per_s_per_device`
+    goes before it.
+    """
+
+    start_us: float
+    message_us: float
+    host_us_per_mib: dict[str, float]
+    gb_per_s: float
+    link_share: float
+    burst_bytes: float = 0.0
+    duplex_excess: float = 0.0
+
+    def __post_init__(self) -> None:
+        costs = (
+            self.start_us,
+            self.message_us,
+            self.burst_bytes,
+            self.duplex_excess,
+            *self.host_us_per_mib.values(),
+        )
+        if min(costs) < 0:
+            raise TrainpaceError("a link's latencies and host costs cannot be below 0.")
+        if not 0 < self.link_share <= 1 or not self.gb_per_s > 0:
+            raise TrainpaceError(
+                "a link's bandwidth must be above 0, and the share of it for payload within 0 to 1."
+            )
+
+
+class Cluster(Record):
+    """`nodes` equal nodes of `devices_per_node` equal devices; the price is for one device and one hour.
+
+    `network_gb_per_s_per_device` is a node's network bandwidth in one direction, divided by its devices;
+    `network_latency_us` the time of one small message between two nodes. `pcie_peer_access` says whether devices read
+    each other's memory over PCIe; None stands for what the cards usually can. `host` is the CPU that launches kernels; None:
+    nobody named it. `host_links` are the links of CPU hosts, as measured.
+    """
+
+    device: Device
+    devices_per_node: int = 1
+    nodes: int = 1
+    price_usd_per_device_hour: float | None = None
+    network_gb_per_s_per_device: float | None = None
+    network_latency_us: float | None = None
+    pcie_peer_access: bool | None = None
+    host: HostCPU | None = None
+    host_links: HostLinks | None = None
+
+    def __post_init__(self) -> None:
+        if self.devices_per_node < 1 or self.nodes < 1:
+            raise TrainpaceError(
+                f"a cluster of {self.nodes} nodes with {self.devices_per_node} devices each is"
+                " empty."
+            )
+        check_fields(
+            self,
+            ("price_usd_per_device_hour",),
+            lambda price: 0 <= price <= 1e6,
+            "from 0 to 1e6 dollars",
+        )
+        check_fields(
+            self,
+            ("network_gb_per_s_per_device", "network_latency_us"),
+            lambda value: value > 0,
+            "above 0",
+        )
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in all."""
+        return self.nodes * self.devices_per_node
+
+    @property
+    def devices_per_domain(self) -> int:
+        """Devices that share a node, or NVLink over several of them."""
+        domain = self.device.nvlink_domain
+        return max(self.devices_per_node, int(domain.value) if domain else 1)
+
+
+# ---- the catalogue of devices
+
+FOLDER = Path(__file__).parent / "catalogue"
+_NAMES = re.compile(r"^name = .*$|^aliases = \[[^\]]*\]", re.MULTILINE)
+_PLAIN = re.compile(
+    r'(\w+) = (?:("[^"\\]*"|\[[^\\]*\])|(\d+(?:\.\d+)?)|\{ value = (\d+(?:\.\d+)?), source ='
+    r' "(\w+)" \})'
+)
+_VENDOR_WORDS = re.compile(r"^(nvidia|amd|intel|habana|tesla|geforce|instinct|radeon)+")
+_FIGURES = {field.name for field in msgspec.structs.fields(Device) if field.type == Figure | None}
+
+
+def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
+    """Devices of one TOML text. `source` names it in errors, which are always one sentence."""
+    data = toml_of(text, source)
+    unknown = data.keys() - {"sources", "figure_sources", "gpu"}
+    if unknown:
+        raise UnreadableInput(
+            f"{source} has an unknown table [{sorted(unknown)[0]}].",
+            "Known: sources, figure_sources, [[gpu]].",
+        )
+    entries = data.get("gpu", [])
+    if (
+        not isinstance(entries, list)
+        or not entries
+        or not all(isinstance(entry, dict) for entry in entries)
+    ):
+        raise UnreadableInput(f"{source} has no [[gpu]] entries.")
+    sources, figure_sources = data.get("sources", {}), data.get("figure_sources", {})
+    if not isinstance(sources, dict) or not isinstance(figure_sources, dict):
+        raise UnreadableInput(f"{source}: sources and figure_sources should be tables.")
+    devices = tuple(_device(entry, sources, figure_sources, source) for entry in entries)
+    taken: dict[str, Device] = {}
+    for device in devices:
+        for name in _names(device):
+            other = taken.setdefault(normalised(name), device)
+            if other is not device:
+                raise UnreadableInput(
+                    f"{source}: {name!r} names both {other.name} and {device.name}."
+                )
+    return devices
+
+
+class _Entry(NamedTuple):
+    """One device of a packaged file, unparsed, and what the file says of its sources."""
+
+    file: str
+    sources: str
+    text: str
+
+
+@functools.cache
+def catalogue() -> tuple[Device, ...]:
+    """Every packaged device."""
+    return tuple(map(_device_of, _entries()))
+
+
+@functools.cache
+def _entries() -> dict[_Entry, str]:
+    """Every packaged entry -> its names and aliases, normalised and joined."""
+    entries: dict[_Entry, str] = {}
+    for file in sorted(FOLDER.glob("*.toml")):
+        sources, *texts = file.read_text("utf-8").split("\n[[gpu]]\n")
+        entries |= {
+            _Entry(file.name, sources, text): normalised(" ".join(_NAMES.findall(text)))
+            for text in texts
+        }
+    return entries
+
+
+@functools.cache
+def _device_of(entry: _Entry) -> Device:
+    about = _tables(entry.sources)
+    return _device(
+        _fields(entry.text), about["sources"], about.get("figure_sources", {}), entry.file
+    )
+
+
+@functools.cache
+def _tables(text: str) -> dict[str, Any]:
+    return tomllib.loads(text)
+
+
+def _fields(text: str) -> dict[str, Any]:
+    """What tomllib makes of a packaged entry, a tenth of its time where every line is plain: all entries would take it 0.15 s."""
+    fields: dict[str, Any] = {}
+    for line in text.strip().split("\n"):
+        plain = _PLAIN.fullmatch(line)
+        if plain is None:
+            return tomllib.loads(text)
+        key, words, number, value, source = plain.groups()
+        figure = float(number) if number else {"value": float(value or 0), "source": source}
+        fields[key] = msgspec.json.decode(words) if words else figure
+    return fields
+
+
+def find_device(name: str, extra: Iterable[Device] = ()) -> Device:
+    """A device by its name or an alias, `extra` (the user's own) first.
+
+    Case, spaces, hyphens, underscores and the maker's words in front ("NVIDIA", "Tesla", "GeForce") do not count;
+    anything else must match. Raises `UnknownName` with the nearest names.
+    """
+    wanted = normalised(name)
+    likely = (
+        _device_of(entry) for entry, names in _entries().items() if wanted and wanted in names
+    )
+    for device in itertools.chain(extra, likely):
+        if wanted and any(normalised(own) == wanted for own in _names(device)):
+            return device
+    names = [own for device in (*extra, *catalogue()) for own in _names(device)]
+    raise UnknownName(
+        "GPU", name, names, "Add it in a TOML file of your own, named with `hardware`."
+    )
+
+
+def _names(device: Device) -> tuple[str, ...]:
+    return device.name, *device.aliases
+
+
+@functools.cache
+def catalogue_name(name: str) -> str:
+    """A device's name as the catalogue has it, so that forecasts and runs of one device meet; another name as it is."""
+    try:
+        return find_device(name).name
+    except UnknownName:
+        return name
+
+
+def normalised(name: str) -> str:
+    """A name as it is compared: letters and digits only, without the maker's words in front."""
+    return _VENDOR_WORDS.sub("", re.sub(r"[^a-z0-9]", "", name.casefold()))
+
+
+def _device(
+    entry: dict[str, Any], sources: dict[str, Any], figure_sources: dict[str, Any], source: str
+) -> Device:
+    name = entry.get("name")
+    if not isinstance(name, str) or not normalised(name):
+        raise UnreadableInput(f"{source}: an entry of [[gpu]] has no name.")
+    fields = Device.__struct_fields__
+    for key in sorted(entry.keys() - set(fields)):
+        near = ", ".join(nearest_names(key, fields))
+        raise UnreadableInput(
+            f"{source}: {name} has an unknown key {key!r}.", f"Nearest: {near}." if near else ""
+        )
+    figures = {
+        key: _figure(
+            entry[key],
+            figure_sources.get(key, "sheet"),
+            sources,
+            f"{source}: {key} of {name}",
+            source,
+        )
+        for key in entry.keys() & _FIGURES
+    }
+    try:
+        return msgspec.convert({**entry, **figures}, Device)
+    except msgspec.ValidationError as error:
+        raise UnreadableInput(f"{source}: {name}: {error}.") from None
+
+
+def _figure(value: Any, key: Any, sources: dict[str, Any], where: str, file: str) -> dict[str, Any]:
+    """One figure as a plain dict; `key` is the source of a bare number, `where` names it in errors."""
+    own: dict[str, Any] = value if isinstance(value, dict) else {"value": value}
+    if not sources:
+        return {"source": file, "kind": "secondary", **own}
+    key = own.get("source", key)
+    origin = sources.get(key) if isinstance(key, str) else None
+    if not isinstance(origin, dict) or "title" not in origin or "kind" not in origin:
+        raise UnreadableInput(
+            f"{where} cites the source {key!r}, which [sources] does not describe."
+        )
+    return {"kind": origin["kind"], **own, "source": origin["title"]}
+
+
+# ---- the catalogue of host CPUs
+
+FILE = Path(__file__).parent / "hosts.toml"
+SOLD = {
+    "Kepler": 2014,
+    "Maxwell": 2015,
+    "Pascal": 2016,
+    "Volta": 2017,
+    "Turing": 2018,
+    "Ampere": 2020,
+    "CDNA": 2022,
+    "Ada": 2022,
+    "Hopper": 2022,
+    "Gaudi": 2022,
+    "Blackwell": 2024,
+    "Battlemage": 2024,
+}
+"""The year when most cards of a generation began to be sold; the makers' announcements."""
+NEWEST, OLDEST = 1, 2
+"""A card's typical hosts were launched up to so many years after it, and before it."""
+MACHINES = {
+    "server": ("server",),
+    "desktop": ("desktop",),
+    "workstation": ("server", "desktop"),
+    "laptop": ("laptop",),
+}
+ANY_GENERATION = "any"
+ROUGH_LOG_SD = 0.15
+"""Standard deviation of the logarithm of a rough rating: how far points per GHz differ from a core to its successor."""
+_WORKSTATION = re.compile(r"RTX A\d|RTX \d+ Ada|Quadro|RTX PRO(?!.*Server)")
+_DESKTOP = re.compile(r"[GR]TX \d|Titan|Arc\b")
+_NOISE = re.compile(
+    r"\((r|tm)\)|@.*|\b\d+-cores?\b|\b\d+th"
+    r" gen\b|\b(processors?|cpus?|with|intel|amd|nvidia|xeon|epyc|core)\b"
+)
+_FAMILY = re.compile(r"\b(ryzen( threadripper)?( \d)?|threadripper|pro|platinum|gold|silver)\b")
+
+
+class TypicalHost(Record):
+    """What is assumed of a host that nobody named: the middle one of those that carry such cards, its rating, and the standard
+    deviation of the logarithm of theirs."""
+
+    name: str
+    points: float
+    log_sd: float
+
+
+class TypicalHosts(Record):
+    """The typical host by the kind of machine and a card's generation; ANY_GENERATION is of all."""
+
+    machines: dict[str, dict[str, TypicalHost]]
+
+
+@functools.cache
+def host_catalogue() -> tuple[HostCPU, ...]:
+    """Every packaged CPU, in the order of the file."""
+    return tuple(_read(FILE.read_text("utf-8")))
+
+
+def find_host(name: str) -> HostCPU:
+    """A CPU by its name as people, clouds and /proc/cpuinfo write it. Raises `UnknownName` with the nearest names.
+
+    Case, spaces, hyphens, clocks, counts of cores and the makers' words ("Intel(R) Xeon(R)") do not count; the number alone does
+    where only one CPU has it ("8480+", "13900K").
+    """
+    full, number = _by_name()
+    found = full.get(normalised_host(name)) or number.get(_number(name), [])
+    if len(found) != 1:
+        names = [cpu.name for cpu in found or host_catalogue()]
+        raise UnknownName(
+            "host CPU",
+            name,
+            names,
+            "Name one that is about as fast on one core, or leave the host out.",
+        )
+    return found[0]
+
+
+def normalised_host(name: str) -> str:
+    """A CPU's name as it is compared: without makers' words and clocks, letters, digits and plus signs only."""
+    return re.sub(r"[^a-z0-9+]", "", _NOISE.sub(" ", name.casefold()))
+
+
+def typical_host(device: Device) -> TypicalHost:
+    """The host that is assumed beside a card where none is named."""
+    generations = _typical_hosts().machines[_machine(device)]
+    return generations.get(device.architecture) or generations[ANY_GENERATION]
+
+
+def typical_hosts() -> TypicalHosts:
+    """What `typical_hosts.json` holds, made anew from the catalogue: CPUs of a kind of machine that were launched from OLDEST
+    years before a generation of cards to NEWEST after it."""
+    every = host_catalogue()
+    grace = tuple(cpu for cpu in every if cpu.vendor == "NVIDIA")
+    machines = {"superchip": {ANY_GENERATION: _middle(grace)}}
+    for machine, kinds in MACHINES.items():
+        able = [cpu for cpu in every if cpu.kind in kinds and cpu not in grace]
+        then = {
+            name: [c for c in able if year - OLDEST <= c.year <= year + NEWEST]
+            for name, year in SOLD.items()
+        }
+        machines[machine] = {ANY_GENERATION: _middle(able)} | {
+            name: _middle(cpus) for name, cpus in then.items() if cpus
+        }
+    return TypicalHosts(machines=machines)
+
+
+def _middle(cpus: Sequence[HostCPU]) -> TypicalHost:
+    middle = sorted(cpus, key=lambda cpu: cpu.single_thread.value)[len(cpus) // 2]
+    log_sd = statistics.pstdev(math.log(cpu.single_thread.value) for cpu in cpus)
+    log_sd = math.hypot(log_sd, ROUGH_LOG_SD if middle.rough else 0.0)
+    return TypicalHost(
+        name=middle.name, points=round(middle.single_thread.value), log_sd=round(log_sd, 3)
+    )
+
+
+@functools.cache
+def _typical_hosts() -> TypicalHosts:
+    return from_package("core/typical_hosts.json", TypicalHosts)
+
+
+def _machine(device: Device) -> str:
+    """The kind of machine that a card sits in: GeForce in desktops, workstation cards in desktops and servers."""
+    if device.form_factor == "module" and device.vendor == "NVIDIA":
+        return "superchip"
+    if device.form_factor == "mobile":
+        return "laptop"
+    if _WORKSTATION.match(device.name):
+        return "workstation"
+    return "desktop" if _DESKTOP.match(device.name) else "server"
+
+
+@functools.cache
+def _by_name() -> tuple[dict[str, list[HostCPU]], dict[str, list[HostCPU]]]:
+    """CPUs by their full names as compared, and by their numbers alone."""
+    full: dict[str, list[HostCPU]] = {}
+    number: dict[str, list[HostCPU]] = {}
+    for cpu in host_catalogue():
+        names = (cpu.name, *cpu.aliases)
+        for named, keys in ((full, map(normalised_host, names)), (number, map(_number, names))):
+            for key in set(keys):
+                named.setdefault(key, []).append(cpu)
+    return full, number
+
+
+def _number(name: str) -> str:
+    """A name without the words of its family: people say 13900K, 5950X and 8480+."""
+    return re.sub(r"^i\d(?=\d{4})", "", normalised_host(_FAMILY.sub(" ", name.casefold())))
+
+
+def _read(text: str) -> Iterator[HostCPU]:
+    data: dict[str, Any] = tomllib.loads(text)
+    sources, cores = data["sources"], data["core"]
+
+    def figure(points: float, source: str) -> Figure:
+        return Figure(value=points, source=sources[source]["title"], kind=sources[source]["kind"])
+
+    for core, about in cores.items():
+        like = cores[about.get("like", core)]
+        per_ghz = statistics.median(
+            cpu["points"] / cpu["turbo_ghz"] for cpu in like["measured"]
+        ) * about.get("times", 1.0)
+        for kind in HOST_KINDS:
+            for cpu in about.get(kind, ()):
+                points = (
+                    figure(cpu["points"], cpu["source"])
+                    if "points" in cpu
+                    else figure(per_ghz * cpu["turbo_ghz"], "clock")
+                )
+                yield HostCPU(
+                    name=cpu["name"],
+                    vendor=about["vendor"],
+                    core=core,
+                    kind=kind,
+                    year=cpu["year"],
+                    single_thread=points,
+                    turbo_ghz=cpu["turbo_ghz"],
+                    rough="like" in about,
+                    aliases=tuple(cpu.get("aliases", ())),
+                )
