@@ -101,7 +101,7 @@ def main() -> None:
     lines = [
         "# Faults planted in the code for accelerators",
         "",
-        f"`make bench-accelerator`, {datetime.date.today()}: `tests/measure` and `tests/diagnose`, which pass without them,"
+        f"`python -m benchmarks accelerator`, {datetime.date.today()}: `tests/measure` and `tests/diagnose`, which pass without them,"
         f" catch {caught} of {len(rows)}.",
         "",
         "| fault | in | caught by |",

@@ -1,9 +1,9 @@
-"""`make bench-accuracy`: forecasts of measured runs with their card, or their family of models, left out of the fit.
+"""`python -m benchmarks accuracy`: forecasts of measured runs with their card, or their family of models, left out of the fit.
 
 Refits the constants for every fold (half an hour to an hour on two cores; interrupted, the same command goes on: remove
 out/held_out.folds after a change of the kernels' form), then forecasts what was left out, and prints tables by
 collection beside what other tools claim, by card and kind of model, and by software. Writes benchmarks/results/accuracy.md, the
-chart docs/pictures/accuracy.png and, for `make fit`, the quantiles of the intervals.
+chart docs/pictures/accuracy.png and, for `python -m fitting fit`, the quantiles of the intervals.
 
 `--held-out out/held_out.folds` reports the folds that an interrupted run has kept, and says which are missing.
 """

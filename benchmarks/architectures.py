@@ -4,7 +4,7 @@ The count looks at the functions that a model calls (linear, matmul, convolution
 FLOPs from the shapes that go in and come out; the trace looks at ATen calls below autograd. Both are of a forward pass on two
 samples, and take a causal mask for half of all scores. Scores inside of windows and chunks are counted in the masks that
 transformers makes of true values. A whole step with its backward passes is held against torch.utils.flop_counter. Run it with
-`make bench-architectures`; each architecture runs in a process of its own.
+`python -m benchmarks architectures`; each architecture runs in a process of its own.
 """
 
 import argparse
@@ -257,7 +257,7 @@ def page(rows: list[str]) -> str:
         "|---|--:|--:|--:|--:|--:|--:|---|\n"
     )
     return (
-        f"# Architectures traced (`make bench-architectures`)\n\n{head}\n\n{table}"
+        f"# Architectures traced (`python -m benchmarks architectures`)\n\n{head}\n\n{table}"
         + "\n".join(rows)
         + "\n"
     )

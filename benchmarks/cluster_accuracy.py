@@ -1,4 +1,4 @@
-"""Part of `make bench-cluster`: forecasts of measured runs on many GPUs, constants refitted without their model or collection.
+"""Part of `python -m benchmarks cluster`: forecasts of measured runs on many GPUs, constants refitted without their model or collection.
 
 Prints the table of the issue's first five rows as Markdown into benchmarks/results/cluster_accuracy.md: errors of step times,
 executions ranked right, scaling efficiency, and peak memory by execution.

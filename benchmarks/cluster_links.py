@@ -177,7 +177,7 @@ def main() -> None:
     import torch
 
     head = [
-        "# Collectives between shaped hosts (`make bench-cluster`)",
+        "# Collectives between shaped hosts (`python -m benchmarks cluster`)",
         "",
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, gloo; "
         f"calibrated at {CALIBRATED_HOSTS} hosts and {CALIBRATED_MBIT:.0f} Mbit/s on payloads that are not checked.",

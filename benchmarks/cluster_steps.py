@@ -221,7 +221,7 @@ def main() -> None:
     import torch
 
     head = [
-        "# DDP and FSDP2 steps between shaped hosts (`make bench-cluster`)",
+        "# DDP and FSDP2 steps between shaped hosts (`python -m benchmarks cluster`)",
         "",
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, gloo, one thread a "
         f"rank; drift {profile.drift:.0%} and spread {profile.spread:.0%} while calibrating.",

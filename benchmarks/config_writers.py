@@ -80,7 +80,7 @@ def _kept(one: Round) -> bool:
 
 HEAD = """# Config writers
 
-Made by `make bench-run` (`benchmarks/config_writers.py`). For every format {plans} seeded plans: a file is brought to one
+Made by `python -m benchmarks run` (`benchmarks/config_writers.py`). For every format {plans} seeded plans: a file is brought to one
 execution, read, changed to another one and read again. *Same*: it reads back as the execution that was wanted; what the format
 cannot say (each with its reason) stays as it was. *By hand*: a setting that the format can say was given up. *Library*: the
 library loads the written file and reports what the reader reads: batch sizes, processes, ZeRO stage, offload, number format.

@@ -294,7 +294,7 @@ def main() -> None:
         "# The dashboard under load",
         "",
         f"{datetime.date.today()}, {platform.machine()}, {multiprocessing.cpu_count()} cores, Python {platform.python_version()},"
-        f" Chromium {version}; load average at the start {load:.1f}. SQLite, {count:,} runs of 200 models. `make bench-serve`",
+        f" Chromium {version}; load average at the start {load:.1f}. SQLite, {count:,} runs of 200 models. `python -m benchmarks serve`",
         "",
         "Milliseconds in the browser, server and browser on one machine. First page: from the start of navigation to the"
         " load event, nothing cached. Filters and what-if: from the changed control to the frame after the new answer stands"

@@ -371,7 +371,7 @@ def keep(part: str, lines: list[str]) -> None:
     old = (
         RESULT.read_text()
         if RESULT.exists()
-        else "# trainpace watch and diagnose (`make bench-diagnose`)\n"
+        else "# trainpace watch and diagnose (`python -m benchmarks diagnose`)\n"
     )
     sections = old.split("\n## ")
     kept = [s for s in sections[1:] if not s.startswith(f"{part}\n")]

@@ -233,7 +233,7 @@ def table(folder: Path) -> str:
     first = last["diagnose", cases[0].name]
     return "\n".join(
         [
-            "# trainpace watch and diagnose on a GPU (`make bench-diagnose-gpu`)",
+            "# trainpace watch and diagnose on a GPU (`python -m benchmarks diagnose-gpu`)",
             "",
             f"{first['date']}, {first['device']}, 16 cores. Recorded there, and read by that day's diagnosis. Steps of `diagnose`"
             " and of bare runs are from different machines of this kind, so savings are shares of the step. For gpu_norms launching"

@@ -1,6 +1,6 @@
 """Forecasts of the training steps that were measured on a lent H100 and H200 (fitting/data): whole steps, the GPU's part, memory.
 
-make bench-gpu (needs no GPU). None of these steps is fitted on. Kept in benchmarks/results/gpu_accuracy.md.
+python -m benchmarks gpu (needs no GPU). None of these steps is fitted on. Kept in benchmarks/results/gpu_accuracy.md.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def main() -> None:
     lines = [
         "# Forecasts against steps measured on a lent H100 and H200",
         "",
-        f"{datetime.date.today()}; `make bench-gpu`; the measurements are those of fitting/data/README.md.",
+        f"{datetime.date.today()}; `python -m benchmarks gpu`; the measurements are those of fitting/data/README.md.",
         "",
         *table(rows),
         "",

@@ -138,7 +138,7 @@ def main() -> None:
     for name in [options.only] if options.only else ["quiet", "loaded"]:
         with tempfile.TemporaryDirectory() as folder, load(2 if name == "loaded" else 0):
             sections[name] = section(name, repeats(profile, Path(folder)))
-        text = "# The next measurement beside the journal's forecast (`make bench-measure`)\n\n"
+        text = "# The next measurement beside the journal's forecast (`python -m benchmarks measure`)\n\n"
         RESULT.write_text(
             text
             + "\n".join(sections[key].rstrip() + "\n" for key in sorted(sections, reverse=True))

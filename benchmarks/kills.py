@@ -505,7 +505,7 @@ def _page(rows: list[str], trouble: list[str], minutes: float) -> str:
     today, shown = datetime.date.today(), Counter(trouble).items()
     return "\n".join(
         [
-            "# Ended at random moments (`make bench-kills`)",
+            "# Ended at random moments (`python -m benchmarks kills`)",
             "",
             f"{today}, {platform.machine()}, {os.cpu_count()} cores, two verbs at a time, {minutes:.0f} minutes. Signals came at"
             " moments spread evenly over what the verb takes (for one with `first`, nine of ten in its first seconds), and are"

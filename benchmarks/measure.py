@@ -247,7 +247,7 @@ def main() -> None:
         print(f"note: {warning}", flush=True)
     before = RESULT.read_text().split("\n## ") if RESULT.exists() else []
     sections = {text.split("\n")[0]: text for text in before[1:]}
-    head = "# Measuring\n\nEach part with its date and machine; `make bench-measure`.\n"
+    head = "# Measuring\n\nEach part with its date and machine; `python -m benchmarks measure`.\n"
     for part in options.parts:
         start = time.perf_counter()
         lines = PARTS[part]()

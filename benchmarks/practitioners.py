@@ -115,7 +115,7 @@ def page(judged: list[Judged], first: Mapping[str, Any]) -> str:
     lines = [
         "# What practitioners do, and what Trainpace recommends",
         "",
-        f"`make bench-practitioners`, {datetime.date.today()}, {platform.machine()}, Python {platform.python_version()}. The"
+        f"`python -m benchmarks practitioners`, {datetime.date.today()}, {platform.machine()}, Python {platform.python_version()}. The"
         " cases, their sources and what is expected of each were written down before `plan` and `match` were asked"
         " (benchmarks/practitioners.toml). No expectation was changed. Of the questions, two that the verbs refused were mended"
         " after the first run (a card's name, BLOOM's accumulation), and torchtitan's five on H100 name the cards of their"

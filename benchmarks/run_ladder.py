@@ -92,7 +92,7 @@ def main() -> None:
     held = forecasts(answers)
     errors = sorted(abs(forecast / measured - 1) for _, forecast, measured, _ in held)
     lines = [
-        "# The ladder (`make bench-run`)",
+        "# The ladder (`python -m benchmarks run`)",
         "",
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[2]:.1f} (15 min)."
         f" {options.repeats} times `trainpace run examples/ladder/ladder.toml`.",

@@ -254,7 +254,7 @@ def report(rows: list[Row], load: float) -> list[str]:
     worst = max((abs(r.error) for r in faults), default=0.0)
     middle = statistics.median(abs(r.error) for r in faults)
     return [
-        "# Faults on one of four nodes (`make bench-nodes`, as root)",
+        "# Faults on one of four nodes (`python -m benchmarks nodes`, as root)",
         "",
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, gloo; load {load:.1f}"
         f" (5 min, before it began). {NODES} nodes on a real Slurm, each a network namespace with one rank and a link of"

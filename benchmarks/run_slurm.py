@@ -290,7 +290,7 @@ def main() -> None:
 def report(rows: list[Row], requeued: Requeued, profile: MachineProfile, load: float) -> list[str]:
     versions: dict[str, Any] = requeued.result.environment
     return [
-        "# The ladder's task on a real Slurm (`make bench-run`, as root)",
+        "# The ladder's task on a real Slurm (`python -m benchmarks run`, as root)",
         "",
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {versions.get('torch', '')}, gloo;"
         f" {BUSY.format(load) if load > QUIET else f'load {load:.1f}'} (5 min, before it began); drift {profile.drift:.0%} and"

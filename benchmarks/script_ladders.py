@@ -23,7 +23,7 @@ from run_ladder import forecasts, total
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "script_ladders.md"
 TO_REACH = {"characters": 4.0, "photographs": 8.0, "docstrings": 3.0}
-HEAD = "# Ladders of three unchanged scripts (`make bench-scripts`)\n"
+HEAD = "# Ladders of three unchanged scripts (`python -m benchmarks scripts`)\n"
 
 
 def climb(name: str) -> list[str]:

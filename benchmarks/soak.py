@@ -155,7 +155,7 @@ def main() -> int:
     ]
     report = "\n".join(
         [
-            "# The dashboard beside a crowd (`make bench-soak`)",
+            "# The dashboard beside a crowd (`python -m benchmarks soak`)",
             "",
             f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores for server and clients. {WORKING} people ask for"
             f" a page every {PAUSE_S:g} s; the crowd is {IDLE} connections that ask nothing and {SLOW} that send a byte every half"

@@ -92,7 +92,7 @@ def main() -> None:
         )
     base = rungs[0][1]
     lines = [
-        "# The thesis' case (`make bench-datapath`)",
+        "# The thesis' case (`python -m benchmarks datapath`)",
         "",
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores. 480 photographs, batch 16, one thread.",
         "",

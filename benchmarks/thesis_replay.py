@@ -162,7 +162,7 @@ def main() -> None:
     load = os.getloadavg()[1]
     answer, table, took = replay(options)
     lines = [
-        "# The thesis replayed (`make bench-thesis`, as root)",
+        "# The thesis replayed (`python -m benchmarks thesis`, as root)",
         "",
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {version('torch')}, lightning"
         f" {version('lightning')}, deepspeed {version('deepspeed')}, gloo; "

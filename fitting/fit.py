@@ -1,4 +1,4 @@
-"""`make fit`: fit the kernel constants on ../shared/data and write them beside the package's code, residuals beside this file."""
+"""`python -m fitting fit`: fit the kernel constants on ../shared/data and write them beside the package's code, residuals beside this file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESIDUALS = Path(__file__).parent / "residuals.md"
 
 
 def main() -> None:
-    """Fit on everything that is usable; validation on held-out folds is `make bench-accuracy`."""
+    """Fit on everything that is usable; validation on held-out folds is `python -m benchmarks accuracy`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""`make fit-products`: fit the model of 16- and 8-bit products on single measured kernels, and show its errors on unseen ones.
+"""`python -m fitting matmuls`: fit the model of 16- and 8-bit products on single measured kernels, and show its errors on unseen ones.
 
 Each card's parameters are fitted with a normal prior around its generation's, these around what all share, and both are
 estimated anew from the cards, a few times over (empirical Bayes). Then the network learns what the form leaves.

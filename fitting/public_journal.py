@@ -1,4 +1,4 @@
-"""`make public-journal`: package the measurements whose licence lets them be shared, each with the forecast of this version.
+"""`python -m fitting public-journal`: package the measurements whose licence lets them be shared, each with the forecast of this version.
 
     PYTHONPATH=.:.zoo:tests/shims python -m fitting.public_journal --data ../shared/data --traces out/traces
 
@@ -428,7 +428,7 @@ def attribution(journal: PublicJournal, left_out: Mapping[str, int]) -> str:
         "# Sources of the packaged measurements",
         "",
         "Figures of these projects are packaged with trainpace under their own licences, which ask for this attribution. Each",
-        "run links to the file that it was taken from. Written by `make public-journal`.",
+        "run links to the file that it was taken from. Written by `python -m fitting public-journal`.",
         "",
         "| source | licence | copyright | date | trust | runs | with a forecast | in the fit | why this trust |",
         "|---|---|---|---|---|--:|--:|--:|---|",

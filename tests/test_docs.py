@@ -16,7 +16,7 @@ import pages  # noqa: E402
 
 PAGES = [
     ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
+    ROOT / "docs/CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "results"),
 ]
@@ -79,7 +79,7 @@ def test_files_of_a_page_are_there_for_its_commands(tmp_path):
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_generated_parts_are_up_to_date(page):
     text = page.read_text()
-    assert text == generate.generated(text), f"{named(page)} is stale: make docs-generate"
+    assert text == generate.generated(text), f"{named(page)} is stale: python -m tools generate"
 
 
 def test_every_verb_has_a_page_with_an_example_and_nothing_else_has():
@@ -142,7 +142,7 @@ def test_the_first_look(tmp_path):
 
 @pytest.mark.long
 def test_the_calculator(tmp_path):
-    """What `make calculator` runs, shortened."""
+    """What `python examples/calculator.py` runs, shortened."""
     of_two = ["--models", "resnet18", "mobilenet_v1", "--sizes", "1:3", "--seconds", "0.1s"]
     command = [
         sys.executable,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SPHINX = ROOT / ".docs"
+SPHINX = ROOT / ".tools"
 CHROMIUM = shutil.which("chromium")
 LOOKED_AT = (
     "index",
@@ -32,7 +32,7 @@ LOOKED_AT = (
 )
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not (SPHINX / "installed").exists(), reason="make .docs/installed"),
+    pytest.mark.skipif(not (SPHINX / "installed").exists(), reason="make .tools/installed"),
 ]
 
 

@@ -1,6 +1,6 @@
 """Write the keywords of the verbs, for editors and type checkers, into src/trainpace/api/__init__.pyi.
 
-    python tools/api_stub.py          (make docs-generate)
+    python tools/api_stub.py          (python -m tools generate)
 
 The functions stand in src/trainpace/api/__init__.py; the keywords of each are the fields of the request that it makes, with their
 types as a Python program may write them. tests/api fails where the file is stale.

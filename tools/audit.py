@@ -1,4 +1,6 @@
-"""`make audit`: the pinned packages beside the public database of known vulnerabilities, and a bill of materials of each lock.
+"""Look up pinned packages in the public database of known vulnerabilities: `python -m tools audit`.
+
+It also writes a bill of materials of each lock.
 
 Exit code 1: a pinned package has a known vulnerability. 2: the database could not be asked, so that nothing is known.
 """
@@ -13,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-LOCKS = sorted(Path().glob("requirements*.lock"))
+LOCKS = sorted(Path("locks").glob("*.lock"))
 BILLS = Path("out/sbom")
 PIN = re.compile(r"^[\w.-]+==[^\s;]+", re.MULTILINE)
 ENOUGH_S = 600

@@ -1,9 +1,11 @@
-"""`make lock`: the lock files anew, every package with the hashes of the files that PyPI has of its version.
+"""Write the locks anew: `python -m tools lock`.
 
-Which versions: requirements.lock takes what stands in .venv; requirements-cuda.lock what PyPI's torch for Linux wants besides;
-requirements-lowest.lock the oldest that pyproject.toml admits; requirements-pythons.lock what runs without torch. Every other
-file keeps its own pins: to change a version, edit its line and run this.
-Hashes of a pin that did not change are kept, among them that of torch's CPU build, which PyPI does not have.
+Every package gets the hashes of the files that PyPI has of its version. In locks/trainpace.lock the
+versions of the section main are those installed in .venv, cuda is what PyPI's torch for Linux needs
+besides, and pythons is the part of main that runs without torch. locks/lowest.lock has the oldest
+versions that pyproject.toml admits. Every other section keeps its pins: to change a version, edit
+its line and run this. Hashes of unchanged pins stay, also those of torch's CPU build, which PyPI
+does not have.
 """
 
 from __future__ import annotations
@@ -13,30 +15,21 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
-BASE, CUDA = Path("requirements.lock"), Path("requirements-cuda.lock")
-LOWEST, PYTHONS = Path("requirements-lowest.lock"), Path("requirements-pythons.lock")
-UV = ".audit/bin/uv"  # apart, so that .venv does not see it
-EXTRAS_OF_LOWEST = (
-    "transformers",
-    "peft",
-    "demo",
-    "data",
-    "postgresql",
-    "serve",
-    "figures",
-    "pandas",
-)
-PIN = re.compile(
-    r"^([\w.-]+)==([^\s;+]+)", re.MULTILINE
-)  # without the label of a build (2.13.0+cpu)
+FOLDER = Path("locks")
+LOCK, LOWEST, FMS = FOLDER / "trainpace.lock", FOLDER / "lowest.lock", FOLDER / "fms.lock"
+UV = ".tools/bin/uv"  # apart, so that .venv does not see it
+EXTRAS_OF_LOWEST = "transformers peft demo data postgresql serve figures pandas".split()
+PIN = re.compile(r"^([\w.-]+)==([^\s;+]+)", re.MULTILINE)  # without a build label (2.13.0+cpu)
+SECTION = re.compile(r"^# == (\w+): (.*)\n", re.MULTILINE)
 
 
 def pins_of(text: str) -> dict[str, str]:
-    """Version by package, of what `pip freeze` prints or of a lock file."""
+    """Return the version of every package in the text of a lock, or in what `pip freeze` prints."""
     return dict(PIN.findall(text))
 
 
@@ -44,30 +37,30 @@ def lines_of(pins: dict[str, str]) -> str:
     return "".join(f"{name}=={pinned}\n" for name, pinned in pins.items())
 
 
+def sections_of(text: str) -> dict[str, tuple[str, str]]:
+    """Return description and pins of each section, by name."""
+    parts = SECTION.split(text)
+    return {parts[i]: (parts[i + 1], parts[i + 2]) for i in range(1, len(parts), 3)}
+
+
 def oldest_admitted(pyproject: Path, torch: str) -> str:
-    """The oldest versions that pyproject.toml admits; torch as it is, since PyPI has no CPU builds of older ones for Linux."""
+    """Return the oldest admitted versions; torch as installed, since PyPI has no older CPU builds."""
     declared = tomllib.loads(pyproject.read_text())
     extras = declared["project"]["optional-dependencies"]
     wanted = declared["project"]["dependencies"] + declared["dependency-groups"]["dev"]
-    wanted += declared["build-system"]["requires"] + [
-        one for extra in EXTRAS_OF_LOWEST for one in extras[extra]
-    ]
+    wanted += declared["build-system"]["requires"]
+    wanted += [one for extra in EXTRAS_OF_LOWEST for one in extras[extra]]
     oldest = {one.replace(">=", "==") for one in wanted if not one.startswith("torch>")}
     return "\n".join([*sorted(oldest), "editables", f"torch=={torch}"])
 
 
 def without_torch(pyproject: Path) -> str:
-    """What this package and its tests need where no torch is to be had."""
+    """Return what the package and its tests need if there is no torch."""
     declared = tomllib.loads(pyproject.read_text())
-    wanted = (
-        declared["build-system"]["requires"] + declared["project"]["dependencies"] + ["editables"]
-    )
-    tests = [
-        one
-        for one in declared["dependency-groups"]["dev"]
-        if one.startswith(("pytest", "hypothesis"))
-    ]
-    return "\n".join(one for one in wanted + tests if not one.startswith("torch>"))
+    wanted = declared["build-system"]["requires"] + declared["project"]["dependencies"]
+    tests = declared["dependency-groups"]["dev"]
+    wanted += ["editables", *(one for one in tests if one.startswith(("pytest", "hypothesis")))]
+    return "\n".join(one for one in wanted if not one.startswith("torch>"))
 
 
 def pip(*arguments: str) -> str:
@@ -77,50 +70,69 @@ def pip(*arguments: str) -> str:
 
 @functools.cache
 def hash_of_local_torch() -> str | None:
-    """The hash of the torch that this environment has, where that is a build that PyPI does not have."""
+    """Return the hash of the installed torch if PyPI does not have that build."""
     if "+" not in version("torch"):
         return None
     quietly = ("--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--report", "-")
     report = json.loads(pip("install", *quietly, f"torch=={version('torch')}"))
-    return (
-        f"--hash=sha256:{report['install'][0]['download_info']['archive_info']['hashes']['sha256']}"
-    )
+    hashes = report["install"][0]["download_info"]["archive_info"]["hashes"]
+    return f"--hash=sha256:{hashes['sha256']}"
 
 
-def write(lock: Path, requirements: str, *options: str) -> None:
-    """A lock file by uv, which keeps the versions and hashes in it that still hold; the comments at its head stay."""
-    head = (
-        [line for line in lock.read_text().splitlines() if line.startswith("#")]
-        if lock.exists()
-        else []
-    )
+def locked(requirements: str, before: str, *options: str) -> str:
+    """Resolve requirements with uv, keeping the versions and hashes of `before` that still hold."""
     command = [UV, "pip", "compile", "--quiet", "--generate-hashes", "--no-header"]
-    command += ["--no-annotate", "--no-emit-index-url", "--python", sys.executable]
-    command += [*options, "--output-file", str(lock), "-"]
-    subprocess.run(command, input=requirements, stdout=subprocess.DEVNULL, check=True, text=True)
-    lines = lock.read_text().splitlines()
-    local = hash_of_local_torch() if "torch" in pins_of(lock.read_text()) else None
+    command += ["--no-annotate", "--no-emit-index-url", "--python", sys.executable, *options]
+    with tempfile.NamedTemporaryFile("w+", suffix=".txt") as file:
+        file.write(before)
+        file.flush()
+        command += ["--output-file", file.name, "-"]
+        subprocess.run(
+            command, input=requirements, stdout=subprocess.DEVNULL, check=True, text=True
+        )
+        lines = Path(file.name).read_text().splitlines()
+    local = hash_of_local_torch() if any(line.startswith("torch==") for line in lines) else None
     if local and not any(local in line for line in lines):
         torch = next(place for place, line in enumerate(lines) if line.startswith("torch=="))
         lines.insert(torch + 1, f"    {local} \\")
-    lock.write_text("\n".join([*head, *lines, ""]))
+    return "\n".join([*lines, ""])
+
+
+def head_of(lock: Path) -> str:
+    lines = lock.read_text().splitlines(keepends=True)
+    return "".join(line for line in lines if line.startswith("#"))
 
 
 def main() -> None:
+    project = Path("pyproject.toml")
     here = pins_of(pip("freeze", "--all", "--exclude", "pip", "--exclude-editable"))
-    write(BASE, lines_of(here), "--no-deps")
-    beside = [f"--no-emit-package={name}" for name in here]
-    write(CUDA, f"torch=={here['torch']}", "--universal", "--constraints", str(BASE), *beside)
-    without_cuda = [f"--no-emit-package={name}" for name in pins_of(CUDA.read_text())]
-    write(
-        LOWEST,
-        oldest_admitted(Path("pyproject.toml"), here["torch"]),
-        "--only-binary=:all:",
-        *without_cuda,
+    sections = sections_of(LOCK.read_text())
+    texts = {}
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as main_pins:
+        main_pins.write(lines_of(here))
+        main_pins.flush()
+        beside = [f"--no-emit-package={name}" for name in here]
+        for name, (_, before) in sections.items():
+            asked: tuple[str, ...] = (lines_of(pins_of(before)), before, "--no-deps")
+            if name == "main":
+                asked = (lines_of(here), before, "--no-deps")
+            elif name == "cuda":
+                options = ("--universal", "--constraints", main_pins.name, *beside)
+                asked = (f"torch=={here['torch']}", before, *options)
+            elif name == "pythons":
+                options = ("--universal", "--constraints", main_pins.name)
+                asked = (without_torch(project), before, *options)
+            texts[name] = locked(*asked)
+    head = LOCK.read_text().partition("\n# == ")[0]
+    parts = (f"\n# == {name}: {sections[name][0]}\n{text}" for name, text in texts.items())
+    LOCK.write_text(f"{head}\n" + "".join(parts))
+    no_cuda = [f"--no-emit-package={name}" for name in pins_of(texts["cuda"])]
+    oldest = oldest_admitted(project, here["torch"])
+    LOWEST.write_text(
+        head_of(LOWEST) + locked(oldest, LOWEST.read_text(), "--only-binary=:all:", *no_cuda)
     )
-    write(PYTHONS, without_torch(Path("pyproject.toml")), "--universal", "--constraints", str(BASE))
-    for lock in sorted(set(Path().glob("requirements-*.lock")) - {CUDA, LOWEST, PYTHONS}):
-        write(lock, lines_of(pins_of(lock.read_text())), "--no-deps")
+    before = FMS.read_text()
+    FMS.write_text(head_of(FMS) + locked(lines_of(pins_of(before)), before, "--no-deps"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The man page, from the commands themselves: man/trainpace.1, which a wheel installs into share/man/man1.
+"""The man page, from the commands themselves: docs/man/trainpace.1, which a wheel installs into share/man/man1.
 
-python tools/man_page.py          (make docs-generate)
+python tools/man_page.py          (python -m tools generate)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-PAGE = Path(__file__).parents[1] / "man" / "trainpace.1"
+PAGE = Path(__file__).parents[1] / "docs" / "man" / "trainpace.1"
 ENVIRONMENT = {
     "TRAINPACE_JOURNAL": "The journal, a file or postgresql://user@host/database, in place of the one in the user's data folder.",
     "TRAINPACE_TRACES": "off: keep no traces of models between commands.",

@@ -1,4 +1,4 @@
-"""`make mutants`: small faults planted in the arithmetic by mutmut, one at a time, and how many of them its tests notice.
+"""`python -m tools mutants`: small faults planted in the arithmetic by mutmut, one at a time, and how many of them its tests notice.
 
 mutmut writes a copy of each function for every fault and runs the tests that reach the function; pyproject.toml has its settings.
 Of each module as many faults are tried as SAMPLE says, drawn at random (all where it has fewer), since all 9,000 take hours.

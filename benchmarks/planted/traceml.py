@@ -1,6 +1,6 @@
 """What TraceML says about the planted scripts, for the column beside ours.
 
-python -m pip install --no-deps --target .peers-watch traceml-ai==0.5.0
+python -m pip install --no-deps --target .peers traceml-ai==0.5.0
 python benchmarks/planted/traceml.py [NAME ...]
 """
 
@@ -18,7 +18,7 @@ from launch import ROOT, environment, free_port, together
 
 from trainpace.core.records import Record
 
-PEERS = ROOT / ".peers-watch"
+PEERS = ROOT / ".peers"
 WRAPPER = Path(__file__).parent / "under_traceml.py"
 BY_ITSELF = ("lightning", "hf")
 

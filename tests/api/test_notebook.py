@@ -13,7 +13,7 @@ from trainpace.api import notebook
 
 ROOT = Path(__file__).parents[2]
 SCHEDULE = "schedule --samples 9000 --epochs 3 --micro-batch 8 --step-time 10ms"
-FOLDER = ROOT / ".notebook"
+FOLDER = ROOT / ".tools"
 CELLS = (
     "%load_ext trainpace",
     f"%trainpace {SCHEDULE}",
@@ -35,7 +35,7 @@ print(json.dumps([cell["outputs"] for cell in book.cells]))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not FOLDER.is_dir(), reason="make .notebook/installed")
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="make .tools/installed")
 def test_in_a_real_kernel(tmp_path):
     path = os.pathsep.join([str(ROOT / "src"), str(FOLDER), os.environ.get("PYTHONPATH", "")])
     places = {

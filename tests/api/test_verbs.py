@@ -87,7 +87,7 @@ def test_options_are_the_requests_fields_and_how_it_is_shown(verb):
 
 
 def test_the_keywords_for_editors_are_those_of_the_requests():
-    assert api_stub.STUB.read_text() == api_stub.stub(), "stale: make docs-generate"
+    assert api_stub.STUB.read_text() == api_stub.stub(), "stale: python -m tools generate"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ LIBRARIES |= {name: "timm" for name, (_, tiny) in OTHERS.items() if tiny.startsw
 LIBRARIES |= {"GraphSAGE": "torch_geometric"}
 NAMES = [*TRANSFORMERS, *DIFFUSERS, *OTHERS]
 EVERY = 4
-"""Of the tiny ones so many times fewer are traced by `make test`; `make test-long` traces all."""
+"""Of the tiny ones so many times fewer are traced by `make test`; `pytest -m long` traces all."""
 
 
 def test_the_list_is_whole():

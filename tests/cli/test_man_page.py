@@ -16,7 +16,7 @@ import man_page  # noqa: E402
 
 
 def test_it_is_as_the_commands_are():
-    assert man_page.PAGE.read_text() == man_page.text(), "make docs-generate"
+    assert man_page.PAGE.read_text() == man_page.text(), "python -m tools generate"
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")

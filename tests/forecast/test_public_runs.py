@@ -26,7 +26,7 @@ SHAREABLE = {"MIT", "Apache-2.0", "BSD-3-Clause", "CC-BY-4.0"}
 
 def test_the_forecasts_are_of_the_installed_constants():
     assert public_journal().fingerprint == fingerprint_of_constants(), (
-        "constants, intervals or kernel models changed since the public measurements were packaged: run make public-journal"
+        "constants, intervals or kernel models changed since the public measurements were packaged: run python -m fitting public-journal"
     )
 
 

@@ -7,14 +7,14 @@ from trainpace.forecast.scoring import forecast_of, with_forecast
 
 
 def test_packaged_forecasts_are_those_of_the_installed_version():
-    """Code that changes a forecast makes packaged ones stale, as constants do: run make public-journal."""
+    """Code that changes a forecast makes packaged ones stale, as constants do: run python -m fitting public-journal."""
     traces = packaged_traces()
     able = [run for run in public_runs() if run.id in traces.conditions]
     for run in able[::61]:
         stated = traces.conditions[run.id]
         anew = with_forecast(run, forecast_of(stated, traces.workloads[stated.trace]))
         assert anew.forecast_ms == pytest.approx(run.forecast_ms, rel=2e-4), (
-            f"{run.id}: run make public-journal"
+            f"{run.id}: run python -m fitting public-journal"
         )
         assert anew.low_ms == pytest.approx(run.low_ms, rel=2e-4)
         assert anew.high_ms == pytest.approx(run.high_ms, rel=2e-4)

@@ -1,4 +1,4 @@
-"""Hostile files of every type: one sentence each, at most. `make fuzz` tries many more."""
+"""Hostile files of every type: one sentence each, at most. `python -m tools fuzz` tries many more."""
 
 import random
 from pathlib import Path

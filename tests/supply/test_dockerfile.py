@@ -20,7 +20,7 @@ def stages():
     """The instructions of each stage: (word, rest)."""
     lines = [
         line
-        for line in (ROOT / "Dockerfile").read_text().splitlines()
+        for line in (ROOT / "tools/Dockerfile").read_text().splitlines()
         if line.strip() and not line.startswith("#")
     ]
     found = []
@@ -52,7 +52,7 @@ def is_ignored(path):
     """As Docker reads the file: a pattern also takes what is below it, and the last one that matches counts."""
     ignored = False
     places = [path, *(str(parent) for parent in Path(path).parents[:-1])]
-    for line in (ROOT / ".dockerignore").read_text().splitlines():
+    for line in (ROOT / "tools/Dockerfile.dockerignore").read_text().splitlines():
         pattern = line.strip().removeprefix("!")
         if not pattern or pattern.startswith("#"):
             continue
@@ -120,7 +120,7 @@ def test_shells_read_it(run):
 
 
 def test_extras_exist():
-    (extras,) = re.findall(r'"\.\[([\w,]+)\]"', (ROOT / "Dockerfile").read_text())
+    (extras,) = re.findall(r'"\.\[([\w,]+)\]"', (ROOT / "tools/Dockerfile").read_text())
     assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
 
 

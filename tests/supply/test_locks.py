@@ -1,4 +1,4 @@
-"""What is installed has a hash in a lock, and a file with another hash is refused."""
+"""Every installed package has a hash in a lock, and a file with another hash is refused."""
 
 import hashlib
 import os
@@ -13,108 +13,97 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LOCKS = sorted(ROOT.glob("requirements*.lock"))
+LOCKS = sorted((ROOT / "locks").glob("*.lock"))
+MAIN = ROOT / "locks/trainpace.lock"
 PIN = re.compile(r"^([\w.-]+)==([^\s;]+)(.*?)(?=^[\w#]|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def pins_of(lock):
-    return {
-        name: (version, re.findall(r"--hash=sha256:[0-9a-f]{64}\b", rest))
-        for name, version, rest in PIN.findall(lock.read_text())
-    }
-
-
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
-def test_every_pin_has_hashes(lock):
-    lines = [line for line in lock.read_text().splitlines() if line and line[0] not in " #"]
-    pins = pins_of(lock)
-    assert len(pins) == len(lines) > 0
-    assert [name for name, (_, hashes) in pins.items() if not hashes] == []
-
-
-def test_the_makefile_installs_nothing_without_hashes():
-    recipes = (
-        (ROOT / "Makefile").read_text() + (ROOT / "tools/environment.sh").read_text()
-    ).replace("\\\n", " ")
-    installing = [
-        line
-        for line in recipes.splitlines()
-        if re.search(r"pip install|\$\(HASHED\)", line) and not line.startswith("#")
+    """Name, version and hashes of every pin."""
+    text = lock.read_text()
+    return [
+        (name, version, re.findall(r"--hash=sha256:[0-9a-f]{64}\b", rest))
+        for name, version, rest in PIN.findall(text)
     ]
-    unchecked = [
-        line for line in installing if not re.search(r"--require-hashes|\$\(HASHED\)", line)
-    ]
-    assert len(installing) >= 8
-    assert [
-        line for line in unchecked if "--dry-run" not in line and "--editable ." not in line
-    ] == []
 
 
-def test_the_oldest_versions_are_those_that_pyproject_names():
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = declared["project"]["dependencies"] + [
-        one
-        for extra in ("data", "serve", "demo")
-        for one in declared["project"]["optional-dependencies"][extra]
+def test_every_pin_has_hashes():
+    for lock in LOCKS:
+        lines = [line for line in lock.read_text().splitlines() if line and line[0] not in " #"]
+        pins = pins_of(lock)
+        assert len(pins) == len(lines) > 0
+        assert [name for name, _, hashes in pins if not hashes] == []
+
+
+def test_sections_agree_on_versions():
+    versions = {}
+    for name, version, _ in pins_of(MAIN):
+        versions.setdefault(name.lower(), set()).add(version)
+    assert {name: found for name, found in versions.items() if len(found) > 1} == {}
+
+
+def test_locks_name_no_registry():
+    assert not [lock.name for lock in LOCKS if "://" in lock.read_text()]
+
+
+def test_installing_requires_hashes():
+    script = (ROOT / "tools/install.sh").read_text().replace("\\\n", " ")
+    lines = [
+        line for line in script.splitlines() if " pip install" in line or "pip install " in line
     ]
+    unchecked = [line for line in lines if "--require-hashes" not in line]
+    assert len(lines) >= 3
+    assert [x for x in unchecked if "--dry-run" not in x and "--editable ." not in x] == []
+
+
+def test_lowest_lock_has_the_oldest_admitted_versions():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = project["dependencies"] + [x for e in ("data", "serve", "demo") for x in extras[e]]
     oldest = dict(one.split(">=") for one in wanted)
-    pinned = {
-        name: version for name, (version, _) in pins_of(ROOT / "requirements-lowest.lock").items()
-    }
-    assert {
+    pinned = {name: version for name, version, _ in pins_of(ROOT / "locks/lowest.lock")}
+    differs = {
         name: version
         for name, version in oldest.items()
         if not (pinned[name] + ".0.0").startswith(version + ".")
-    } == {"torch": "2.6"}
+    }
+    assert differs == {"torch": "2.6"}
 
 
 def wheel_of(folder):
-    """A tiny wheel, as pip wants it; its path and hash."""
+    """Write a tiny wheel and return its hash."""
+    info = "tiny-1.0.dist-info"
     wheel = folder / "tiny-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("tiny.py", "here = True\n")
-        archive.writestr(
-            "tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n"
-        )
-        archive.writestr(
-            "tiny-1.0.dist-info/WHEEL",
-            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        )
-        archive.writestr(
-            "tiny-1.0.dist-info/RECORD",
-            "tiny.py,,\ntiny-1.0.dist-info/METADATA,,\ntiny-1.0.dist-info/WHEEL,,\ntiny-1.0.dist-info/RECORD,,\n",
-        )
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr(f"{info}/WHEEL", tags)
+        files = ("tiny.py", f"{info}/METADATA", f"{info}/WHEEL", f"{info}/RECORD")
+        archive.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in files))
     return hashlib.sha256(wheel.read_bytes()).hexdigest()
 
 
 @pytest.fixture
 def clone(tmp_path):
-    """A folder with this Makefile, an environment that counts as installed, and no registry but a folder of wheels."""
+    """A folder with this Makefile, an installed environment, and a folder of wheels as registry."""
     shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copytree(ROOT / "locks", tmp_path / "locks")
+    (tmp_path / "tools").mkdir()
+    for needed in ("pyproject.toml", "tools/install.sh"):
+        shutil.copy(ROOT / needed, tmp_path / needed)
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/bin").symlink_to(Path(sys.executable).parent)
-    (tmp_path / "tools").mkdir()
-    for needed in (
-        "requirements.lock",
-        "requirements-cuda.lock",
-        "pyproject.toml",
-        "tools/environment.sh",
-    ):
-        shutil.copy(ROOT / needed, tmp_path / needed)
-    (tmp_path / ".venv/installed").touch()
     return tmp_path
 
 
-def lock_of_tiny(clone, lock, kind):
+def lock_of_tiny(clone, section, kind):
     digest = wheel_of(clone)
-    expected = {
-        "right": digest,
-        "tampered": ("0" if digest[0] != "0" else "1") + digest[1:],
-        "missing": None,
-    }[kind]
-    (clone / lock).write_text(
-        "tiny==1.0" + (f" \\\n    --hash=sha256:{expected}" if expected else "") + "\n"
-    )
+    tampered = ("0" if digest[0] != "0" else "1") + digest[1:]
+    expected = {"right": digest, "tampered": tampered, "missing": None}[kind]
+    pin = "tiny==1.0" + (f" \\\n    --hash=sha256:{expected}" if expected else "")
+    (clone / "locks/trainpace.lock").write_text(f"# == {section}: a test\n{pin}\n")
+    (clone / ".venv/installed").touch()
 
 
 def run_offline(clone, *command):
@@ -124,8 +113,9 @@ def run_offline(clone, *command):
         "PIP_CONFIG_FILE": os.devnull,
         "PYTHON": sys.executable,
     }
+    environment = os.environ | offline
     return subprocess.run(
-        command, cwd=clone, env=os.environ | offline, capture_output=True, text=True, timeout=240
+        command, cwd=clone, env=environment, capture_output=True, text=True, timeout=240
     )
 
 
@@ -135,33 +125,20 @@ REFUSALS = {
 }
 
 
-CASES = [
-    ("docs", "right"),
-    ("docs", "tampered"),
-    ("docs", "missing"),
-    ("zoo", "tampered"),
-    ("engines", "missing"),
-]
-
-
-@pytest.mark.parametrize(("part", "kind"), CASES)
-def test_a_file_with_another_hash_or_none_is_refused(clone, part, kind):
-    lock_of_tiny(clone, f"requirements-{part}.lock", kind)
-    done = run_offline(clone, "make", f".{part}/installed")
-    assert (done.returncode == 0) == (clone / f".{part}/installed").exists() == (kind == "right"), (
-        done.stderr
-    )
-    assert (clone / f".{part}/tiny.py").exists() == (kind == "right")
-    assert {refusal: words in done.stderr for refusal, words in REFUSALS.items()} == {
-        one: one == kind for one in REFUSALS
-    }
+@pytest.mark.parametrize("kind", ["right", "tampered", "missing"])
+def test_a_group_is_installed_only_with_the_right_hash(clone, kind):
+    lock_of_tiny(clone, "zoo", kind)
+    done = run_offline(clone, "make", ".zoo/installed")
+    assert (done.returncode == 0) == (kind == "right"), done.stderr
+    assert (clone / ".zoo/installed").exists() == (kind == "right")
+    assert (clone / ".zoo/tiny.py").exists() == (kind == "right")
+    assert all((words in done.stderr) == (name == kind) for name, words in REFUSALS.items())
 
 
 @pytest.mark.slow
-def test_the_environment_of_the_tests_refuses_it_too(clone):
-    lock_of_tiny(clone, "requirements.lock", "tampered")
-    (clone / "requirements-cuda.lock").write_text("")
-    done = run_offline(clone, "tools/environment.sh", "made", "requirements.lock")
+def test_the_main_environment_refuses_another_hash(clone):
+    lock_of_tiny(clone, "main", "tampered")
+    done = run_offline(clone, "tools/install.sh", "main", "made")
     assert done.returncode != 0
     assert REFUSALS["tampered"] in done.stderr
     assert not list(clone.glob("made/lib/*/site-packages/tiny.py"))

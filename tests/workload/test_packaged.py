@@ -35,7 +35,7 @@ def test_a_packaged_workload_is_what_tracing_gives(label):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_packaged_workload_is_what_tracing_gives(name):
-    """Where it fails, the tracer, the zoo or torch has changed: `make zoo-workloads`."""
+    """Where it fails, the tracer, the zoo or torch has changed: `python -m tools zoo-workloads`."""
     for label in ("adamw", "inference"):
         check_against_a_trace(name, VARIANTS[label])
 

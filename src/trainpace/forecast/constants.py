@@ -1,4 +1,4 @@
-"""The constants of the GPU kernel models: one small file, fitted by `make fit`, shared by all GPUs.
+"""The constants of the GPU kernel models: one small file, fitted by `python -m fitting fit`, shared by all GPUs.
 
 `constants.json` beside this module is written by fitting/fit.py with the residuals of its fit; a GPU brings only its datasheet.
 """

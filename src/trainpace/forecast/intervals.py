@@ -1,6 +1,6 @@
 """How far a forecast may be off: what its step is made of, and how well each part is known on such a card.
 
-`intervals.json` holds, fitted on runs whose card, or whose family of models, was left out of the fit (`make bench-accuracy`), a
+`intervals.json` holds, fitted on runs whose card, or whose family of models, was left out of the fit (`python -m benchmarks accuracy`), a
 standard deviation of log(measured / forecast) for each part of a step (products, attention, convolutions, memory traffic,
 launches, exchanges), on cards with runs in the fit and on others. Errors of one part go together over its operators, those
 of different parts do not: a step's variance is the sum of squared shares times deviations, and one of the model's own. What
@@ -24,7 +24,7 @@ from trainpace.workload import ATTENTION_KINDS, CONV, CONVOLUTION_KINDS, Floats,
 COVERAGE = 0.9
 EXPERTS_SD = 0.28
 """Standard deviation of the logarithm of a step with layers of experts, beside that of its parts: 90 of 100 measured steps with
-divided experts lie in the intervals that it makes, 88 where it is fitted without the maker's models (`make bench-experts`; most
+divided experts lie in the intervals that it makes, 88 where it is fitted without the maker's models (`python -m benchmarks experts`; most
 were vendors' recipes on Hopper and Blackwell, 25.11 to 26.08). What it stands for is not known: routing, hosts, releases."""
 Part = Literal[
     "products in 16 bits",

@@ -1,6 +1,6 @@
 """The packaged measurements of others: one record a run, read once.
 
-`public_runs.json.gz` is written by `make public-journal` (fitting/public_journal.py), with what makes runs near beside them;
+`public_runs.json.gz` is written by `python -m fitting public-journal` (fitting/public_journal.py), with what makes runs near beside them;
 SOURCES.md in this folder names every source and its licence.
 """
 

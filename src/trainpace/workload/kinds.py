@@ -13,7 +13,7 @@ class Kind(NamedTuple):
     """One kind of operators.
 
     traffic: the classes of its memory traffic, the usual one first, each with a first guess of the share of the bandwidth that
-    it reaches; `make fit` replaces the guesses (the constants `traffic_*`). functions: names of ATen calls without their
+    it reaches; `python -m fitting fit` replaces the guesses (the constants `traffic_*`). functions: names of ATen calls without their
     overload, with the class of their traffic. extent: (name, arguments, inputs) -> the length that decides its time besides its
     elements. flops: (name, arguments, inputs, outputs) -> FLOPs; half the elements read and written where it is not given.
     compute_s: (FLOPs, FLOP/s in fp32 without matrix units, extent) -> seconds of arithmetic, all arrays; FLOPs at half that rate

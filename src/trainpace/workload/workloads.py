@@ -1,7 +1,7 @@
 """Get a Workload: from its file, from the package for a built-in model, from the cache, or by tracing a spec in a child process.
 
 ``zoo_workloads/NAME.VARIANT.json.gz`` holds a workload in all three number forms, where VARIANT is an optimizer, or a mode in
-which none steps, so that a forecast of a built-in model needs no torch. ``make zoo-workloads`` traces them with the torch of
+which none steps, so that a forecast of a built-in model needs no torch. ``python -m tools zoo-workloads`` traces them with the torch of
 requirements.lock.
 """
 
