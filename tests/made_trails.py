@@ -2,7 +2,14 @@
 
 import itertools
 
-from trainpace.watch.inside.trail import PARTS, Fetch, Step, TrailWriter, read_header, records_from
+from trainpace.watch.inside.event_log import (
+    PARTS,
+    Fetch,
+    Step,
+    TrailWriter,
+    read_header,
+    records_from,
+)
 
 MS = 1_000_000
 START = 1000  # ms on the clock when the first step begins

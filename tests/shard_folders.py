@@ -8,9 +8,9 @@ from trainpace.shards.files import (
     Fingerprint,
     Manifest,
     ShardPlan,
+    encode,
     write_shard,
 )
-from trainpace.shards.samples import encode
 
 NOTHING = Fingerprint(code={}, packages={}, source={})
 

@@ -20,7 +20,7 @@ CLOSE = 0.35
 """Wider than what benchmarks/run_nodes.py finds on a machine that does nothing else: here other tests run beside it."""
 WITHIN_S = 60.0
 IMPATIENT = (
-    "from trainpace.watch import meeting; meeting.MEET_S, meeting.SLACK_S, meeting.GRACE_S = 5.0, 2.0, 2.0;"
+    "from trainpace.watch import tasks; tasks.MEET_S, tasks.SLACK_S, tasks.GRACE_S = 5.0, 2.0, 2.0;"
     " from trainpace.cli import main; main()"
 )
 IN_ANY_RUN = ("slow disk",)

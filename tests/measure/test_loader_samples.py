@@ -26,7 +26,7 @@ from trainpace.measure.loader_worker import (
     sample_cost,
     transform_stages,
 )
-from trainpace.shards.determinism import same, states
+from trainpace.shards.user_dataset import same, states
 
 
 def burn(seconds):

@@ -4,7 +4,7 @@ import pytest
 
 from trainpace.run.script import ScriptTrial, _does_otherwise, _result, _steps
 from trainpace.watch import COMMAND_FILE, read_processes, read_recording
-from trainpace.watch.inside.trail import FORWARD, PARTS, TRIALS, Step, TrailWriter
+from trainpace.watch.inside.event_log import FORWARD, PARTS, TRIALS, Step, TrailWriter
 
 
 def recorded(folder, samples=16, notes=()):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainpace.shards.determinism import NotDeterministic, computed_twice
+from trainpace.shards.user_dataset import NotDeterministic, computed_twice
 
 
 class Compose:

@@ -15,7 +15,7 @@ from shard_folders import write_folder
 from trainpace.core.errors import TrainpaceError
 from trainpace.shards import ShardDataset
 from trainpace.shards import files as shards
-from trainpace.shards.samples import UnsupportedSample, differing_columns, encode, spread
+from trainpace.shards.files import UnsupportedSample, differing_columns, encode, spread
 
 LEAVES = {
     "fixed tensor": lambda r: torch.from_numpy(r.normal(size=(3, 4)).astype(np.float32)),

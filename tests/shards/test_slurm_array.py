@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from shard_folders import NOTHING
 from trainpace.configs.shell import read_sbatch
 from trainpace.core.errors import TrainpaceError
-from trainpace.shards.files import ShardPlan, array_script, part_of, shard_sizes
-from trainpace.shards.samples import encode
+from trainpace.shards.files import ShardPlan, array_script, encode, part_of, shard_sizes
 
 GOLDEN = """#!/bin/bash
 #SBATCH --job-name=precompute

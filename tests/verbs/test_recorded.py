@@ -12,7 +12,7 @@ from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import save
 from trainpace.measure import LoaderCost
 from trainpace.verbs.recorded import caveats, loader_of, recording_of
-from trainpace.watch.inside.trail import FORWARD, Fetch
+from trainpace.watch.inside.event_log import FORWARD, Fetch
 from watch.test_recording import LOADER, MS, write
 
 QUIET = {"no_journal": True, "evidence": "none"}

@@ -10,9 +10,9 @@ import torch
 
 from made_trails import read_trail
 from trainpace.watch import watch
-from trainpace.watch.inside import among
+from trainpace.watch.inside import ranks
+from trainpace.watch.inside.event_log import BACKWARD, COMMUNICATION, Span, TrailWriter
 from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.trail import BACKWARD, COMMUNICATION, Span, TrailWriter
 from trainpace.watch.recording import read_recording
 
 SLOW = """
@@ -94,17 +94,17 @@ def test_numbers_of_the_largest_input_are_counted_without_asking_tensors_of_othe
             raise AssertionError
 
     small, large = torch.zeros(2), torch.zeros(3, 4)
-    assert among.elements((small, large), {}) == 12
-    assert among.elements((), {"batch": {"tokens": [small, large]}, "n": 5}) == 12
-    assert among.elements((torch.zeros(3).as_subclass(Other), small), {}) == 2
-    assert among.elements((), {}) == 0
+    assert ranks.elements((small, large), {}) == 12
+    assert ranks.elements((), {"batch": {"tokens": [small, large]}, "n": 5}) == 12
+    assert ranks.elements((torch.zeros(3).as_subclass(Other), small), {}) == 2
+    assert ranks.elements((), {}) == 0
 
 
 def recorded(tmp_path, exchanges, backward):
     trail = TrailWriter(str(tmp_path / "a.trail"), {})
     recorder = Recorder(trail)
     recorder.exchanges = lambda: exchanges
-    call = recorder.wraps(among.Gradients(recorder).within(backward), BACKWARD, "backward")
+    call = recorder.wraps(ranks.Gradients(recorder).within(backward), BACKWARD, "backward")
     weight = torch.ones(3, requires_grad=True)
     call((weight * 2).sum())
     trail.flush()
@@ -139,11 +139,11 @@ def test_connections_within_a_host_are_no_links():
         at = server.accept()[0]
         peer.sendall(b"x" * 1000)
         assert at.recv(1000)
-        assert [link for link in among.links() if link[0].startswith("127.")] == []
+        assert [link for link in ranks.links() if link[0].startswith("127.")] == []
         at.close()
 
 
 def test_connections_are_let_alone_where_python_would_give_them_a_timeout(monkeypatch):
     monkeypatch.setattr(socket, "getdefaulttimeout", lambda: 5.0)
-    monkeypatch.setattr(among.os, "listdir", lambda path: pytest.fail("looked"))
-    assert list(among.links()) == []
+    monkeypatch.setattr(ranks.os, "listdir", lambda path: pytest.fail("looked"))
+    assert list(ranks.links()) == []

@@ -5,8 +5,8 @@ from collections import OrderedDict, namedtuple
 import pytest
 import torch
 
-from trainpace.watch.inside.batches import copy_of
-from trainpace.watch.inside.trail import FEW
+from trainpace.watch.inside.event_log import FEW
+from trainpace.watch.inside.loaders import copy_of
 
 Pair = namedtuple("Pair", "image label")
 BATCHES = [

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainpace.watch.inside.calls import (
+from trainpace.watch.inside.capture import (
     Call,
     Derived,
     FromOutput,

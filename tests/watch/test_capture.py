@@ -15,8 +15,8 @@ from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import load
 from trainpace.watch import read_recording, watch
 from trainpace.watch.inside.capture import BETWEEN, Capture, _number_format, at_most
+from trainpace.watch.inside.event_log import TrailWriter
 from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.trail import TrailWriter
 from trainpace.workload import Workload
 
 NEEDS_ALARMS = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no alarms here")

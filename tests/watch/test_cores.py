@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from trainpace.watch.inside import cores
+from trainpace.watch.inside import observers
 
 BUSY = "while True: pass"
 MEASURED = """
@@ -15,7 +15,7 @@ while time.process_time() < end: pass
 print(cores.delayed_share(before))
 """
 
-pytestmark = pytest.mark.skipif(cores.scheduled() is None, reason="the kernel does not say")
+pytestmark = pytest.mark.skipif(observers.scheduled() is None, reason="the kernel does not say")
 
 
 @pytest.mark.slow
@@ -35,10 +35,10 @@ def test_a_thread_that_shares_its_core_with_two_programs_waits_for_most_of_the_t
 
 
 def test_an_end_that_is_not_known_says_nothing():
-    assert cores.scheduled(thread=2**22) is None
-    assert cores.delayed_share(cores.Scheduled(2**22, 1, 1)) is None
+    assert observers.scheduled(thread=2**22) is None
+    assert observers.delayed_share(observers.Scheduled(2**22, 1, 1)) is None
 
 
 def test_a_share_of_no_time_is_none():
-    now = cores.scheduled()
-    assert cores.delayed_share(now._replace(ran_ns=now.ran_ns + 10**12)) is None
+    now = observers.scheduled()
+    assert observers.delayed_share(now._replace(ran_ns=now.ran_ns + 10**12)) is None

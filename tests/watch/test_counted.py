@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainpace.watch.counted import Counted
-from trainpace.watch.inside.trail import PARTS, Step
+from trainpace.watch.inside.event_log import PARTS, Step
+from trainpace.watch.ranks import Counted
 
 
 def steps(*micro_steps, own_ns=100):

@@ -6,11 +6,11 @@ import socket
 import pytest
 import torch
 
-from trainpace.watch.inside import crowding
+from trainpace.watch.inside import observers
 from trainpace.watch.inside import trials as module
-from trainpace.watch.inside.cores import Scheduled
+from trainpace.watch.inside.event_log import PARTS, Step, TrailWriter
+from trainpace.watch.inside.observers import Scheduled
 from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.trail import PARTS, Step, TrailWriter
 from trainpace.watch.inside.trials import FEWER_THREADS, PLAIN, Trials
 
 STEP = Step(0, 1, 0, 0, 1, 0, 0.0, 0.0, (0,) * len(PARTS))
@@ -18,8 +18,8 @@ STEP = Step(0, 1, 0, 0, 1, 0, 0.0, 0.0, (0,) * len(PARTS))
 
 @pytest.fixture
 def recorder(tmp_path, monkeypatch):
-    monkeypatch.setattr(crowding, "usable_cores", lambda: 4)
-    monkeypatch.setattr(crowding, "own_threads", lambda: 4)
+    monkeypatch.setattr(observers, "usable_cores", lambda: 4)
+    monkeypatch.setattr(observers, "own_threads", lambda: 4)
     return Recorder(
         TrailWriter(str(tmp_path / "process-1-here.trail"), {"host": socket.gethostname()})
     )
@@ -37,14 +37,14 @@ def another(recorder, name="process-2-here", steps=1, host=None):
 
 
 def test_a_core_for_each_thread_is_enough(recorder):
-    assert crowding.fewer_threads(recorder) == 0
+    assert observers.fewer_threads(recorder) == 0
 
 
 @pytest.mark.parametrize(("others", "threads"), [(1, 2), (3, 1), (9, 1)])
 def test_processes_share_the_cores(recorder, others, threads):
     for n in range(others):
         another(recorder, f"process-{n + 2}-here")
-    assert crowding.fewer_threads(recorder) == threads
+    assert observers.fewer_threads(recorder) == threads
 
 
 @pytest.mark.parametrize(
@@ -54,26 +54,26 @@ def test_processes_share_the_cores(recorder, others, threads):
 )
 def test_what_does_not_train_here_takes_no_core(recorder, other):
     another(recorder, **other)
-    assert crowding.fewer_threads(recorder) == 0
+    assert observers.fewer_threads(recorder) == 0
 
 
 def test_one_that_has_ended_takes_none_either(recorder):
     path = another(recorder)
     os.utime(path, (1, 1))
-    assert crowding.fewer_threads(recorder) == 0
+    assert observers.fewer_threads(recorder) == 0
 
 
 def test_a_trail_that_is_damaged_is_none(recorder):
     with open(another(recorder), "wb") as file:
         file.write(b"{}")
-    assert crowding.fewer_threads(recorder) == 0
+    assert observers.fewer_threads(recorder) == 0
 
 
 @pytest.mark.parametrize(("waited", "threads"), [(0.05, 0), (0.3, 1)])
 def test_other_programs_take_cores_too(recorder, monkeypatch, waited, threads):
     recorder.scheduled = Scheduled(1, 1, 1)
-    monkeypatch.setattr(crowding, "delayed_share", lambda since: waited)
-    assert crowding.fewer_threads(recorder) == threads
+    monkeypatch.setattr(observers, "delayed_share", lambda since: waited)
+    assert observers.fewer_threads(recorder) == threads
 
 
 def test_blocks_with_fewer_threads_stand_between_the_plain_ones(recorder, monkeypatch):

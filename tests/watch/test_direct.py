@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from trainpace.watch import Step, read_recording, records_of, watch
-from trainpace.watch.inside import direct
-from trainpace.watch.inside.trail import FORWARD, Span
+from trainpace.watch.inside import patches
+from trainpace.watch.inside.event_log import FORWARD, Span
 
 LAYER = """
 import os, torch
@@ -145,10 +145,10 @@ def test_what_nobody_calls_is_as_it_was_before_long(tmp_path, monkeypatch):
 
 def test_a_script_with_an_optimizer_for_every_sample_pays_for_few_looks(monkeypatch):
     looked = []
-    monkeypatch.setattr(direct, "holding", lambda parameters: looked.append(1) or [])
+    monkeypatch.setattr(patches, "holding", lambda parameters: looked.append(1) or [])
     calls = SimpleNamespace(models_called=list, classes=())
     recorder = SimpleNamespace(after_step=[], enter=lambda part: 0, leave=lambda depth, name: None)
-    found = direct.DirectCalls(recorder, calls, list)
+    found = patches.DirectCalls(recorder, calls, list)
     for _ in range(10):
         found.another(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1))
-    assert len(looked) == direct.MOST_LOOKS
+    assert len(looked) == patches.MOST_LOOKS

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainpace.watch import restoring
+from trainpace.watch import command
 from trainpace.watch.inside import engines
-from trainpace.watch.inside.earlier import Earlier
-from trainpace.watch.inside.trail import TrailWriter, aside_of
-from trainpace.watch.inside.writers import Writers
+from trainpace.watch.inside.event_log import TrailWriter, aside_of
+from trainpace.watch.inside.files import Earlier, Writers
 
 
 class Trail:
@@ -124,7 +123,7 @@ def test_what_a_killed_look_moved_aside_comes_back_only_where_nothing_lies(recor
 
 
 def written_by_others(folder, path):
-    return restoring._written_by_others(restoring.notes_in(folder).values("written"), [str(path)])
+    return command._written_by_others(command.notes_in(folder).values("written"), [str(path)])
 
 
 OTHERS = {

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainpace.watch import COMMAND_FILE, environment, read_recording, records_of
 from trainpace.watch.inside.engines import OTHER_COLLECTIVES, REDUCTIONS, _collectives, _deepspeed
-from trainpace.watch.inside.optimizers import Optimizers
+from trainpace.watch.inside.event_log import TrailWriter
+from trainpace.watch.inside.patches import Optimizers
 from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.trail import TrailWriter
 from trainpace.watch.inside.trials import NO_SYNC, PLAIN
 
 ROOT = Path(__file__).parents[2]

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from trainpace.watch.inside import in_bf16 as module
+from trainpace.watch.inside import trials as module
 from trainpace.watch.inside import trials as trials_module
-from trainpace.watch.inside.in_bf16 import PAIRS, InBf16
+from trainpace.watch.inside.event_log import PARTS, TRIALS, Step, TrailWriter
 from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.trail import PARTS, TRIALS, Step, TrailWriter
-from trainpace.watch.inside.trials import BF16, PLAIN, SETTLING, Trials
+from trainpace.watch.inside.trials import BF16, PAIRS, PLAIN, SETTLING, InBf16, Trials
 
 SETTINGS = {"block_steps": 2, "rounds": 2, "warm_up_steps": 4, "limit_s": 60, "without": []}
 

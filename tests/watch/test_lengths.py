@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainpace.watch.inside import lengths
-from trainpace.watch.stated import StatedLength
+from trainpace.watch.inside import script
+from trainpace.watch.inside.script import StatedLength
 
 
 def stated(code):
@@ -14,7 +14,7 @@ def stated(code):
     recorder = SimpleNamespace(trail=SimpleNamespace(note=notes.append))
     exec(
         compile(code, "/home/a/train.py", "exec"),
-        {"__name__": "__main__", "step": lambda: lengths.note(recorder)},
+        {"__name__": "__main__", "step": lambda: script.note(recorder)},
     )
     return StatedLength(*notes[0]["stated"]) if notes else None
 

@@ -3,18 +3,18 @@
 import sys
 from pathlib import Path
 
-from trainpace.watch.inside import lines
-from trainpace.watch.inside.trail import DATA, FORWARD
+from trainpace.watch.inside import script
+from trainpace.watch.inside.event_log import DATA, FORWARD
 
 
 def test_lines_of_a_librarys_loop_are_its_own_where_the_script_only_calls_it(monkeypatch):
-    seen, loop = [], lines._Loop()
-    monkeypatch.setattr(lines, "is_installed", lambda name: name == "library.py")
+    seen, loop = [], script._Loop()
+    monkeypatch.setattr(script, "is_installed", lambda name: name == "library.py")
 
     def look(part):
         frame = sys._getframe(1)
         code = loop.seen_in(frame, part)
-        seen.append((code, *lines.line_of(frame, code)))
+        seen.append((code, *script.line_of(frame, code)))
 
     library = "def reads():\n    look(DATA)\ndef trains():\n    look(FORWARD)\ndef fit():\n    for _ in range(20):\n        reads()\n        trains()\n"
     names = {"look": look, "__name__": "library", "DATA": DATA, "FORWARD": FORWARD}
@@ -27,14 +27,14 @@ def test_lines_of_a_librarys_loop_are_its_own_where_the_script_only_calls_it(mon
 
 
 def test_a_loader_alone_is_no_loop(monkeypatch):
-    loop = lines._Loop()
-    monkeypatch.setattr(lines, "is_installed", lambda name: True)
+    loop = script._Loop()
+    monkeypatch.setattr(script, "is_installed", lambda name: True)
     assert [loop.seen_in(sys._getframe(), DATA) for _ in range(40)] == [None] * 40
     assert loop.seen_in(sys._getframe(), FORWARD) is sys._getframe().f_code
 
 
 def test_a_loop_of_the_script_itself_changes_nothing(monkeypatch):
-    loop = lines._Loop()
-    monkeypatch.setattr(lines, "is_installed", lambda name: False)
+    loop = script._Loop()
+    monkeypatch.setattr(script, "is_installed", lambda name: False)
     codes = [loop.seen_in(sys._getframe(), part) for part in (DATA, FORWARD) * 20]
     assert codes == [None] * 40

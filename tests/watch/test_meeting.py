@@ -10,10 +10,10 @@ import time
 import pytest
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.watch import meeting, restoring
+from trainpace.watch import command, tasks
 from trainpace.watch.command import _wait, watch
-from trainpace.watch.inside.copies import keep_first
-from trainpace.watch.inside.trail import PARTS, Step, TrailWriter, aside_of
+from trainpace.watch.inside.event_log import PARTS, Step, TrailWriter, aside_of
+from trainpace.watch.inside.files import keep_first
 from trainpace.watch.tasks import Task
 
 FIRST = Task("7.0", 0, 3)
@@ -27,7 +27,7 @@ def task(number):
 def met(folder, number, patience_s):
     """What the task was told; "" where all came."""
     try:
-        meeting.meet(folder, task(number), patience_s)
+        tasks.meet(folder, task(number), patience_s)
     except TrainpaceError as error:
         return error.message
     return ""
@@ -52,7 +52,7 @@ def test_tasks_begin_when_all_are_there(tmp_path):
 
 
 def test_a_folder_that_is_not_shared_is_told_by_each_of_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(meeting, "SLACK_S", 0.3)
+    monkeypatch.setattr(tasks, "SLACK_S", 0.3)
     (tmp_path / "own").mkdir()
     said = all_at_once(
         lambda: met(tmp_path, 0, 0.3),
@@ -65,46 +65,46 @@ def test_a_folder_that_is_not_shared_is_told_by_each_of_them(tmp_path, monkeypat
 
 
 def test_the_first_waits_until_what_others_recorded_is_seen(tmp_path, monkeypatch):
-    monkeypatch.setattr(meeting, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(tasks, "PATIENCE_S", 0.3)
     trail = tmp_path / f"process-5-{socket.gethostname()}.trail"
     trail.write_bytes(b"x" * 100)
-    meeting.end(tmp_path, FIRST, 0)
-    meeting.end(tmp_path, task(2), 5)
-    assert meeting.missing_after(tmp_path, FIRST) == [1]
-    assert meeting.first_failure(meeting.ends(tmp_path, FIRST)) == 5
-    assert f"Task 1 of 3 left nothing in {tmp_path}" in meeting.ends_in_words(tmp_path, FIRST, [1])
-    meeting.arrive(tmp_path, task(1))
-    assert "Task 1 of 3 had not ended" in meeting.ends_in_words(tmp_path, FIRST, [1])
-    meeting.end(tmp_path, task(1), 0)
-    assert meeting.missing_after(tmp_path, FIRST) == []
+    tasks.end(tmp_path, FIRST, 0)
+    tasks.end(tmp_path, task(2), 5)
+    assert tasks.missing_after(tmp_path, FIRST) == [1]
+    assert tasks.first_failure(tasks.ends(tmp_path, FIRST)) == 5
+    assert f"Task 1 of 3 left nothing in {tmp_path}" in tasks.ends_in_words(tmp_path, FIRST, [1])
+    tasks.arrive(tmp_path, task(1))
+    assert "Task 1 of 3 had not ended" in tasks.ends_in_words(tmp_path, FIRST, [1])
+    tasks.end(tmp_path, task(1), 0)
+    assert tasks.missing_after(tmp_path, FIRST) == []
     trail.write_bytes(b"x" * 99)  # as a network's file system may still have it
-    assert meeting.missing_after(tmp_path, FIRST) == [0, 1, 2]
+    assert tasks.missing_after(tmp_path, FIRST) == [0, 1, 2]
 
 
 def test_the_one_that_failed_first_is_named_with_its_host_and_not_those_that_failed_with_it(
     tmp_path,
 ):
     for number, code in ((2, 3), (0, 1), (1, 1)):
-        meeting.end(tmp_path, task(number), code)
-    assert meeting.first_failure(meeting.ends(tmp_path, FIRST)) == 3
+        tasks.end(tmp_path, task(number), code)
+    assert tasks.first_failure(tasks.ends(tmp_path, FIRST)) == 3
     assert (
-        meeting.ends_in_words(tmp_path, FIRST, [])
+        tasks.ends_in_words(tmp_path, FIRST, [])
         == f"Task 2 of 3 (on {socket.gethostname()}) ended with exit code 3."
     )
 
 
 def test_all_well_is_not_spoken_of(tmp_path):
     for number in range(3):
-        meeting.end(tmp_path, task(number), 0)
-    assert meeting.ends_in_words(tmp_path, FIRST, []) == ""
+        tasks.end(tmp_path, task(number), 0)
+    assert tasks.ends_in_words(tmp_path, FIRST, []) == ""
 
 
 def test_a_command_that_waits_for_a_failed_task_is_ended_with_its_exit_code(tmp_path, monkeypatch):
-    monkeypatch.setattr(meeting, "GRACE_S", 0.3)
-    monkeypatch.setattr(meeting, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(meeting, "LOOK_S", 0.1)
-    meeting.end(tmp_path, task(1), 7)
-    meeting.end(tmp_path, task(2), 0)
+    monkeypatch.setattr(tasks, "GRACE_S", 0.3)
+    monkeypatch.setattr(tasks, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(tasks, "LOOK_S", 0.1)
+    tasks.end(tmp_path, task(1), 7)
+    tasks.end(tmp_path, task(2), 0)
     began = time.monotonic()
     code = watch(
         (sys.executable, "-c", "import time; time.sleep(60)"), tmp_path, TRIALS, task=FIRST
@@ -118,7 +118,7 @@ def test_a_command_that_waits_for_a_failed_task_is_ended_with_its_exit_code(tmp_
 
 
 def test_a_training_that_stands_still_is_ended_only_after_its_first_steps(tmp_path):
-    lookout = meeting.Lookout(tmp_path, FIRST, still_s=0.2)
+    lookout = tasks.Lookout(tmp_path, FIRST, still_s=0.2)
     trail = TrailWriter(str(tmp_path / "process-5-a.trail"), {})
     for _ in range(
         2
@@ -139,20 +139,20 @@ def test_a_disk_that_does_not_answer_ends_no_training(tmp_path, monkeypatch):
     def refuses(*_, **__):
         raise OSError(116, "Stale file handle")
 
-    lookout = meeting.Lookout(tmp_path, FIRST, still_s=0.0)
-    monkeypatch.setattr(meeting.Path, "glob", refuses)
-    monkeypatch.setattr(meeting.Path, "exists", refuses)
+    lookout = tasks.Lookout(tmp_path, FIRST, still_s=0.0)
+    monkeypatch.setattr(tasks.Path, "glob", refuses)
+    monkeypatch.setattr(tasks.Path, "exists", refuses)
     assert not lookout.gives_up()
-    assert meeting.missing_after(tmp_path, FIRST, 0.0) == [0, 1, 2]
+    assert tasks.missing_after(tmp_path, FIRST, 0.0) == [0, 1, 2]
 
 
 def test_a_task_that_gave_up_is_not_taken_to_be_there(tmp_path):
     two = FIRST._replace(tasks=2)
     second = two._replace(number=1)
     with pytest.raises(TrainpaceError, match="did not come"):
-        meeting.meet(tmp_path, second, patience_s=-meeting.SLACK_S)
+        tasks.meet(tmp_path, second, patience_s=-tasks.SLACK_S)
     with pytest.raises(TrainpaceError, match="1 of 2 did not come"):
-        meeting.meet(tmp_path, two, patience_s=0.0)
+        tasks.meet(tmp_path, two, patience_s=0.0)
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -207,13 +207,14 @@ def test_a_file_that_two_tasks_wrote_over_is_put_back_once_and_each_puts_back_it
     assert [place.read_text() for place in (shared, *own)] == ["earlier"] * 3
     note = json.loads((folder / "command.json").read_text())
     assert sorted(note["restored"]) == sorted(map(str, (shared, *own)))
-    assert list(
-        restoring.notes_in(folder, lambda header: header["task"] == 1).values("copied")
-    ) == [str(shared), str(own[1])]
+    assert list(command.notes_in(folder, lambda header: header["task"] == 1).values("copied")) == [
+        str(shared),
+        str(own[1]),
+    ]
 
 
 def test_a_launcher_that_is_ended_has_the_time_that_it_gives_its_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr(meeting, "LOOK_S", 0.2)
+    monkeypatch.setattr(tasks, "LOOK_S", 0.2)
     ending = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), sys.exit(7)));"
     begun = tmp_path / "begun"
     code = f"{ending} open({str(begun)!r}, 'w').close(); time.sleep(60)"

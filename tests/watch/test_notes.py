@@ -1,7 +1,7 @@
 """What a process noted in its trail, by name."""
 
-from trainpace.watch.inside.trail import PARTS, Step
-from trainpace.watch.notes import Notes, inputs_of, lines_of, training_loader
+from trainpace.watch.event_logs import Notes, inputs_of, lines_of, training_loader
+from trainpace.watch.inside.event_log import PARTS, Step
 
 
 def step(number):

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import torch
 
 from made_trails import read_trail
-from trainpace.watch.inside.lines import Sampler
+from trainpace.watch.inside.event_log import OPTIMIZER, OTHER, Step, TrailWriter
 from trainpace.watch.inside.loaders import timed_fetch
-from trainpace.watch.inside.optimizers import Optimizers
+from trainpace.watch.inside.patches import Optimizers
 from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.script import Sampler
 from trainpace.watch.inside.start import when_imported
-from trainpace.watch.inside.trail import OPTIMIZER, OTHER, Step, TrailWriter
 from watch.test_watch_scripts import run
 
 ODD = """

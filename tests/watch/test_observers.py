@@ -10,8 +10,8 @@ import torch
 from made_trails import read_trail
 from trainpace import measure as accelerator
 from trainpace.watch.inside import observers
+from trainpace.watch.inside.event_log import BACKWARD, FORWARD, OTHER, TrailWriter
 from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.trail import BACKWARD, FORWARD, OTHER, TrailWriter
 
 
 @pytest.mark.parametrize(("thread_us", "is_large"), [(5, False), (50, True)])

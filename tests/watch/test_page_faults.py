@@ -11,10 +11,10 @@ import pytest
 from trainpace.diagnose import diagnose
 from trainpace.diagnose.advice import VARIABLES
 from trainpace.watch import read_recording
-from trainpace.watch.inside import page_faults
+from trainpace.watch.inside import observers
 
 pytestmark = pytest.mark.skipif(
-    page_faults.cost_ns() is None, reason="page faults are not counted here"
+    observers.cost_ns() is None, reason="page faults are not counted here"
 )
 
 
@@ -23,24 +23,24 @@ def test_pages_that_are_written_to_are_counted():
     with mmap.mmap(-1, pages * mmap.PAGESIZE) as memory:
         with contextlib.suppress(AttributeError, OSError):
             memory.madvise(mmap.MADV_NOHUGEPAGE)
-        before = page_faults.count()
+        before = observers.count()
         memory[:: mmap.PAGESIZE] = bytes(pages)
-        new = page_faults.count() - before
-        again = page_faults.count()
+        new = observers.count() - before
+        again = observers.count()
         memory[:: mmap.PAGESIZE] = bytes(pages)
-        assert page_faults.count() - again < 100
+        assert observers.count() - again < 100
     assert pages <= new < pages + 100
 
 
 def test_one_takes_longer_than_writing_to_a_page_that_is_there():
     """Clearing 4 KiB at the rate of memory alone takes about 100 ns."""
-    assert 50 < page_faults.cost_ns() < 1e6
+    assert 50 < observers.cost_ns() < 1e6
 
 
 def test_nothing_is_told_of_another_c_library(monkeypatch):
     monkeypatch.setattr(os, "confstr", lambda _: None)
-    assert page_faults.count() is None
-    assert page_faults.cost_ns() is None
+    assert observers.count() is None
+    assert observers.cost_ns() is None
 
 
 LARGE_TENSORS = """

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made_trails import MS, START, simple_run, write_process, write_worker
 from trainpace.core.errors import UnreadableInput
 from trainpace.watch import read_processes, trace_events, write_trace
-from trainpace.watch.inside.trail import DATA, LOGGING, PARTS, Fetch, TrailWriter
+from trainpace.watch.inside.event_log import DATA, LOGGING, PARTS, Fetch, TrailWriter
 
 
 def written(folder, name="trace.json"):

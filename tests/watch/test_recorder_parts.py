@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from made_trails import read_trail
 from trainpace.watch.inside import recorder as module
-from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.trail import (
+from trainpace.watch.inside.event_log import (
     BACKWARD,
     CHECKPOINT,
     DATA,
@@ -21,6 +20,7 @@ from trainpace.watch.inside.trail import (
     Step,
     TrailWriter,
 )
+from trainpace.watch.inside.recorder import Recorder
 
 
 class Clock:

@@ -6,7 +6,7 @@ import pytest
 
 from trainpace.core.errors import UnreadableInput
 from trainpace.watch import half_width_ms, read_recording
-from trainpace.watch.inside.trail import (
+from trainpace.watch.inside.event_log import (
     CHECKPOINT,
     DATA,
     EVALUATION,

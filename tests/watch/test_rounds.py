@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpace.core.stats import student_t_95
-from trainpace.watch.inside.rounds import LEAST_BLOCK, T_95, fitted, settled, warm_up_steps
+from trainpace.watch.inside.trials import LEAST_BLOCK, T_95, fitted, settled, warm_up_steps
 
 
 @given(

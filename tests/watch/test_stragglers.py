@@ -9,9 +9,7 @@ from msgspec.structs import replace
 
 from trainpace.diagnose import clocks_in_words, diagnose
 from trainpace.watch import LinkRate, read_recording, timeline_of
-from trainpace.watch.clocks import clocks, offsets
-from trainpace.watch.exchanges import Exchange, RankStep, common, rank_steps
-from trainpace.watch.inside.trail import (
+from trainpace.watch.inside.event_log import (
     BACKWARD,
     COMMUNICATION,
     DATA,
@@ -24,8 +22,17 @@ from trainpace.watch.inside.trail import (
     Step,
     TrailWriter,
 )
-from trainpace.watch.links import link_rates, slow_links
-from trainpace.watch.stragglers import together
+from trainpace.watch.stragglers import (
+    Exchange,
+    RankStep,
+    clocks,
+    common,
+    link_rates,
+    offsets,
+    rank_steps,
+    slow_links,
+    together,
+)
 
 MS = 1_000_000
 BOOTED = 4 * 10**15

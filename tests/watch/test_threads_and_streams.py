@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from trainpace.watch import read_recording, watch
-from trainpace.watch.inside import installed, lengths, loaders, start, streams
-from trainpace.watch.inside.batches import size_of_uncollated
+from trainpace.watch.inside import loaders, script, start
+from trainpace.watch.inside.event_log import DATA, TrailWriter
+from trainpace.watch.inside.loaders import size_of_uncollated
 from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.trail import DATA, TrailWriter
 
 STEPS = """
 import os, signal, threading, time, torch
@@ -148,7 +148,7 @@ def test_batches_of_ray_data_are_waited_for(tmp_path):
         def __iter__(self):
             return iter(self.batches)
 
-    streams.ray_data(SimpleNamespace(_IterableFromIterator=Iterable), recorder)
+    loaders.ray_data(SimpleNamespace(_IterableFromIterator=Iterable), recorder)
     inner = Iterable([{"x": torch.ones(4, 2)}] * 3)
     entered = []
     recorder.enters_batch = lambda part, enters=recorder.enters_batch: (
@@ -168,8 +168,8 @@ def test_code_that_is_known_by_a_bare_name_is_the_scripts(tmp_path, monkeypatch)
     """As under cProfile, in a folder that is a package."""
     (tmp_path / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
-    assert not installed.is_installed("some_script.py")
-    assert installed.top_of("/") == "/"
+    assert not script.is_installed("some_script.py")
+    assert script.top_of("/") == "/"
 
 
 def test_a_package_is_installed_wherever_pip_put_it(tmp_path, monkeypatch):
@@ -182,10 +182,10 @@ def test_a_package_is_installed_wherever_pip_put_it(tmp_path, monkeypatch):
     monkeypatch.setattr(
         sys.modules["__main__"], "__file__", str(tmp_path / "train.py"), raising=False
     )
-    assert installed.is_installed(str(beside / "package/inner/code.py"))
-    assert installed.is_installed(os.__file__)
-    assert installed.is_installed(torch.__file__)
-    assert not installed.is_installed(str(own / "package/inner/code.py"))
+    assert script.is_installed(str(beside / "package/inner/code.py"))
+    assert script.is_installed(os.__file__)
+    assert script.is_installed(torch.__file__)
+    assert not script.is_installed(str(own / "package/inner/code.py"))
 
 
 def test_omegaconfs_settings_are_read_without_running_it():
@@ -205,5 +205,5 @@ def test_omegaconfs_settings_are_read_without_running_it():
         }
     )
     whole.__dict__["_content"]["trainer"].__dict__["_parent"] = whole
-    found = {name: value for name, value, _ in lengths._named({"cfg": whole}, "train.py")}
+    found = {name: value for name, value, _ in script._named({"cfg": whole}, "train.py")}
     assert (found["max_epochs"], found["name"]) == (7, "x")

@@ -13,8 +13,7 @@ from made_trails import read_trail, simple_run, write_process, write_worker
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.watch import Bar, charged, coarsened, environment, timeline_of
 from trainpace.watch.inside import recorder as recorder_module
-from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.trail import (
+from trainpace.watch.inside.event_log import (
     BACKWARD,
     CHECKPOINT,
     COMMUNICATION,
@@ -30,6 +29,7 @@ from trainpace.watch.inside.trail import (
     Step,
     TrailWriter,
 )
+from trainpace.watch.inside.recorder import Recorder
 
 
 def bars(lane):

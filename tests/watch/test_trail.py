@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_trails import read_trail
-from trainpace.watch.inside import trail
-from trainpace.watch.inside.trail import PARTS, Fetch, Span, Step, TrailWriter, unused
+from trainpace.watch.inside import event_log
+from trainpace.watch.inside.event_log import PARTS, Fetch, Span, Step, TrailWriter, unused
 
 ns = st.integers(0, 2**62)
 STEPS = st.builds(
@@ -143,7 +143,7 @@ def test_a_thread_may_write_while_another_hands_over(tmp_path, monkeypatch):
 
 
 def test_a_signals_handler_does_not_wait_for_the_thread_that_it_interrupts(tmp_path, monkeypatch):
-    monkeypatch.setattr(trail, "LONGEST_WRITE_S", 0.05)
+    monkeypatch.setattr(event_log, "LONGEST_WRITE_S", 0.05)
     writer = TrailWriter(str(tmp_path / "a"), {})
     writer.note({"first": 1})
     with writer._writing:  # where it interrupts this thread in the middle of a write

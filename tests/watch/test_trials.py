@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainpace.watch.inside import left_out, together
+from trainpace.watch.inside import ranks
 from trainpace.watch.inside import trials as module
-from trainpace.watch.inside.batches import size_of
-from trainpace.watch.inside.left_out import collective
+from trainpace.watch.inside.event_log import OF_TRIAL, PARTS, Step, TrailWriter
+from trainpace.watch.inside.loaders import size_of
 from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.trail import OF_TRIAL, PARTS, Step, TrailWriter
 from trainpace.watch.inside.trials import (
     CACHED_BATCH,
     FEW_SAMPLES,
@@ -21,7 +20,7 @@ from trainpace.watch.inside.trials import (
     PLAIN,
     SETTLING,
     Trials,
-    batch,
+    collective,
 )
 
 SETTINGS = {"block_steps": 4, "rounds": 1, "warm_up_steps": 4, "limit_s": 60, "without": []}
@@ -64,7 +63,7 @@ def step(trials, number):
 def warm_up(trials, *iterators):
     for number in range(4):
         for iterator in iterators:
-            batch(trials.recorder, iterator, fetch)
+            trials.fetched(iterator, fetch)
         step(trials, number)
 
 
@@ -72,7 +71,7 @@ def all_of(trials, iterator):
     given = []
     while True:
         try:
-            given.append(batch(trials.recorder, iterator, fetch))
+            given.append(trials.fetched(iterator, fetch))
         except StopIteration:
             return given
 
@@ -80,9 +79,9 @@ def all_of(trials, iterator):
 def test_an_epochs_last_small_batch_is_not_the_one_that_is_kept(trials):
     warm_up(trials, Batches(TRAINING, [16, 16, 16, 3]))
     trials.recorder.active_trial = CACHED_BATCH
-    assert batch(trials.recorder, Batches(TRAINING, [16]), fetch).shape == (16,)
+    assert trials.fetched(Batches(TRAINING, [16]), fetch).shape == (16,)
     trials.recorder.active_trial = FEW_SAMPLES
-    assert batch(trials.recorder, Batches(TRAINING, [16]), fetch).shape == (2,)
+    assert trials.fetched(Batches(TRAINING, [16]), fetch).shape == (2,)
 
 
 def test_an_evaluation_in_a_block_without_data_ends(trials):
@@ -100,8 +99,8 @@ def test_two_loaders_of_a_step_each_give_their_own_again(trials):
     other = object()
     warm_up(trials, Batches(TRAINING, [16] * 4), Batches(other, [8] * 4))
     trials.recorder.active_trial = CACHED_BATCH
-    assert len(batch(trials.recorder, Batches(TRAINING, [16]), fetch)) == 16
-    assert len(batch(trials.recorder, Batches(other, [8]), fetch)) == 8
+    assert len(trials.fetched(Batches(TRAINING, [16]), fetch)) == 16
+    assert len(trials.fetched(Batches(other, [8]), fetch)) == 8
 
 
 class Odd:
@@ -116,7 +115,7 @@ def test_batches_that_cannot_be_copied_are_left_alone(trials):
     warm_up(trials, iterator)
     assert CACHED_BATCH not in [kind for kind, _, _ in trials.programme]
     trials.recorder.active_trial = FEW_SAMPLES
-    assert isinstance(batch(trials.recorder, iterator, fetch), Odd)
+    assert isinstance(trials.fetched(iterator, fetch), Odd)
 
 
 def test_dictionaries_of_all_kinds_are_copied(trials):
@@ -126,7 +125,7 @@ def test_dictionaries_of_all_kinds_are_copied(trials):
     iterator = Batches(TRAINING, [16] * 10, make=make)
     warm_up(trials, iterator)
     trials.recorder.active_trial = FEW_SAMPLES
-    given = batch(trials.recorder, iterator, fetch)
+    given = trials.fetched(iterator, fetch)
     assert given["x"].shape == (2,)
     assert given["missing"] == []
 
@@ -151,7 +150,7 @@ def test_a_plain_exchange_is_left_out_and_answers_as_it_did(trials):
 def test_all_ranks_do_as_the_first(trials, monkeypatch):
     store = torch.distributed.HashStore()
     rank = SimpleNamespace(now=0)
-    monkeypatch.setattr(together, "process_group", lambda: torch.distributed)
+    monkeypatch.setattr(ranks, "process_group", lambda: torch.distributed)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank.now)
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
@@ -202,7 +201,7 @@ def diagnosed(trials, took_ms, budget_s=100.0, **settings):
         number = 0
         while not ended and number < 5000:
             if t.programme is None:
-                batch(trials.recorder, Batches(TRAINING, [16]), fetch)
+                t.fetched(Batches(TRAINING, [16]), fetch)
             trial, begun = trials.recorder.trial, clock
             clock += int(1e6 * took_ms(trials.recorder.active_trial, number))
             if trial != SETTLING and t.programme is not None:
@@ -254,8 +253,8 @@ def test_a_script_that_loads_its_own_checkpoint_finds_it_beside_its_place(tmp_pa
     )
     torch.save({"weight": 0}, f"{tmp_path}/older.pt{OF_TRIAL}")
     os.utime(f"{tmp_path}/older.pt{OF_TRIAL}", (0, 0))
-    load = left_out.loads(torch.load)
-    left_out.checkpoints(recorder, torch.save, "f")({"weight": 1}, written)
+    load = module.loads(torch.load)
+    module.checkpoints(recorder, torch.save, "f")({"weight": 1}, written)
     assert not (tmp_path / "best.pt").exists()
     assert load(written) == load(f=written) == {"weight": 1}  # whichever rank has saved it
     for name in ("pretrained.pt", "older.pt"):
@@ -269,7 +268,7 @@ def test_a_schedule_of_so_many_steps_bears_more_of_them_under_trials_alone(under
         pass
 
     recorder = SimpleNamespace(trials=object() if under_trials else None)
-    left_out.steps_beyond(Schedule, recorder)
+    module.steps_beyond(Schedule, recorder)
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1)
     schedule = Schedule(optimizer, 0.1, total_steps=10)
     for _ in range(10):

@@ -44,7 +44,7 @@ from trainpace.measure.loader import (
     batch_ms,
     fewest_workers,
 )
-from trainpace.shards import ShardDataset, determinism, is_task, length_of, made_by, opened_files
+from trainpace.shards import ShardDataset, is_task, length_of, made_by, opened_files, user_dataset
 from trainpace.workload import ModelSpec
 
 SAMPLES_S, SAMPLES_OF_A_LADDER_S = 1.0, 1.5
@@ -659,11 +659,11 @@ def transform_stages(
 ) -> tuple[Stage, ...]:
     """The transforms in the order in which they run, after the rest of ``__getitem__``; ms a sample. Empty where the dataset
     holds no transforms that can be seen from outside."""
-    places = determinism.find_places(target.dataset)
+    places = user_dataset.find_places(target.dataset)
     if not places:
         return ()
     clock = _Clock()
-    with one_thread(), determinism.replaced(places, partial(_Timed, clock)):
+    with one_thread(), user_dataset.replaced(places, partial(_Timed, clock)):
         watched = [_watch(target, clock, index) for index in indices[:WATCHED]]
         clock.watching = False
         for timed in clock.ran:
@@ -728,16 +728,16 @@ def dataset_stages(
             return ()
         found = list(
             _deterministic(
-                target, list(determinism.held_datasets(target.dataset)), indices[:WATCHED]
+                target, list(user_dataset.held_datasets(target.dataset)), indices[:WATCHED]
             )
         )
         calls: list[_Held] = []
 
-        def timed(place: determinism.Place) -> _Held:
+        def timed(place: user_dataset.Place) -> _Held:
             calls.append(_Held(place.transform))
             return calls[-1]
 
-        with determinism.replaced(found, timed):
+        with user_dataset.replaced(found, timed):
             start = time.perf_counter()
             for index in indices:
                 target.sample(index)
@@ -762,11 +762,11 @@ def dataset_stages(
 
 
 def _deterministic(
-    target: LoaderTarget, places: list[determinism.Place], indices: Sequence[int]
-) -> Iterator[determinism.Place]:
+    target: LoaderTarget, places: list[user_dataset.Place], indices: Sequence[int]
+) -> Iterator[user_dataset.Place]:
     """The outermost datasets among `places`, and in those that they hold, whose samples are the same every time."""
     held: dict[int, _Held] = {}
-    with determinism.replaced(
+    with user_dataset.replaced(
         places, lambda place: held.setdefault(id(place.transform), _Held(place.transform))
     ):
         for index in indices:
@@ -777,14 +777,14 @@ def _deterministic(
             yield place
         else:
             yield from _deterministic(
-                target, list(determinism.held_datasets(place.transform)), indices
+                target, list(user_dataset.held_datasets(place.transform)), indices
             )
 
 
 def _gives_two(dataset: Any, key: Any) -> bool:
-    first, drew = determinism.under_seed(0, lambda: dataset[key])
-    again, _ = determinism.under_seed(1, lambda: dataset[key])
-    return bool(drew) or not determinism.same(first, again)
+    first, drew = user_dataset.under_seed(0, lambda: dataset[key])
+    again, _ = user_dataset.under_seed(1, lambda: dataset[key])
+    return bool(drew) or not user_dataset.same(first, again)
 
 
 class _Held:
@@ -821,7 +821,7 @@ class _Clock:
 class _Timed:
     """A stand-in for a transform that adds up its time."""
 
-    def __init__(self, clock: _Clock, place: determinism.Place) -> None:
+    def __init__(self, clock: _Clock, place: user_dataset.Place) -> None:
         self._transform, self._clock = place.transform, clock
         self.name, self.kind, self.branch = place.name, place.kind, place.branch
         self.wall_s = self.cpu_s = 0.0
@@ -848,21 +848,21 @@ class _Timed:
     def _watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the transform also under other seeds, on copies of the input, since transforms may write into it."""
         clock = self._clock
-        before = determinism.states()
+        before = user_dataset.states()
         clock.drew_outside |= clock.last_state is not None and before != clock.last_state
         if not self.random:
-            self.random = determinism.gives_two_results(self._transform, args, kwargs, TRIALS)
+            self.random = user_dataset.gives_two_results(self._transform, args, kwargs, TRIALS)
         out = self._transform(*args, **kwargs)
-        clock.last_state = determinism.states()
+        clock.last_state = user_dataset.states()
         self.random |= before != clock.last_state
         return out
 
 
 def _watch(target: LoaderTarget, clock: _Clock, index: int) -> bool:
     """True where ``__getitem__`` draws a random number outside all transforms."""
-    clock.last_state, clock.drew_outside = determinism.states(), False
+    clock.last_state, clock.drew_outside = user_dataset.states(), False
     target.sample(index)
-    return bool(clock.drew_outside or determinism.states() != clock.last_state)
+    return bool(clock.drew_outside or user_dataset.states() != clock.last_state)
 
 
 def is_random(target: LoaderTarget, index: int) -> bool:

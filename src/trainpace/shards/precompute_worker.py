@@ -24,9 +24,14 @@ from trainpace.core.errors import TrainpaceError, UnreadableInput, os_reason
 from trainpace.core.records import Record, save
 from trainpace.core.worker import failure_of, serve_lines
 from trainpace.shards import files, opened_files
-from trainpace.shards.determinism import computed_twice
-from trainpace.shards.samples import Encoded, Layout, encode, reason_of, spread, timed_samples
-from trainpace.shards.user_dataset import SETTINGS, fingerprint, load_dataset, settings_of
+from trainpace.shards.files import Encoded, Layout, encode, reason_of, spread, timed_samples
+from trainpace.shards.user_dataset import (
+    SETTINGS,
+    computed_twice,
+    fingerprint,
+    load_dataset,
+    settings_of,
+)
 
 _WARM_SHARE = 0.7
 """Share of the memory up to which shards are read from the page cache after the first epoch."""

@@ -1,4 +1,4 @@
-"""A folder of trails as one recording: the command, its ranks, and what they do to each other."""
+"""A folder of event logs as one recording: the command, its ranks, and what they do to each other."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,10 @@ from trainpace.core.errors import UnreadableInput
 from trainpace.core.intake import read_json
 from trainpace.core.records import Record
 from trainpace.watch.command import COMMAND_FILE
-from trainpace.watch.exchanges import rank_steps
-from trainpace.watch.inside.trail import DATA, FORWARD, Span, Step
-from trainpace.watch.links import link_rates
+from trainpace.watch.event_logs import ProcessTrail, readable, records_of, trails_of
+from trainpace.watch.inside.event_log import DATA, FORWARD, Span, Step
 from trainpace.watch.ranks import Rank, rank_of
-from trainpace.watch.stragglers import Together, together
-from trainpace.watch.trails import ProcessTrail, readable, records_of, trails_of
+from trainpace.watch.stragglers import Together, link_rates, rank_steps, together
 from trainpace.workload import LARGEST
 
 STEP_IN_WORDS = (

@@ -1,18 +1,351 @@
-"""Where the steps of ranks that train together go, which of them is behind the others, by how much, and why."""
+"""Where the steps of ranks that train together go, which rank is behind the others, by how much, and why."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
 from trainpace.core.records import Record
 from trainpace.core.stats import consecutive_blocks, mean_and_half_width, median
-from trainpace.watch.clocks import Clock, clocks, offsets
-from trainpace.watch.exchanges import RankStep, common
-from trainpace.watch.inside.trail import BACKWARD, DATA, FORWARD, LOADER_START, OPTIMIZER
-from trainpace.watch.links import LinkRate, SlowLink, slow_links
+from trainpace.watch.event_logs import Notes, inputs_of
+from trainpace.watch.inside.event_log import (
+    BACKWARD,
+    COMMUNICATION,
+    DATA,
+    EVALUATION,
+    FORWARD,
+    LOADER_START,
+    OPTIMIZER,
+    TRIALS,
+    Span,
+    Step,
+)
+from trainpace.watch.inside.ranks import GRADIENTS
+
+WARM_UP_STEPS = 3
+LEAVE_TOGETHER = (
+    GRADIENTS,
+    "all_reduce",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "reduce_scatter",
+    "all_gather_single",
+    "all_gather_into_tensor",
+    "all_gather",
+    "all_to_all_single",
+    "all_to_all",
+    "barrier",
+    "all_reduce_coalesced",
+    "all_gather_coalesced",
+    "all_gather_object",
+)
+"""Collectives that no rank can leave before all have arrived, by the names under which they are recorded."""
+HOST_WAITS = frozenset(("gloo", "mpi"))
+"""Backends whose collectives end when the call returns. With the others a device waits, and the host does not say when."""
+
+
+class Exchange(NamedTuple):
+    """One collective on one rank, by the clock of its host."""
+
+    name: str
+    arrives_ns: int
+    leaves_ns: int
+
+
+class RankStep(NamedTuple):
+    """A step of one rank: its time by part, the collectives that all ranks leave together, the time of all exchange by name (of
+    which those are a part), their calls, and the numbers in its inputs (0 where nobody counted)."""
+
+    number: int
+    parts_ns: tuple[int, ...]
+    together: tuple[Exchange, ...]
+    by_name_ns: dict[str, int]
+    calls: dict[str, int]
+    input_elements: int
+
+    @property
+    def exchange_ns(self) -> int:
+        return self.parts_ns[COMMUNICATION]
+
+    def own_ns(self) -> int:
+        """The step without exchange, which is this rank's own pace."""
+        return sum(self.parts_ns) - self.exchange_ns
+
+
+def rank_steps(records: Iterable[Any]) -> dict[int, RankStep]:
+    """The plain steps after the warm-up of a trail whose spans were kept and that have no evaluation, by their number; none
+    where the host does not wait for its collectives."""
+    steps: list[tuple[Step, list[Span]]] = []
+    notes, spans = Notes(), list[Span]()
+    is_detailed = False
+    for r in records:
+        if isinstance(r, Span):
+            is_detailed |= r.thread == 0
+            if r.thread == 0 and r.part == COMMUNICATION:
+                spans.append(r)
+            continue
+        notes.add(r)
+        if isinstance(r, Step):
+            # what an evaluation exchanges counts as evaluation, and not every step has one
+            if (
+                is_detailed
+                and r.trial == 0
+                and r.number >= WARM_UP_STEPS
+                and not r.parts_ns[EVALUATION]
+            ):
+                steps.append((r, spans))
+            spans, is_detailed = [], False
+    if any(notes.values("accelerator")) or not set(notes.values("backend")) <= HOST_WAITS:
+        return {}
+    held = inputs_of(notes)
+    names = {note.content["number"]: note.content["name"] for note in notes.with_name("number")}
+    return {
+        step.number: _rank_step(step, found, names, held.get(step.number, 0))
+        for step, found in steps
+    }
+
+
+def _rank_step(step: Step, spans: Sequence[Span], names: Mapping[int, str], held: int) -> RankStep:
+    together, by_name, calls, until = [], Counter[str](), Counter[str](), step.start_ns
+    for span in sorted(spans, key=lambda s: (s.start_ns, -s.end_ns)):
+        if span.end_ns > until and span.end_ns <= step.end_ns:
+            name = names.get(span.name, "")
+            by_name[name] += span.end_ns - max(span.start_ns, until)
+            calls[name] += 1
+            until = span.end_ns
+            if name in LEAVE_TOGETHER:
+                together.append(Exchange(name, span.start_ns, span.end_ns))
+    return RankStep(step.number, step.parts_ns, tuple(together), dict(by_name), dict(calls), held)
+
+
+def common(ranks: Mapping[int, Mapping[int, RankStep]]) -> dict[int, list[RankStep]]:
+    """By rank, the steps that all ranks recorded with the same collectives in the same order; the others tell nothing."""
+    first, *rest = ranks.values()
+
+    def alike(number: int) -> bool:
+        names = [[e.name for e in steps[number].together] for steps in ranks.values()]
+        return bool(names[0]) and all(n == names[0] for n in names)
+
+    numbers = [n for n in sorted(first) if all(n in steps for steps in rest) and alike(n)]
+    return {rank: [steps[n] for n in numbers] for rank, steps in ranks.items()}
+
+
+CHUNK = 50
+"""Steps that share an offset: enough for a median, and few enough that a clock which is 20 ppm off drifts by little in them."""
+SHORTEST, LEAST_TAKEN = 4, 8
+"""One collective in so many is taken, and of few collectives at least so many."""
+
+
+class Clock(Record):
+    """A node's clock against that of the lowest rank's node: `offset_ms` ahead, known to `uncertainty_ms` either way. `wall_ms`:
+    what the time of day is ahead there; the other clock counts from each node's own start."""
+
+    node: str
+    offset_ms: float
+    uncertainty_ms: float
+    wall_ms: float = 0.0
+
+
+class Offsets(NamedTuple):
+    """What a node's clock is ahead of the lowest rank's node: nanoseconds at each of the common steps, 0 for that node itself."""
+
+    at_ns: tuple[int, ...]
+    uncertainty_ns: float = 0.0
+
+
+def offsets(
+    steps: Mapping[int, Sequence[RankStep]], nodes: Mapping[int, str]
+) -> dict[str, Offsets]:
+    """By node. The uncertainty is the larger of two: half the range of what 9 in 10 of the collectives say, and the transfer,
+    within which ranks may leave one after the other."""
+    first = nodes[min(steps)]
+    known = {first: Offsets((0,) * len(steps[min(steps)]))}
+    transfers = _transfers_ns(list(steps.values()))
+    zero = steps[min(steps)]
+    for node in dict.fromkeys(nodes[rank] for rank in sorted(steps)):
+        if node != first:
+            mine = steps[min(r for r in steps if nodes[r] == node)]
+            known[node] = _offsets(mine, zero, transfers)
+    return known
+
+
+def clocks(known: Mapping[str, Offsets]) -> tuple[Clock, ...]:
+    """Of the nodes other than the lowest rank's."""
+    _, *others = known.items()
+    return tuple(
+        Clock(
+            node=node,
+            offset_ms=o.at_ns[len(o.at_ns) // 2] / 1e6,
+            uncertainty_ms=o.uncertainty_ns / 1e6,
+        )
+        for node, o in others
+    )
+
+
+def _transfers_ns(ranks: Sequence[Sequence[RankStep]]) -> list[list[int]]:
+    """By step and collective, the time of the rank that waited least: about that of the transfer."""
+    return [
+        [
+            min(e.leaves_ns - e.arrives_ns for e in same)
+            for same in zip(*(s.together for s in at_once), strict=True)
+        ]
+        for at_once in zip(*ranks, strict=True)
+    ]
+
+
+def _offsets(
+    mine: Sequence[RankStep], zero: Sequence[RankStep], transfers: Sequence[Sequence[int]]
+) -> Offsets:
+    pairs = [
+        [
+            (transfer, a.leaves_ns - b.leaves_ns)
+            for transfer, a, b in zip(times, x.together, y.together, strict=True)
+        ]
+        for times, x, y in zip(transfers, mine, zero, strict=True)
+    ]
+    chunks = [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
+    if len(chunks) > 1 and len(chunks[-1]) < CHUNK // 2:
+        chunks[-2:] = [chunks[-2] + chunks[-1]]
+    at_ns: list[int] = []
+    strays: list[int] = []
+    least: list[int] = []
+    for chunk in chunks:
+        every = sorted(pair for step in chunk for pair in step)
+        taken = every[: max(LEAST_TAKEN, len(every) // SHORTEST)]
+        # nanoseconds since a node's start would lose digits as a float
+        near = taken[0][1]
+        offset = near + round(median([apart - near for _, apart in taken]))
+        at_ns += [offset] * len(chunk)
+        strays += [apart - offset for _, apart in taken]
+        least += [transfer for transfer, _ in taken]
+    strays.sort()
+    cut = len(strays) // 20
+    return Offsets(tuple(at_ns), max((strays[-1 - cut] - strays[cut]) / 2, median(least)))
+
+
+LEAST_BYTES = 1_000_000
+"""A connection that sent less says nothing about its link; those of a rendezvous do."""
+LITTLE = 20
+"""A connection carries little that carries less than one part in so many of what the largest to the same peer does."""
+LEAST_BUSY_US = 20_000
+"""The kernel counts in ticks of up to 10 ms."""
+SLOW = 1.5
+"""A link is slow that takes so many times as long as the usual one for the same bytes."""
+
+
+class LinkRate(Record):
+    """What `sender` sent to `receiver` in a step, and how fast while something was on its way: a slow link, or a sender that
+    its network holds back, shows in it, a receiver that computes does not."""
+
+    sender: str
+    receiver: str
+    mb_per_step: float
+    mbit_per_s: float
+
+
+class SlowLink(Record):
+    """`ms`: how much longer a step takes than if the link were as fast as the usual one, if nothing hides it. `at_least`: the
+    usual one is held back by this one too, as between two nodes, so that it costs more."""
+
+    sender: str
+    receiver: str
+    mbit_per_s: float
+    usual_mbit_per_s: float
+    ms: float
+    at_least: bool = False
+
+
+def link_rates(
+    trails: Mapping[int, Sequence[Any]], nodes: Mapping[int, str]
+) -> tuple[LinkRate, ...]:
+    """The links between nodes, from the records of each rank's trail; the connections of two nodes' ranks together."""
+    counted = {
+        rank: [r for r in records if isinstance(r, dict) and "links" in r]
+        for rank, records in trails.items()
+    }
+    at = {
+        own: nodes[rank] for rank, notes in counted.items() for n in notes for own, *_ in n["links"]
+    }
+    exchanging = {
+        r: _steps_between(trails[r], notes[0], notes[-1]) for r, notes in counted.items() if notes
+    }
+    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    steps: dict[tuple[str, str], int] = {}
+    for rank, notes in counted.items():
+        if len(notes) < 2:
+            continue
+        first, last = _by_peer(notes[0]["links"]), _by_peer(notes[-1]["links"])
+        for peer, (sent, busy_us) in last.items():
+            before = first.get(peer, (0, 0))
+            if peer in at and at[peer] != nodes[rank]:
+                link = nodes[rank], at[peer]
+                sums[link][0] += sent - before[0]
+                sums[link][1] += busy_us - before[1]
+                steps[link] = max(steps.get(link, 1), exchanging[rank])
+    return tuple(
+        LinkRate(
+            sender=sender,
+            receiver=receiver,
+            mb_per_step=sent / 1e6 / steps[sender, receiver],
+            mbit_per_s=8 * sent / busy,
+        )
+        for (sender, receiver), (sent, busy) in sorted(sums.items())
+        if sent >= LEAST_BYTES and busy >= LEAST_BUSY_US
+    )
+
+
+def _steps_between(records: Sequence[Any], first: dict[str, Any], last: dict[str, Any]) -> int:
+    """Those after one look at the links up to another, without those whose exchange an intervention left out; settling steps are
+    of the intervention that follows."""
+    begin, end = int(first["link_steps"]), int(last["link_steps"])
+    left_out, settling = 0, 0
+    for step in (r for r in records if isinstance(r, Step) and begin < r.number <= end):
+        if TRIALS[step.trial] == "settling":
+            settling += 1
+        else:
+            left_out += settling + 1 if TRIALS[step.trial] == "no_sync" else 0
+            settling = 0
+    return end - begin - left_out
+
+
+def _by_peer(connections: Sequence[Sequence[Any]]) -> dict[str, tuple[int, int]]:
+    """Of several connections to one peer those that carry much: what a rendezvous says now and then is acknowledged late, and so
+    would count as slow."""
+    to_peer = defaultdict(list)
+    for _, peer, sent, busy_us in connections:
+        to_peer[peer].append((int(sent), int(busy_us)))
+    sums = {}
+    for peer, counts in to_peer.items():
+        carry = [count for count in counts if count[0] * LITTLE >= max(counts)[0]]
+        sums[peer] = sum(sent for sent, _ in carry), sum(busy_us for _, busy_us in carry)
+    return sums
+
+
+def slow_links(rates: Sequence[LinkRate]) -> tuple[SlowLink, ...]:
+    """Links that are slower than the usual one, the slowest first. The usual one is the slowest of the fastest quarter, since a
+    slow link also holds back the acknowledgements of what is sent to its sender; that other direction is not told.
+    """
+    if len(rates) < 2:
+        return ()
+    usual = sorted(rates, key=lambda r: -r.mbit_per_s)[(len(rates) - 1) // 4]
+    slow: list[SlowLink] = []
+    for r in sorted(rates, key=lambda r: r.mbit_per_s):
+        if r.mbit_per_s * SLOW < usual.mbit_per_s and r.receiver not in {s.sender for s in slow}:
+            slow.append(
+                SlowLink(
+                    sender=r.sender,
+                    receiver=r.receiver,
+                    mbit_per_s=r.mbit_per_s,
+                    usual_mbit_per_s=usual.mbit_per_s,
+                    ms=8e3 * r.mb_per_step * (1 / r.mbit_per_s - 1 / usual.mbit_per_s),
+                    at_least=usual.receiver == r.sender,
+                )
+            )
+    return tuple(slow)
+
 
 LEAST_STEPS = 5
 BEHIND = 0.05

@@ -4,6 +4,7 @@ for a picture, all of it a file in the Trace Event Format for Perfetto or chrome
 import gzip
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -11,16 +12,159 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from trainpace.core.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.core.records import Record, written_aside
-from trainpace.watch.exchanges import WARM_UP_STEPS
+from trainpace.watch.event_logs import ProcessTrail, fetches_of, readable, records_of, trails_of
+from trainpace.watch.inside.event_log import OTHER, PARTS, TRIALS, Fetch, Span, Step
 from trainpace.watch.inside.recorder import KEEPS
-from trainpace.watch.inside.trail import OTHER, PARTS, TRIALS, Fetch, Span, Step
-from trainpace.watch.trails import Process, read_processes, records_of
+from trainpace.watch.stragglers import WARM_UP_STEPS, common, offsets, rank_steps
 
 STEPS_SHOWN = 10
 TYPICAL = 1.25
 """A window is shown by itself if it takes at most this many times the median window, so that no evaluation dwarfs the rest."""
+
+
+class WorkerLane(NamedTuple):
+    """The trails of successive worker processes with one number, oldest first. `loader` numbers simultaneous ones from
+    1, because they belong to different loaders."""
+
+    worker: int
+    loader: int
+    paths: tuple[Path, ...]
+    first_ns: int
+    last_ns: int
+
+    def fetches(self) -> Iterator[Fetch]:
+        for path in self.paths:
+            yield from fetches_of(path)
+
+    @property
+    def label(self) -> str:
+        return f"worker {self.worker}" + (f" of loader {self.loader}" if self.loader > 1 else "")
+
+
+class Process(NamedTuple):
+    """A process that imported torch. `shift_ns` added to its times gives the first rank's clock; `steps` counts all
+    optimizer steps, `detailed` holds those with spans, in order."""
+
+    path: Path
+    rank: int
+    pid: int
+    host: str
+    shift_ns: int
+    first_ns: int
+    steps: int
+    detailed: tuple[Step, ...]
+    workers: tuple[WorkerLane, ...]
+
+
+def read_processes(folder: Path) -> list[Process]:
+    """The folder's processes by rank, without launchers and helpers where others trained.
+
+    Raises UnreadableInput for a folder without a trail, or a file that is not one.
+    """
+    processes = [_process(trail) for trail in trails_of(folder)]
+    if not processes:
+        raise UnreadableInput(
+            f"{folder} holds no recording.", "Make one: trainpace watch -- python train.py"
+        )
+    processes = [p for p in processes if p[0].steps] or processes
+    processes.sort(key=lambda pair: (pair[0].rank, pair[0].first_ns))
+    (first, zero), *_ = processes
+    seen = _seen_apart_ns([p for p, _ in processes])
+    # clocks of one host agree better than its processes' readings of the wall clock
+    return [
+        p._replace(
+            shift_ns=(
+                0
+                if p.host == first.host
+                else -seen[p.host]
+                if p.host in seen
+                else int(clock) - int(zero)
+            )
+        )
+        for p, clock in processes
+    ]
+
+
+def _seen_apart_ns(processes: Sequence[Process]) -> dict[str, int]:
+    """What the clocks of hosts are ahead of the first rank's, by the collectives that all ranks left together; empty where there
+    are none, and then the wall clocks stand for it."""
+    longest = {p.rank: p for p in sorted(processes, key=lambda p: p.steps)}
+    if len({p.host for p in longest.values()}) < 2:
+        return {}
+    recorded = {}
+    for rank, process in longest.items():
+        with readable(process.path):
+            recorded[rank] = rank_steps(records_of(process.path))
+    steps = common(recorded)
+    if not all(steps.values()):
+        return {}
+    known = offsets(steps, {rank: p.host for rank, p in longest.items()})
+    return {host: o.at_ns[len(o.at_ns) // 2] for host, o in known.items()}
+
+
+def _process(trail: ProcessTrail) -> tuple[Process, float]:
+    """The process, and the offset of its clock from the wall clock."""
+    with readable(trail.path):
+        return _process_of(*trail)
+
+
+def _process_of(
+    path: Path, header: dict[str, Any], workers: list[tuple[Path, int]]
+) -> tuple[Process, float]:
+    rank, steps, first, spans = header.get("rank"), 0, None, False
+    detailed = []
+    for r in records_of(path):
+        if isinstance(r, Span):
+            spans |= r.thread == 0
+            first = r.start_ns if first is None or (not steps and r.start_ns < first) else first
+        elif isinstance(r, Step):
+            if spans:
+                detailed.append(r)
+            first = r.start_ns if not steps else first
+            steps, spans = steps + 1, False
+        elif isinstance(r, dict) and "rank" in r:
+            rank = r["rank"]
+    process = Process(
+        path,
+        int(rank or 0),
+        int(header["pid"]),
+        str(header["host"]),
+        0,
+        first or 0,
+        steps,
+        tuple(detailed),
+        _worker_lanes(workers),
+    )
+    return process, int(header.get("clock_to_wall_ns", 0))
+
+
+def _worker_lanes(workers: Sequence[tuple[Path, int]]) -> tuple[WorkerLane, ...]:
+    """Lanes of workers: workers with one number share a lane unless two loaders had them at the same time."""
+    lives = []
+    for path, worker in workers:
+        fetches = fetches_of(path)
+        if first := next(fetches, None):
+            last = deque(fetches, maxlen=1) or [first]
+            lives.append(WorkerLane(worker, 1, (path,), first.start_ns, last[0].end_ns))
+    lanes: list[WorkerLane] = []
+    for life in sorted(lives, key=lambda w: w.first_ns):
+        free = next(
+            (
+                i
+                for i, w in enumerate(lanes)
+                if w.worker == life.worker and w.last_ns <= life.first_ns
+            ),
+            None,
+        )
+        if free is None:
+            lanes.append(life._replace(loader=1 + sum(w.worker == life.worker for w in lanes)))
+        else:
+            lanes[free] = lanes[free]._replace(
+                paths=(*lanes[free].paths, *life.paths), last_ns=life.last_ns
+            )
+    return tuple(sorted(lanes, key=lambda w: (w.loader, w.worker)))
 
 
 class Bar(Record):

@@ -1,8 +1,4 @@
-"""Hooks for packages that a script may import: collectives, DDP's own counters, Lightning, transformers, DeepSpeed, loggers,
-safetensors; and, in `loaders`, torch.utils.data.
-
-Each is installed when the script imports the package. A name that a version lacks is skipped.
-"""
+"""Hooks for packages that a script may import."""
 
 import contextlib
 import functools
@@ -12,9 +8,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from trainpace.watch.inside import among, left_out, loaders, streams
-from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.trail import (
+from trainpace.watch.inside import loaders, ranks, trials
+from trainpace.watch.inside.event_log import (
     BACKWARD,
     CHECKPOINT,
     COMMUNICATION,
@@ -22,6 +17,7 @@ from trainpace.watch.inside.trail import (
     LOGGING,
     OTHER,
 )
+from trainpace.watch.inside.recorder import Recorder
 
 REDUCTIONS = (
     "all_reduce",
@@ -75,7 +71,7 @@ def _collectives(module: ModuleType, recorder: Recorder) -> None:
         if plain is None:
             continue
         charged = _collective(recorder, plain, name)
-        watched = left_out.collective(recorder, charged) if name in REDUCTIONS else charged
+        watched = trials.collective(recorder, charged) if name in REDUCTIONS else charged
         setattr(module, name, watched)
         if getattr(public, name, None) is plain:
             setattr(public, name, watched)
@@ -89,7 +85,7 @@ def _collective(recorder: Recorder, plain: Callable[..., Any], name: str) -> Cal
     def call(*args: Any, **kwargs: Any) -> Any:
         named = name
         with contextlib.suppress(Exception):  # a group of a kind that nobody thought of
-            named = among.collective_name(name, args, kwargs)
+            named = ranks.collective_name(name, args, kwargs)
         if named not in charged:
             charged[named] = recorder.wraps(plain, COMMUNICATION, named)
         return charged[named](*args, **kwargs)
@@ -99,7 +95,7 @@ def _collective(recorder: Recorder, plain: Callable[..., Any], name: str) -> Cal
 
 def _data_parallel(module: Any, recorder: Recorder) -> None:
     kind = module.DistributedDataParallel
-    kind.forward = left_out.unsynchronised(recorder, kind.forward)
+    kind.forward = trials.unsynchronised(recorder, kind.forward)
 
     def remembered(begin: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(begin)
@@ -134,7 +130,7 @@ def note_ddp(recorder: Recorder) -> None:
 
 
 def _saved_beside(recorder: Recorder, name: str, file: str) -> Callable[[Any], Any]:
-    return lambda save: left_out.checkpoints(recorder, recorder.wraps(save, CHECKPOINT, name), file)
+    return lambda save: trials.checkpoints(recorder, recorder.wraps(save, CHECKPOINT, name), file)
 
 
 def _lightning(module: ModuleType, recorder: Recorder) -> None:
@@ -257,7 +253,7 @@ def _writer(module: ModuleType, recorder: Recorder) -> None:
     writer = getattr(module, "SummaryWriter", None)
     for name in ("add_scalar", "add_scalars", "add_histogram", "add_image", "add_text", "flush"):
         charged = _charged(recorder, LOGGING, name)
-        _patch(writer, name, lambda f, charged=charged: left_out.muted(recorder, charged(f)))  # type: ignore[misc]
+        _patch(writer, name, lambda f, charged=charged: trials.muted(recorder, charged(f)))  # type: ignore[misc]
 
 
 def _functions(
@@ -272,13 +268,13 @@ def _functions(
 
 
 HOOKS: dict[str, Callable[..., None]] = {
-    "torch.optim.lr_scheduler": lambda module, recorder: left_out.steps_beyond(
+    "torch.optim.lr_scheduler": lambda module, recorder: trials.steps_beyond(
         module.OneCycleLR, recorder
     ),
     "torch.utils.data.dataloader": loaders.loader,
     "torch.utils.data._utils.fetch": loaders.fetchers,
     "torchdata.stateful_dataloader.stateful_dataloader": loaders.stateful_loader,
-    "ray.data.iterator": streams.ray_data,
+    "ray.data.iterator": loaders.ray_data,
     "torch.distributed.distributed_c10d": _collectives,
     "torch.nn.parallel.distributed": _data_parallel,
     "torch.distributed.checkpoint.state_dict_saver": _functions(CHECKPOINT, "save", "async_save"),

@@ -1,6 +1,7 @@
-"""Hooks for torch.utils.data: the wait for each batch, and the dataset's work for it, also in the loader's workers."""
+"""Hooks for data loaders: the wait for each batch, the dataset's work for it, and what a batch holds."""
 
 import contextlib
+import copy
 import functools
 import multiprocessing
 import os
@@ -8,12 +9,12 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainpace.watch.inside import batches, trials
+import trainpace.measure as accelerator
+from trainpace.watch.inside.event_log import DATA, LOADER_START, Fetch, Step, TrailWriter, unused
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
-from trainpace.watch.inside.trail import DATA, LOADER_START, Fetch, TrailWriter, unused
 
 
 def loader(module: Any, recorder: Recorder) -> None:
@@ -37,7 +38,7 @@ def loader(module: Any, recorder: Recorder) -> None:
             batch = (
                 plain_next(self)
                 if recorder.trials is None
-                else trials.batch(recorder, self, plain_next)
+                else recorder.trials.fetched(self, plain_next)
             )
             recorder.fetched_samples += self._trainpace_size(batch)
             recorder.fetched_from = self._trainpace_loader
@@ -57,7 +58,7 @@ def loader(module: Any, recorder: Recorder) -> None:
     def init(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         plain_init(self, loader, *args, **kwargs)
         if not self._auto_collation:
-            self._trainpace_size = batches.size_of_uncollated
+            self._trainpace_size = size_of_uncollated
         if get_ident() == recorder.thread:
             with contextlib.suppress(Exception):
                 self._trainpace_loader = id(loader)
@@ -71,7 +72,7 @@ def loader(module: Any, recorder: Recorder) -> None:
         None,
         -1,
     )
-    iterator._trainpace_size = staticmethod(batches.size_of)
+    iterator._trainpace_size = staticmethod(size_of)
     iterator.__init__, iterator.__next__ = init, next_batch
     kind.__iter__ = _starting(recorder, kind.__iter__)
 
@@ -104,7 +105,7 @@ def stateful_loader(module: Any, recorder: Recorder) -> None:
 def _note_loader(recorder: Recorder, loader: Any) -> None:
     sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     asked_before = loader._IterableDataset_len_called
-    per_epoch = batches.length_of(loader)
+    per_epoch = length_of(loader)
     # else the loader warns of a length that the script never asked for
     loader._IterableDataset_len_called = asked_before
     dataset = _inside_subsets(loader)
@@ -112,7 +113,7 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
         {
             "loader": id(loader),
             "dataset": f"{type(dataset).__module__}.{type(dataset).__qualname__}",
-            "samples_in_dataset": batches.length_of(loader.dataset),
+            "samples_in_dataset": length_of(loader.dataset),
             "batches": per_epoch,
             "batch_size": loader.batch_size or getattr(sampler, "batch_size", None),
             "workers": loader.num_workers,
@@ -201,7 +202,7 @@ def _fetched(fetcher: Any, indices: Any, batch: Any) -> int:
     """How many samples were fetched: as many as were asked for, or as many as a dataset gave that makes batches itself."""
     if isinstance(indices, list | tuple) and getattr(fetcher, "auto_collation", True):
         return len(indices)
-    return batches.size_of_uncollated(batch) or 1
+    return size_of_uncollated(batch) or 1
 
 
 def _worker_trail(trails: dict[int, TrailWriter], folder: str, worker: int) -> TrailWriter:
@@ -216,3 +217,185 @@ def _worker_trail(trails: dict[int, TrailWriter], folder: str, worker: int) -> T
     header = {"role": "worker", "worker": worker, "pid": pid, "parent": parent, "host": host}
     trails[pid] = TrailWriter(unused(folder, f"worker-{parent}-{worker}-{pid}-{host}"), header)
     return trails[pid]
+
+
+def ray_data(module: Any, recorder: Recorder) -> None:
+    """Hook into what `iter_batches`, `iter_torch_batches` and the like return."""
+    kind = getattr(module, "_IterableFromIterator", None)
+    if kind is None:
+        return
+    plain = kind.__iter__
+
+    @functools.wraps(plain)
+    def start(self: Any) -> Any:
+        return _Charged(plain(self), recorder)
+
+    kind.__iter__ = start
+
+
+class _Charged:
+    """An iterator whose waiting is charged, in the training thread, which may turn out to be one only after the first batch."""
+
+    def __init__(self, batches: Iterator[Any], recorder: Recorder) -> None:
+        self._batches, self._recorder = batches, recorder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        recorder = self._recorder
+        if get_ident() != recorder.thread or recorder.part == DATA:  # one within another
+            return next(self._batches)
+        depth = recorder.enters_batch(DATA)
+        try:
+            batch = next(self._batches)
+            recorder.fetched_samples += size_of(batch)
+            recorder.fetched_from = 0
+            return batch
+        finally:
+            recorder.leave(depth, "next batch")
+
+
+def length_of(what: Any) -> int | None:
+    """The length that a loader, a dataset or an iterator says it has; None where it says none."""
+    try:
+        return len(what)
+    except Exception:
+        return None
+
+
+def size_of(batch: Any, deep: int = 3) -> int:
+    """Samples in a batch: the first dimension of the first tensor in it; 0 without a tensor."""
+    try:
+        first: Any = (
+            batch[0] if type(batch) is list else None
+        )  # the most usual first: this is asked in every step
+        if type(first) is sys.modules["torch"].Tensor and first.ndim:
+            return int(first.shape[0])
+        return _size_of(batch, deep)
+    except Exception:  # a batch of the user's own kind, whose attributes may be anything
+        return 0
+
+
+def _size_of(batch: Any, deep: int) -> int:
+    shape = getattr(batch, "shape", None) if not isinstance(batch, dict) else None
+    if shape is not None:
+        return int(shape[0]) if len(shape) else 0
+    if deep and isinstance(batch, dict):
+        batch = list(batch.values())
+    elif deep and hasattr(batch, "data") and isinstance(batch.data, dict):
+        batch = list(batch.data.values())
+    if deep and isinstance(batch, list | tuple):
+        return next((n for part in batch if (n := _size_of(part, deep - 1))), 0)
+    return 0
+
+
+def size_of_uncollated(item: Any) -> int:
+    """Samples in what came of a loader that makes no batches itself (`batch_size=None`), whose dataset may make them: all parts
+    of a batch are equally long, one of them has more dimensions, and none is a single number. Anything else is one sample.
+    """
+    try:
+        sizes, dimensions = _sizes_of(item, 3)
+    except Exception:
+        return 0
+    return sizes.pop() if len(sizes) == 1 and dimensions > 1 else int(bool(sizes))
+
+
+def _sizes_of(item: Any, deep: int) -> tuple[set[int], int]:
+    """The lengths of the parts, 0 for a single number, and the most dimensions that one has."""
+    shape = getattr(item, "shape", None)
+    if shape is not None:
+        return {int(shape[0]) if len(shape) else 0}, len(shape)
+    if isinstance(item, int | float):
+        return {0}, 0
+    if hasattr(item, "data") and isinstance(item.data, dict):  # a BatchEncoding of transformers
+        item = item.data
+    if not deep or not isinstance(item, dict | list | tuple):
+        return set(), 0
+    if isinstance(item, list | tuple) and all(
+        isinstance(each, int | float) for each in item
+    ):  # such as labels
+        return {len(item)}, 1
+    parts = [
+        _sizes_of(part, deep - 1) for part in (item.values() if isinstance(item, dict) else item)
+    ]
+    return set().union(*(sizes for sizes, _ in parts)), max((most for _, most in parts), default=0)
+
+
+def copy_of(value: Any, size: int, keep: int, device: Any = None) -> Any:
+    """Copies of the tensors in new containers, which scripts may empty; `keep` of `size` samples; on a device."""
+    if isinstance(value, dict):
+        copied = copy.copy(value)
+        for k, v in value.items():
+            copied[k] = copy_of(v, size, keep, device)
+        return copied
+    if hasattr(value, "data") and isinstance(value.data, dict):  # a BatchEncoding of transformers
+        return type(value)({k: copy_of(v, size, keep, device) for k, v in value.data.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(copy_of(v, size, keep, device) for v in value))
+    if isinstance(value, list | tuple):
+        if keep != size and len(value) == size and not hasattr(value[0], "shape"):
+            value = value[:keep]
+        return type(value)(copy_of(v, size, keep, device) for v in value)
+    if device is not None and hasattr(value, "is_floating_point"):
+        value = value.to(device)
+    shape = getattr(value, "shape", None)
+    if keep != size and shape is not None and len(shape) and shape[0] == size:
+        return value[:keep]
+    return value
+
+
+NOTED_AFTER = (4, 19)
+"""Steps after which the sums are read, which on a device waits for it."""
+
+
+class Padding:
+    """Adds up the attention masks of the first steps' inputs: (samples, positions), not 0 for tokens that count."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.sums: list[Any] = []
+        """Of each input: its tokens, those with each sample padded to its longest, and all positions."""
+        recorder.after_kept_step.append(self.at_step)
+
+    def sees(self, inputs: dict[str, Any]) -> None:
+        """Take the keyword arguments of a model's call into account."""
+        mask, recorder = inputs.get("attention_mask"), self.recorder
+        if mask is None or recorder.steps > NOTED_AFTER[-1] or recorder.active_trial:
+            return
+        given = next(
+            (
+                inputs[name]
+                for name in ("input_ids", "inputs_embeds")
+                if inputs.get(name) is not None
+            ),
+            None,
+        )
+        # else it says something else, as which positions see which, or what is added to their scores
+        if (
+            given is None
+            or mask.ndim != 2
+            or mask.shape != given.shape[:2]
+            or mask.is_floating_point()
+        ):
+            return
+        if accelerator.is_capturing(mask.device.type):
+            return
+        lengths = (mask.detach() != 0).sum(1)
+        self.sums.append((lengths.sum(), lengths.max() * mask.shape[0], mask.numel()))
+
+    def at_step(self, step: Step) -> None:
+        if (
+            step.number in NOTED_AFTER
+            and self.sums
+            and not accelerator.is_capturing(self.sums[0][0].device.type)
+        ):
+            tokens, to_longest, positions = (
+                sum(int(sums[i]) for sums in self.sums) for i in range(3)
+            )
+            self.recorder.trail.note({"tokens": [tokens, to_longest, positions]})
+        if step.number >= NOTED_AFTER[-1]:
+            self.recorder.after_kept_step.remove(self.at_step)

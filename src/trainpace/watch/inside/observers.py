@@ -1,17 +1,29 @@
-"""What is recorded beside the parts of a step: its operators, the best rates of the device and the optimizer, and its losses."""
+"""What is measured beside the parts of a step: operators, best rates, losses, cores and page faults."""
 
 import contextlib
 import functools
 import math
+import mmap
+import os
+import socket
 import sys
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from trainpace.watch.inside.lines import line_of
+from trainpace.core.host import thread_times, usable_cores
+from trainpace.watch.inside.event_log import (
+    BACKWARD,
+    FORWARD,
+    OTHER,
+    Step,
+    read_header,
+    records_from,
+)
 from trainpace.watch.inside.recorder import Recorder, now_ns
-from trainpace.watch.inside.trail import BACKWARD, FORWARD, OTHER
+from trainpace.watch.inside.script import line_of
 
 LONGEST_LAUNCH_NS = 20_000
 """Operators that compute longer than this on their thread are large; shorter ones mostly wait for their launch. By the thread's
@@ -363,3 +375,129 @@ class Losses:
     def per_step(self) -> list[float]:
         """One loss per step; empty where any step's loss was not seen."""
         return [float(value) for value in self.steps] if self._whole else []
+
+
+SETTLED_STEP = 3
+"""What it waited before, while others were still importing and compiling, says nothing of the steps."""
+
+
+class Scheduled(NamedTuple):
+    """Nanoseconds that a thread was on a core, and that it waited for one, since it began."""
+
+    thread: int
+    ran_ns: int
+    waited_ns: int
+
+
+def scheduled(thread: int | None = None) -> Scheduled | None:
+    """Of this thread, or the one of that number; None where the system does not say. Threads that only help it are left out:
+    while they wait for work they give their core away again and again, and would seem to have none.
+    """
+    thread = thread or threading.get_native_id()
+    times = thread_times(thread)
+    return None if times is None else Scheduled(thread, *times)
+
+
+def delayed_share(since: Scheduled) -> float | None:
+    """The share of the time since then, in which the thread could have run, that it had no core; None where it is not known."""
+    if (now := scheduled(since.thread)) is None or now.ran_ns <= since.ran_ns:
+        return None
+    ran, waited = now.ran_ns - since.ran_ns, max(0, now.waited_ns - since.waited_ns)
+    return waited / (ran + waited)
+
+
+DELAYED = 0.1
+"""Share of its time in which the training thread waits for a core, from which on it is said, and others are taken to need cores
+too. A judgement, not a measurement: in recordings of a busy day it was 0 to 0.03 where nothing disturbed; from which share on a
+verdict is wrong, nobody measured."""
+TRAINS_WITHIN_S = 10.0
+"""Since another process last wrote to its trail: several of its flushes, also where it is slow."""
+
+
+def own_threads() -> int:
+    return int(_torch().get_num_threads())
+
+
+def fewer_threads(recorder: Recorder) -> int:
+    """How many threads to try instead of the script's own; 0 where it has a core for each."""
+    threads, cpus = own_threads(), usable_cores()
+    fair = max(1, cpus // (1 + len(beside(recorder.trail.path))))
+    if fair < threads:
+        return fair
+    waited = delayed_share(recorder.scheduled) if recorder.scheduled is not None else None
+    return 1 if threads > 1 and waited is not None and waited >= DELAYED else 0
+
+
+def computes_with(threads: int) -> None:
+    _torch().set_num_threads(threads)
+
+
+def beside(own_trail: str) -> list[str]:
+    """The trails of other processes of this command and host that are training now."""
+    folder, name = os.path.split(own_trail)
+    try:
+        others = os.listdir(folder)
+    except OSError:
+        return []
+    return [
+        path
+        for other in others
+        if other.startswith("process-")
+        and other != name
+        and _trains(path := os.path.join(folder, other))
+    ]
+
+
+def _trains(path: str) -> bool:
+    try:
+        if time.time() - os.path.getmtime(path) > TRAINS_WITHIN_S:
+            return False
+        with open(path, "rb") as file:
+            first = file.readline()
+            rest = file.read()
+        if read_header(first).get("host") != socket.gethostname():
+            return False
+        return any(isinstance(record, Step) for record in records_from(rest, 0))
+    except (OSError, ValueError):
+        return False
+
+
+def _torch() -> Any:
+    return sys.modules["torch"]
+
+
+PAGES = 16 * 2**20 // mmap.PAGESIZE
+ROUNDS = 3
+KEEPS = "MALLOC_MMAP_MAX_"
+"""The variable under which glibc keeps freed memory."""
+
+
+def count() -> int | None:
+    """How many this process has had so far that needed no disk; None where its C library is not glibc, or its allocator was
+    chosen by the user."""
+    try:
+        import resource
+
+        is_glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+    except (ImportError, ValueError, OSError):
+        return None
+    if KEEPS in os.environ or "malloc" in os.environ.get("LD_PRELOAD", ""):
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if is_glibc else None
+
+
+def cost_ns() -> float | None:
+    """Nanoseconds that one takes here and now, by the fastest of some rounds over new pages; None where they are not counted."""
+    rounds = [_round_ns() for _ in range(ROUNDS)]
+    known = [ns for ns in rounds if ns is not None]
+    return min(known, default=None)
+
+
+def _round_ns() -> float | None:
+    with mmap.mmap(-1, PAGES * mmap.PAGESIZE) as memory:
+        with contextlib.suppress(AttributeError, OSError):  # of a system without large pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        before, began = count(), time.perf_counter_ns()
+        memory[:: mmap.PAGESIZE] = bytes(PAGES)
+        took, after = time.perf_counter_ns() - began, count()
+    return None if before is None or after is None or after <= before else took / (after - before)

@@ -1,24 +1,23 @@
-"""Hooks in torch itself: the outermost module, backward, the optimizer, copies, checkpoints."""
+"""Hooks in torch itself: modules, backward, optimizers, copies, checkpoints; and where a training step ends."""
 
 import builtins
 import contextlib
 import functools
+import gc
+import itertools
 import logging
 import os
 import sys
+import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import trainpace.measure as accelerator
-from trainpace.watch.inside import among, evaluations, left_out
-from trainpace.watch.inside.by_hand import Updates
+from trainpace.watch.inside import ranks, trials
 from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture
-from trainpace.watch.inside.direct import DirectCalls
-from trainpace.watch.inside.optimizers import Optimizers
-from trainpace.watch.inside.padding import Padding
-from trainpace.watch.inside.recorder import Recorder, get_ident
-from trainpace.watch.inside.trail import (
+from trainpace.watch.inside.event_log import (
     BACKWARD,
     CHECKPOINT,
     DATA,
@@ -27,9 +26,264 @@ from trainpace.watch.inside.trail import (
     LOADER_START,
     LOGGING,
     OPTIMIZER,
+    OTHER,
     SYNCHRONISATION,
+    TRAINPACE,
     Step,
 )
+from trainpace.watch.inside.loaders import Padding
+from trainpace.watch.inside.recorder import Recorder, get_ident
+
+NUMBERS = 16
+"""Of each parameter that is looked at: its first and its last so many."""
+LEARNT = 8
+"""Updates after which, on a device, their rhythm is taken as known: to read a number there makes the host wait."""
+FURTHEST = 2000
+"""Nodes of a gradient's graph that are searched for parameters."""
+State = tuple[Any, ...]
+
+
+class Updates:
+    """Ends the steps of the recorder for as long as no optimizer does."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.find: Callable[[], list[Any]] | None = None
+        """What gives the parameters that are looked at; under torch.func they are other tensors at each call."""
+        self.without_module = False
+        self.state: State = ()
+        self.gradients = 0
+        self.rhythm: list[int] = []
+
+    @property
+    def watches(self) -> bool:
+        """Whether no optimizer has made a step; one that does is the better sign."""
+        return self.recorder.optimizer is None and not self.recorder.step_is_the_engines
+
+    def parameters(self) -> list[Any]:
+        """Those that are looked at although no module with them was called."""
+        return self.find() if self.find is not None and self.without_module else []
+
+    def called(self, module: Any) -> None:
+        """Before a module computes with gradients, for training."""
+        if not self.watches:
+            return
+        if self.find is None:
+            self.find = _parameters_of(module)
+        self._looks()
+
+    def computes_gradients(self, of: Any) -> None:
+        """Before gradients are computed, while no optimizer was seen. `of`: a loss, or several."""
+        if self.find is None:
+            found = list(itertools.islice(_leaves(of), 3))
+            self.find, self.without_module = (lambda: found) if found else None, bool(found)
+        if self.without_module:
+            self._looks()
+        self.gradients += 1
+
+    def _looks(self) -> None:
+        if self.find is None or (self.state and not self.gradients):
+            return
+        depth = self.recorder.enter(TRAINPACE)
+        changed = False
+        with contextlib.suppress(
+            Exception
+        ):  # a kind of tensor that nobody thought of: no step is seen then
+            changed = self._changed(self.find())
+        self.recorder.leave(depth, "parameters")
+        if changed:
+            self.rhythm = [*self.rhythm[1 - LEARNT :], self.gradients]
+            self.recorder.micro_steps = max(self.recorder.micro_steps, self.gradients)
+            self.gradients = 0
+            if not self.recorder.steps:
+                self.recorder.trail.note({"optimizers": 0})
+            self.recorder.ends_step()
+
+    def _changed(self, parameters: list[Any]) -> bool:
+        if not parameters:
+            return False
+        elsewhere = any(p.device.type != "cpu" for p in parameters)
+        if elsewhere and len(self.rhythm) == LEARNT and len(set(self.rhythm)) == 1:
+            return self.gradients >= self.rhythm[0]
+        if any(accelerator.is_capturing(p.device.type) for p in parameters):
+            return False
+        before, self.state = self.state, tuple(map(_state, parameters))
+        return bool(before) and bool(self.gradients) and self.state != before
+
+
+def _state(parameter: Any) -> State:
+    numbers = parameter.detach().reshape(-1)
+    return numbers[:NUMBERS].tolist(), numbers[-NUMBERS:].tolist()
+
+
+def _parameters_of(module: Any) -> Callable[[], list[Any]] | None:
+    """What gives the first, the middle and the last parameter of a module that has any."""
+    places = [
+        (owner, name)
+        for owner in module.modules()
+        for name, p in owner._parameters.items()
+        if _trained(p)
+    ]
+    if not places:
+        return None
+    chosen = [places[i] for i in sorted({0, len(places) // 2, len(places) - 1})]
+    return lambda: [
+        p for owner, name in chosen if _has_numbers(p := _unwrapped(owner._parameters[name]))
+    ]
+
+
+def _has_numbers(parameter: Any) -> bool:
+    """Whether they are here: not sharded, not on the meta device, not still to be made."""
+    return type(parameter).__name__ in ("Parameter", "Tensor") and parameter.device.type != "meta"
+
+
+def _trained(parameter: Any) -> bool:
+    return _has_numbers(parameter) and bool(parameter.requires_grad)
+
+
+def _unwrapped(parameter: Any) -> Any:
+    """A parameter without the wrappers of torch.func's transformations."""
+    import torch
+
+    functions = torch._C._functorch
+    while functions.is_functorch_wrapped_tensor(parameter):
+        parameter = functions.get_unwrapped(parameter)
+    return parameter
+
+
+def _leaves(of: Any) -> Iterator[Any]:
+    """The tensors that these gradients will be of, by the graph behind them."""
+    losses = of if isinstance(of, list | tuple) else (of,)
+    waiting = [node for loss in losses if (node := getattr(loss, "grad_fn", None)) is not None]
+    seen = set()
+    for _ in range(FURTHEST):
+        if not waiting:
+            return
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable") and _trained(node.variable):
+            yield node.variable
+        waiting += [next_node for next_node, _ in node.next_functions if next_node is not None]
+
+
+ANOTHER_STAGE = 20
+"""Steps of an optimizer without one of the first. A judgement, nothing measured: more than critics make for a generator in most
+GANs, which is 5 in the paper of WGAN, and few enough to lose little of a stage."""
+
+
+class Optimizers:
+    """Charges the steps of every torch optimizer; a training step ends with that of the first optimizer seen, or of one that has
+    made many since, as where another stage of the training has begun."""
+
+    def __init__(
+        self, recorder: Recorder, another: Callable[[Any], None] = lambda optimizer: None
+    ) -> None:
+        """`another`: called where another optimizer begins to end the steps."""
+        self.recorder, self.another = recorder, another
+        self.first: weakref.ref[Any] | None = None
+        self.depths: list[tuple[weakref.ref[Any], int]] = []
+        self.known: set[int] = set()
+        self.stepped: Counter[int] = Counter()
+        self.most = 1
+        self.were_first: dict[int, weakref.ref[Any]] = {}
+        """Optimizers that ended steps, by their ids: one that does so again begins no other training."""
+
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Returns the arguments of `step` with a closure that is none of the optimizer's own time, as where Lightning trains in
+        it; None where there is no closure."""
+        self.begins(optimizer)
+        if len(args) == 1 and not kwargs:
+            return None
+        # what else is callable, such as a module, is an argument of an optimizer of its own kind
+        given = [self._charged(one) for one in args[1:2]]
+        return (*args[:1], *given, *args[2:]), {
+            k: self._charged(v) if k == "closure" else v for k, v in kwargs.items()
+        }
+
+    def _charged(self, closure: Any) -> Any:
+        """A closure, charged to the script's own code but for the parts in it; anything else as it is."""
+        of_functions = (types.FunctionType, types.MethodType, functools.partial)
+        return (
+            self.recorder.wraps(closure, OTHER, "closure")
+            if isinstance(closure, of_functions)
+            else closure
+        )
+
+    def begins(self, optimizer: Any) -> None:
+        """Begin to charge a step of this optimizer."""
+        recorder = self.recorder
+        if get_ident() != recorder.thread:
+            if recorder.begins_again is not None:
+                recorder.begins_again()
+            elif (recorder.steps and not recorder.thread_is_over) or recorder.thread == -1:
+                return
+            recorder.thread, recorder.thread_is_over = get_ident(), False
+            recorder.trains_in_thread()
+        if self.first is None or self.first() is None:
+            self.ends_steps(optimizer)
+            with contextlib.suppress(Exception):
+                _note_optimizer(recorder, optimizer)
+        if recorder.steps <= CAPTURED_IN_STEP and id(optimizer) not in self.known:
+            self.known.add(id(optimizer))
+            recorder.optimizers.append(weakref.ref(optimizer))
+        for i, (owner, depth) in enumerate(self.depths):
+            # its step raised, as when memory was full, and the script went on
+            if owner() is None or owner() is optimizer:
+                recorder.leave(depth, type(optimizer).__name__)
+                del self.depths[i:]
+                break
+        self.depths.append((weakref.ref(optimizer), recorder.enter(OPTIMIZER)))
+
+    def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder = self.recorder
+        if get_ident() != recorder.thread:
+            return
+        while self.depths:
+            owner, depth = self.depths.pop()
+            if owner() is optimizer:
+                recorder.leave(depth, type(optimizer).__name__)
+                self.stepped[id(optimizer)] += 1
+                if recorder.step_is_the_engines or self.first is None:
+                    break
+                if self.stepped[id(optimizer)] >= ANOTHER_STAGE and self.first() is not optimizer:
+                    self.ends_steps(optimizer)
+                if self.first() is optimizer:
+                    if len(self.stepped) > self.most:
+                        self.most = len(self.stepped)
+                        recorder.trail.note({"optimizers": self.most})
+                    self.stepped.clear()
+                    recorder.ends_step()
+                break
+
+    def ends_steps(self, optimizer: Any) -> None:
+        """Steps end with this one's from now on. Where it is another than before, another training begins, or another stage."""
+        before = self.were_first.get(id(optimizer))
+        anew = self.first is not None and (before is None or before() is not optimizer)
+        self.first = self.were_first[id(optimizer)] = weakref.ref(optimizer)
+        if anew:
+            if self.recorder.steps:
+                self.recorder.trail.note({"begins_anew": True})
+            self.another(optimizer)
+
+
+def _note_optimizer(recorder: Recorder, optimizer: Any) -> None:
+    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    recorder.trail.note(
+        {
+            "optimizer": type(optimizer).__name__,
+            "optimizer_settings": {
+                k: v for k, v in group.items() if isinstance(v, int | float | bool | None)
+            },
+            "optimizer_tensors": sum(len(g["params"]) for g in optimizer.param_groups),
+            "optimizer_numbers": sum(
+                p.numel() for g in optimizer.param_groups for p in g["params"]
+            ),
+        }
+    )
+    recorder.optimizer = weakref.ref(optimizer)
+
 
 LOSSES = (
     "cross_entropy",
@@ -63,8 +317,8 @@ def install(torch: Any, recorder: Recorder) -> None:
     # under both their names, or else pickle finds another function than the one that it was given
     torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip
     save = recorder.wraps(torch.save, CHECKPOINT, "torch.save")
-    torch.save = torch.serialization.save = left_out.checkpoints(recorder, save, "f")
-    evaluations.ends(torch, recorder)
+    torch.save = torch.serialization.save = trials.checkpoints(recorder, save, "f")
+    ends(torch, recorder)
     _outputs(recorder)
 
     def once(step: Step) -> None:
@@ -174,7 +428,7 @@ class _Calls:
                 return False  # a loss, which an evaluation may compute as well
             if module.training:
                 if recorder.spans_on:  # what is noted of them, in no other step
-                    recorder.input_elements += among.elements(args, kwargs)
+                    recorder.input_elements += ranks.elements(args, kwargs)
                     self.padding.sees(kwargs)
                 if id(model) not in self.trained:
                     self.trained.add(id(model))
@@ -292,7 +546,7 @@ def _counted(
 ) -> Callable[..., Any]:
     elsewhere, exchanging = (
         recorder.wraps(backward, BACKWARD, "backward"),
-        among.Gradients(recorder).within(backward),
+        ranks.Gradients(recorder).within(backward),
     )
 
     @functools.wraps(backward)
@@ -423,4 +677,113 @@ def _outputs(recorder: Recorder) -> None:
         charged = recorder.wraps(
             getattr(owner, name), LOGGING, "logging" if name == "handle" else name
         )
-        setattr(owner, name, left_out.muted(recorder, charged))
+        setattr(owner, name, trials.muted(recorder, charged))
+
+
+MOST_LOOKS = 3
+"""A script may make an optimizer for every sample, and a look goes through all objects of the process."""
+WATCHED_FOR = 10
+"""Steps within which a class's `forward` is called directly, or is none that is: TorchScript compiles no wrapped one."""
+
+
+class DirectCalls:
+    """Looks for such modules after the first step, and again where another optimizer begins to make the steps."""
+
+    def __init__(self, recorder: Recorder, calls: Any, by_hand: Callable[[], list[Any]]) -> None:
+        """`calls`: what watches the modules that are called; `by_hand`: the parameters of a training without an optimizer."""
+        self.recorder, self.calls, self.by_hand = recorder, calls, by_hand
+        self.looks = 0
+        self.watched: dict[type, Callable[..., Any]] = {}
+        """The wrapped `forward` of each class."""
+        self.used: set[type] = set()
+        recorder.after_step.append(self.at_step)
+
+    def at_step(self, step: Step) -> None:
+        self.recorder.after_step.remove(self.at_step)
+        self.look(
+            [one for reference in self.recorder.optimizers if (one := reference()) is not None]
+        )
+
+    def another(self, optimizer: Any) -> None:
+        """Look at a later stage's parameters; models of a known class are watched by their calls."""
+        self.look([optimizer], self.calls.classes)
+
+    def look(self, optimizers: list[Any], classes: Collection[type] = ()) -> None:
+        self.looks += 1
+        if self.looks > MOST_LOOKS:
+            return
+        depth = self.recorder.enter(TRAINPACE)
+        with contextlib.suppress(
+            Exception
+        ):  # parameters of an unknown kind stay the script's own code
+            self._look(optimizers, classes)
+        self.recorder.leave(depth, "direct calls")
+
+    def _look(self, optimizers: list[Any], classes: Collection[type]) -> None:
+        trained = [
+            p for one in optimizers for group in one.param_groups for p in group["params"]
+        ] or self.by_hand()
+        left = {id(p) for p in trained if p.requires_grad} - _parameters(self.calls.models_called())
+        if not left:
+            return
+        found = holding(left)
+        left -= _parameters(module for module in found if type(module) in classes)
+        kinds = {
+            type(module) for module in found if left & _parameters([module])
+        } - self.watched.keys()
+        kinds = {kind for kind in kinds if not kind.__module__.startswith("torch.")}
+        for kind in kinds:
+            self._watch(kind)
+        if kinds:
+            self.recorder.once(
+                self.recorder.steps + WATCHED_FOR, lambda: self._leave_alone(kinds - self.used)
+            )
+
+    def _watch(self, kind: Any) -> None:
+        plain, calls, is_compiling = kind.forward, self.calls, self.calls.is_compiling
+        charged = calls.charged(plain)
+
+        @functools.wraps(plain)
+        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return plain(module, *args, **kwargs)
+            if not calls.inside:
+                self.used.add(kind)
+            return charged(module, *args, **kwargs)
+
+        self.watched[kind] = kind.forward = forward
+
+    def _leave_alone(self, kinds: Iterable[Any]) -> None:
+        for kind in kinds:
+            if kind.forward is self.watched[kind]:  # else it is the script's own by now
+                kind.forward = self.watched[kind].__wrapped__  # type: ignore[attr-defined]
+
+
+def _parameters(modules: Iterable[Any]) -> set[int]:
+    return {id(p) for module in modules for p in module.parameters()}
+
+
+def holding(parameters: set[int]) -> list[Any]:
+    """All modules that hold one of these parameters, given by their ids, themselves or in a module inside them."""
+    every: Any = sys.modules["torch"].nn.Module
+    # by type, since the attributes of others' objects, such as __class__ of a proxy, may run code of theirs
+    modules = [found for found in gc.get_objects() if issubclass(type(found), every)]
+    return [module for module in modules if parameters & _parameters([module])]
+
+
+def ends(torch: Any, recorder: Recorder) -> None:
+    """Tell the recorder where the contexts end that switch gradients off. A `with` takes its `__exit__` where it begins, so it
+    would be too late to wrap it once an evaluation is under way."""
+    for kind in (torch.no_grad, torch.inference_mode, torch.set_grad_enabled):
+        kind.__exit__ = _told(kind.__exit__, torch.is_grad_enabled, recorder)
+
+
+def _told(plain: Any, is_grad_enabled: Any, recorder: Recorder) -> Any:
+    @functools.wraps(plain)
+    def leave(context: Any, *error: Any) -> Any:
+        result = plain(context, *error)
+        if recorder.evaluating and get_ident() == recorder.thread and is_grad_enabled():
+            recorder.leaves_evaluation()
+        return result
+
+    return leave

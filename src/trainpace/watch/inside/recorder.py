@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from trainpace.watch.inside.trail import (
+from trainpace.watch.inside.event_log import (
     CHECKPOINT,
     EVALUATION,
     FORWARD,

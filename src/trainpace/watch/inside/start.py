@@ -1,5 +1,8 @@
-"""The recorder's life: it starts once torch has been imported in a process, hooks into every watched package once that has been
-imported, and ends with the process. Under a trial it confines the script's writing."""
+"""The recorder's life in one process.
+
+It starts when torch is imported, hooks into every watched package once that is imported, and ends with the process, or after
+the seconds that `trainpace look` gives it.
+"""
 
 import atexit
 import contextlib
@@ -18,20 +21,21 @@ from types import ModuleType
 from typing import Any
 
 from trainpace.core.host import usable_cores
-from trainpace.watch.inside import (
-    among,
-    cores,
-    engines,
-    left_out,
-    lengths,
-    patches,
-    stopping,
-    trials,
+from trainpace.watch.inside import engines, observers, patches, ranks, script, trials
+from trainpace.watch.inside.event_log import (
+    OF_TRIAL,
+    STOP_AFTER,
+    TASK,
+    TRIALS,
+    Step,
+    TrailWriter,
+    unused,
 )
-from trainpace.watch.inside.lines import Sampler
 from trainpace.watch.inside.observers import Losses
+from trainpace.watch.inside.ranks import agreed, is_distributed
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
-from trainpace.watch.inside.trail import OF_TRIAL, TASK, TRIALS, TrailWriter, unused
+from trainpace.watch.inside.script import Sampler
+from trainpace.watch.inside.trials import end
 
 RAY_WORKER = "default_worker.py"
 """The script of Ray's workers, which are killed when their training has ended; it runs in a thread of theirs."""
@@ -83,10 +87,10 @@ def on_torch(torch: ModuleType) -> None:
     patches.install(torch, recorder)
     sampler = Sampler(recorder)
     recorder.after_kept_step.append(sampler.at_step)
-    recorder.once(0, lambda: lengths.note(recorder))
+    recorder.once(0, lambda: script.note(recorder))
     recorder.once(0, lambda: _note_rank(recorder))
-    recorder.after_kept_step.append(partial(among.note, recorder))
-    recorder.once(cores.SETTLED_STEP, lambda: _begin_counting_cores(recorder))
+    recorder.after_kept_step.append(partial(ranks.note, recorder))
+    recorder.once(observers.SETTLED_STEP, lambda: _begin_counting_cores(recorder))
     for number in (20, 100, 500):
         recorder.once(number, lambda: engines.note_ddp(recorder))
     recorder.before_end = lambda: _note_the_end(recorder, sampler)
@@ -94,19 +98,19 @@ def on_torch(torch: ModuleType) -> None:
         recorder.trials = trials.Trials(recorder, settings)
         recorder.after_step.append(recorder.trials.at_step)
         if "writes_in" not in settings:
-            from trainpace.watch.inside.copies import Copies
+            from trainpace.watch.inside.files import Copies
 
             copies = Copies(recorder, set())
             recorder.note_written = copies.note
             sys.addaudithook(copies.opened)
-        sys.addaudithook(left_out.made_folders(recorder))
-        torch.load = torch.serialization.load = left_out.loads(torch.load)  # type: ignore[attr-defined]
-    if (seconds := stopping.seconds_of(os.environ)) is not None:
-        from trainpace.watch.inside.earlier import Earlier
+        sys.addaudithook(trials.made_folders(recorder))
+        torch.load = torch.serialization.load = trials.loads(torch.load)  # type: ignore[attr-defined]
+    if (seconds := seconds_of(os.environ)) is not None:
+        from trainpace.watch.inside.files import Earlier
 
         recorder.earlier = Earlier(recorder)
         recorder.note_written = recorder.earlier.note
-        recorder.after_step.append(stopping.Stopping(recorder, seconds).at_step)
+        recorder.after_step.append(Stopping(recorder, seconds).at_step)
     for name, install in engines.HOOKS.items():
         when_imported(name, partial(install, recorder=recorder))
     os.register_at_fork(after_in_child=lambda: _forked(torch, recorder, sampler))
@@ -162,7 +166,7 @@ def _note_rank(recorder: Recorder) -> None:
 
 
 def _begin_counting_cores(recorder: Recorder) -> None:
-    recorder.scheduled = cores.scheduled()
+    recorder.scheduled = observers.scheduled()
 
 
 def _forked(torch: ModuleType, recorder: Recorder, sampler: Sampler) -> None:
@@ -212,7 +216,7 @@ def _note_what_is_known(recorder: Recorder, sampler: Sampler) -> None:
     recorder.note_written()
     if (
         recorder.scheduled is not None
-        and (share := cores.delayed_share(recorder.scheduled)) is not None
+        and (share := observers.delayed_share(recorder.scheduled)) is not None
     ):
         recorder.trail.note({"delayed_share": share})
     if recorder.trials is not None:
@@ -380,3 +384,50 @@ _FOLLOW = (
     "os.removexattr",
 )
 """Events that change the target of a link; the others change the link itself."""
+
+
+SETTLED_STEPS = 3
+"""Steps after which the pace is known; the first ones compile, allocate and open files."""
+LEAST_STEPS = 8
+"""A script whose steps are long is still given so many, for a mean with an interval."""
+
+
+def seconds_of(environment: Mapping[str, str]) -> float | None:
+    given = environment.get(STOP_AFTER, "")
+    return float(given) if given else None
+
+
+class Stopping:
+    """Ends the process after the step that was agreed upon, or, alone, after the first that ends too late."""
+
+    def __init__(self, recorder: Recorder, seconds: float) -> None:
+        self.recorder, self.limit_ns = recorder, int(seconds * 1e9)
+        self.began_ns: int | None = None
+        self.last_step: int | None = None
+
+    def at_step(self, step: Step) -> None:
+        if self.began_ns is None:
+            self.began_ns = step.end_ns
+        if is_distributed():
+            if self.last_step is None and step.number >= SETTLED_STEPS:
+                self.last_step = int(
+                    agreed("last-step", self._planned(step), self.limit_ns / 1e9 + 600)
+                )
+            over = self.last_step is not None and step.number >= self.last_step
+        else:
+            over = step.number + 1 >= LEAST_STEPS and now_ns() - self.began_ns >= self.limit_ns
+        if over:
+            self._end()
+
+    def _planned(self, step: Step) -> int:
+        """The number of the step with which the time is over, at the pace of those after the first."""
+        assert self.began_ns is not None
+        each_ns = max(1, (step.end_ns - self.began_ns) // step.number)
+        return max(
+            LEAST_STEPS, step.number + (self.limit_ns - (step.end_ns - self.began_ns)) // each_ns
+        )
+
+    def _end(self) -> None:
+        recorder: Any = self.recorder
+        recorder.trail.note({"stopped": True})
+        end(recorder, with_workload=True)

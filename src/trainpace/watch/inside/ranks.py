@@ -1,8 +1,9 @@
-"""What is recorded only where several ranks train together: when this rank has computed its gradients and begins to wait for the
-others, how much its inputs hold, and how fast its links carry what it sends."""
+"""Several ranks in one training: agreement among them, waits for gradients, and the speed of their links."""
 
 import contextlib
+import datetime
 import functools
+import json
 import os
 import socket
 import stat
@@ -11,9 +12,39 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from trainpace.watch.inside.event_log import COMMUNICATION, Step
 from trainpace.watch.inside.recorder import Recorder, get_ident
-from trainpace.watch.inside.together import is_distributed
-from trainpace.watch.inside.trail import COMMUNICATION, Step
+
+
+def process_group() -> Any:
+    """torch.distributed once it is initialised, None before or without it."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return (
+        distributed
+        if distributed and distributed.is_available() and distributed.is_initialized()
+        else None
+    )
+
+
+def is_distributed() -> bool:
+    distributed = process_group()
+    return distributed is not None and int(distributed.get_world_size()) > 1
+
+
+def agreed(about: str, answer: Any, patience_s: float) -> Any:
+    """The first rank's answer for all: ranks that took different branches would wait for each other until a timeout."""
+    if not is_distributed():
+        return answer
+    with contextlib.suppress(Exception):
+        distributed = process_group()
+        store, key = distributed.distributed_c10d._get_default_store(), f"trainpace-trials-{about}"
+        if distributed.get_rank() == 0:
+            store.set(key, json.dumps(answer))
+        else:
+            store.wait([key], datetime.timedelta(seconds=patience_s))
+            return json.loads(store.get(key))
+    return answer
+
 
 GRADIENTS = "gradients"
 """The name of the stretch of a backward pass in which only the exchange of gradients is left."""

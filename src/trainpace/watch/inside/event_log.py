@@ -1,7 +1,8 @@
-"""The trail: a file that a watched process writes while it runs, so that a killed process is recorded up to its last moments.
+"""The event log: a file that a watched process writes while it runs, so that its last moments survive a kill.
 
 One file per process: a JSON header line, then records of fixed size, each after a letter for its kind. Times are
-``time.perf_counter_ns``, the same clock for all processes of a host.
+``time.perf_counter_ns``, the same clock for all processes of a host. The files keep their first suffix, ``.trail``, so that old
+recordings stay readable.
 """
 
 from __future__ import annotations

@@ -1,11 +1,91 @@
-"""What a process noted in its trail beside its steps: notes by their names, its loaders, and the lines that were seen running."""
+"""The event logs in a folder: their headers, records and notes."""
 
+import contextlib
+import mmap
+import struct
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
+from trainpace.core.errors import UnreadableInput, os_reason
 from trainpace.core.records import Record
-from trainpace.watch.inside.trail import Step
+from trainpace.watch.inside.event_log import Fetch, Span, Step, read_header, records_from
+
+
+class ProcessTrail(NamedTuple):
+    """The trail of a process that imported torch, its header, and the trails of its loaders' workers with their numbers."""
+
+    path: Path
+    header: dict[str, Any]
+    workers: list[tuple[Path, int]]
+
+
+def trails_of(folder: Path) -> list[ProcessTrail]:
+    workers = defaultdict(list)
+    for path in sorted(folder.glob("worker-*.trail")):
+        with readable(path):
+            if header := header_of(path):
+                workers[header["host"], header["parent"]].append((path, int(header["worker"])))
+    trails = []
+    for path in sorted(folder.glob("process-*.trail")):
+        with readable(path):
+            if header := header_of(path):
+                trails.append(ProcessTrail(path, header, workers[header["host"], header["pid"]]))
+    return trails
+
+
+def header_of(path: Path) -> dict[str, Any] | None:
+    """A trail's header; None where the disk was full before it was written. Raises UnreadableInput for another file."""
+    with readable(path):
+        with path.open("rb") as file:
+            line = file.readline()
+        return read_header(line) if line.endswith(b"\n") or len(line) > 100_000 else None
+
+
+def records_of(path: Path) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
+    """A trail's records, read one at a time; without a record that a killed process left incomplete."""
+    with (
+        readable(path),
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        yield from records_from(data, data.find(b"\n") + 1)
+
+
+def fetches_of(path: Path) -> Iterator[Fetch]:
+    return (r for r in records_of(path) if isinstance(r, Fetch))
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Around what reads a trail: bytes that were changed can break any of it, and are told as a damaged file."""
+    try:
+        yield
+    except UnreadableInput:
+        raise
+    except OSError as error:
+        raise UnreadableInput(f"cannot read {path}: {os_reason(error)}.") from None
+    except (ValueError, RecursionError) as error:
+        is_text = type(error) is ValueError
+        what = str(error) if is_text else "not JSON"
+        raise UnreadableInput(
+            f"{path} cannot be read ({what}).", "Record the command again."
+        ) from None
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        msgspec.ValidationError,
+        struct.error,
+    ):
+        raise UnreadableInput(
+            f"{path} cannot be read (it is damaged).", "Record the command again."
+        ) from None
+
 
 FEWEST_LOOKS = 3
 """Looks at the stack that must have met a line. A judgement, nothing measured: of one or two, a share says nothing."""
