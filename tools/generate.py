@@ -18,9 +18,6 @@ import click
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-IMPOSSIBLE = 1e20
-"""Numbers from here on stand for absent values."""
-
 SCHEMA = DOCS / "shared_runs.schema.json"
 RESULTS = ROOT / "benchmarks/results"
 
@@ -94,17 +91,6 @@ def verbs() -> str:
     return f"| verb | |\n|---|---|\n{rows}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```"
 
 
-def constants(prefix: str) -> str:
-    """Fitted constants by the beginning of their name; `all` of them without one."""
-    from trainpace.forecast.constants import fitted_constants
-
-    fitted = fitted_constants()
-    names = [n for n in fitted.__struct_fields__ if prefix == "all" or n.startswith(prefix)]
-    assert names, prefix
-    rows = "\n".join(f"| `{name}` | {getattr(fitted, name):g} |" for name in names)
-    return f"| constant | fitted |\n|---|--:|\n{rows}"
-
-
 def links() -> str:
     """The fitted constants of the collectives' use of links."""
     from trainpace.forecast.links import CONSTANTS, Generation
@@ -121,35 +107,6 @@ def links() -> str:
     shared = [name for name in CONSTANTS.__struct_fields__ if name not in ("generations", "pcie")]
     rows = "\n".join(f"| `{name}` | {getattr(CONSTANTS, name):g} |" for name in shared)
     return "\n".join(lines) + f"\n\n| constant | fitted |\n|---|--:|\n{rows}"
-
-
-def numbers(*names: str) -> str:
-    """The named numbers of some modules, with their docstrings. A name is a module of the forecast, or "room.module"."""
-    rows = [row for name in names for row in _number_rows(name)]
-    return "| number | | what it is, and from where |\n|---|--:|---|\n" + "\n".join(rows)
-
-
-def _number_rows(name: str) -> list[str]:
-    import ast
-    import importlib
-
-    module = importlib.import_module(
-        f"trainpace.{name}" if "." in name else f"trainpace.forecast.{name}"
-    )
-    body = ast.parse(inspect.getsource(module)).body
-    rows = []
-    for node, after in zip(body, [*body[1:], None], strict=True):
-        if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
-            continue
-        number = node.targets[0].id
-        value = getattr(module, number)
-        if not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)):
-            continue
-        if isinstance(value, int | float) and value < IMPOSSIBLE:
-            text = " ".join(str(after.value.value).split())
-            rows.append(f"| `{number}` | {value:g} | {_plain(text)} |")
-    assert rows, name
-    return rows
 
 
 def intervals() -> str:
@@ -188,18 +145,6 @@ def relatedness() -> str:
         f"| the same on other devices | {r.run_elsewhere:.1%} | |",
     ]
     return "\n".join(lines)
-
-
-def cards() -> str:
-    """The cards of the catalogue."""
-    from trainpace.core.hardware import catalogue
-
-    gpus = [d for d in catalogue() if d.kind == "gpu"]
-    by_architecture: dict[str, list[str]] = {}
-    for device in gpus:
-        by_architecture.setdefault(device.architecture, []).append(device.name)
-    rows = "\n".join(f"| {a} | {', '.join(names)} |" for a, names in by_architecture.items())
-    return f"{len(gpus)} cards:\n\n| architecture | cards |\n|---|---|\n{rows}"
 
 
 def table(name: str, number: str, *first: str) -> str:
@@ -256,12 +201,9 @@ def public_accuracy(groups: str) -> str:
 PARTS: dict[str, Callable[..., str]] = {
     "verb": verb,
     "verbs": verbs,
-    "constants": constants,
     "links": links,
-    "numbers": numbers,
     "intervals": intervals,
     "relatedness": relatedness,
-    "cards": cards,
     "table": table,
     "below": below,
     "public_sources": public_sources,
