@@ -174,7 +174,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     if not FOLDER.exists():
-        mutmut("trainpace.job.halving.*")
+        mutmut("trainpace.job.learning_rate.*")
     known = verdicts()
     samples = {
         module: drawn(known, module, arguments.sample) for module in arguments.module or MODULES

@@ -28,7 +28,6 @@ COMMANDS = [
     "plan resnet50 --gpu A100 --num-gpus 4 --batch 64 --samples 1281167 --epochs 90 --price 2",
     f"plan model.json {FLEET} --samples 1000000 --epochs 1",
     "schedule --samples 1281167 --epochs 90 --micro-batch 32 --nproc-per-node 8 --step-time 210ms --speedup 3.63x",
-    "schedule --samples 50k --epochs 90 --micro-batch 32 --step-time 210ms --repeats 27 --halving 3",
     "schedule --samples 50k --epochs 90 --micro-batch 64 --step-time 210ms --learning-rate 0.1 --base-global-batch 32",
     "schedule --config ds.json --samples 1281167 --epochs 90 --step-time 210ms --nproc-per-node 8",
     "validate runs.csv",

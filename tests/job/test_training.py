@@ -9,8 +9,7 @@ from trainpace.core.errors import TrainpaceError
 from trainpace.core.hardware import find_device
 from trainpace.core.outcome import JOB_PARTS, Interval, StepTime
 from trainpace.job import JobConditions, Training, power_w
-from trainpace.job.conditions import CORE_SPREAD
-from trainpace.job.training import job_ranges, slowest_of
+from trainpace.job.training import CORE_SPREAD, job_ranges, slowest_of
 
 STEP = StepTime(forward_ms=30.0, backward_ms=60.0, optimizer_ms=5.0, communication_ms=5.0)
 

@@ -355,7 +355,6 @@ def schedule(
     mtbf: float | str | None = ...,
     restart_time: float | str = ...,
     repeats: int | str = ...,
-    halving: int | str | None = ...,
     deadline: float | str | None = ...,
     budget: float | str | None = ...,
     price: float | str | None = ...,

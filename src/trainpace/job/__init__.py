@@ -1,4 +1,4 @@
-"""A step becomes hours and dollars: batches, epochs, evaluation, checkpoints, failures."""
+"""From a step to hours and dollars: batches, epochs, evaluation, checkpoints, failures."""
 
 from typing import TYPE_CHECKING
 
@@ -6,15 +6,6 @@ from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.job.ask import Answer, Question, answer
-    from trainpace.job.conditions import (
-        ASSUMED,
-        ONLY_STEPS,
-        JobConditions,
-        assumed_in_words,
-        assumptions,
-        stated_conditions,
-    )
-    from trainpace.job.halving import HalvingRound, successive_halving
     from trainpace.job.learning_rate import (
         FEWEST_STEPS,
         GradientNorms,
@@ -27,10 +18,16 @@ if TYPE_CHECKING:
         steps_factor,
     )
     from trainpace.job.training import (
+        ASSUMED,
+        ONLY_STEPS,
+        JobConditions,
         Training,
+        assumed_in_words,
+        assumptions,
         job_ranges,
         power_w,
         state_bytes,
+        stated_conditions,
         training_of,
         with_job,
     )

@@ -1,7 +1,7 @@
-"""A question about a training with some numbers missing, answered with all of them: the heart of `trainpace schedule`.
+"""Answers a question about a training with missing numbers: the core of `trainpace schedule`.
 
-Every solver inverts `Training.time` itself, by bisection or by trying whole numbers, so that it stays right when the
-formula gains a term. Time never falls when there is more of anything, which the tests check.
+Every solver inverts `Training.time` by bisection or by trying whole numbers, so it stays right when
+the formula gains a term. More of anything never takes less time, which the tests check.
 """
 
 import math
@@ -14,10 +14,8 @@ from trainpace.core.execution import Execution
 from trainpace.core.outcome import JobTime
 from trainpace.core.records import Record, check_fields
 from trainpace.core.units import format_duration
-from trainpace.job.conditions import ONLY_STEPS, JobConditions
-from trainpace.job.halving import HalvingRound, successive_halving
 from trainpace.job.learning_rate import LearningRateAdvice, learning_rate_advice
-from trainpace.job.training import Training, training_of
+from trainpace.job.training import ONLY_STEPS, JobConditions, Training, training_of
 from trainpace.job.work import (
     MAX_COUNT,
     EpochSteps,
@@ -32,7 +30,7 @@ MAX_EPOCHS = 10**9
 
 
 class DataParallelChoice(Record):
-    """A data-parallel size that meets a deadline, with the execution's other numbers and the time it gives."""
+    """A data-parallel size that meets a deadline, and the training with it."""
 
     data_parallel_size: int
     accumulation: int
@@ -42,12 +40,12 @@ class DataParallelChoice(Record):
 
 
 def step_time_for_deadline(training: Training, deadline_s: float) -> float:
-    """The slowest step time (seconds) that still meets the deadline."""
+    """Return the longest step time in seconds that meets the deadline."""
     _check_deadline(deadline_s)
     fastest = training.time(1e-15)
     if fastest.total_s > deadline_s:
         raise Contradiction(
-            f"a deadline of {format_duration(deadline_s)} cannot be met: start-up, evaluation,"
+            f"a deadline of {format_duration(deadline_s)} is impossible: start-up, evaluation,"
             f" checkpoints and restarts alone take {format_duration(fastest.total_s)}.",
             "Allow more time, or evaluate and checkpoint less often.",
         )
@@ -68,7 +66,7 @@ def epochs_for_deadline(
     step_time_s: float,
     deadline_s: float,
 ) -> int:
-    """The most whole epochs that fit into the deadline."""
+    """Return the largest number of whole epochs within the deadline."""
     _check_deadline(deadline_s)
 
     def time_s(epochs: int) -> float:
@@ -77,8 +75,8 @@ def epochs_for_deadline(
 
     if time_s(1) > deadline_s:
         raise Contradiction(
-            f"not even one epoch fits: it takes {format_duration(time_s(1))}, and"
-            f" {format_duration(deadline_s)} is given.",
+            f"one epoch takes {format_duration(time_s(1))}, longer than the limit of"
+            f" {format_duration(deadline_s)}.",
             "Allow more time, use a faster step, or count in `max_steps`.",
         )
     return _last_true(lambda n: time_s(n) <= deadline_s, MAX_EPOCHS)
@@ -91,7 +89,7 @@ def samples_for_deadline(
     step_time_s: float,
     deadline_s: float,
 ) -> int:
-    """The most samples an epoch may have for all epochs to end within the deadline. `schedule` needs its epochs alone."""
+    """Return the most samples per epoch with which all epochs end within the deadline."""
     _check_deadline(deadline_s)
     batch = execution.global_batch
 
@@ -101,8 +99,8 @@ def samples_for_deadline(
 
     if time_s(1) > deadline_s:
         raise Contradiction(
-            f"not even one step an epoch fits: {schedule.epochs:g} epochs of one step take"
-            f" {format_duration(time_s(1))}, and {format_duration(deadline_s)} is given.",
+            f"{schedule.epochs:g} epochs of one step take {format_duration(time_s(1))}, longer than"
+            f" the limit of {format_duration(deadline_s)}.",
             "Allow more time, use a faster step or fewer epochs.",
         )
     return batch * _last_true(lambda n: time_s(n) <= deadline_s, MAX_COUNT // batch)
@@ -115,9 +113,9 @@ def micro_batch_for_deadline(
     step_time_s: float,
     deadline_s: float,
 ) -> int:
-    """The smallest micro-batch that meets the deadline, if a step takes as long whatever its batch size.
+    """Return the smallest micro-batch that meets the deadline if every step takes as long.
 
-    That holds only as long as the GPU is not busy: the answer is a lower bound on the batch that is needed.
+    A larger batch takes longer once the GPU is busy, so the answer is a lower bound.
     """
     _check_deadline(deadline_s)
 
@@ -128,15 +126,16 @@ def micro_batch_for_deadline(
     samples = schedule.samples_per_epoch
     if samples is None:
         raise TrainpaceError(
-            "the batch size follows from the samples of an epoch.", "Add `samples` or `tokens`."
+            "solving for the batch size needs the samples of an epoch.",
+            "Add `samples` or `tokens`.",
         )
     each = execution.accumulation * execution.data_parallel_size
     drops = schedule.drop_last or schedule.partial_accumulation == "drop"
     most = max(1, samples // each if drops else -(-samples // each))
     if time_s(most) > deadline_s:
         raise Contradiction(
-            f"no batch size meets {format_duration(deadline_s)}: even with one step an epoch it"
-            f" takes {format_duration(time_s(most))} at {format_duration(step_time_s)} a step.",
+            f"no batch size meets {format_duration(deadline_s)}: even one step per epoch takes"
+            f" {format_duration(time_s(most))} at {format_duration(step_time_s)} per step.",
             "Use a faster step or fewer epochs.",
         )
     return 1 if time_s(1) <= deadline_s else 1 + _last_true(lambda n: time_s(n) > deadline_s, most)
@@ -150,11 +149,10 @@ def data_parallel_for_deadline(
     deadline_s: float,
     keep_global_batch: bool,
 ) -> DataParallelChoice:
-    """The smallest data-parallel size that meets the deadline, if a step takes as long on many ranks as on few.
+    """Return the smallest data-parallel size that meets the deadline, without communication.
 
-    That is an upper bound on what more ranks give: communication is not in it. With `keep_global_batch` more ranks
-    take over accumulation steps, and step time falls in proportion; without, the global batch grows with the ranks and
-    there are fewer steps.
+    With `keep_global_batch` more ranks take over accumulation steps, and the step time falls in
+    proportion. Without it the global batch grows with the ranks, and there are fewer steps.
     """
     _check_deadline(deadline_s)
 
@@ -194,10 +192,9 @@ def data_parallel_for_deadline(
         raise Contradiction(
             f"no number of GPUs meets {format_duration(deadline_s)}: with the batch growing to"
             f" {choice(most).global_batch} samples it still takes"
-            f" {format_duration(choice(most).time.total_s)} at {format_duration(step_time_s)} a"
+            f" {format_duration(choice(most).time.total_s)} at {format_duration(step_time_s)} per"
             " step.",
-            "Use a faster step or fewer epochs; steps cannot be fewer than one an epoch, nor fewer"
-            " than `max_steps`.",
+            "Use a faster step or fewer epochs; an epoch has at least one step.",
         )
     if choice(1).time.total_s <= deadline_s:
         return choice(1)
@@ -205,13 +202,15 @@ def data_parallel_for_deadline(
 
 
 def _on_one_node(execution: Execution, ranks: int, accumulation: int) -> Execution:
-    """The execution with so many data-parallel ranks."""
     processes = ranks * execution.tp * execution.pp * execution.cp
     return replace(execution, nnodes=1, nproc_per_node=processes, accumulation=accumulation)
 
 
 def _last_true(holds: Callable[[int], bool], most: int) -> int:
-    """The largest n in 1..most for which `holds`, given that holds(1) and that it never comes back once it fails."""
+    """Return the largest n in 1..most with holds(n).
+
+    Needs holds(1), and that it never holds again above an n for which it fails.
+    """
     if holds(most):
         return most
     low, high = 1, most
@@ -227,9 +226,11 @@ def _check_deadline(deadline_s: float) -> None:
 
 
 class Question(Record):
-    """The numbers that are given. Of micro-batch, accumulation and global batch one may be missing; of step time, epochs,
-    samples, batch size and ranks one may be missing where a deadline or a budget is given. `conditions` holds what was
-    stated, and nothing is assumed.
+    """The given numbers of a training.
+
+    One of micro-batch, accumulation and global batch may be missing. With a deadline or a budget,
+    one of step time, epochs, samples, batch size and ranks may be missing as well. `conditions` are
+    as given; nothing is assumed.
     """
 
     schedule: Schedule
@@ -252,12 +253,13 @@ class Question(Record):
     keep_global_batch: bool = False
     learning_rate: float | None = None
     base_global_batch: int | None = None
-    halving: int | None = None
 
 
 class Answer(Record):
-    """All numbers of the training. `solved` names those that were missing; `meets_limit` is None where no limit was given.
-    `halving`: the rounds of its repeats under successive halving, where that was asked for."""
+    """All numbers of the training.
+
+    `solved` lists the numbers that were missing. `meets_limit` is None without a limit.
+    """
 
     schedule: Schedule
     conditions: JobConditions
@@ -274,61 +276,78 @@ class Answer(Record):
     learning_rate: LearningRateAdvice | None = None
     speedups: tuple[SpeedUp, ...] = ()
     notes: tuple[str, ...] = ()
-    halving: tuple[HalvingRound, ...] = ()
 
 
 def answer(question: Question) -> Answer:
-    """Fill in what is missing. Raises `Contradiction` where the numbers clash, and says which."""
-    found = _answer(question)
-    if question.halving is None:
-        return found
-    if found.schedule.epochs is None or found.time is None:
-        raise TrainpaceError(
-            "rounds of a search are counted in epochs and time.", "Add `epochs` and a step time."
-        )
-    return replace(
-        found,
-        halving=successive_halving(
-            question.conditions.repeats, found.schedule.epochs, question.halving
-        ),
-    )
+    """Compute the missing numbers. Raises `Contradiction` if numbers clash, and names them."""
+    _check_positive(question)
+    if question.epoch_time_s is not None and question.schedule.samples_per_epoch is None:
+        return _answer_from_epoch_time(question)
+    solver = _Solver(question)
+    solver.solve_batch()
+    solver.solve_samples()
+    solver.solve_gpus()
+    solver.solve_epochs()
+    return solver.answer()
 
 
-def _answer(question: Question) -> Answer:
-    q = question
-    _check_positive(q)
-    notes: list[str] = []
-    if q.epoch_time_s is not None and q.schedule.samples_per_epoch is None:
-        return _answer_from_epoch_time(q)
-    schedule = q.schedule
-    shape = _shape(q)
-    limit_s = _limit_s(q, shape.world_size)
-    unbatched = q.micro_batch is None and q.global_batch is None and not q.solve_gpus
-    # a number of steps takes as long whatever the batch
-    by_epochs = schedule.epochs is not None and schedule.max_steps is None
-    if unbatched and by_epochs and limit_s is not None and q.step_time_s is not None:
-        micro = micro_batch_for_deadline(schedule, shape, q.conditions, q.step_time_s, limit_s)
-        execution, solved = replace(shape, micro_batch=micro), ["micro_batch", "global_batch"]
-        notes.append(
-            "assumes that a step takes as long with any batch size; a busy GPU takes longer for a"
-            " larger one"
-        )
-    else:
-        execution, solved = _execution(q, shape)
-    epoch = epoch_steps(schedule, execution) if schedule.samples_per_epoch is not None else None
-    step_time_s = _step_time(q, execution, epoch)
-    unsized = schedule.samples_per_epoch is None and not q.solve_gpus
-    if unsized and by_epochs and limit_s is not None and step_time_s is not None:
-        samples = samples_for_deadline(schedule, execution, q.conditions, step_time_s, limit_s)
-        schedule = replace(schedule, samples=samples)
-        epoch = epoch_steps(schedule, execution)
-        solved.append("samples")
+class _Solver:
+    """The numbers of a training while the missing ones are found, one stage after the other."""
 
-    choice = None
-    if q.solve_gpus:
-        if limit_s is None or step_time_s is None:
+    def __init__(self, question: Question) -> None:
+        self.q = question
+        self.schedule = question.schedule
+        self.shape = _shape(question)
+        self.limit_s = _limit_s(question, self.shape.world_size)
+        self.base_global_batch = question.base_global_batch
+        self.gpus_choice: DataParallelChoice | None = None
+        self.notes: list[str] = []
+
+    @property
+    def _by_epochs(self) -> bool:
+        """True if the batch size decides the number of steps."""
+        return self.schedule.epochs is not None and self.schedule.max_steps is None
+
+    @property
+    def _epoch(self) -> EpochSteps | None:
+        sized = self.schedule.samples_per_epoch is not None
+        return epoch_steps(self.schedule, self.execution) if sized else None
+
+    def solve_batch(self) -> None:
+        """Find the execution, and the step time in whichever form it was given."""
+        q = self.q
+        unbatched = q.micro_batch is None and q.global_batch is None and not q.solve_gpus
+        if unbatched and self._by_epochs and self.limit_s and q.step_time_s:
+            micro = micro_batch_for_deadline(
+                self.schedule, self.shape, q.conditions, q.step_time_s, self.limit_s
+            )
+            self.execution = replace(self.shape, micro_batch=micro)
+            self.solved = ["micro_batch", "global_batch"]
+            self.notes.append(
+                "assumes that a step takes as long with any batch size; a busy GPU takes longer for"
+                " a larger one"
+            )
+        else:
+            self.execution, self.solved = _execution(q, self.shape)
+        self.step_time_s = _step_time(q, self.execution, self._epoch)
+
+    def solve_samples(self) -> None:
+        if self.schedule.samples_per_epoch is not None or self.q.solve_gpus:
+            return
+        if self._by_epochs and self.limit_s and self.step_time_s:
+            samples = samples_for_deadline(
+                self.schedule, self.execution, self.q.conditions, self.step_time_s, self.limit_s
+            )
+            self.schedule = replace(self.schedule, samples=samples)
+            self.solved.append("samples")
+
+    def solve_gpus(self) -> None:
+        q, before = self.q, self.execution.global_batch
+        if not q.solve_gpus:
+            return
+        if not self.limit_s or not self.step_time_s:
             raise TrainpaceError(
-                "the number of GPUs follows from a deadline and a step time.",
+                "solving for the number of GPUs needs a deadline and a step time.",
                 "Add `deadline` and `step_time`.",
             )
         if q.budget_usd is not None:
@@ -336,67 +355,79 @@ def _answer(question: Question) -> Answer:
                 "a budget buys GPU-hours, whatever the number of GPUs.",
                 "Give `deadline` to solve for GPUs.",
             )
-        before = execution.global_batch
         choice = data_parallel_for_deadline(
-            schedule, execution, q.conditions, step_time_s, limit_s, q.keep_global_batch
+            self.schedule,
+            self.execution,
+            q.conditions,
+            self.step_time_s,
+            self.limit_s,
+            q.keep_global_batch,
         )
-        execution = _on_one_node(execution, choice.data_parallel_size, choice.accumulation)
-        step_time_s = choice.step_time_s
-        epoch = epoch_steps(schedule, execution)
-        solved.append("data_parallel_size")
-        notes.append(
+        self.execution = _on_one_node(
+            self.execution, choice.data_parallel_size, choice.accumulation
+        )
+        self.gpus_choice, self.step_time_s = choice, choice.step_time_s
+        self.solved.append("data_parallel_size")
+        self.notes.append(
             "assumes that a step takes as long on many GPUs as on few: communication is not counted"
         )
-        if execution.global_batch != before:
-            notes.append(f"the global batch changes from {before} to {execution.global_batch}")
-            q = replace(q, base_global_batch=q.base_global_batch or before)
-    if schedule.epochs is None and schedule.max_steps is None:
-        if limit_s is None or step_time_s is None:
+        if choice.global_batch != before:
+            self.notes.append(f"the global batch changes from {before} to {choice.global_batch}")
+            self.base_global_batch = self.base_global_batch or before
+
+    def solve_epochs(self) -> None:
+        if self.schedule.epochs is not None or self.schedule.max_steps is not None:
+            return
+        if not self.limit_s or not self.step_time_s:
             raise TrainpaceError(
-                "the length of the run is not known.",
+                "the length of the run is unknown.",
                 "Add `epochs` or `max_steps`; or `step_time` with a `deadline` or `budget`, to"
                 " learn how many epochs fit.",
             )
-        epochs = epochs_for_deadline(schedule, execution, q.conditions, step_time_s, limit_s)
-        schedule = replace(schedule, epochs=float(epochs))
-        solved.append("epochs")
-    training = training_of(schedule, execution, q.conditions)
-    if step_time_s is None and limit_s is not None:
-        step_time_s = step_time_for_deadline(training, limit_s)
-        solved += ["step_time", "throughput"]
-    time = None if step_time_s is None else training.time(step_time_s)
-    advice = None
-    if q.base_global_batch not in (None, execution.global_batch):
-        advice = learning_rate_advice(q.base_global_batch, execution.global_batch, q.learning_rate)
-    return Answer(
-        schedule=schedule,
-        conditions=q.conditions,
-        execution=execution,
-        epoch=epoch,
-        step_time_s=step_time_s,
-        throughput_samples_per_s=(
-            None if step_time_s is None else execution.global_batch / step_time_s
-        ),
-        time=time,
-        limit_s=limit_s,
-        meets_limit=_meets(time, limit_s),
-        cost_usd=None if time is None else time.usd,
-        solved=tuple(solved),
-        gpus_choice=choice,
-        learning_rate=advice,
-        speedups=q.speedups,
-        notes=tuple(notes),
-    )
+        epochs = epochs_for_deadline(
+            self.schedule, self.execution, self.q.conditions, self.step_time_s, self.limit_s
+        )
+        self.schedule = replace(self.schedule, epochs=float(epochs))
+        self.solved.append("epochs")
+
+    def answer(self) -> Answer:
+        """Return all numbers, with the step time that the limit allows if none was given."""
+        q, batch, limit_s = self.q, self.execution.global_batch, self.limit_s
+        training = training_of(self.schedule, self.execution, q.conditions)
+        if self.step_time_s is None and limit_s is not None:
+            self.step_time_s = step_time_for_deadline(training, limit_s)
+            self.solved += ["step_time", "throughput"]
+        step_s, advice = self.step_time_s, None
+        time = None if step_s is None else training.time(step_s)
+        if self.base_global_batch not in (None, batch):
+            advice = learning_rate_advice(self.base_global_batch, batch, q.learning_rate)
+        return Answer(
+            schedule=self.schedule,
+            conditions=q.conditions,
+            execution=self.execution,
+            epoch=self._epoch,
+            step_time_s=step_s,
+            throughput_samples_per_s=None if step_s is None else batch / step_s,
+            time=time,
+            limit_s=limit_s,
+            meets_limit=_meets(time, limit_s),
+            cost_usd=None if time is None else time.usd,
+            solved=tuple(self.solved),
+            gpus_choice=self.gpus_choice,
+            learning_rate=advice,
+            speedups=q.speedups,
+            notes=tuple(self.notes),
+        )
 
 
 def _answer_from_epoch_time(q: Question) -> Answer:
-    """Repeats x epochs x time of an epoch, where the number of samples is not given."""
+    """Return repeats x epochs x time of an epoch, without the number of samples."""
     if q.schedule.epochs is None:
-        raise TrainpaceError("the number of epochs is not known.", "Add `epochs`.")
+        raise TrainpaceError("the number of epochs is unknown.", "Add `epochs`.")
     if q.step_time_s is not None or q.throughput_samples_per_s is not None:
         raise Contradiction(
             "an epoch time together with a step time or throughput needs `samples`.",
-            "Give one of them.",
+            "Add `samples`, or give one of them.",
         )
     assert q.epoch_time_s is not None
     if (
@@ -405,7 +436,7 @@ def _answer_from_epoch_time(q: Question) -> Answer:
         or q.schedule.max_steps
     ):
         raise TrainpaceError(
-            "counting in steps needs to know the steps of an epoch.",
+            "options in steps need the number of steps of an epoch.",
             "Add `samples` and a batch size.",
         )
     world_size = (q.nnodes or 1) * (q.nproc_per_node or 1)
@@ -434,7 +465,6 @@ def _answer_from_epoch_time(q: Question) -> Answer:
 
 
 def _shape(q: Question) -> Execution:
-    """The execution without a micro-batch of its own."""
     return Execution(
         nnodes=q.nnodes or 1,
         nproc_per_node=q.nproc_per_node or q.tp * q.pp * q.cp,
@@ -446,14 +476,17 @@ def _shape(q: Question) -> Execution:
 
 
 def _execution(q: Question, shape: Execution) -> tuple[Execution, list[str]]:
-    """The execution and the sizes that were solved for: two of micro-batch, accumulation and global batch give the third."""
+    """Return the execution and the names of the solved sizes.
+
+    Two of micro-batch, accumulation and global batch give the third.
+    """
     dp = shape.data_parallel_size
     micro, accumulation, total = q.micro_batch, q.accumulation, q.global_batch
     solved = ["global_batch"] if total is None else []
     if micro is None:
         if total is None:
             raise TrainpaceError(
-                "the batch size is not known.",
+                "the batch size is unknown.",
                 "Add `micro_batch` (samples per GPU), or `global_batch`.",
             )
         accumulation, solved = accumulation or 1, ["micro_batch"]
@@ -471,13 +504,14 @@ def _execution(q: Question, shape: Execution) -> tuple[Execution, list[str]]:
         raise Contradiction(
             f"global batch {total} is not micro-batch {micro} x accumulation {accumulation} x"
             f" data-parallel size {dp} = {execution.global_batch}.",
-            "Leave one of them out and it is computed.",
+            "Drop one of them, and it is computed.",
         )
     return execution, solved
 
 
 def _step_time(q: Question, execution: Execution, epoch: EpochSteps | None) -> float | None:
-    """Step time from whichever form it was given in; two forms that disagree by more than 1 % are an error."""
+    """Return the step time from any of its forms. Forms that disagree by more than 1% are an
+    error."""
     forms: dict[str, float] = {}
     if q.step_time_s is not None:
         forms["step time"] = q.step_time_s
@@ -487,23 +521,19 @@ def _step_time(q: Question, execution: Execution, epoch: EpochSteps | None) -> f
         forms["epoch time"] = q.epoch_time_s / epoch.steps
     if forms and max(forms.values()) > 1.01 * min(forms.values()):
         times = ", ".join(
-            f"{name} gives {format_duration(value)} a step" for name, value in forms.items()
+            f"{name} gives {format_duration(value)} per step" for name, value in forms.items()
         )
-        raise Contradiction(
-            f"the step time is given in ways that disagree: {times}.", "Give one of them."
-        )
+        raise Contradiction(f"the given step times disagree: {times}.", "Give one of them.")
     return next(iter(forms.values()), None)
 
 
 def _limit_s(q: Question, world_size: int) -> float | None:
-    """The tighter of the deadline and what the budget pays for."""
+    """Return the tighter of the deadline and the time that the budget pays for."""
     limits = [] if q.deadline_s is None else [q.deadline_s]
     if q.budget_usd is not None:
         price = q.conditions.price_usd_per_device_hour
         if price is None:
-            raise TrainpaceError(
-                "a budget needs a price.", "Add `price`, in dollars per GPU and hour."
-            )
+            raise TrainpaceError("a budget needs a price.", "Add `price`, in dollars per GPU-hour.")
         limits.append(3600.0 * q.budget_usd / (price * world_size))
     return min(limits) if limits else None
 

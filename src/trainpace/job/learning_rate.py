@@ -1,10 +1,10 @@
-"""Rules for the learning rate when the global batch changes, and the gradient noise scale, which says how large a batch may be.
+"""Learning rates for a changed global batch, and the gradient noise scale, which limits the batch.
 
-B_simple = tr(Sigma) / |G|^2 of McCandlish et al. 2018 (arXiv:1812.06162): the covariance of one sample's gradient over the
-squared length of the true one, measured from gradients of two batch sizes as in its appendix A.1. It is the critical batch
-size where the Hessian is a multiple of the identity, and within a small factor of it in their experiments. It grows during
-training.
-"""
+The noise scale is B_simple = tr(Sigma) / |G|^2 of McCandlish et al. 2018 (arXiv:1812.06162): the
+covariance of one sample's gradient over the squared length of the true gradient. It is measured
+from gradients of two batch sizes (their appendix A.1). It equals the critical batch size if the
+Hessian is a multiple of the identity, and was within a small factor of it in their experiments. It
+grows during training."""
 
 import math
 
@@ -22,7 +22,7 @@ SEED = 0
 
 
 class LearningRateAdvice(Record):
-    """Learning rates for a changed global batch, with where each rule comes from and where it ends."""
+    """Learning rates for a changed global batch by two rules, with their sources and limits."""
 
     old_global_batch: int
     new_global_batch: int
@@ -48,10 +48,10 @@ class LearningRateAdvice(Record):
 def learning_rate_advice(
     old_global_batch: int, new_global_batch: int, learning_rate: float | None = None
 ) -> LearningRateAdvice:
-    """Both rules for going from one global batch to another; factors only, where no learning rate is given."""
+    """Return both rules for a new global batch, as factors alone without a learning rate."""
     if old_global_batch < 1 or new_global_batch < 1:
         raise TrainpaceError(
-            f"global batches are counts from 1, not {min(old_global_batch, new_global_batch)}."
+            f"a global batch is {min(old_global_batch, new_global_batch)}; it must be 1 or more."
         )
     if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
         raise TrainpaceError(f"the learning rate is {learning_rate}; it must be above 0.")
@@ -68,8 +68,10 @@ def learning_rate_advice(
 
 
 class NoiseScaleRule(Record):
-    """Factors for the learning rate where the gradient noise scale is known, between the linear rule (a batch far below it) and
-    no change (far above it)."""
+    """Factors for the learning rate by the gradient noise scale.
+
+    They lie between the linear rule (a batch far below the noise scale) and no change (far above).
+    """
 
     sgd_factor: float
     adam_factor: float
@@ -78,20 +80,22 @@ class NoiseScaleRule(Record):
         " for SGD (section 2), 0.5 to 1 for Adam and RMSProp (appendix E); 0.5, the square root, is"
         " taken, which asks for less change"
     )
-    limit: str = "from the noise scale of the steps that were measured; it grows during training"
+    limit: str = "from the noise scale of the measured steps; it grows during training"
 
 
 def learning_rate_for_noise_scale(
     old_global_batch: float, new_global_batch: float, noise_scale_samples: float
 ) -> NoiseScaleRule:
-    """The factors for going from one global batch to another at a noise scale of so many samples."""
+    """Return the factors for a new global batch at a noise scale in samples."""
     factor = steps_factor(noise_scale_samples, new_global_batch, old_global_batch)
     return NoiseScaleRule(sgd_factor=factor, adam_factor=math.sqrt(factor))
 
 
 class GradientNorms(Record):
-    """Squared lengths of gradients, one pair a step: of `small_batch` samples (the mean over micro-batches or ranks where
-    there are several) and of `big_batch` samples, the small batch's among them. Both of gradients of a mean loss.
+    """Squared lengths of the gradients of a mean loss, one pair per step.
+
+    One length is of `small_batch` samples (the mean over micro-batches or ranks), the other of
+    `big_batch` samples, which contain the small batch.
     """
 
     small_batch: float
@@ -102,32 +106,33 @@ class GradientNorms(Record):
     def __post_init__(self) -> None:
         if not 0 < self.small_batch < self.big_batch:
             raise TrainpaceError(
-                f"batches of {self.small_batch:g} and {self.big_batch:g} samples tell no noise.",
-                "The smaller one is a part of the larger one.",
+                f"batches of {self.small_batch:g} and {self.big_batch:g} samples give no noise"
+                " scale.",
+                "The small batch must be a part of the big one.",
             )
         if len(self.small_squared) != len(self.big_squared):
             raise TrainpaceError(
-                "each step has one length for the small batch and one for the big one."
+                "each step needs one length for the small batch and one for the big one."
             )
         if any(not (math.isfinite(n) and n >= 0) for n in (*self.small_squared, *self.big_squared)):
-            raise TrainpaceError("a squared length is a number from 0.")
+            raise TrainpaceError("a squared length must be 0 or more.")
 
 
 def noise_scale(norms: GradientNorms) -> NoiseScale:
-    """The estimate from the norms of some steps. Raises TrainpaceError for fewer than FEWEST_STEPS.
+    """Estimate the noise scale from the norms of at least FEWEST_STEPS steps.
 
-    Per step |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b) and tr(Sigma) = (|G_b|^2 - |G_B|^2) / (1/b - 1/B), both unbiased
-    (McCandlish et al. 2018, appendix A.1); the ratio is of their means over the steps, since the mean of ratios is biased.
+    Per step |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b) and tr(Sigma) = (|G_b|^2 - |G_B|^2) / (1/b -
+    1/B), both unbiased (McCandlish et al. 2018, appendix A.1). The estimate is the ratio of their
+    means, because the mean of ratios is biased.
 
-    The interval is a bootstrap of blocks of consecutive steps, n^(1/3) long (Künsch 1989; Hall et al. 1995): steps beside each
-    other have alike gradients. It knows nothing of how the scale drifts.
+    The interval is a bootstrap over blocks of n^(1/3) consecutive steps (Künsch 1989; Hall et al.
+    1995), because neighboring steps have similar gradients. It does not include the drift of the
+    scale.
     """
     small, big = np.array(norms.small_squared), np.array(norms.big_squared)
     b, whole, n = norms.small_batch, norms.big_batch, len(small)
     if n < FEWEST_STEPS:
-        raise TrainpaceError(
-            f"{n} steps are too few to tell a noise scale.", f"Take {FEWEST_STEPS} or more."
-        )
+        raise TrainpaceError(f"a noise scale needs at least {FEWEST_STEPS} steps, not {n}.")
     gradient = (whole * big - b * small) / (whole - b)
     trace = (small - big) / (1 / b - 1 / whole)
     means = _resampled_means(np.stack([gradient, trace], axis=-1))
@@ -142,16 +147,17 @@ def noise_scale(norms: GradientNorms) -> NoiseScale:
             covariance_trace=noise,
             steps=n,
             reason=(
-                f"the true gradient is not told from 0 in {n} steps of {whole:g} samples: noise is"
-                " far larger. More steps or a larger batch would tell."
+                f"the true gradient cannot be distinguished from 0 in {n} steps of {whole:g}"
+                " samples: the noise is far larger. Use more steps or a larger batch."
             ),
         )
     ratios = np.divide(
         means[:, 1], means[:, 0], out=np.full(len(means), np.inf), where=means[:, 0] > 0
     )
-    # at most a tail's worth of them is infinite, or the gradient would not be told from 0: the nearest to a quantile never is
+    # fewer ratios than one tail are infinite (checked above), so the nearest to a quantile is
+    # finite
     low, high = np.quantile(ratios, [tail, 1 - tail], method="nearest")
-    # a covariance has no negative trace, though an unbiased estimate of a small one may be
+    # the trace of a covariance is not negative, but an unbiased estimate of a small one may be
     return NoiseScale(
         samples=max(0.0, noise / signal),
         low=max(0.0, float(low)),
@@ -163,16 +169,17 @@ def noise_scale(norms: GradientNorms) -> NoiseScale:
 
 
 def steps_factor(noise_scale_samples: float, old_batch: float, new_batch: float) -> float:
-    """Updates to the same loss with another global batch, over those with the old one.
+    """Return the updates to the same loss with a new global batch over those with the old one.
 
-    steps = S_min (1 + B_noise / B) (McCandlish et al. 2018, section 2), each batch at its own best learning rate.
+    steps = S_min (1 + B_noise / B), each batch at its own best learning rate (McCandlish et al.
+    2018, section 2).
     """
     _check(noise_scale_samples, old_batch, new_batch)
     return (1 + noise_scale_samples / new_batch) / (1 + noise_scale_samples / old_batch)
 
 
 def samples_factor(noise_scale_samples: float, old_batch: float, new_batch: float) -> float:
-    """Samples to the same loss with another global batch over those with the old one: samples = E_min (1 + B / B_noise)."""
+    """Return the samples to the same loss, new over old: samples = E_min (1 + B / B_noise)."""
     _check(noise_scale_samples, old_batch, new_batch)
     if not noise_scale_samples:
         return new_batch / old_batch
@@ -183,18 +190,16 @@ def _check(noise: float, *batches: float) -> None:
     if not (math.isfinite(noise) and noise >= 0) or not all(
         math.isfinite(b) and b > 0 for b in batches
     ):
-        raise TrainpaceError(
-            "a noise scale is a number of samples from 0, and a global batch is above 0."
-        )
+        raise TrainpaceError("a noise scale must be 0 or more, and a global batch above 0.")
 
 
 def _resampled_means(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(RESAMPLES, 2) means over blocks drawn with replacement from (n, 2) values; the series is closed to a circle."""
+    """Return (RESAMPLES, 2) means over blocks drawn from (n, 2) values, with wrap-around."""
     n = len(pairs)
     length = max(1, round(n ** (1 / 3)))
     blocks = -(-n // length)
     starts = np.random.default_rng(SEED).integers(0, n, size=(RESAMPLES, blocks))
-    # sums of blocks from running sums, so that no array of RESAMPLES x n x 2 is made
+    # sums of blocks from running sums avoid an array of RESAMPLES x n x 2
     running = np.concatenate(
         [np.zeros((1, 2)), np.cumsum(np.concatenate([pairs, pairs[:length]]), axis=0)]
     )

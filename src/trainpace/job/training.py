@@ -1,49 +1,346 @@
 """From a step to the whole training: the only place that computes its hours and dollars.
 
-    training = preparing + transfer + repeats x (start-up + compiling + E[work cut by checkpoints and interrupted by failures])
+    training = preparing + transfer
+               + repeats x (start-up + compiling + E[work with checkpoints and failures])
     work     = steps + data wait + stragglers + evaluations
-    dollars  = price x devices x hours + electricity + leaving another cloud
+    dollars  = price x devices x hours + electricity + egress from another cloud
 
-The same array arithmetic serves one step time, the ends of its interval, and every choice of a plan, so that they agree to
-the last digit.
+The same array arithmetic serves one step time, the ends of its interval and every choice of a plan,
+so their results agree to the last digit.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.core.errors import TrainpaceError
+from trainpace.core.errors import Contradiction, TrainpaceError
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Device
 from trainpace.core.outcome import Forecast, Interval, JobTime, StepTime, sum_of_parts
-from trainpace.job.conditions import ASSUMED, CORE_SPREAD, JobConditions, assumptions
-from trainpace.job.failures import (
-    FailureRate,
-    Interruption,
-    Numbers,
-    best_segments,
-    expected_s,
-    failure_rate,
-    segment_s,
-)
-from trainpace.job.work import Schedule, total_steps
+from trainpace.core.records import Record, check_fields
+from trainpace.core.units import format_duration, format_number
+from trainpace.job.work import MAX_COUNT, Schedule, total_steps
 from trainpace.workload import Floats, Workload, form_of
 
+# ---- conditions
+
+STARTUP_S = 60.0
+"""Time until the first step: imports, process groups, the first batch. Assumed."""
+COMPILING_S = 60.0
+"""Time of torch.compile before the first step. Assumed: a small network takes ten seconds, a large
+model several minutes. Because of it no plan compiles a job of seconds."""
+DEVICE_MTBF_H = 50_000.0
+"""Hours of one GPU between unexpected interruptions of a job. 419 interruptions in 54 days on
+16,384 H100 (Llama 3, arXiv:2407.21783, table 5) make 50,676; 6.5 in 1,000 node-days on Meta's A100
+clusters make 29,500 (Kokolis et al., arXiv:2410.21680)."""
+RESTART_S = 600.0
+"""Time until the job trains again. MegaScale finds and replaces a failed node within 10 minutes
+(Jiang et al., NSDI 2024)."""
+PREEMPTION_MEAN_H = 24.0
+"""Hours between preemptions of one spot instance. An assumption, because providers publish no
+number. Google's preemptible machines live at most 24 h, others from hours to weeks (Wu et al.,
+"Can't Be Late", NSDI 2024)."""
+STORAGE_GB_PER_S = 1.0
+"""Bandwidth of the shared storage for checkpoints. An assumption: one client's share of a cloud's
+network file system."""
+CORE_SPREAD = 1.4
+"""Factor by which a server's core may prepare samples faster or slower than the timed core. An
+assumption: the oldest and newest processors that clouds rent differ by about two on one core."""
+DOWNLOAD_GB_PER_S = 0.125
+"""Bandwidth into the cloud. An assumption: 1 Gbit/s."""
+
+
+class JobConditions(Record):
+    """Everything about a whole training besides its steps. Times in seconds, bandwidths in GB/s.
+
+    The defaults are the assumptions of forecast, match, plan, run and the what-if page.
+    `ONLY_STEPS` is a job of steps alone, from which `trainpace schedule` starts.
+
+    - Start: `startup_s` once per run, and `compiling_s` if the execution compiles. `preparing_s`
+      once before all runs.
+    - Evaluation: `evaluation_s` after every `evaluate_every_steps`, or the forward passes of
+      `evaluation_samples` after every epoch.
+    - Checkpoints: every `checkpoint_every_steps`, or every `checkpoint_every_s` of work, else at
+      the cheapest interval; none if `checkpoints` is off. One takes `checkpoint_s`, by default the
+      time to write the model's state at `storage_gb_per_s`.
+    - Failures: the whole job fails every `mean_time_between_failures_s`, or if that is None, one
+      device every `device_mtbf_h` (None: never). One `spot` instance is preempted every
+      `preemption_mean_h`. A restart takes `restart_s`.
+    - Stragglers: `step_variation` is the standard deviation of a node's step over its mean.
+    - Data: one sample reads `sample_bytes` from storage, and one processor prepares
+      `samples_per_cpu_s` (0: loading is hidden). With `loads_beside` that happens during the steps,
+      else between them. `data_gb` are copied to the servers at `download_gb_per_s` before training.
+    - `repeats`: models, folds or seeds that are trained one after another.
+    - Money: `price_usd_per_device_hour`, electricity of the devices, `egress_usd` from another
+      cloud.
+    - `stated`: fields that somebody gave. The other defaults are listed as assumed.
+    """
+
+    startup_s: float = STARTUP_S
+    compiling_s: float = COMPILING_S
+    preparing_s: float = 0.0
+    evaluate_every_steps: int | None = None
+    evaluation_s: float = 0.0
+    evaluation_samples: int = 0
+    checkpoints: bool = True
+    checkpoint_every_steps: int | None = None
+    checkpoint_every_s: float | None = None
+    checkpoint_s: float | None = None
+    storage_gb_per_s: float = STORAGE_GB_PER_S
+    device_mtbf_h: float | None = DEVICE_MTBF_H
+    mean_time_between_failures_s: float | None = None
+    restart_s: float = RESTART_S
+    spot: bool = False
+    preemption_mean_h: float = PREEMPTION_MEAN_H
+    step_variation: float = 0.0
+    sample_bytes: float = 0.0
+    samples_per_cpu_s: float = 0.0
+    loads_beside: bool = True
+    data_gb: float = 0.0
+    download_gb_per_s: float = DOWNLOAD_GB_PER_S
+    repeats: int = 1
+    price_usd_per_device_hour: float | None = None
+    electricity_usd_per_kwh: float = 0.0
+    egress_usd: float = 0.0
+    stated: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self, _COUNTS, lambda count: 1 <= count <= MAX_COUNT, "a whole number from 1 to 1e18"
+        )
+        check_fields(self, _FROM_0, lambda value: 0 <= value < math.inf, "0 or more")
+        check_fields(self, _ABOVE_0, lambda value: 0 < value < math.inf, "above 0")
+        if self.evaluation_s > 0 and self.evaluate_every_steps is None:
+            raise TrainpaceError(
+                "evaluation_s needs evaluate_every_steps.",
+                "Give the number of steps between evaluations.",
+            )
+        if self.evaluate_every_steps is not None and self.evaluation_samples:
+            raise Contradiction(
+                "evaluate_every_steps and evaluation_samples exclude each other.",
+                "Give one of them.",
+            )
+        every = self.checkpoint_every_steps, self.checkpoint_every_s
+        if every == (None, None) and self.checkpoint_s and not self.checkpoints:
+            raise TrainpaceError(
+                "checkpoint_s needs checkpoint_every_steps.",
+                "Give the number of steps between checkpoints.",
+            )
+        if None not in every:
+            raise Contradiction(
+                "checkpoint_every_steps and checkpoint_every_s exclude each other.",
+                "Give one of them.",
+            )
+
+
+_COUNTS = ("evaluate_every_steps", "checkpoint_every_steps", "repeats")
+_FROM_0 = (
+    "startup_s",
+    "compiling_s",
+    "preparing_s",
+    "evaluation_s",
+    "evaluation_samples",
+    "checkpoint_s",
+    "restart_s",
+    "step_variation",
+    "sample_bytes",
+    "samples_per_cpu_s",
+    "data_gb",
+    "price_usd_per_device_hour",
+    "electricity_usd_per_kwh",
+    "egress_usd",
+)
+_ABOVE_0 = (
+    "checkpoint_every_s",
+    "storage_gb_per_s",
+    "device_mtbf_h",
+    "mean_time_between_failures_s",
+    "preemption_mean_h",
+    "download_gb_per_s",
+)
+
+ASSUMED = JobConditions()
+"""The assumptions for conditions that are not given."""
+ONLY_STEPS = JobConditions(
+    startup_s=0.0,
+    compiling_s=0.0,
+    checkpoints=False,
+    checkpoint_s=0.0,
+    device_mtbf_h=None,
+    restart_s=0.0,
+    stated=("startup_s", "compiling_s", "restart_s"),
+)
+"""A job of steps alone."""
+
+
+def stated_conditions(given: Mapping[str, Any]) -> JobConditions:
+    """Return conditions with the given values. Values of None keep their defaults."""
+    stated = {name: value for name, value in given.items() if value is not None}
+    return JobConditions(**stated, stated=tuple(stated))
+
+
+def assumptions(conditions: JobConditions, compiles: bool = False) -> tuple[str, ...]:
+    """Return the assumed conditions that count in the hours, in words."""
+
+    def assumed(name: str) -> bool:
+        return name not in conditions.stated and getattr(conditions, name) == getattr(ASSUMED, name)
+
+    c, lines = conditions, []
+    if assumed("startup_s"):
+        lines.append(f"a start takes {format_duration(STARTUP_S)}")
+    if compiles and assumed("compiling_s"):
+        lines.append(f"compiling takes {format_duration(COMPILING_S)}")
+    if c.device_mtbf_h and c.mean_time_between_failures_s is None and assumed("device_mtbf_h"):
+        restart = (
+            f" and is replaced in {format_duration(RESTART_S)}" if assumed("restart_s") else ""
+        )
+        lines.append(f"a GPU fails every {format_number(DEVICE_MTBF_H)} h{restart}")
+    if c.spot and assumed("preemption_mean_h"):
+        lines.append(f"a spot server is preempted every {format_number(PREEMPTION_MEAN_H)} h")
+    if c.checkpoint_s is None and assumed("storage_gb_per_s"):
+        lines.append(f"checkpoints go to storage of {format_number(STORAGE_GB_PER_S)} GB/s")
+    if c.samples_per_cpu_s:
+        lines.append(
+            f"a core prepares samples up to {format_number(CORE_SPREAD)} times faster or slower"
+            " than given"
+        )
+    return tuple(lines)
+
+
+def assumed_in_words(assumed: Sequence[str]) -> str:
+    """Return the assumptions as one sentence, or "" without any."""
+    return f"Assumed: {', '.join(assumed)}." if assumed else ""
+
+
+# ---- failures and checkpoints
+
+# Failures arrive at a constant rate, at any moment: while working, while writing a checkpoint,
+# while restarting. A segment of work ends with its checkpoint; a failure in it costs a restart and
+# the whole segment. A segment of length L then takes M e^(R/M) (e^(L/M) - 1) on average, with M the
+# mean time between failures and R the restart (J. Daly, FGCS 22(3), 2006, equation 13). Young's
+# first-order form (CACM 17(9), 1974) is its limit for L and R well below M. It holds for
+# exponential times between failures, not for failures that come in bursts. Every number may be an
+# array.
+
+Numbers = Any
+"""A float, or an array of floats."""
+
+MOST_EXPONENT = 500.0
+"""A run of more than e^500 mean times between failures never ends."""
+
+
+class Interruption(NamedTuple):
+    """One kind of failure of a whole job, with the time of a restart after it."""
+
+    mean_time_between_s: Numbers
+    restart_s: float
+
+
+class FailureRate(NamedTuple):
+    """Rate of all kinds of failure, and the probability that a restart is not interrupted."""
+
+    per_s: Numbers
+    restarted: Numbers
+
+
+def failure_rate(interruptions: Sequence[Interruption]) -> FailureRate:
+    """Combine several kinds of failure. Each has its own restart, so e^(R/M) is 1 / E[e^(-R/M)]."""
+    for mean_s, restart_s in interruptions:
+        if not (np.all(np.asarray(mean_s) > 0) and np.isfinite(restart_s) and restart_s >= 0):
+            raise TrainpaceError(
+                f"an interruption every {mean_s} s with a restart of {restart_s} s is impossible."
+            )
+    if not interruptions:
+        return FailureRate(np.float64(0.0), np.float64(1.0))
+    rate = sum(1.0 / np.asarray(mean_s) for mean_s, _ in interruptions)
+    restarted = sum(
+        np.exp(-restart_s * rate) / mean_s / rate for mean_s, restart_s in interruptions
+    )
+    return FailureRate(rate, restarted)
+
+
+def segment_s(length_s: Numbers, failures: FailureRate) -> Floats:
+    """Return the mean seconds until `length_s` of work and checkpoint are done in one go."""
+    rate, restarted = failures
+    # in logarithms, because e^(rate length) and restarted may overflow and underflow alone
+    hopeless = (
+        length_s * rate - np.log(np.maximum(restarted, np.exp(-MOST_EXPONENT - 1))) > MOST_EXPONENT
+    )
+    fails = (rate > 0) & ~hopeless
+    some_rate = np.where(fails, rate, 1.0)
+    with_failures = (
+        np.expm1(np.where(fails, length_s, 0.0) * some_rate)
+        / some_rate
+        / np.where(fails, restarted, 1.0)
+    )
+    endless = np.where(length_s > 0, np.inf, 0.0)
+    return np.where(fails, with_failures, np.where(hopeless, endless, length_s))
+
+
+def expected_s(
+    work_s: Numbers, segments: Numbers, checkpoint_s: Numbers, failures: FailureRate
+) -> Floats:
+    """Return the mean seconds of `work_s` in equal segments that end with a checkpoint each."""
+    return np.asarray(segments * segment_s(work_s / segments + checkpoint_s, failures))
+
+
+def best_interval_s(checkpoint_s: Numbers, failures: FailureRate) -> Floats:
+    """Return the seconds of work between checkpoints with the shortest mean time.
+
+    Infinite without failures. x = interval / M is the root of (1 - x) e^x = e^(-checkpoint / M).
+    For a short checkpoint x is Young's sqrt(2 checkpoint / M).
+    """
+    rate = np.asarray(failures.per_s)
+    if not rate.any():
+        return np.full(rate.shape, np.inf)
+    product, place = np.unique(checkpoint_s * rate, return_inverse=True)
+    target = np.exp(-product)
+    x = np.clip(np.sqrt(2 * product), 1e-12, 0.999)
+    for _ in range(50):  # Newton's method on a falling, concave function
+        change = ((1 - x) * np.exp(x) - target) / (x * np.exp(x))
+        x = np.clip(x + change, 1e-12, 1.0)
+        if (np.abs(change) < 1e-12).all():
+            break
+    with np.errstate(divide="ignore"):
+        return np.where(rate > 0, x[place].reshape(np.shape(checkpoint_s * rate)) / rate, np.inf)
+
+
+def best_segments(work_s: Numbers, checkpoint_s: Numbers, failures: FailureRate) -> Floats:
+    """Return the cheapest number of segments for `work_s`, from 1.
+
+    The cost is convex in the number of segments, so the best one is a whole number beside
+    work / best interval.
+    """
+    fewer = np.maximum(
+        1.0, np.floor(work_s / best_interval_s(np.maximum(checkpoint_s, 1e-3), failures))
+    )
+    with np.errstate(invalid="ignore"):
+        cost_s, cost_of_more_s = (
+            expected_s(work_s, count, checkpoint_s, failures) for count in (fewer, fewer + 1)
+        )
+        return np.where(cost_of_more_s < cost_s, fewer + 1, fewer)
+
+
+# ---- the whole training
+
 LEAST_CHECKPOINT_S = 1e-3
-"""Where checkpoints come at the interval that costs least, one takes this much at least, or they would never end."""
+"""Least time of a checkpoint at the cheapest interval. Free checkpoints would have no interval."""
 IDLE_POWER_SHARE = 0.15
-"""Share of TDP that a GPU draws while it waits: 60 W of an A100's 400 W, 70 to 110 W of an H100's 700 W in nvidia-smi."""
+"""Share of TDP that an idle GPU draws: 60 W of an A100's 400 W, 70 to 110 W of an H100's 700 W by
+nvidia-smi."""
 
 
 class Training(NamedTuple):
-    """A whole training but for the duration of its step. Numbers may be arrays, of one entry a choice.
+    """A whole training without the duration of its step. Numbers may be arrays, one entry per
+    choice.
 
-    `state_bytes` is what a checkpoint holds; `vcpus` the processors of a node, None or 0: not known, so that preparing
-    samples counts nothing; `power_w` what all devices draw on average, None: not known.
+    `state_bytes` is the size of a checkpoint. `vcpus` are the processors of a node; None or 0 means
+    unknown, and preparing samples then takes no time. `power_w` is the mean power of all devices,
+    None if unknown.
     """
 
     steps: Numbers
@@ -58,8 +355,10 @@ class Training(NamedTuple):
     power_w: Numbers = None
 
     def time(self, step_s: float, forward_s: float | None = None) -> JobTime:
-        """The training at `step_s` a step, of which forward passes take `forward_s` (None: all of it, so that evaluations
-        are no cheaper than steps)."""
+        """Return the training at `step_s` per step, of which forward passes take `forward_s`.
+
+        Without `forward_s` evaluating a batch takes as long as a step.
+        """
         (time,) = self.times(
             np.array([step_s]), None if forward_s is None else np.array([forward_s])
         )
@@ -68,8 +367,10 @@ class Training(NamedTuple):
     def times(
         self, step_s: Floats, forward_s: Floats | None = None, core_speed: Numbers = 1.0
     ) -> list[JobTime]:
-        """The training at every one of some step times, row by row, without dollars. `core_speed`: how many times as fast as
-        stated cores prepare samples."""
+        """Return the training at each of several step times, without dollars.
+
+        `core_speed` is how many times faster than given the cores prepare samples.
+        """
         parts = self.parts(step_s, forward_s, core_speed)
         watts = [None] if self.power_w is None else self.power_w
         columns = {
@@ -96,7 +397,10 @@ class Training(NamedTuple):
         return times
 
     def total_s(self, step_s: Floats, forward_s: Floats | None = None) -> Floats:
-        """Seconds of the training for many choices at once; infinite where `step_s` or the steps are."""
+        """Return the seconds of the training for many choices.
+
+        Infinite if `step_s` or the number of steps is infinite.
+        """
         able = np.isfinite(step_s) & np.isfinite(self.steps)
         counted = self._replace(steps=np.where(np.isfinite(self.steps), self.steps, 1.0))
         forward = forward_s if forward_s is None else np.where(able, forward_s, 1.0)
@@ -106,7 +410,7 @@ class Training(NamedTuple):
     def parts(
         self, step_s: Floats, forward_s: Floats | None, core_speed: Numbers = 1.0
     ) -> dict[str, Floats]:
-        """JOB_PARTS, the number of checkpoints and the work between them."""
+        """Return JOB_PARTS, the number of checkpoints and the work between them."""
         if not (np.isfinite(step_s) & (step_s > 0)).all():
             raise TrainpaceError(f"the step time is {float(np.min(step_s))} s; it must be above 0.")
         c, steps = self.conditions, np.asarray(self.steps, dtype=np.float64)
@@ -140,7 +444,7 @@ class Training(NamedTuple):
         }
 
     def _loading_s(self, core_speed: Numbers) -> Numbers:
-        """Seconds in which the samples of a step are read and prepared."""
+        """Return the seconds in which the samples of a step are read and prepared."""
         c = self.conditions
         loading = self.samples_per_step * c.sample_bytes / (c.storage_gb_per_s * 1e9)
         if c.samples_per_cpu_s and self.vcpus is not None:
@@ -154,16 +458,16 @@ class Training(NamedTuple):
         return loading
 
     def _cut(self, steps: Floats, work: Floats) -> tuple[Floats, Floats, Numbers, Floats]:
-        """(checkpoints of a run, work between two of them, seconds of one, mean seconds with all failures)."""
+        """Return (checkpoints per run, work between them, seconds of one, mean seconds with
+        failures)."""
         c, failures = self.conditions, self._failures()
         write = (
             self.state_bytes / (c.storage_gb_per_s * 1e9)
             if c.checkpoint_s is None
             else c.checkpoint_s
         )
-        if (
-            c.checkpoint_every_steps is not None
-        ):  # steps after the last checkpoint are not kept by one
+        if c.checkpoint_every_steps is not None:
+            # no checkpoint follows the last steps
             segments = np.floor_divide(steps, c.checkpoint_every_steps)
             saved = segments * c.checkpoint_every_steps / steps
             each = work * saved / np.maximum(1.0, segments)
@@ -171,9 +475,8 @@ class Training(NamedTuple):
             expected = _each(segments, segment_s(each + write, failures)) + segment_s(
                 rest, failures
             )
-        elif (
-            c.checkpoint_every_s is not None
-        ):  # the last segment is shorter, and ends with the trained model
+        elif c.checkpoint_every_s is not None:
+            # the last segment is shorter, and ends with the trained model
             segments = np.maximum(1.0, np.ceil(work / c.checkpoint_every_s))
             each = np.minimum(work, c.checkpoint_every_s)
             last = work - (segments - 1) * each
@@ -195,7 +498,6 @@ class Training(NamedTuple):
         )
 
     def _failures(self) -> FailureRate:
-        """What stops the job: any of its devices failing, any of its spot instances being taken away."""
         c, kinds = self.conditions, []
         if c.mean_time_between_failures_s is not None:
             kinds.append(Interruption(c.mean_time_between_failures_s, c.restart_s))
@@ -207,7 +509,7 @@ class Training(NamedTuple):
 
 
 def _each(count: Floats, seconds: Floats) -> Floats:
-    """`count` times `seconds`, which may be infinite; 0 for none."""
+    """Return `count` times `seconds`, which may be infinite. 0 times infinity is 0."""
     return np.where(count > 0, np.where(count > 0, count, 1.0) * seconds, 0.0)
 
 
@@ -219,7 +521,8 @@ def training_of(
     vcpus: int | None = None,
     power_w: float | None = None,
 ) -> Training:
-    """The training of a schedule under one execution. A partial last batch is counted as a whole step."""
+    """Return the training of a schedule under one execution. A partial last batch is a whole
+    step."""
     steps, batch = total_steps(schedule, execution), execution.global_batch
     epochs = epochs_of(schedule, steps, batch) if conditions.evaluation_samples else 0.0
     return Training(
@@ -237,7 +540,7 @@ def training_of(
 
 
 def epochs_of(schedule: Schedule, steps: Numbers, global_batch: Numbers) -> Numbers:
-    """Passes over the data in so many steps; 0 where nobody said how large an epoch is."""
+    """Return the passes over the data, or 0 if the size of an epoch is unknown."""
     samples = schedule.samples_per_epoch
     if samples is None:
         return schedule.epochs or 0.0
@@ -246,7 +549,7 @@ def epochs_of(schedule: Schedule, steps: Numbers, global_batch: Numbers) -> Numb
 
 
 class JobRange(NamedTuple):
-    """A training at the step's forecast time, and between the ends of its interval."""
+    """A training at the forecast step, and its ranges over the step's 90% interval."""
 
     time: JobTime
     seconds: Interval
@@ -254,10 +557,11 @@ class JobRange(NamedTuple):
 
 
 def job_ranges(forecasts: Sequence[tuple[Training, StepTime, Interval]]) -> list[JobRange]:
-    """Trainings at their forecast steps and at the ends of the steps' intervals, where all parts are longer or shorter alike, and
-    samples are prepared by cores that are faster or slower than stated (CORE_SPREAD).
+    """Return trainings at their forecast steps and at both ends of the steps' intervals.
 
-    Those whose conditions differ in money alone are worked out together.
+    At an end all parts of a step are longer or shorter alike, and cores prepare samples faster or
+    slower than given by CORE_SPREAD. Trainings whose conditions differ in money alone are computed
+    together.
     """
     groups: dict[JobConditions, list[int]] = {}
     for i, (training, _, _) in enumerate(forecasts):
@@ -284,12 +588,12 @@ def job_ranges(forecasts: Sequence[tuple[Training, StepTime, Interval]]) -> list
 
 
 _CORE_SPEEDS = np.array([[1.0, CORE_SPREAD, 1 / CORE_SPREAD]])
-"""At a step's forecast time, and at the low and the high end of its interval."""
+"""Speeds at the forecast step, at the low and at the high end of its interval."""
 _NO_MONEY = {"price_usd_per_device_hour": None, "electricity_usd_per_kwh": 0.0, "egress_usd": 0.0}
 
 
 def _together(trainings: Sequence[Training], conditions: JobConditions) -> Training:
-    """Trainings of one step time each as one, with a row each."""
+    """Join trainings of one step time each into one with a row per training."""
     numbers = (name for name in Training._fields if name not in ("conditions", "vcpus", "power_w"))
     columns = {name: np.array([[getattr(t, name)] for t in trainings]) for name in numbers}
     return Training(
@@ -301,7 +605,8 @@ def _together(trainings: Sequence[Training], conditions: JobConditions) -> Train
 
 
 def _ends(forecasts: Sequence[tuple[Training, StepTime, Interval]]) -> tuple[Floats, Floats]:
-    """(steps, their forward passes) in seconds, a row a forecast: at its time, at the low and at the high end."""
+    """Return (steps, forward passes) in seconds: a row per forecast; middle, low and high
+    columns."""
     ms = np.array([[step.total_ms, interval.low, interval.high] for _, step, interval in forecasts])
     evaluating_ms = np.array([[step.evaluating_ms] for _, step, _ in forecasts])
     return ms / 1e3, evaluating_ms * (ms / ms[:, :1]) / 1e3
@@ -329,8 +634,11 @@ def with_job(
     conditions: JobConditions = ASSUMED,
     vcpus: int | None = None,
 ) -> Forecast:
-    """The forecast of a step with the whole training that it makes; as it is, where there is no step or no schedule. `vcpus`:
-    processors of a node that prepare samples, None: not known."""
+    """Add the whole training to the forecast of a step.
+
+    Returns the forecast unchanged without a step or a schedule. `vcpus` are the processors of a
+    node that prepare samples, None if unknown.
+    """
     if schedule is None or forecast.step is None or forecast.step_time_interval_ms is None:
         return forecast
     e = forecast.execution
@@ -346,7 +654,7 @@ def with_job(
 
 
 def state_bytes(workload: Workload, execution: Execution) -> float:
-    """What a checkpoint holds: parameters and the optimizer's states."""
+    """Return the size of a checkpoint: parameters and the optimizer's states."""
     memory = workload.form(execution.precision).memory
     count = memory.parameter_bytes + memory.optimizer_bytes + memory.paged_bytes
     if (
@@ -354,14 +662,15 @@ def state_bytes(workload: Workload, execution: Execution) -> float:
         and execution.zero_stage
         and not execution.pure_16_bit
     ):
-        count *= 2  # fp32 masters and moments: 12 bytes a parameter with Adam
+        count *= 2  # fp32 masters and moments: 12 bytes per parameter with Adam
     return count
 
 
 def slowest_of(nodes: Numbers, variation: float) -> Numbers:
-    """How much longer than the mean the slowest of n nodes takes, as a share: synchronous training waits for it.
+    """Return how much longer than the mean the slowest of n nodes takes, as a share of the mean.
 
-    The largest of n normal variables (Blom 1958), within 5 % of the exact expectation at two nodes, 1 % from eight.
+    Synchronous training waits for the slowest node. The expected largest of n normal variables
+    (Blom 1958) is within 5% of the exact one at two nodes, and within 1% from eight on.
     """
     if variation == 0.0:
         return 0.0
@@ -373,10 +682,11 @@ def slowest_of(nodes: Numbers, variation: float) -> Numbers:
 
 
 def power_w(device: Device, devices: int, step: StepTime) -> float | None:
-    """An estimate of what the GPUs alone draw: between idle and TDP, by the share of a step in which they compute.
+    """Estimate the power of the GPUs alone, or return None without a TDP.
 
-    Power grows about linearly with utilisation (Fan, Weber and Barroso, ISCA 2007). Kernels bound by memory draw less than
-    TDP, so this is on the high side; processors, memory, fans and cooling come on top. None without a TDP.
+    Power grows about linearly with utilization (Fan, Weber and Barroso, ISCA 2007), here from idle
+    to TDP by the share of a step in which GPUs compute. Memory-bound kernels draw less than TDP, so
+    the estimate is on the high side. Processors, memory, fans and cooling come on top.
     """
     if device.tdp_w is None:
         return None

@@ -1,4 +1,4 @@
-"""The work of a training run: samples, batches, micro-batches, steps; and the speed-up of one."""
+"""The work of a training run: samples, batches, micro-batches and steps."""
 
 import math
 from typing import Literal
@@ -8,19 +8,20 @@ from trainpace.core.execution import Execution
 from trainpace.core.records import Record, check_fields
 
 MAX_COUNT = 10**18
-"""Counts above this are taken for typing mistakes; it also keeps every product inside a double's range."""
+"""Largest count. Larger ones are typing mistakes, and their products would leave a double's
+range."""
 
 
 class Schedule(Record):
-    """The work of one run; what a run does besides steps is in `trainpace.job.JobConditions`.
+    """The work of one run. `trainpace.job.JobConditions` has everything besides its steps.
 
-    Give the size of an epoch as `samples`, or as `tokens` with `sequence_length` (packed: tokens // length samples).
-    `epochs` may be fractional, as in Hugging Face's `num_train_epochs`. Where `epochs` and `max_steps` are both given,
-    the one that ends first ends the run, as in Lightning.
+    The size of an epoch is given as `samples`, or as `tokens` with `sequence_length` (packed into
+    tokens // length samples). `epochs` may be fractional, as in Hugging Face's `num_train_epochs`.
+    With both `epochs` and `max_steps`, the first to end ends the run, as in Lightning.
 
-    `drop_last` speaks of the data loader: the last micro-batch of an epoch, where it is not full, is left out.
-    `partial_accumulation` speaks of the trainer: micro-batches left over at the end of an epoch make a smaller
-    "step" (Hugging Face, Lightning) or are "drop"ped.
+    With `drop_last` the data loader drops the last micro-batch of an epoch unless it is full.
+    `partial_accumulation` is the trainer's choice for micro-batches that remain at the end of an
+    epoch: a smaller "step" (Hugging Face, Lightning) or "drop".
     """
 
     samples: int | None = None
@@ -37,25 +38,23 @@ class Schedule(Record):
         check_fields(self, ("epochs",), lambda epochs: 0 < epochs <= MAX_COUNT, "above 0")
         if self.samples is not None and self.tokens is not None:
             raise Contradiction(
-                f"both samples ({self.samples}) and tokens ({self.tokens}) say how large an"
-                " epoch is.",
+                f"samples ({self.samples}) and tokens ({self.tokens}) both give the size of an"
+                " epoch.",
                 "Give one of them.",
             )
         if self.tokens is not None and self.sequence_length is None:
-            raise TrainpaceError(
-                "tokens need a sequence length to become samples.", "Add `sequence_length`."
-            )
+            raise TrainpaceError("tokens need a sequence length.", "Add `sequence_length`.")
 
     @property
     def samples_per_epoch(self) -> int | None:
-        """Samples in one epoch, or None where it was not said."""
+        """Samples of one epoch, or None if unknown."""
         if self.tokens is None:
             return self.samples
         assert self.sequence_length is not None
         samples = self.tokens // self.sequence_length
         if samples < 1:
             raise Contradiction(
-                f"{self.tokens} tokens are less than one sample of {self.sequence_length}"
+                f"{self.tokens} tokens are fewer than one sample of {self.sequence_length}"
                 " (sequence_length).",
                 "Give more tokens or a shorter sequence.",
             )
@@ -63,7 +62,8 @@ class Schedule(Record):
 
 
 class EpochSteps(Record):
-    """One epoch on one execution. `last_step_samples` is the size of its last update, over all ranks."""
+    """One epoch under one execution. `last_step_samples` is the size of its last update, all
+    ranks."""
 
     steps: int
     micro_steps_per_rank: int
@@ -74,15 +74,15 @@ class EpochSteps(Record):
 def epoch_steps(schedule: Schedule, execution: Execution) -> EpochSteps:
     """Count the steps of one epoch.
 
-    With `drop_last` off every sample counts and steps = ceil(samples / global batch). Ranks that a distributed sampler
-    pads with repeated samples do not change the number of steps.
-    Raises `Contradiction` where nothing would be left to train on.
+    Without `drop_last` every sample counts: steps = ceil(samples / global batch). Samples that a
+    distributed sampler repeats to fill ranks do not change the number of steps.
+
+    Raises:
+        Contradiction: the samples do not fill one step
     """
     samples = schedule.samples_per_epoch
     if samples is None:
-        raise TrainpaceError(
-            "how many samples an epoch has is not known.", "Add `samples` or `tokens`."
-        )
+        raise TrainpaceError("the samples of an epoch are unknown.", "Add `samples` or `tokens`.")
     per_micro_step = execution.micro_batch * execution.data_parallel_size
     micro_steps = samples // per_micro_step if schedule.drop_last else -(-samples // per_micro_step)
     whole, left_over = divmod(micro_steps, execution.accumulation)
@@ -107,23 +107,25 @@ def epoch_steps(schedule: Schedule, execution: Execution) -> EpochSteps:
 
 
 def total_steps(schedule: Schedule, execution: Execution) -> int:
-    """Optimizer updates of one run: ceil(epochs x steps per epoch), or `max_steps` where that is fewer."""
+    """Return the optimizer updates of one run: ceil(epochs x steps per epoch), at most
+    `max_steps`."""
     if schedule.epochs is None:
         if schedule.max_steps is None:
             raise TrainpaceError(
-                "the length of the run is not known.", "Add `epochs` or `max_steps`."
+                "the length of the run is unknown.", "Add `epochs` or `max_steps`."
             )
         return schedule.max_steps
-    product = schedule.epochs * epoch_steps(schedule, execution).steps
-    # 1.1 epochs of 50,000 steps are 55,000.00000000001 in floating point, and are 55,000; never leave out a step that is there
-    steps = max(1, math.ceil(product - min(1e-9 * max(1.0, product), 0.5)))
+    exact = schedule.epochs * epoch_steps(schedule, execution).steps
+    # 1.1 epochs of 50,000 steps are 55,000.00000000001 in floating point, but mean 55,000
+    steps = max(1, math.ceil(exact - min(1e-9 * max(1.0, exact), 0.5)))
     return steps if schedule.max_steps is None else min(steps, schedule.max_steps)
 
 
 def accumulation_for_global_batch(
     global_batch: int, micro_batch: int, data_parallel_size: int
 ) -> int:
-    """Accumulation steps that give exactly `global_batch`; where none do, the error names the nearest that can be had."""
+    """Return the accumulation steps for exactly `global_batch`, or raise with the nearest
+    batches."""
     per_micro_step = micro_batch * data_parallel_size
     whole, rest = divmod(global_batch, per_micro_step)
     if rest == 0 and whole:
@@ -138,10 +140,10 @@ def accumulation_for_global_batch(
 
 
 class SpeedUp(Record):
-    """A measured speed-up as the ratio of old to new time; above 1 is faster.
+    """A measured speed-up as the ratio of old to new time. Above 1 is faster.
 
-    "363 %" reads in two ways. The sources of this project mean the ratio of old to new time (363 % = 3.63 times as fast,
-    27.5 % of the old time); "faster by 363 %" would be 4.63 times as fast. Reports say which of the two they use.
+    "363%" is the ratio of old to new time here: 3.63 times as fast, 27.5% of the old time. "Faster
+    by 363%" would be 4.63 times as fast.
     """
 
     ratio: float
@@ -152,12 +154,12 @@ class SpeedUp(Record):
 
     @property
     def share_of_old_time(self) -> float:
-        """The new time over the old one: 0.0465 for a ratio of 21.53."""
+        """New time over old time: 0.0465 for a ratio of 21.53."""
         return 1 / self.ratio
 
     @property
     def percent_of_old_speed(self) -> float:
-        """2153 for a ratio of 21.53."""
+        """New speed in percent of the old: 2153 for a ratio of 21.53."""
         return 100 * self.ratio
 
     def new_time_s(self, old_time_s: float) -> float:

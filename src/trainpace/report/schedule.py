@@ -2,7 +2,7 @@
 
 from trainpace.core.units import format_count
 from trainpace.job import Answer
-from trainpace.report.phrases import duration, number, percent, usd
+from trainpace.report.phrases import duration, number, usd
 from trainpace.report.terminal import (
     print_lines,
     print_next,
@@ -39,18 +39,6 @@ def print_answer(a: Answer, asked: ScheduleRequest | None = None) -> None:
             spaced=False,
         )
         print_lines("363 % means 3.63 times as fast (old time / new time), not 363 % faster.")
-    if a.halving and a.time is not None:
-        whole = a.time.total_s
-        rounds = [
-            (str(h.trainings), f"{h.epochs:.4g}", duration(h.share * whole)) for h in a.halving
-        ]
-        print_table(("trainings", "until epoch", "time"), rounds, left=0, spaced=False)
-        share = sum(h.share for h in a.halving)
-        print_lines(
-            f"Successive halving takes {duration(share * whole)} instead of {duration(whole)}"
-            f" ({percent(share)}), if those that lead early lead at the end (Jamieson and Talwalkar"
-            " 2016). Which settings to try is left to Optuna or Ray Tune."
-        )
     if a.learning_rate is not None:
         advice = a.learning_rate
         print_lines(

@@ -55,13 +55,6 @@ class ScheduleRequest(Request):
     repeats: Annotated[
         int, Field("Models, folds or seeds trained one after another.", COUNT, show_default=False)
     ] = 1
-    halving: Annotated[
-        Count,
-        Field(
-            "Stop bad repeats early: of so many one goes on after each round (successive halving).",
-            COUNT,
-        ),
-    ] = None
     deadline: Annotated[
         Seconds, Field("Time available. One missing number is solved for.", DURATION)
     ] = None
@@ -142,5 +135,4 @@ def _question(r: ScheduleRequest, files: SettingsSource) -> Question:
         keep_global_batch=r.keep_global_batch,
         learning_rate=pick("learning_rate", r.learning_rate),
         base_global_batch=r.base_global_batch,
-        halving=r.halving,
     )
