@@ -19,7 +19,8 @@ from trainpace.report.verify import WAY_IN_WORDS
 from trainpace.run import Equivalence, Question
 from trainpace.run.equivalence import Change, verify
 
-RESULT = Path(__file__).parent / "results" / "equivalence.md"
+HERE = Path(__file__).parent
+RESULT = HERE / "results" / "equivalence.md"
 GPT2 = {
     "model_type": "gpt2",
     "architectures": ["GPT2LMHeadModel"],
@@ -44,7 +45,7 @@ CASES: tuple[tuple[str, int | None, tuple[Change, ...]], ...] = (
     ("transformers:llama.json", None, ()),
     ("timm:vit_tiny_patch16_224", 64, ()),
     ("timm:convnext_atto", 64, ()),
-    ("random:rnn:3", None, ("no_dropout",)),
+    ("random_models.py:rnn_3", None, ("no_dropout",)),
     ("transformers:gpt2.json", None, ("no_dropout",)),
     ("torchvision:squeezenet1_1", 64, ("no_dropout",)),
     ("resnet18", 64, ("whole_batch_norm",)),
@@ -80,8 +81,12 @@ def main() -> None:
             if only not in model:
                 continue
             spec = model.replace("transformers:", f"transformers:{folder}/")
+            spec = spec.replace("random_models.py", f"{HERE}/random_models.py")
             found = verify(Question(model=spec, image_size=image_size))
-            lines += [row.replace(f"{folder}/", "") for row in _rows(found, expected)]
+            lines += [
+                row.replace(f"{folder}/", "").replace(f"{HERE}/", "")
+                for row in _rows(found, expected)
+            ]
             print(*lines[-len(found.ways) :], sep="\n", flush=True)
     if only:
         return

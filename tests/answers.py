@@ -44,7 +44,7 @@ HOSTILE = '<script>document.title="broken"</script><img src=x onerror="document.
 
 def traced():
     """A real trace, with the moments of its step."""
-    return replace(load_workload("random:cnn:3", ("fp32",)), model=HOSTILE)
+    return replace(load_workload("mobilenet_v2", ("fp32",)), model=HOSTILE)
 
 
 def asked(model, gpu="T4", batches=(8,), **cluster):

@@ -37,16 +37,7 @@ SHOWN = {
     "forecast": {"json", "save_workload", "html", "figure"},
     "match": {"json", "save_workload", "top", "html", "figure"},
     "plan": {"json", "output", "write", "new", "yes", "html", "figure"},
-    "measure": {
-        "json",
-        "output",
-        "html",
-        "figure",
-        "suite",
-        "suite_size",
-        "suite_seed",
-        *SLURM_ARRAYS,
-    },
+    "measure": {"json", "output", "html", "figure", "suite", *SLURM_ARRAYS},
     "schedule": {"json"},
     "watch": {
         "json",
@@ -326,7 +317,7 @@ def test_a_workload_serves_every_verb_that_forecasts():
 
 def test_measured_steps_as_a_table(tmp_path):
     found = trainpace.measure(
-        "random:mlp:1",
+        "resnet18",
         batch=[2, 4],
         repeats=1,
         seconds=0.2,
@@ -373,7 +364,7 @@ def test_the_jumps_of_a_measured_sweep_read_like_those_of_a_forecast():
 MEASURES = """
 import sys, trainpace
 if __name__ == "__main__":
-    trainpace.measure("random:mlp:1", batch=2, repeats=1, seconds=0.1, journal="journal.db", no_forecast=True)
+    trainpace.measure("resnet18", batch=2, repeats=1, seconds=0.1, journal="journal.db", no_forecast=True)
 """
 
 
@@ -393,7 +384,7 @@ def test_measured_runs_against_forecasts(tmp_path):
     file = tmp_path / "runs.csv"
     file.write_text(
         "model_spec,gpu,precision,batch_per_gpu,step_time_ms,file\n"
-        "random:mlp:1,T4,fp32,8,5.0,a\nrandom:mlp:1,T4,fp32,16,5.0,b\nrandom:mlp:1,T4,fp32,32,5.0,c\n"
+        "resnet18,T4,fp32,8,5.0,a\nresnet18,T4,fp32,16,5.0,b\nresnet18,T4,fp32,32,5.0,c\n"
     )
     found = trainpace.validate(file, file=["a", "b"], traces=tmp_path / "traces")
     assert [(row["batch"], row["file"]) for row in found.to_dicts()] == [(8, "a"), (16, "b")]

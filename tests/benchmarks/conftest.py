@@ -14,6 +14,7 @@ try:
     import architecture_list  # noqa: F401
     import architectures  # noqa: F401
     import chart_gallery  # noqa: F401
+    import random_models  # noqa: F401
 finally:
     for folder in FOLDERS:
         sys.path.remove(folder)

@@ -6,6 +6,15 @@ import pytest
 
 from trainpace.cli.program import main
 
+GPT2 = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_layer": 2,
+    "n_embd": 256,
+    "n_head": 4,
+    "n_positions": 64,
+}
+
 
 def row_of(capsys, *words, gpu="A100"):
     with pytest.raises(SystemExit) as ended:
@@ -20,7 +29,7 @@ def test_the_default_precision_is_what_torch_does_by_itself(capsys, gpu, precisi
     assert row_of(capsys, "resnet18", gpu=gpu)["precision"] == precision
 
 
-def test_torch_lets_convolutions_use_tf32_and_products_not(capsys):
+def test_torch_lets_convolutions_use_tf32_and_matmuls_not(capsys, tmp_path):
     def step_ms(model, precision):
         return row_of(capsys, model, "--precision", precision, "--batch", "64", gpu="A100")[
             "step_time_ms"
@@ -31,20 +40,16 @@ def test_torch_lets_convolutions_use_tf32_and_products_not(capsys):
     )
     assert tf32 < torchs < 0.7 * plain
     assert torchs < 1.05 * tf32
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(GPT2))
     plain, torchs, tf32 = (
-        step_ms("random:transformer:5", precision) for precision in ("fp32", "torch_fp32", "tf32")
+        step_ms(f"transformers:{path}", precision) for precision in ("fp32", "torch_fp32", "tf32")
     )
     assert tf32 < torchs == plain
 
 
 def test_the_dtype_of_a_configuration_is_the_default_precision(capsys, tmp_path):
-    config = {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "n_layer": 1,
-        "n_embd": 64,
-        "n_head": 2,
-    }
+    config = GPT2 | {"n_layer": 1, "n_embd": 64, "n_head": 2}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
     rows = [

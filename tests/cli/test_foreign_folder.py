@@ -11,7 +11,8 @@ NAMES = ("torch", "numpy", "random", "json", "trainpace", "msgspec")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "arguments", [("forecast", "random:mlp:1"), ("measure", "random:mlp:1", "--batch", "2")]
+    "arguments",
+    [("forecast", "resnet18", "--image-size", "64"), ("measure", "resnet18", "--batch", "2")],
 )
 def test_nothing_of_the_current_folder_is_imported(tmp_path, arguments):
     for name in NAMES:

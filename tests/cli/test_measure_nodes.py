@@ -22,11 +22,20 @@ NEEDS_SLURM = pytest.mark.skipif(
 )
 SUITE = """
 [[task]]
-model = "random:mlp:6"
+model = "mlps.py:small"
 [[task]]
 model = "broken.py:task"
 [[task]]
-model = "random:mlp:9"
+model = "mlps.py:large"
+"""
+MLPS = """
+import torch
+from torch import nn
+def small(width=8):
+    model = nn.Linear(width, 2)
+    return model, nn.CrossEntropyLoss(), None, [(torch.randn(width), i % 2) for i in range(64)]
+def large():
+    return small(64)
 """
 QUICK = (
     "--batch",
@@ -52,6 +61,7 @@ def cluster():
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "suite.toml").write_text(SUITE)
+    (tmp_path / "mlps.py").write_text(MLPS)
     (tmp_path / "broken.py").write_text("def task():\n    raise ValueError('not today')\n")
     return tmp_path
 
@@ -115,10 +125,10 @@ def test_a_suite_is_an_array_whose_results_count(folder):
         runs = list(journal.every())
         sweeps = journal.sweeps()
     assert sorted({run.model for run in runs if run.outcome == "ok"}) == [
-        "random:mlp:6",
-        "random:mlp:9",
+        "mlps.py:small",
+        "mlps.py:large",
     ]
-    assert {s.model for s in sweeps if s.finished_at} >= {"random:mlp:6", "random:mlp:9"}
+    assert {s.model for s in sweeps if s.finished_at} >= {"mlps.py:small", "mlps.py:large"}
     assert all(run.command.startswith("trainpace measure --suite suite.toml") for run in runs)
     (folder / "broken.py").write_text(
         "import torch\n\ndef task():\n    model = torch.nn.Linear(4, 2)\n    data = torch.utils.data.TensorDataset("
@@ -170,4 +180,4 @@ def test_ctrl_c_cancels_the_array_and_keeps_what_is_there(folder):
     ).stdout
     assert queue == ""
     with Journal.open(str(folder / "j.db")) as journal:
-        assert {run.model for run in journal.every()} == {"random:mlp:6", "random:mlp:9"}
+        assert {run.model for run in journal.every()} == {"mlps.py:small", "mlps.py:large"}

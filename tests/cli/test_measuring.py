@@ -86,7 +86,7 @@ def test_the_noise_scale_goes_with_the_largest_batch(folder):
         8,
         True,
     )
-    done = trainpace(folder, "measure", "random:mlp:3", *options[:-3], "--noise-scale", code=2)
+    done = trainpace(folder, "measure", "resnet18", *options[:-3], "--noise-scale", code=2)
     assert "random" in done.stderr
 
 
@@ -218,22 +218,22 @@ def test_a_calibration_is_used_from_then_on(folder):
     assert "steady" in said
     assert "random networks" in said
     assert (folder / "data" / "trainpace" / "machine.json").exists()
-    (row,) = ask(folder, "forecast", "random:cnn:10", "--gpu", "cpu", "--batch", "8")["rows"]
+    (row,) = ask(folder, "forecast", "resnet18", "--gpu", "cpu", "--batch", "8")["rows"]
     assert row["provenance"] == "calibrated"
-    answer = ask(folder, "measure", "random:cnn:10", "--batch", "8", *QUICK, "--repeats", "1")
+    answer = ask(folder, "measure", "resnet18", "--batch", "8", *QUICK, "--repeats", "1")
     (foreseen,) = answer["forecasts"]
     assert foreseen["step_time_ms"] == pytest.approx(row["step_time_ms"])
     score = json.loads(trainpace(folder, "journal", "score", "--json").stdout)
     assert score["overall"]["n"] == 1
-    again = ask(folder, "forecast", "random:cnn:10", "--gpu", "cpu", "--batch", "8")
+    again = ask(folder, "forecast", "resnet18", "--gpu", "cpu", "--batch", "8")
     assert "measured on this device at batch 8" in again["journal"][0]
     assert again["rows"][0]["provenance"] == "transferred"
     assert again["rows"][0]["step_time_ms"] == pytest.approx(
         answer["analysis"]["points"][0]["step_ms"], rel=0.05
     )
-    (plain,) = ask(
-        folder, "forecast", "random:cnn:10", "--gpu", "cpu", "--batch", "8", "--no-journal"
-    )["rows"]
+    (plain,) = ask(folder, "forecast", "resnet18", "--gpu", "cpu", "--batch", "8", "--no-journal")[
+        "rows"
+    ]
     assert plain["step_time_ms"] == pytest.approx(row["step_time_ms"])
     # a profile of another processor is no profile of this one
     profile = folder / "data" / "trainpace" / "machine.json"

@@ -240,6 +240,7 @@ def test_more_gpus_are_not_written_beside_a_batch_that_no_file_states(folder):
     )
 
 
+RANDOM_MODELS = Path(__file__).parents[2] / "benchmarks" / "random_models.py"
 LIGHTNING = """trainer:
   devices: 1
   num_nodes: 4
@@ -272,7 +273,7 @@ def test_what_an_engine_lacks_is_not_planned_for_it(tmp_path):
         "-m",
         "trainpace",
         "plan",
-        "random:transformer:12",
+        str(RANDOM_MODELS) + ":transformer_12",
         *fleet,
         "--keep",
         "GPUs",

@@ -16,7 +16,7 @@ T4 = find_device("T4")
 
 @pytest.fixture(scope="module")
 def model():
-    return load_workload("random:cnn:3", ("fp32",))
+    return load_workload("mobilenet_v2", ("fp32",))
 
 
 @pytest.mark.parametrize("batch", [1, 8, 64])

@@ -134,7 +134,7 @@ def test_public_models_keep_their_names_and_own_ones_do_not():
         "timm:acme_secret",
         "transformers:config.json",
         "AcmeNet",
-        "random:acme:3",
+        "random:cnn:3",
         "resnet50\n",
         "",
     ):

@@ -140,4 +140,4 @@ def test_a_task_s_own_samples_are_used(tmp_path):
     assert found.scale.samples is not None
     assert found.norms_ms > 0
     with pytest.raises(TrainpaceError, match="no data"):
-        measure_noise_scale(Conditions(model="random:mlp:1", seconds=0.0), 32)
+        measure_noise_scale(Conditions(model="resnet18", seconds=0.0), 32)

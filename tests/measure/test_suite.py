@@ -3,10 +3,9 @@ import sys
 
 import pytest
 
-from trainpace.core.errors import TrainpaceError, UnreadableInput
-from trainpace.measure.suites import CLASSIC, RANDOM_BATCHES, SuiteItem, suite
+from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.measure.suites import BATCHES, CLASSIC, SuiteItem, suite
 from trainpace.workload import zoo
-from trainpace.workload.generator import architecture
 
 
 def test_classic_is_the_zoo():
@@ -14,36 +13,20 @@ def test_classic_is_the_zoo():
     assert [item.spec for item in suite("classic")] == list(CLASSIC)
 
 
-def test_small_is_small():
-    drawn = {item.spec: architecture(item.spec) for item in suite("small")}
-    assert all(a.rough_step_ms() < 60 for a in drawn.values())
-    assert len({type(a) for a in drawn.values()}) == 4
-
-
-def test_random_takes_the_families_in_turn():
-    items = suite("random", 6, 3)
-    assert [item.spec for item in items] == [
-        "random:mlp:3000000",
-        "random:cnn:3000000",
-        "random:rnn:3000000",
-        "random:transformer:3000000",
-        "random:mlp:3000001",
-        "random:cnn:3000001",
-    ]
-    assert suite("random", 5, 3) == items[:5]
-    assert not {i.spec for i in suite("random", 400)} & {i.spec for i in suite("random", 400, 1)}
+def test_small_holds_models_of_the_zoo():
+    assert {item.spec for item in suite("small")} < set(CLASSIC)
 
 
 def test_a_file_of_ones_own(tmp_path):
     file = tmp_path / "my.toml"
     file.write_text(
         '[[task]]\nmodel = "resnet18"\nbatch = [8, 2, 8]\nprecision = "amp_bf16"\noptimizer = "adamw"\n'
-        '[[task]]\nmodel = "random:rnn:3"\nsequence_length = 40\n'
+        '[[task]]\nmodel = "transformers:gpt2.json"\nsequence_length = 40\n'
         '[[task]]\nmodel = "mine.py:task"\nbatch = 4\n'
     )
     assert suite(str(file)) == (
         SuiteItem(spec="resnet18", batches=(2, 8), precision="amp_bf16", optimizer="adamw"),
-        SuiteItem(spec="random:rnn:3", batches=RANDOM_BATCHES, sequence_length=40),
+        SuiteItem(spec="transformers:gpt2.json", batches=BATCHES, sequence_length=40),
         SuiteItem(spec="mine.py:task", batches=(4,)),
     )
 
@@ -67,7 +50,6 @@ def test_a_file_of_ones_own(tmp_path):
         ('[[task]]\nmodel = "a"\noptimizer = "adamw2"', "Nearest: adamw"),
         ('[[task]]\nmodel = "a"\noptimizer = []', "unknown optimizer"),
         ('[[task]]\nmodel = "a"\nsequence_length = 0', "sequence_length of task 1"),
-        ('[[task]]\nmodel = "random:rnn"', "names no random model"),
     ],
 )
 def test_mistakes_in_a_file(tmp_path, text, word):
@@ -78,20 +60,9 @@ def test_mistakes_in_a_file(tmp_path, text, word):
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (("clasic",), "Nearest: classic"),
-        (("random",), "needs a number"),
-        (("random", 0), "has 0"),
-        (("random", 3, -1), "seed -1"),
-        (("classic", 3), "belong to the random suite"),
-        (("small", None, 3), "belong to the random suite"),
-    ],
-)
-def test_mistakes_in_a_name(arguments, word):
-    with pytest.raises(TrainpaceError, match=word):
-        suite(*arguments)
+def test_an_unknown_name():
+    with pytest.raises(UnknownName):
+        suite("clasic")
 
 
 def test_a_missing_or_binary_file(tmp_path):
@@ -103,7 +74,7 @@ def test_a_missing_or_binary_file(tmp_path):
 
 
 def test_a_suite_needs_no_torch():
-    code = "import sys; from trainpace.measure.suites import suite; suite('random', 9); print('torch' in sys.modules)"
+    code = "import sys; from trainpace.measure.suites import suite; suite('small'); print('torch' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
         == "False"

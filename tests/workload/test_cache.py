@@ -15,7 +15,9 @@ CONFIG = {
     "n_head": 2,
     "vocab_size": 50,
 }
-REQUEST = {"spec": "random:mlp:3", "forms": ["fp32"], "variant": {}}
+SMALL = Variant(image_size=64)
+"""Not packaged, so that it has to be traced."""
+REQUEST = {"spec": "resnet18", "forms": ["fp32"], "variant": SMALL._asdict()}
 
 
 @pytest.fixture(autouse=True)
@@ -65,19 +67,17 @@ def test_the_tracer_itself_is_part_of_the_key(monkeypatch):
 
 @pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b\x08"])
 def test_a_damaged_trace_is_made_again(folder, traced, content):
-    file = cache.file_of(
-        {"spec": "random:mlp:3", "forms": ["fp32"], "variant": Variant()._asdict()}
-    )
+    file = cache.file_of(REQUEST)
     folder.mkdir()
     file.write_bytes(content)
-    load_workload("random:mlp:3", ("fp32",))
+    load_workload("resnet18", ("fp32",), SMALL)
     assert len(traced) == 1
     assert cache.kept(file, Workload) is not None
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_else(folder, tmp_path):
     folder.write_text("a file where the folder should be")
-    assert load_workload("random:mlp:3", ("fp32",)).parameters > 0
+    assert load_workload("resnet18", ("fp32",), SMALL).parameters > 0
 
 
 def test_the_oldest_go_first(folder, monkeypatch):

@@ -213,7 +213,7 @@ def test_a_language_model_is_taken_to_be_trained_with_adamw_and_says_so(tmp_path
     assert language.forms["fp32"].memory.optimizer_bytes == pytest.approx(
         2 * 4 * language.parameters, rel=1e-3
     )
-    assert trace("random:mlp:6").optimizer_in_words == "sgd_momentum (assumed)"
+    assert trace("resnet18").optimizer_in_words == "sgd_momentum (assumed)"
     assert traced("adamw").optimizer_in_words == "adamw"
 
 

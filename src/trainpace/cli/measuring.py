@@ -61,7 +61,7 @@ def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
     the same command takes it up again.
 
     MODEL is a name (resnet50, vgg16, mobilenet_v2), torchvision:NAME, timm:NAME, transformers:CONFIG.json,
-    diffusers:CONFIG.json, random:cnn:SEED (or mlp, rnn, transformer), or FILE.py:FUNCTION, where FUNCTION returns (model, loss,
+    diffusers:CONFIG.json, or FILE.py:FUNCTION, where FUNCTION returns (model, loss,
     optimizer, dataset), or a Trainer, a LightningModule, a step of several models (docs/tasks.md).
 
     \b
@@ -70,7 +70,7 @@ def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
     trainpace measure train.py:task --batch 64 --noise-scale
     trainpace measure vgg16 --device cuda --batch 1:70 --html vgg16.html
     trainpace measure resnet50 --device cuda --until-oom
-    trainpace measure --suite random --suite-size 100
+    trainpace measure --suite small
     trainpace measure --suite classic --launcher slurm --partition gpu --device cuda
     """
     verbs.suite.check(request)

@@ -35,11 +35,12 @@ from trainpace.forecast import (
 )
 from trainpace.measure.calibration import MachineProfile
 from trainpace.measure.detection import Machine, environment
+from trainpace.measure.networks import NETWORKS
 from trainpace.workload import (
     MOST_SIZES,
     Row,
+    Task,
     Variant,
-    build_task,
     make_optimizer,
     map_tensors,
     rows_of,
@@ -52,13 +53,6 @@ PASSES = 4
 BLOCKS_SHARE = 0.7
 """Share of the time for single blocks; the rest goes to whole networks."""
 MOST_OF_A_CLASS = 200
-NETWORKS = tuple(
-    (f"random:{family}:{seed}", batch)
-    for seed in range(101, 105)
-    for family, batch in (("cnn", 8), ("transformer", 4), ("cnn", 24))
-)
-"""Whole networks and their batch sizes, which a forecast from the micro-benchmarks alone is compared with. They are drawn by
-seed; no model that anyone trains is among them."""
 SECONDS_OF_A_NETWORK = 0.8
 FEWEST_STEPS = 5
 WARMUP_STEPS = 2
@@ -296,25 +290,24 @@ def _device(form: MachineRoofline, machine: Machine) -> Device:
 
 
 def _step_factors(model: MachineModel, device: Device, end: float) -> Iterator[float]:
-    """The ratio measured / forecast of whole steps, for as many random networks as there is time until `end`, three at least.
+    """The ratio measured / forecast of whole steps, for as many networks as there is time until `end`, three at least.
 
     Between operators lie colder caches, the allocator and the interpreter. The ratio corrects every forecast of the machine, and
     its scatter is the forecast's interval.
     """
     target = Target(Cluster(device=device), CalibratedKernels(model))
-    for i, (spec, batch) in enumerate(NETWORKS):
+    for i, (build, batch) in enumerate(NETWORKS):
         if i >= 3 and time.perf_counter() > end:
             return
-        task = build_task(spec)
+        task = build()
         workload = trace_task(task, ("fp32",), Variant("sgd_momentum", cpu=True))
         forecast = Forecaster(workload, target).forecast(Execution(micro_batch=batch))
         if forecast.step is None:
-            raise TrainpaceError(f"{spec} cannot be forecast: {forecast.reason}")
-        yield _step_ms(spec, batch) / forecast.step.total_ms
+            raise TrainpaceError(f"the {task.name} cannot be forecast: {forecast.reason}")
+        yield _step_ms(build(), batch) / forecast.step.total_ms
 
 
-def _step_ms(spec: str, batch: int) -> float:
-    task = build_task(spec)
+def _step_ms(task: Task, batch: int) -> float:
     stepper = make_optimizer("sgd_momentum", task.model.train())
     samples = task.make_batch(batch)
     times: list[float] = []

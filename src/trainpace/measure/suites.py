@@ -12,13 +12,12 @@ A suite of one's own is a TOML file of ``[[task]]`` tables::
 
 from typing import Any
 
-from trainpace.core.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
+from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.core.execution import OPTIMIZERS, PRECISIONS, Precision
 from trainpace.core.intake import read_bytes, toml_of
 from trainpace.core.records import Record
-from trainpace.workload import RANDOM_FAMILIES, is_random, parse_random
 
-SUITES = ("classic", "random", "small")
+SUITES = ("classic", "small")
 CLASSIC = (
     "resnet18",
     "resnet34",
@@ -32,23 +31,9 @@ CLASSIC = (
     "mobilenet_v1",
     "mobilenet_v2",
 )
-SMALL = (
-    "random:mlp:6",
-    "random:mlp:9",
-    "random:cnn:10",
-    "random:cnn:13",
-    "random:rnn:9",
-    "random:rnn:21",
-    "random:transformer:8",
-    "random:transformer:13",
-)
+SMALL = ("mobilenet_v1", "mobilenet_v2", "resnet18")
 BATCHES = (1, 2, 4, 8, 16, 32)
-RANDOM_BATCHES = (2, 4, 8, 16, 32)
-"""Not 1, at which a batch norm over single values refuses to train."""
-SMALL_BATCHES = (2, 4, 8)
-MOST_ITEMS = 100_000
-SEEDS_PER_SUITE = 1_000_000
-"""Random suites of different seeds share no architecture."""
+SMALL_BATCHES = (1, 2, 4)
 LARGEST_BATCH = 2**20
 _KEYS = ("model", "batch", "precision", "optimizer", "sequence_length")
 
@@ -63,27 +48,20 @@ class SuiteItem(Record):
     sequence_length: int | None = None
 
 
-def suite(name: str, n: int | None = None, seed: int | None = None) -> tuple[SuiteItem, ...]:
-    """The items of ``classic`` (the zoo's models), ``small`` (seconds on a CPU), ``random``, or a ``FILE.toml``.
+def suite(name: str) -> tuple[SuiteItem, ...]:
+    """Return the items of `classic` (the built-in models), `small` (the fastest) or a `FILE.toml`.
 
-    ``random`` gives `n` random architectures, families in turn, other ones for another `seed` (0 without one).
-    Raises `TrainpaceError` for what cannot be a suite.
+    Raises:
+        TrainpaceError: If there is no such suite, or the file has mistakes.
     """
-    if name == "random":
-        return _random(n, 0 if seed is None else seed)
-    if n is not None or seed is not None:
-        raise Contradiction(
-            f"a number of models and a seed belong to the random suite, not to {name}."
-        )
     if name == "classic":
         return tuple(SuiteItem(spec=spec, batches=BATCHES) for spec in CLASSIC)
     if name == "small":
         return tuple(SuiteItem(spec=spec, batches=SMALL_BATCHES) for spec in SMALL)
     if name.endswith(".toml"):
         return read_suite(name)
-    raise UnknownName(
-        "suite", name, SUITES, f"Suites: {', '.join(SUITES)}, or a FILE.toml of your own."
-    )
+    hint = f"Suites: {', '.join(SUITES)}, or a FILE.toml of your own."
+    raise UnknownName("suite", name, SUITES, hint)
 
 
 def read_suite(path: str) -> tuple[SuiteItem, ...]:
@@ -105,24 +83,6 @@ def read_suite(path: str) -> tuple[SuiteItem, ...]:
     return tuple(_item(task, f"task {i + 1} of {path}") for i, task in enumerate(tasks))
 
 
-def _random(n: int | None, seed: int) -> tuple[SuiteItem, ...]:
-    if n is None or not 1 <= n <= MOST_ITEMS:
-        given = "no number" if n is None else n
-        raise TrainpaceError(
-            f"the random suite needs a number of models from 1 to {MOST_ITEMS}, and has {given}."
-        )
-    if not 0 <= seed < SEEDS_PER_SUITE:
-        raise TrainpaceError(
-            f"the seed {seed} of the random suite is not from 0 to {SEEDS_PER_SUITE - 1}."
-        )
-    drawn = (divmod(i, len(RANDOM_FAMILIES)) for i in range(n))
-    specs = (
-        f"random:{RANDOM_FAMILIES[family]}:{seed * SEEDS_PER_SUITE + number}"
-        for number, family in drawn
-    )
-    return tuple(SuiteItem(spec=spec, batches=RANDOM_BATCHES) for spec in specs)
-
-
 def _item(task: dict[str, Any], where: str) -> SuiteItem:
     for key in task:
         if key not in _KEYS:
@@ -132,13 +92,11 @@ def _item(task: dict[str, Any], where: str) -> SuiteItem:
         raise TrainpaceError(
             f"{where} names no model.", 'Write model = "resnet50", or another model spec.'
         )
-    if is_random(spec):
-        parse_random(spec)
     for key, choices in (("precision", PRECISIONS), ("optimizer", tuple(OPTIMIZERS))):
         if key in task and task[key] not in choices:
             hint = f"{key.capitalize()}s: {', '.join(choices)}."
             raise UnknownName(f"{key} in {where}", str(task[key]), choices, hint)
-    batch = task.get("batch", RANDOM_BATCHES if is_random(spec) else BATCHES)
+    batch = task.get("batch", BATCHES)
     sizes = batch if isinstance(batch, list | tuple) else [batch]
     if not sizes or not all(_is_count(size) for size in sizes):
         raise TrainpaceError(

@@ -174,8 +174,7 @@ def run(request: MeasureRequest, progress: Progress) -> MeasuredSweep:
         raise Misuse("Name a `model`.")
     if request.noise_scale and not ModelSpec.of(request.model).runs_code:
         raise Misuse(
-            "`noise_scale` is one of real samples, and those of this model are random: name"
-            " FILE.py:FUNCTION."
+            "`noise_scale` is one of real samples, and this model has none: name FILE.py:FUNCTION."
         )
     request, device = prepared(request, progress)
     with opened_journal(request.journal, request.no_journal) as journal:

@@ -40,14 +40,9 @@ class SuiteRequest(MeasureRequest):
     suite: Annotated[
         str | None,
         Field(
-            "Measure a list in place of `model`: classic, random, small, or a FILE.toml.",
-            metavar="NAME",
+            "Measure a list in place of `model`: classic, small, or a FILE.toml.", metavar="NAME"
         ),
     ] = None
-    suite_size: Annotated[int | None, Field("How many models the suite `random` draws.", COUNT)] = (
-        None
-    )
-    suite_seed: Annotated[int | None, Field("Other models for another seed.")] = None
     launcher: Annotated[
         Literal["here", "slurm"],
         Field("slurm: a job array, a task for each model, with a node to itself."),
@@ -108,7 +103,7 @@ def run(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
     if request.launcher == "slurm":
         return _on_nodes(request, progress)
     assert request.suite is not None
-    items = suite(request.suite, request.suite_size, request.suite_seed)
+    items = suite(request.suite)
     limited, device = prepared(request, progress)
     failed, begin = 0, time.monotonic()
     with opened_journal(request.journal, request.no_journal) as journal:
@@ -152,7 +147,7 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
 
     r = request
     if r.suite is not None:
-        items, name = suite(r.suite, r.suite_size, r.suite_seed), Path(r.suite).stem
+        items, name = suite(r.suite), Path(r.suite).stem
     else:
         assert r.model is not None
         items, name = (

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from trainpace.workload.blockwise import BlockwiseOptimizer
     from trainpace.workload.documents import Documents, PackedRow, nearest_multiple
     from trainpace.workload.explaining import in_short
-    from trainpace.workload.generator import RANDOM_FAMILIES, is_random, parse_random
     from trainpace.workload.kinds import FUNCTIONS, GATHERS, KINDS, ROW_WORK, TRAFFIC_SHARES, WORK
     from trainpace.workload.model_spec import ModelSpec
     from trainpace.workload.operators import Row, rows_of
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from trainpace.workload.task import (
         Task,
         WholeStep,
+        image_task,
         longest_first,
         recompute_activations,
         usual_optimizer,

@@ -8,13 +8,10 @@ from torch import nn
 
 from trainpace.core.errors import TrainpaceError, UnknownName
 from trainpace.workload import zoo
-from trainpace.workload.batches import forward, loss_by
 from trainpace.workload.diffusers_config import diffusers_task
-from trainpace.workload.generated import build_generated
-from trainpace.workload.generator import is_random
-from trainpace.workload.model_spec import LIBRARIES, ModelSpec
+from trainpace.workload.model_spec import FORMS, LIBRARIES, ModelSpec
 from trainpace.workload.optional_packages import import_package
-from trainpace.workload.task import Task, image_task, name_of_loss
+from trainpace.workload.task import Task, image_task
 from trainpace.workload.transformers_config import transformers_task
 from trainpace.workload.user_task import TASK, task_from_file
 
@@ -25,8 +22,7 @@ def build_task(
     image_size: int | None = None,
     fused_attention: bool = True,
 ) -> Task:
-    """A task from `NAME`, `torchvision:NAME`, `timm:NAME`, `transformers:CONFIG.json`, `diffusers:CONFIG.json`,
-    `random:FAMILY:SEED` or `FILE.py:FUNCTION`.
+    """Build the task that a model spec names.
 
     `image_size` is the side in pixels, for image models. Without `fused_attention` transformers and timm compute it from
     plain products, as they did before torch 2.0. Call under ``torch.device("meta")`` to get a model without weights.
@@ -37,12 +33,6 @@ def build_task(
         raise TrainpaceError(f"name the function: {path}:FUNCTION.", f"{TASK}.")
     if named.runs_code:
         return task_from_file(Path(path), name)
-    if is_random(spec):
-        model, criterion, batches, sample, length = build_generated(
-            spec, sequence_length, image_size
-        )
-        loss, loss_name = loss_by(criterion), name_of_loss(criterion)
-        return Task(spec, model, forward, loss, batches, None, sample, length, loss_name=loss_name)
     if kind == "diffusers":
         return diffusers_task(name, sequence_length, image_size)
     if kind == "transformers":
@@ -65,20 +55,14 @@ def build_task(
         return image_task(spec, model, (3, side, side), 1000)
     if kind in ("built_in", "torchvision"):
         if name not in zoo.MODELS:
-            raise UnknownName(
-                "model",
-                spec,
-                zoo.MODELS,
-                "Or name it timm:NAME, torchvision:NAME, transformers:CONFIG.json,"
-                " diffusers:CONFIG.json, random:FAMILY:SEED, FILE.py:FUNCTION.",
-            )
+            raise UnknownName("model", spec, zoo.MODELS, f"Or name it {FORMS}.")
         side = image_size or 224
         model = zoo.MODELS[name](**{"image_size": side} if name.endswith("_keras") else {})
         return image_task(spec, model, (3, side, side), 1000)
     raise UnknownName(
         "kind of model",
         spec.rpartition(":")[0] + ":",
-        [*(f"{library}:" for library in LIBRARIES), "random:", "FILE.py:"],
+        [*(f"{library}:" for library in LIBRARIES), "FILE.py:"],
     )
 
 

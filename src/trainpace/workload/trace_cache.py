@@ -36,8 +36,7 @@ def file_of(request: Mapping[str, Any]) -> Path | None:
 
     spec = ModelSpec.of(request["spec"])
     chosen = os.environ.get(FOLDER, "")
-    is_random = spec.text.startswith("random:")
-    if chosen == OFF or not (spec.kind == "built_in" or spec.is_library or is_random):
+    if chosen == OFF or not (spec.kind == "built_in" or spec.is_library):
         return None
     try:
         content = Path(spec.path).read_bytes().hex() if spec.path else ""
