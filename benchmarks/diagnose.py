@@ -181,18 +181,18 @@ def recorded(
 ) -> tuple[Recording, Truth | None, bool]:
     """A run of the case under the recorder; by the script's own clock; whether its losses were a bare run's."""
     with tempfile.TemporaryDirectory() as folder:
-        trails, times, losses, bare = (
+        logs, times, losses, bare = (
             Path(folder) / name for name in ("trails", "times", "losses", "bare")
         )
-        trails.mkdir()
-        env = environment(trails, engines(), trials)
+        logs.mkdir()
+        env = environment(logs, engines(), trials)
         env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], str(HERE.parent / "src")])
         outcome = run(
             case, fixed=fixed, env={**env, "STEP_TIMES": str(times), "LOSSES": str(losses)}
         )
         note = {"command": [case.name], "seconds": 0.0, "exit_code": 0}
-        (trails / COMMAND_FILE).write_text(json.dumps(note))
-        recording = read_recording(trails)
+        (logs / COMMAND_FILE).write_text(json.dumps(note))
+        recording = read_recording(logs)
         if not recording.ranks:
             raise RuntimeError(f"nothing recorded: {recording.seen}\n{outcome.output[-1500:]}")
         if trials is not None or fixed:
@@ -310,7 +310,7 @@ def pairs(encoder: bool) -> list[tuple[list[Any], list[Any]]]:
         for i in range(PAIRS):
             pair = {}
             for which in in_turns(i):
-                target, trails = Path(folder) / f"{which}-{i}", Path(folder) / f"trails-{i}"
+                target, logs = Path(folder) / f"{which}-{i}", Path(folder) / f"trails-{i}"
                 env = {
                     **os.environ,
                     "LOSSES": str(target),
@@ -318,8 +318,8 @@ def pairs(encoder: bool) -> list[tuple[list[Any], list[Any]]]:
                     **({"ENCODER": "1"} if encoder else {}),
                 }
                 if which == "watched":
-                    trails.mkdir()
-                    env = environment(trails, env)
+                    logs.mkdir()
+                    env = environment(logs, env)
                 subprocess.run([sys.executable, str(script)], env=env, check=True)
                 pair[which] = json.loads(target.read_text())
             found.append((pair["bare"], pair["watched"]))

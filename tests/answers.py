@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from diagnose.recordings import block, fetch, loader, rank, recording
 from ladder_world import World, ladder, result, rung
+from made_logs import simple_run, write_worker
 from made_traces import ALL_REDUCE, Work, events_of, trace_of, write
-from made_trails import simple_run, write_worker
 from nouns import measurement, workload
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device

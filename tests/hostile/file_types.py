@@ -18,8 +18,8 @@ import pyarrow.parquet
 
 from entries import entry, sweep
 from hostile.commands import command
+from made_logs import simple_run
 from made_traces import COMPUTING, EXCHANGING, events_of, trace_of, write_nsight
-from made_trails import simple_run
 from nouns import every_noun, machine_profile, measurement, stacked
 from shard_folders import write_folder
 from trainpace.core.records import to_json
@@ -156,7 +156,7 @@ def file_types() -> dict[str, FileType]:
             torch="2.13.0",
             parts={i: [1] * len(PARTS) for i in range(20)},
         )
-        trail = next(place.glob("process-*.trail"))
+        log = next(place.glob("process-*.trail"))
         pyarrow.parquet.write_table(
             pyarrow.csv.read_csv(pyarrow.py_buffer(TABLE.encode())), place / "table.parquet"
         )
@@ -293,12 +293,12 @@ def file_types() -> dict[str, FileType]:
             "json",
             about,
             _folder_of(command("watch", "--from", "FILE", "--timeline")),
-            {trail.name: read[trail.name]},
+            {log.name: read[log.name]},
         ),
         FileType(
-            trail.name,
+            log.name,
             "",
-            read[trail.name],
+            read[log.name],
             _folder_of(command("diagnose", "FILE")),
             {"command.json": about},
         ),

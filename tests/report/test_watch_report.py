@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from diagnose import recordings
-from made_trails import simple_run, write_process, write_worker
+from made_logs import simple_run, write_process, write_worker
 from trainpace.report.watch import (
     LOOK,
     cells,

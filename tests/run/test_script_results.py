@@ -4,12 +4,12 @@ import pytest
 
 from trainpace.run.script import ScriptTrial, _does_otherwise, _result, _steps
 from trainpace.watch import COMMAND_FILE, read_processes, read_recording
-from trainpace.watch.inside.event_log import FORWARD, PARTS, TRIALS, Step, TrailWriter
+from trainpace.watch.inside.event_log import FORWARD, PARTS, TRIALS, EventLogWriter, Step
 
 
 def recorded(folder, samples=16, notes=()):
     for rank in range(2):
-        trail = TrailWriter(
+        log = EventLogWriter(
             str(folder / f"process-{rank}-here.trail"),
             {
                 "role": "process",
@@ -25,12 +25,12 @@ def recorded(folder, samples=16, notes=()):
         for i in range(20):
             at = i * parts[FORWARD]
             plain = TRIALS.index("plain")
-            trail.step(
+            log.step(
                 Step(plain, 1, i, at, at + parts[FORWARD], samples, 3.0 + rank, 0.0, tuple(parts))
             )
         for note in notes:
-            trail.note(note)
-        trail.flush()
+            log.note(note)
+        log.flush()
     (folder / COMMAND_FILE).write_text('{"command": ["x"], "seconds": 1.0, "exit_code": 0}')
     return read_recording(folder), read_processes(folder)
 

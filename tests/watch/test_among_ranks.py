@@ -8,10 +8,10 @@ import textwrap
 import pytest
 import torch
 
-from made_trails import read_trail
+from made_logs import read_log
 from trainpace.watch import watch
 from trainpace.watch.inside import ranks
-from trainpace.watch.inside.event_log import BACKWARD, COMMUNICATION, Span, TrailWriter
+from trainpace.watch.inside.event_log import BACKWARD, COMMUNICATION, EventLogWriter, Span
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.recording import read_recording
 
@@ -100,24 +100,24 @@ def test_numbers_of_the_largest_input_are_counted_without_asking_tensors_of_othe
     assert ranks.elements((), {}) == 0
 
 
-def recorded(tmp_path, exchanges, backward):
-    trail = TrailWriter(str(tmp_path / "a.trail"), {})
-    recorder = Recorder(trail)
-    recorder.exchanges = lambda: exchanges
+def recorded(tmp_path, synchronizes, backward):
+    log = EventLogWriter(str(tmp_path / "a.trail"), {})
+    recorder = Recorder(log)
+    recorder.synchronizes = lambda: synchronizes
     call = recorder.wraps(ranks.Gradients(recorder).within(backward), BACKWARD, "backward")
     weight = torch.ones(3, requires_grad=True)
     call((weight * 2).sum())
-    trail.flush()
+    log.flush()
     return weight, [
-        r.part for r in read_trail((tmp_path / "a.trail").read_bytes())[1] if isinstance(r, Span)
+        r.part for r in read_log((tmp_path / "a.trail").read_bytes())[1] if isinstance(r, Span)
     ]
 
 
 @pytest.mark.parametrize(
-    ("exchanges", "parts"), [(True, [COMMUNICATION, BACKWARD]), (False, [BACKWARD])]
+    ("synchronizes", "parts"), [(True, [COMMUNICATION, BACKWARD]), (False, [BACKWARD])]
 )
-def test_what_follows_a_ranks_own_gradients_is_exchange(tmp_path, exchanges, parts):
-    weight, found = recorded(tmp_path, exchanges, torch.Tensor.backward)
+def test_what_follows_a_ranks_own_gradients_is_exchange(tmp_path, synchronizes, parts):
+    weight, found = recorded(tmp_path, synchronizes, torch.Tensor.backward)
     assert weight.grad.tolist() == [2.0] * 3
     assert found == parts
 

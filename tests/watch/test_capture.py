@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from made_trails import read_trail
+from made_logs import read_log
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import load
 from trainpace.watch import read_recording, watch
 from trainpace.watch.inside.capture import BETWEEN, Capture, _number_format, at_most
-from trainpace.watch.inside.event_log import TrailWriter
+from trainpace.watch.inside.event_log import EventLogWriter
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.workload import Workload
 
@@ -44,15 +44,15 @@ def test_the_number_format_is_that_of_the_weights_or_autocasts(dtype, named):
     ],
 )
 def test_why_a_model_cannot_be_read_is_noted_and_nothing_is_captured(tmp_path, error, told):
-    capture = Capture(Recorder(TrailWriter(str(tmp_path / "a.trail"), {})))
+    capture = Capture(Recorder(EventLogWriter(str(tmp_path / "a.trail"), {})))
     capture.copies = [nn.Linear(2, 2)]
 
     def fails():
         raise error
 
     capture.attempt(fails)
-    capture.recorder.trail.flush()
-    assert read_trail((tmp_path / "a.trail").read_bytes())[1] == [{"no_workload": told}]
+    capture.recorder.log.flush()
+    assert read_log((tmp_path / "a.trail").read_bytes())[1] == [{"no_workload": told}]
     assert not capture.copies
 
 

@@ -8,7 +8,7 @@ import torch
 
 from trainpace.watch.inside import observers
 from trainpace.watch.inside import trials as module
-from trainpace.watch.inside.event_log import PARTS, Step, TrailWriter
+from trainpace.watch.inside.event_log import PARTS, EventLogWriter, Step
 from trainpace.watch.inside.observers import Scheduled
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trials import FEWER_THREADS, PLAIN, Trials
@@ -21,19 +21,19 @@ def recorder(tmp_path, monkeypatch):
     monkeypatch.setattr(observers, "usable_cores", lambda: 4)
     monkeypatch.setattr(observers, "own_threads", lambda: 4)
     return Recorder(
-        TrailWriter(str(tmp_path / "process-1-here.trail"), {"host": socket.gethostname()})
+        EventLogWriter(str(tmp_path / "process-1-here.trail"), {"host": socket.gethostname()})
     )
 
 
 def another(recorder, name="process-2-here", steps=1, host=None):
-    trail = TrailWriter(
-        os.path.join(os.path.dirname(recorder.trail.path), f"{name}.trail"),
+    log = EventLogWriter(
+        os.path.join(os.path.dirname(recorder.log.path), f"{name}.trail"),
         {"host": host or socket.gethostname()},
     )
     for _ in range(steps):
-        trail.step(STEP)
-    trail.flush()
-    return trail.path
+        log.step(STEP)
+    log.flush()
+    return log.path
 
 
 def test_a_core_for_each_thread_is_enough(recorder):

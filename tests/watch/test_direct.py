@@ -102,8 +102,8 @@ def test_a_forward_that_is_called_directly_is_the_models(tmp_path, monkeypatch, 
 def test_a_later_stage_may_train_a_model_of_another_class(tmp_path, monkeypatch):
     """Only the classes of the first two steps are watched through their calls."""
     watched(tmp_path, monkeypatch, ANOTHER_CLASS_LATER)
-    (trail,) = (tmp_path / "recording").glob("process-*.trail")
-    records = list(records_of(trail))
+    (log,) = (tmp_path / "recording").glob("process-*.trail")
+    records = list(records_of(log))
     steps = [r for r in records if isinstance(r, Step)]
     assert min(s.parts_ns[FORWARD] for s in steps[-10:]) > 0
     assert any(

@@ -9,7 +9,7 @@ import pytest
 
 from trainpace.watch import command
 from trainpace.watch.inside import engines
-from trainpace.watch.inside.event_log import TrailWriter, aside_of
+from trainpace.watch.inside.event_log import EventLogWriter, aside_of
 from trainpace.watch.inside.files import Earlier, Writers
 
 
@@ -27,7 +27,7 @@ class Trail:
 @pytest.fixture
 def recorder(monkeypatch):
     monkeypatch.setattr(sys, "addaudithook", lambda hook: None)
-    made = SimpleNamespace(trail=Trail(), trials=None, wraps=lambda function, part, name: function)
+    made = SimpleNamespace(log=Trail(), trials=None, wraps=lambda function, part, name: function)
     made.earlier = Earlier(made)
     return made
 
@@ -40,7 +40,7 @@ def test_only_what_this_run_did_not_write(recorder, tmp_path):
             recorder.earlier.keep(path)
             path.write_text("this run's")
     assert Path(aside_of(str(old), recorder.earlier.folder)).read_text() == "earlier"
-    assert recorder.trail.notes == [{"earlier": str(old)}]
+    assert recorder.log.notes == [{"earlier": str(old)}]
 
 
 def test_names_that_a_checkpoint_takes_over(recorder, tmp_path):
@@ -50,12 +50,12 @@ def test_names_that_a_checkpoint_takes_over(recorder, tmp_path):
     recorder.earlier.keep(tmp_path / "last.pt")
     for source, place in ((tmp_path / "notes.txt", other), (tmp_path / "last.pt", best)):
         recorder.earlier._replaced("shutil.copyfile", (str(source), str(place)))
-    assert recorder.trail.notes == [{"earlier": str(best)}]
+    assert recorder.log.notes == [{"earlier": str(best)}]
     recorder.earlier._replaced(
         "os.rename", ("last.pt", "x.pt", 5, -1)
     )  # beside an open folder: not known
     recorder.earlier._replaced("os.rename", (3, "x.pt", -1, -1))
-    assert recorder.trail.notes == [{"earlier": str(best)}]
+    assert recorder.log.notes == [{"earlier": str(best)}]
 
 
 def test_other_files_are_copied_before_they_are_written(recorder, tmp_path, monkeypatch):
@@ -79,7 +79,7 @@ def test_other_files_are_copied_before_they_are_written(recorder, tmp_path, monk
     ):
         recorder.earlier.copies.opened("open", (path if path == 3 else str(path), "w", flags))
     recorder.earlier.copies.opened("open", (os.fsencode(log), "a", os.O_APPEND))
-    assert recorder.trail.notes == [{"copied": str(log)}]
+    assert recorder.log.notes == [{"copied": str(log)}]
     aside = Path(aside_of(str(log), recorder.earlier.folder))
     assert aside.read_text() == "earlier"
     assert log.stat().st_ino == same
@@ -160,9 +160,9 @@ def test_a_file_that_another_program_writes_is_told_from_one_of_the_script_alone
         writers.opened(str(path))
         opened = path.open("a")
     acts(path)
-    trail = TrailWriter(str(tmp_path / "process-1.trail"), {})
-    trail.note({"written": writers.accounts()})
-    trail.flush()
+    log = EventLogWriter(str(tmp_path / "process-1.trail"), {})
+    log.note({"written": writers.accounts()})
+    log.flush()
     if still_open:
         opened.close()
     assert written_by_others(tmp_path, path) == ({str(path)} if is_shared else set())
@@ -174,9 +174,9 @@ def test_files_without_an_account_and_those_that_another_holds_open_are_left(tmp
     assert written_by_others(tmp_path, path) == {str(path)}
     writers = Writers()
     writers.watch(str(path))
-    trail = TrailWriter(str(tmp_path / "process-1.trail"), {})
-    trail.note({"written": writers.accounts()})
-    trail.flush()
+    log = EventLogWriter(str(tmp_path / "process-1.trail"), {})
+    log.note({"written": writers.accounts()})
+    log.flush()
     assert written_by_others(tmp_path, path) == set()
     with path.open("a"):
         assert written_by_others(tmp_path, path) == {str(path)}

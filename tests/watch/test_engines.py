@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainpace.watch import COMMAND_FILE, environment, read_recording, records_of
 from trainpace.watch.inside.engines import OTHER_COLLECTIVES, REDUCTIONS, _collectives, _deepspeed
-from trainpace.watch.inside.event_log import TrailWriter
+from trainpace.watch.inside.event_log import EventLogWriter
 from trainpace.watch.inside.patches import Optimizers
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trials import NO_SYNC, PLAIN
@@ -46,7 +46,7 @@ EXPECTED = {
 
 def test_steps_are_deepspeeds_and_not_those_of_its_optimizer(tmp_path):
     """Which steps once for ZeRO to make its states, before any training, and then once for each group of parameters."""
-    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
 
     class DeepSpeedEngine:
         def __init__(self, optimizer):
@@ -89,13 +89,13 @@ def test_steps_are_deepspeeds_and_not_those_of_its_optimizer(tmp_path):
 
 def test_optimizers_that_take_turns_begin_one_other_stage(tmp_path):
     """As in PPO: many steps of the policy, then many of the value, again and again."""
-    recorder = Recorder(TrailWriter(str(tmp_path / "process.trail"), {}))
+    recorder = Recorder(EventLogWriter(str(tmp_path / "process.trail"), {}))
     optimizers, weight = Optimizers(recorder), torch.ones(2, requires_grad=True)
     policy, value = (torch.optim.SGD([weight], 0.1) for _ in range(2))
     for one in [policy] * 50 + [value] * 50 + [policy] * 50 + [value] * 50:
         optimizers.before(one, (), {})
         optimizers.after(one, (), {})
-    recorder.trail.flush()
+    recorder.log.flush()
     notes = [
         r
         for r in records_of(tmp_path / "process.trail")
@@ -118,7 +118,7 @@ def second_rank_is_a_fake(monkeypatch):
 
 def test_nothing_that_fsdp2_exchanges_is_left_in_without_exchange(tmp_path, second_rank_is_a_fake):
     """Under whatever names this version of torch calls its collectives."""
-    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     _collectives(distributed_c10d, recorder)
     layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
     for module in (layers[0], layers):
@@ -156,14 +156,14 @@ def losses(case, kept: Path, env: dict[str, str] | None = None) -> list[str]:
 def test_an_engines_script_is_recorded_and_trains_the_same(name, tmp_path):
     case = next(c for c in CASES if c.name == name)
     bare = losses(case, tmp_path / "bare") or losses(case, tmp_path / "bare")
-    for trails in (tmp_path / "trails", tmp_path / "once more"):
-        trails.mkdir()
-        (trails / COMMAND_FILE).write_text(
+    for logs in (tmp_path / "trails", tmp_path / "once more"):
+        logs.mkdir()
+        (logs / COMMAND_FILE).write_text(
             json.dumps({"command": [name], "seconds": 1.0, "exit_code": 0})
         )
-        if watched := losses(case, tmp_path / "watched", environment(trails, engines())):
+        if watched := losses(case, tmp_path / "watched", environment(logs, engines())):
             break
-    ranks = read_recording(trails).ranks
+    ranks = read_recording(logs).ranks
     assert bare
     assert watched == bare
     assert [r.rank for r in ranks] == list(range(case.ranks))

@@ -5,7 +5,7 @@ import torch
 
 from trainpace.watch.inside import trials as module
 from trainpace.watch.inside import trials as trials_module
-from trainpace.watch.inside.event_log import PARTS, TRIALS, Step, TrailWriter
+from trainpace.watch.inside.event_log import PARTS, TRIALS, EventLogWriter, Step
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trials import BF16, PAIRS, PLAIN, SETTLING, InBf16, Trials
 
@@ -14,8 +14,8 @@ SETTINGS = {"block_steps": 2, "rounds": 2, "warm_up_steps": 4, "limit_s": 60, "w
 
 @pytest.fixture
 def recorder(tmp_path):
-    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
-    recorder.product_dtype = torch.float32
+    recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
+    recorder.matmul_dtype = torch.float32
     return recorder
 
 
@@ -23,7 +23,7 @@ def recorder(tmp_path):
 def fast_bf16(monkeypatch):
     """A CPU that multiplies twice as fast in bf16."""
     monkeypatch.setattr(
-        module, "product_gflops", lambda dtype: 2.0 if dtype is torch.bfloat16 else 1.0
+        module, "matmul_rate_gflops", lambda dtype: 2.0 if dtype is torch.bfloat16 else 1.0
     )
 
 
@@ -83,8 +83,8 @@ def test_an_error_of_the_model_itself_is_the_scripts_own(recorder):
         ({}, True),
         ({"compiled": True}, False),
         ({"step_is_the_engines": True}, False),
-        ({"product_dtype": torch.bfloat16}, False),
-        ({"product_dtype": None}, False),
+        ({"matmul_dtype": torch.bfloat16}, False),
+        ({"matmul_dtype": None}, False),
     ],
 )
 def test_it_is_tried_where_it_may_gain(recorder, fast_bf16, changes, expected):
@@ -94,7 +94,7 @@ def test_it_is_tried_where_it_may_gain(recorder, fast_bf16, changes, expected):
 
 
 def test_it_is_not_tried_where_bf16_is_no_faster(recorder, monkeypatch):
-    monkeypatch.setattr(module, "product_gflops", lambda dtype: 1.0)
+    monkeypatch.setattr(module, "matmul_rate_gflops", lambda dtype: 1.0)
     assert not InBf16(recorder).may_gain()
 
 

@@ -12,7 +12,7 @@ import pytest
 from trainpace.core.errors import TrainpaceError
 from trainpace.watch import command, tasks
 from trainpace.watch.command import _wait, watch
-from trainpace.watch.inside.event_log import PARTS, Step, TrailWriter, aside_of
+from trainpace.watch.inside.event_log import PARTS, EventLogWriter, Step, aside_of
 from trainpace.watch.inside.files import keep_first
 from trainpace.watch.tasks import Task
 
@@ -66,8 +66,8 @@ def test_a_folder_that_is_not_shared_is_told_by_each_of_them(tmp_path, monkeypat
 
 def test_the_first_waits_until_what_others_recorded_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "PATIENCE_S", 0.3)
-    trail = tmp_path / f"process-5-{socket.gethostname()}.trail"
-    trail.write_bytes(b"x" * 100)
+    log = tmp_path / f"process-5-{socket.gethostname()}.trail"
+    log.write_bytes(b"x" * 100)
     tasks.end(tmp_path, FIRST, 0)
     tasks.end(tmp_path, task(2), 5)
     assert tasks.missing_after(tmp_path, FIRST) == [1]
@@ -77,7 +77,7 @@ def test_the_first_waits_until_what_others_recorded_is_seen(tmp_path, monkeypatc
     assert "Task 1 of 3 had not ended" in tasks.ends_in_words(tmp_path, FIRST, [1])
     tasks.end(tmp_path, task(1), 0)
     assert tasks.missing_after(tmp_path, FIRST) == []
-    trail.write_bytes(b"x" * 99)  # as a network's file system may still have it
+    log.write_bytes(b"x" * 99)  # as a network's file system may still have it
     assert tasks.missing_after(tmp_path, FIRST) == [0, 1, 2]
 
 
@@ -119,16 +119,16 @@ def test_a_command_that_waits_for_a_failed_task_is_ended_with_its_exit_code(tmp_
 
 def test_a_training_that_stands_still_is_ended_only_after_its_first_steps(tmp_path):
     lookout = tasks.Lookout(tmp_path, FIRST, still_s=0.2)
-    trail = TrailWriter(str(tmp_path / "process-5-a.trail"), {})
+    log = EventLogWriter(str(tmp_path / "process-5-a.trail"), {})
     for _ in range(
         2
     ):  # before the first step it may download its data, and says which files it has written
         assert not lookout.gives_up()
         time.sleep(0.3)
-        trail.note({"copied": "log.txt"})
-        trail.flush()
-    trail.step(Step(0, 1, 0, 0, 1, 0, 0.0, 0.0, (0,) * len(PARTS)))
-    trail.flush()
+        log.note({"copied": "log.txt"})
+        log.flush()
+    log.step(Step(0, 1, 0, 0, 1, 0, 0.0, 0.0, (0,) * len(PARTS)))
+    log.flush()
     assert not lookout.gives_up()
     time.sleep(0.3)
     assert lookout.gives_up()
@@ -186,18 +186,18 @@ def test_a_file_that_two_tasks_wrote_over_is_put_back_once_and_each_puts_back_it
             file.write("earlier")
     host = socket.gethostname()
     for n in range(2):
-        trail = TrailWriter(
+        log = EventLogWriter(
             str(folder / f"process-{n}-{host}.trail"),
             {"role": "process", "pid": n, "host": host, "task": n},
         )
         account = {"closed": 0, "opened": 0, "open": 0}
         places = [shared, own[n]]
-        trail.note(
+        log.note(
             {"written": [{"place": str(p), "inode": p.stat().st_ino, **account} for p in places]}
         )
         for place in places:
-            trail.note({"copied": str(place)})
-        trail.flush()
+            log.note({"copied": str(place)})
+        log.flush()
     two = FIRST._replace(tasks=2)
     commands = (
         lambda n=n: watch((sys.executable, "-c", ""), folder, TRIALS, task=two._replace(number=n))

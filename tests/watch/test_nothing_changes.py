@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import torch
 
-from made_trails import read_trail
-from trainpace.watch.inside.event_log import OPTIMIZER, OTHER, Step, TrailWriter
+from made_logs import read_log
+from trainpace.watch.inside.event_log import OPTIMIZER, OTHER, EventLogWriter, Step
 from trainpace.watch.inside.loaders import timed_fetch
 from trainpace.watch.inside.patches import Optimizers
 from trainpace.watch.inside.recorder import Recorder
@@ -99,7 +99,7 @@ def test_odd_scripts_run_as_without_the_recorder(tmp_path, capfd):
 
 
 def watched(tmp_path):
-    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     return recorder, Optimizers(recorder)
 
 
@@ -147,8 +147,8 @@ def test_a_step_within_its_own_step_counts_once(tmp_path):
         optimizers.before(optimizer, (), {})
         optimizers.after(optimizer, (), {})
         optimizers.after(optimizer, (), {})
-    recorder.trail.flush()
-    steps = [r for r in read_trail((tmp_path / "a.trail").read_bytes())[1] if isinstance(r, Step)]
+    recorder.log.flush()
+    steps = [r for r in read_log((tmp_path / "a.trail").read_bytes())[1] if isinstance(r, Step)]
     assert len(steps) == 2
     assert [sum(s.parts_ns) for s in steps] == [s.end_ns - s.start_ns for s in steps]
 

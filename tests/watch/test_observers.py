@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from made_trails import read_trail
+from made_logs import read_log
 from trainpace import measure as accelerator
 from trainpace.watch.inside import observers
-from trainpace.watch.inside.event_log import BACKWARD, FORWARD, OTHER, TrailWriter
+from trainpace.watch.inside.event_log import BACKWARD, FORWARD, OTHER, EventLogWriter
 from trainpace.watch.inside.recorder import Recorder
 
 
@@ -21,15 +21,15 @@ def test_an_operator_is_large_by_what_its_thread_computes_and_not_by_what_it_wai
     """A matrix product of milliseconds: as of a tiny operator whose core another program takes, and as of a large one."""
     clock = itertools.count(0, thread_us * 1000)
     monkeypatch.setattr(observers, "time", SimpleNamespace(thread_time_ns=lambda: next(clock)))
-    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     recorder.part = FORWARD
     a = torch.rand(1024, 1024)
     end = observers.count_one_step(recorder)
     a @ a
     end()
-    recorder.trail.flush()
+    recorder.log.flush()
     (counted,) = (
-        r["counted"] for r in read_trail((tmp_path / "a.trail").read_bytes())[1] if "counted" in r
+        r["counted"] for r in read_log((tmp_path / "a.trail").read_bytes())[1] if "counted" in r
     )
     assert counted["operators"] == 1
     assert (counted["large_operators_ns"] > 20_000) is is_large
@@ -38,7 +38,7 @@ def test_an_operator_is_large_by_what_its_thread_computes_and_not_by_what_it_wai
 @pytest.mark.parametrize(("samples", "share"), [(1, 1.0), (8, 0.0)])
 @pytest.mark.parametrize("outputs", [16, 1])  # one output is no single sample
 def test_one_sample_is_a_product_by_a_single_vector(tmp_path, samples, outputs, share):
-    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     recorder.part = FORWARD
     model = torch.nn.Sequential(
         torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, outputs)
@@ -66,7 +66,7 @@ def test_a_slow_optimizer_is_timed_fewer_times(tmp_path, monkeypatch, within_s, 
     parameter = torch.nn.Parameter(torch.rand(8))
     parameter.grad = torch.rand(8)
     optimizer = torch.optim.Adam([parameter])
-    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     recorder.optimizer = lambda: optimizer
     timed = []
     monkeypatch.setattr(observers, "_time_ns", lambda step: timed.append(step) or 10**6)
@@ -92,16 +92,16 @@ def device(monkeypatch):
 
 
 def notes_of(recorder):
-    recorder.trail.flush()
-    return [r for r in read_trail(Path(recorder.trail.path).read_bytes())[1] if isinstance(r, dict)]
+    recorder.log.flush()
+    return [r for r in read_log(Path(recorder.log.path).read_bytes())[1] if isinstance(r, dict)]
 
 
 @pytest.mark.parametrize(
     ("dtype", "others"), [(torch.float32, {"amp_bf16", "tf32"}), (torch.bfloat16, set())]
 )
 def test_an_accelerator_in_fp32_is_timed_in_other_formats_too(tmp_path, device, dtype, others):
-    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
-    recorder.product_dtype = dtype
+    recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
+    recorder.matmul_dtype = dtype
     chosen = torch.get_float32_matmul_precision()
     observers.note_rate(recorder)
     notes = {key: value for note in notes_of(recorder) for key, value in note.items()}
@@ -117,7 +117,7 @@ def test_an_optimizer_is_copied_into_what_an_accelerator_has_free(device):
 def test_what_a_device_did_in_a_step_is_noted(tmp_path, monkeypatch):
     work = accelerator.DeviceWork(7.0, 2.0, {"a" * 200: 3.0, "a" * 300: 2.0})
     monkeypatch.setattr(accelerator, "device_work", lambda kind: lambda: work)
-    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     observers.profile_one_step(recorder)()
     (note,) = notes_of(recorder)
     assert note == {
@@ -128,7 +128,7 @@ def test_what_a_device_did_in_a_step_is_noted(tmp_path, monkeypatch):
 
 
 def test_the_slowest_operators_are_noted_with_the_lines_that_call_them(tmp_path):
-    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     a = torch.rand(1024, 1024, requires_grad=True)
     end = observers.count_one_step(recorder)
     recorder.part = FORWARD
@@ -146,7 +146,7 @@ def test_the_slowest_operators_are_noted_with_the_lines_that_call_them(tmp_path)
 
 def test_operators_outside_of_modules_count_where_gradients_flow_through_them(tmp_path):
     """As of a model of plain functions; what prepares its batch is the script's own code, and so is reading the loss."""
-    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     weights = torch.rand(64, 64, requires_grad=True)
     end = observers.count_one_step(recorder)
     x = torch.rand(64, 64).add(1).sqrt()
@@ -165,7 +165,7 @@ def test_operators_outside_of_modules_count_where_gradients_flow_through_them(tm
 
 def test_what_runs_between_two_operators_outside_of_modules_is_theirs(tmp_path):
     """As where a loop takes an index out of each maximum; a metric after the last one is the script's own."""
-    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     recorder.part = OTHER
     x = torch.rand(4, requires_grad=True)
     outside = observers._OutsideModules()

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from made_trails import MS, START, simple_run, write_process, write_worker
+from made_logs import MS, START, simple_run, write_process, write_worker
 from trainpace.core.errors import UnreadableInput
 from trainpace.watch import read_processes, trace_events, write_trace
-from trainpace.watch.inside.event_log import DATA, LOGGING, PARTS, Fetch, TrailWriter
+from trainpace.watch.inside.event_log import DATA, LOGGING, PARTS, EventLogWriter, Fetch
 
 
 def written(folder, name="trace.json"):
@@ -97,13 +97,13 @@ def test_processes_and_tracks_have_names(tmp_path):
 
 
 def test_other_threads_and_fetches_without_workers(tmp_path):
-    trail = TrailWriter(
+    log = EventLogWriter(
         str(tmp_path / "process-1-here.trail"), {"pid": 1, "host": "here", "rank": 0}
     )
-    trail.fetch(Fetch(-1, 8, 2 * MS, 3 * MS, MS, 0))
-    trail.span(DATA, 0, "next batch", 0, MS, 4 * MS)
-    trail.span(LOGGING, 0, "log", 777, 2 * MS, 9 * MS)
-    trail.flush()
+    log.fetch(Fetch(-1, 8, 2 * MS, 3 * MS, MS, 0))
+    log.span(DATA, 0, "next batch", 0, MS, 4 * MS)
+    log.span(LOGGING, 0, "log", 777, 2 * MS, 9 * MS)
+    log.flush()
     events = written(tmp_path)
     assert_nested(events)
     assert [e["name"] for e in on_track(events, 1, 2)] == ["next batch", "fetch"]

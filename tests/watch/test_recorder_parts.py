@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_trails import read_trail
+from made_logs import read_log
 from trainpace.watch.inside import recorder as module
 from trainpace.watch.inside.event_log import (
     BACKWARD,
@@ -16,9 +16,9 @@ from trainpace.watch.inside.event_log import (
     OPTIMIZER,
     OTHER,
     PARTS,
+    EventLogWriter,
     Span,
     Step,
-    TrailWriter,
 )
 from trainpace.watch.inside.recorder import Recorder
 
@@ -40,13 +40,13 @@ def clock(monkeypatch):
 
 
 def recorder(tmp_path):
-    return Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    return Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
 
 
 def records_of(recorder):
-    recorder.trail.flush()
-    with open(recorder.trail.path, "rb") as file:
-        return read_trail(file.read())[1]
+    recorder.log.flush()
+    with open(recorder.log.path, "rb") as file:
+        return read_log(file.read())[1]
 
 
 def steps_of(recorder):
@@ -299,8 +299,8 @@ def test_other_threads_leave_spans_but_do_not_count(tmp_path, clock):
     thread.start()
     thread.join()
     r.ends_step()
-    r.trail.flush()
-    read = read_trail((tmp_path / "a.trail").read_bytes())[1]
+    r.log.flush()
+    read = read_log((tmp_path / "a.trail").read_bytes())[1]
     assert [s.part for s in read if isinstance(s, Span)] == [CHECKPOINT]
     assert next(s for s in read if isinstance(s, Step)).parts_ns[CHECKPOINT] == 0
 

@@ -15,9 +15,9 @@ from trainpace.watch.inside.event_log import (
     OTHER,
     PARTS,
     TRIALS,
+    EventLogWriter,
     Fetch,
     Step,
-    TrailWriter,
 )
 
 MS = 1_000_000
@@ -36,28 +36,28 @@ LOADER = {
 
 def write(folder, steps, fetches=(), notes=(LOADER,), seconds=1.0, counted=None, waits_ns=None):
     """steps: (trial, {part: ms}). counted: what was counted in the last one."""
-    trail = TrailWriter(
+    log = EventLogWriter(
         str(folder / "process-7-here.trail"),
         {"role": "process", "pid": 7, "host": "here", "rank": 0, "world_size": 1, "cpus": 2},
     )
     for note in notes:
-        trail.note(note)
+        log.note(note)
     at = 0
     for number, (trial, spent) in enumerate(steps):
         parts = [0] * len(PARTS)
         for part, ms in spent.items():
             parts[part] = int(ms * MS)
         if number in (waits_ns or {}):
-            trail.note({"first_wait_ns": waits_ns[number]})
-        trail.step(
+            log.note({"first_wait_ns": waits_ns[number]})
+        log.step(
             Step(TRIALS.index(trial), 1, number, at, at + sum(parts), 16, 0.0, 0.0, tuple(parts))
         )
         at += sum(parts)
     if counted is not None:
-        trail.note({"counted": {"flops": 0.0, **counted}})
-    trail.note({"ended": at})
-    trail.flush()
-    worker = TrailWriter(
+        log.note({"counted": {"flops": 0.0, **counted}})
+    log.note({"ended": at})
+    log.flush()
+    worker = EventLogWriter(
         str(folder / "worker-7-0-8-here.trail"),
         {"role": "worker", "worker": 0, "pid": 8, "parent": 7, "host": "here"},
     )

@@ -18,12 +18,12 @@ from trainpace.watch.inside.event_log import (
     OTHER,
     PARTS,
     TRIALS,
+    EventLogWriter,
     Span,
     Step,
-    TrailWriter,
 )
 from trainpace.watch.stragglers import (
-    Exchange,
+    Collective,
     RankStep,
     clocks,
     common,
@@ -56,7 +56,7 @@ def training(own, transfer=2.0, elements=None, steps=30, clocks_ms=None):
             by_rank[rank][number] = RankStep(
                 number,
                 tuple(ns),
-                (Exchange("gradients", arrives[rank] + shift, leaves + shift),),
+                (Collective("gradients", arrives[rank] + shift, leaves + shift),),
                 {"gradients": ns[COMMUNICATION]},
                 {"gradients": 1},
                 held,
@@ -241,14 +241,14 @@ def test_rates_are_of_what_was_sent_between_two_looks_between_nodes():
             for step, n, us in looks
         ]
 
-    trails = {
+    logs = {
         0: notes("10.0.0.1", "10.0.0.2", 20_000_000, 400_000),
         1: notes("10.0.0.2", "10.0.0.1", 999_999, 400_000),
     }
-    (only,) = link_rates(trails, NODES)
+    (only,) = link_rates(logs, NODES)
     assert (only.sender, only.receiver, only.mb_per_step, only.mbit_per_s) == ("a", "b", 2.0, 400.0)
-    assert link_rates({0: trails[0], 1: []}, NODES) == ()
-    assert link_rates({0: trails[0][:1], 1: trails[1]}, NODES) == ()
+    assert link_rates({0: logs[0], 1: []}, NODES) == ()
+    assert link_rates({0: logs[0][:1], 1: logs[1]}, NODES) == ()
 
 
 def test_steps_without_exchange_send_nothing_and_a_rendezvous_says_nothing_of_a_link():
@@ -284,7 +284,7 @@ def test_steps_without_exchange_send_nothing_and_a_rendezvous_says_nothing_of_a_
 
 
 def write(folder, rank, node, forward_ms, ahead_ms=0, backend="gloo", wall_ms=0):
-    trail = TrailWriter(
+    log = EventLogWriter(
         str(folder / f"process-7-{node}.trail"),
         {
             "role": "process",
@@ -296,19 +296,19 @@ def write(folder, rank, node, forward_ms, ahead_ms=0, backend="gloo", wall_ms=0)
             "clock_to_wall_ns": (wall_ms - ahead_ms) * MS,
         },
     )
-    trail.note({"backend": backend})
+    log.note({"backend": backend})
     for number in range(20):
         at = BOOTED + (ahead_ms + 30 * number) * MS
         gone, end = at + forward_ms * MS, at + 30 * MS
-        trail.span(FORWARD, 0, "Net", 0, at, gone)
-        trail.span(COMMUNICATION, 1, "gradients", 0, gone, end)
-        trail.span(BACKWARD, 0, "backward", 0, gone, end)
+        log.span(FORWARD, 0, "Net", 0, at, gone)
+        log.span(COMMUNICATION, 1, "gradients", 0, gone, end)
+        log.span(BACKWARD, 0, "backward", 0, gone, end)
         parts = [0] * len(PARTS)
         parts[FORWARD], parts[COMMUNICATION] = forward_ms * MS, end - gone
-        trail.step(Step(0, 1, number, at, end, 8, 0.0, 0.0, tuple(parts)))
-        trail.note({"input_elements": 64})
-    trail.note({"ended": 0})
-    trail.flush()
+        log.step(Step(0, 1, number, at, end, 8, 0.0, 0.0, tuple(parts)))
+        log.note({"input_elements": 64})
+    log.note({"ended": 0})
+    log.flush()
     (folder / "command.json").write_text(
         json.dumps({"command": ["x"], "seconds": 1.0, "exit_code": 0})
     )
@@ -370,5 +370,5 @@ def test_collectives_within_others_and_under_trials_are_left_out():
         ]
     (step,) = rank_steps(records).values()
     assert (step.number, step.input_elements) == (3, 30)
-    assert step.together == (Exchange("all_reduce", 10, 40),)
+    assert step.together == (Collective("all_reduce", 10, 40),)
     assert step.by_name_ns == {"all_reduce": 30, "wait": 20}

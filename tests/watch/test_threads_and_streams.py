@@ -10,7 +10,7 @@ import torch
 
 from trainpace.watch import read_recording, watch
 from trainpace.watch.inside import loaders, script, start
-from trainpace.watch.inside.event_log import DATA, TrailWriter
+from trainpace.watch.inside.event_log import DATA, EventLogWriter
 from trainpace.watch.inside.loaders import size_of_uncollated
 from trainpace.watch.inside.recorder import Recorder
 
@@ -126,7 +126,7 @@ def test_a_loader_that_makes_no_batches_gives_samples_or_batches_of_its_dataset(
 def test_samples_are_counted_where_a_dataset_makes_batches_and_a_streams_end_is_none(tmp_path):
     fetched = []
     recorder = SimpleNamespace(
-        spans_on=True, thread=loaders.get_ident(), trail=SimpleNamespace(fetch=fetched.append)
+        spans_on=True, thread=loaders.get_ident(), log=SimpleNamespace(fetch=fetched.append)
     )
     made = iter([(torch.rand(4, 8), torch.zeros(4)), (torch.rand(2, 8), torch.zeros(2))])
     fetch = loaders.timed_fetch(lambda self, indices: next(made), recorder, str(tmp_path))
@@ -139,7 +139,7 @@ def test_samples_are_counted_where_a_dataset_makes_batches_and_a_streams_end_is_
 
 
 def test_batches_of_ray_data_are_waited_for(tmp_path):
-    recorder = Recorder(TrailWriter(str(tmp_path / "process.trail"), {}))
+    recorder = Recorder(EventLogWriter(str(tmp_path / "process.trail"), {}))
 
     class Iterable:
         def __init__(self, batches):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_trails import read_trail, simple_run, write_process, write_worker
+from made_logs import read_log, simple_run, write_process, write_worker
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.watch import Bar, charged, coarsened, environment, timeline_of
 from trainpace.watch.inside import recorder as recorder_module
@@ -25,9 +25,9 @@ from trainpace.watch.inside.event_log import (
     OTHER,
     PARTS,
     TRAINPACE,
+    EventLogWriter,
     Span,
     Step,
-    TrailWriter,
 )
 from trainpace.watch.inside.recorder import Recorder
 
@@ -208,7 +208,7 @@ def test_a_run_without_steps(tmp_path):
 def test_a_file_that_is_no_trail(tmp_path):
     path = simple_run(tmp_path)
     path.write_bytes(b'{"trail": 99}\n')
-    with pytest.raises(UnreadableInput, match="not a trail of this version"):
+    with pytest.raises(UnreadableInput, match="version"):
         timeline_of(tmp_path)
     path.write_bytes(b"GIF89a\n")
     with pytest.raises(UnreadableInput, match="not JSON"):
@@ -238,7 +238,7 @@ def test_a_cut_off_trail_is_read_as_far_as_it_goes(tmp_path_factory, share):
     content = path.read_bytes()
     begin = content.index(b"\n") + 1
     path.write_bytes(content[: begin + round(share * (len(content) - begin))])
-    whole = sum(isinstance(r, Step) for r in read_trail(path.read_bytes())[1])
+    whole = sum(isinstance(r, Step) for r in read_log(path.read_bytes())[1])
     if whole == 0:
         with pytest.raises(TrainpaceError):
             timeline_of(folder)
@@ -311,7 +311,7 @@ def test_stretches_add_up_to_what_the_recorder_charged(tmp_path_factory, seed, s
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorder_module, "now_ns", clock)
-        recorder = Recorder(TrailWriter(str(path), {}))
+        recorder = Recorder(EventLogWriter(str(path), {}))
         for _ in range(steps):
             depth = recorder.enter(EVALUATION) if rng.random() < 0.3 else None
             for _ in range(rng.choice([0, 0, 1, 5])):
@@ -324,9 +324,9 @@ def test_stretches_add_up_to_what_the_recorder_charged(tmp_path_factory, seed, s
             for _ in range(rng.randrange(4)):
                 something(recorder, 0)
             recorder.ends_step()
-        recorder.trail.flush()
+        recorder.log.flush()
     spans, seen = [], 0
-    for record in read_trail(path.read_bytes())[1]:
+    for record in read_log(path.read_bytes())[1]:
         if isinstance(record, Span):
             spans.append(record)
         elif isinstance(record, Step):

@@ -10,7 +10,7 @@ import torch
 
 from trainpace.watch.inside import ranks
 from trainpace.watch.inside import trials as module
-from trainpace.watch.inside.event_log import OF_TRIAL, PARTS, Step, TrailWriter
+from trainpace.watch.inside.event_log import OF_TRIAL, PARTS, EventLogWriter, Step
 from trainpace.watch.inside.loaders import size_of
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trials import (
@@ -51,7 +51,7 @@ def fetch(iterator):
 
 @pytest.fixture
 def trials(tmp_path):
-    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     recorder.trials = Trials(recorder, SETTINGS)
     return recorder.trials
 
@@ -249,7 +249,7 @@ def test_long_steps_get_few_and_short_blocks_within_the_budget(trials):
 def test_a_script_that_loads_its_own_checkpoint_finds_it_beside_its_place(tmp_path):
     written, trials = str(tmp_path / "best.pt"), SimpleNamespace(checkpoints=set())
     recorder = SimpleNamespace(
-        trials=trials, earlier=None, trail=TrailWriter(str(tmp_path / "a.trail"), {})
+        trials=trials, earlier=None, log=EventLogWriter(str(tmp_path / "a.trail"), {})
     )
     torch.save({"weight": 0}, f"{tmp_path}/older.pt{OF_TRIAL}")
     os.utime(f"{tmp_path}/older.pt{OF_TRIAL}", (0, 0))

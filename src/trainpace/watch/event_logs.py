@@ -15,7 +15,7 @@ from trainpace.core.records import Record
 from trainpace.watch.inside.event_log import Fetch, Span, Step, read_header, records_from
 
 
-class ProcessTrail(NamedTuple):
+class ProcessLog(NamedTuple):
     """The trail of a process that imported torch, its header, and the trails of its loaders' workers with their numbers."""
 
     path: Path
@@ -23,18 +23,18 @@ class ProcessTrail(NamedTuple):
     workers: list[tuple[Path, int]]
 
 
-def trails_of(folder: Path) -> list[ProcessTrail]:
+def process_logs(folder: Path) -> list[ProcessLog]:
     workers = defaultdict(list)
     for path in sorted(folder.glob("worker-*.trail")):
         with readable(path):
             if header := header_of(path):
                 workers[header["host"], header["parent"]].append((path, int(header["worker"])))
-    trails = []
+    logs = []
     for path in sorted(folder.glob("process-*.trail")):
         with readable(path):
             if header := header_of(path):
-                trails.append(ProcessTrail(path, header, workers[header["host"], header["pid"]]))
-    return trails
+                logs.append(ProcessLog(path, header, workers[header["host"], header["pid"]]))
+    return logs
 
 
 def header_of(path: Path) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from trainpace.core.errors import UnreadableInput
 from trainpace.core.intake import read_json
 from trainpace.core.records import Record
 from trainpace.watch.command import COMMAND_FILE
-from trainpace.watch.event_logs import ProcessTrail, readable, records_of, trails_of
+from trainpace.watch.event_logs import ProcessLog, process_logs, readable, records_of
 from trainpace.watch.inside.event_log import DATA, FORWARD, Span, Step
 from trainpace.watch.ranks import Rank, rank_of
 from trainpace.watch.stragglers import Together, link_rates, rank_steps, together
@@ -82,12 +82,12 @@ def read_recording(folder: Path) -> Recording:
         raise UnreadableInput(
             f"{folder / COMMAND_FILE} is damaged.", "Record the command again."
         ) from None
-    trails = [(trail, list(records_of(trail.path))) for trail in trails_of(folder)]
+    logs = [(log, list(records_of(log.path))) for log in process_logs(folder)]
     found: list[tuple[Rank, list[Any]]] = []
-    for trail, records in trails:
+    for log, records in logs:
         if sum(isinstance(r, Step) for r in records) > 1:
-            with readable(trail.path):
-                found.append((_undamaged(rank_of(trail.header, records, trail.workers)), records))
+            with readable(log.path):
+                found.append((_undamaged(rank_of(log.header, records, log.workers)), records))
     ranks = [rank for rank, _ in found]
     by_rank = {
         rank.rank: (rank, records)
@@ -97,7 +97,7 @@ def read_recording(folder: Path) -> Recording:
         n: replace(rank, beside=_beside(rank, records, found))
         for n, (rank, records) in by_rank.items()
     }
-    seen = _left_out(ranks, set(longest)) if ranks else _seen([records for _, records in trails])
+    seen = _left_out(ranks, set(longest)) if ranks else _seen([records for _, records in logs])
     # a task that failed is why there are no ranks
     seen = " ".join(filter(None, (seen, ended.unended) if ranks else (ended.unended, seen)))
     return Recording(
@@ -111,7 +111,7 @@ def read_recording(folder: Path) -> Recording:
         left=ended.left,
         together_by=ended.together_by,
         together=_together(
-            folder, longest, {n: records for n, (_, records) in by_rank.items()}, _wall_ms(trails)
+            folder, longest, {n: records for n, (_, records) in by_rank.items()}, _wall_ms(logs)
         ),
     )
 
@@ -158,10 +158,9 @@ def _together(
     )
 
 
-def _wall_ms(trails: Sequence[tuple[ProcessTrail, Any]]) -> dict[str, float]:
+def _wall_ms(logs: Sequence[tuple[ProcessLog, Any]]) -> dict[str, float]:
     return {
-        trail.header["host"]: float(trail.header.get("clock_to_wall_ns", 0)) / 1e6
-        for trail, _ in trails
+        log.header["host"]: float(log.header.get("clock_to_wall_ns", 0)) / 1e6 for log, _ in logs
     }
 
 

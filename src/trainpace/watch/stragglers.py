@@ -47,7 +47,7 @@ HOST_WAITS = frozenset(("gloo", "mpi"))
 """Backends whose collectives end when the call returns. With the others a device waits, and the host does not say when."""
 
 
-class Exchange(NamedTuple):
+class Collective(NamedTuple):
     """One collective on one rank, by the clock of its host."""
 
     name: str
@@ -61,18 +61,18 @@ class RankStep(NamedTuple):
 
     number: int
     parts_ns: tuple[int, ...]
-    together: tuple[Exchange, ...]
+    together: tuple[Collective, ...]
     by_name_ns: dict[str, int]
     calls: dict[str, int]
     input_elements: int
 
     @property
-    def exchange_ns(self) -> int:
+    def communication_ns(self) -> int:
         return self.parts_ns[COMMUNICATION]
 
     def own_ns(self) -> int:
         """The step without exchange, which is this rank's own pace."""
-        return sum(self.parts_ns) - self.exchange_ns
+        return sum(self.parts_ns) - self.communication_ns
 
 
 def rank_steps(records: Iterable[Any]) -> dict[int, RankStep]:
@@ -117,7 +117,7 @@ def _rank_step(step: Step, spans: Sequence[Span], names: Mapping[int, str], held
             calls[name] += 1
             until = span.end_ns
             if name in LEAVE_TOGETHER:
-                together.append(Exchange(name, span.start_ns, span.end_ns))
+                together.append(Collective(name, span.start_ns, span.end_ns))
     return RankStep(step.number, step.parts_ns, tuple(together), dict(by_name), dict(calls), held)
 
 
@@ -258,19 +258,17 @@ class SlowLink(Record):
     at_least: bool = False
 
 
-def link_rates(
-    trails: Mapping[int, Sequence[Any]], nodes: Mapping[int, str]
-) -> tuple[LinkRate, ...]:
+def link_rates(logs: Mapping[int, Sequence[Any]], nodes: Mapping[int, str]) -> tuple[LinkRate, ...]:
     """The links between nodes, from the records of each rank's trail; the connections of two nodes' ranks together."""
     counted = {
         rank: [r for r in records if isinstance(r, dict) and "links" in r]
-        for rank, records in trails.items()
+        for rank, records in logs.items()
     }
     at = {
         own: nodes[rank] for rank, notes in counted.items() for n in notes for own, *_ in n["links"]
     }
     exchanging = {
-        r: _steps_between(trails[r], notes[0], notes[-1]) for r, notes in counted.items() if notes
+        r: _steps_between(logs[r], notes[0], notes[-1]) for r, notes in counted.items() if notes
     }
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     steps: dict[tuple[str, str], int] = {}
@@ -481,7 +479,7 @@ def _share(
     compute, data, step = (
         _mean_ms(steps, parts) for parts in (COMPUTE, DATA_PARTS, range(len(steps[0].parts_ns)))
     )
-    exchange = fmean(s.exchange_ns for s in steps) / 1e6
+    exchange = fmean(s.communication_ns for s in steps) / 1e6
     waiting, transfer = (
         fmean(math.fsum(parts[which] for parts in s) for s in divided) for which in (0, 1)
     )

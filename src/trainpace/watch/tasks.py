@@ -191,9 +191,9 @@ class Lookout:
         if not any(e.exit_code for e in ends(self.folder, self.task)):
             self.failed_since = now
         with contextlib.suppress(OSError):  # a network's disk that does not answer now
-            trails = list(self.folder.glob("process-*.trail"))
-            self.steps = self.steps or any(map(_has_steps, trails))
-            sizes = {path.name: _size(path) for path in trails}
+            logs = list(self.folder.glob("process-*.trail"))
+            self.steps = self.steps or any(map(_has_steps, logs))
+            sizes = {path.name: _size(path) for path in logs}
             if sizes != self.sizes:
                 self.sizes, self.grown = sizes, now
         if now - self.failed_since > GRACE_S:
@@ -210,10 +210,10 @@ def end(folder: Path, task: Task, exit_code: int) -> None:
     """Say that this task's command has ended, and how long its trails are, so that others know when they see all of them."""
     failed = [e.number for e in ends(folder, task) if e.exit_code]
     host = socket.gethostname()
-    trails = {path.name: _size(path) for path in folder.glob(f"*-{host}*.trail")}
+    logs = {path.name: _size(path) for path in folder.glob(f"*-{host}*.trail")}
     _write(
         _end(folder, task.number),
-        {"exit_code": exit_code, "host": host, "after": failed, "trails": trails},
+        {"exit_code": exit_code, "host": host, "after": failed, "trails": logs},
     )
 
 
@@ -337,9 +337,9 @@ def _is_there(file: Path) -> bool:
     return False
 
 
-def _has_steps(trail: Path) -> bool:
+def _has_steps(log: Path) -> bool:
     with contextlib.suppress(OSError, ValueError, TrainpaceError):
-        return any(isinstance(record, Step) for record in records_of(trail))
+        return any(isinstance(record, Step) for record in records_of(log))
     return False
 
 

@@ -14,9 +14,9 @@ import msgspec
 
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.core.records import Record, written_aside
-from trainpace.watch.event_logs import ProcessTrail, fetches_of, readable, records_of, trails_of
+from trainpace.watch.event_logs import ProcessLog, fetches_of, process_logs, readable, records_of
 from trainpace.watch.inside.event_log import OTHER, PARTS, TRIALS, Fetch, Span, Step
-from trainpace.watch.inside.recorder import KEEPS
+from trainpace.watch.inside.recorder import COVERING
 from trainpace.watch.stragglers import WARM_UP_STEPS, common, offsets, rank_steps
 
 STEPS_SHOWN = 10
@@ -63,7 +63,7 @@ def read_processes(folder: Path) -> list[Process]:
 
     Raises UnreadableInput for a folder without a trail, or a file that is not one.
     """
-    processes = [_process(trail) for trail in trails_of(folder)]
+    processes = [_process(log) for log in process_logs(folder)]
     if not processes:
         raise UnreadableInput(
             f"{folder} holds no recording.", "Make one: trainpace watch -- python train.py"
@@ -104,10 +104,10 @@ def _seen_apart_ns(processes: Sequence[Process]) -> dict[str, int]:
     return {host: o.at_ns[len(o.at_ns) // 2] for host, o in known.items()}
 
 
-def _process(trail: ProcessTrail) -> tuple[Process, float]:
+def _process(log: ProcessLog) -> tuple[Process, float]:
     """The process, and the offset of its clock from the wall clock."""
-    with readable(trail.path):
-        return _process_of(*trail)
+    with readable(log.path):
+        return _process_of(*log)
 
 
 def _process_of(
@@ -374,7 +374,7 @@ def charged(step: Step, spans: Sequence[Span]) -> list[Stretch]:
         close(span.start_ns)
         charge(span.start_ns)
         part, name, end = open_spans[-1]
-        if part not in KEEPS or span.part in KEEPS:
+        if part not in COVERING or span.part in COVERING:
             part, name = span.part, span.name
         open_spans.append((part, name, min(span.end_ns, end)))
     close(step.end_ns)

@@ -313,7 +313,7 @@ class Capture:
             self.failed = True
             self.forget()
             self.copies, self.optimizer, self.copier = [], None, None
-            self.recorder.trail.note({"no_workload": in_words(error)})
+            self.recorder.log.note({"no_workload": in_words(error)})
 
     def forget(self) -> None:
         """Let the outputs go: their memory is the script's."""
@@ -345,7 +345,7 @@ class Capture:
                     self.later.append(id(model))
             elif has_parameters:
                 if not self.calls:
-                    recorder.trail.note({"number_format": _number_format(model)})
+                    recorder.log.note({"number_format": _number_format(model)})
                 if id(model) not in self.models:
                     self.models[id(model)] = len(self.copies)
                     self.copies.append(self.copied(model))
@@ -414,7 +414,7 @@ class Capture:
         try:
             self.losses = self.outputs.reached(tensors_of(roots))
             self.optimizer = self.stepper()
-            self.recorder.trail.note({"model_batch": self.batch_size})
+            self.recorder.log.note({"model_batch": self.batch_size})
             self.later = []
             self.forget()
             self.copier = None
@@ -526,7 +526,7 @@ class Capture:
                 notes=(*workload.notes, _EVALUATES.format(self.needs_closure)),
             )
         save(workload, os.path.join(folder, WORKLOAD_FILE))
-        self.recorder.trail.note({"workload": WORKLOAD_FILE, "loss": self.seen})
+        self.recorder.log.note({"workload": WORKLOAD_FILE, "loss": self.seen})
 
     @property
     def model(self) -> Any:

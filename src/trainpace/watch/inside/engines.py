@@ -102,7 +102,7 @@ def _data_parallel(module: Any, recorder: Recorder) -> None:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             begin(self, *args, **kwargs)
             _ddp.add(self)
-            recorder.exchanges = lambda: any(m.require_backward_grad_sync for m in tuple(_ddp))
+            recorder.synchronizes = lambda: any(m.require_backward_grad_sync for m in tuple(_ddp))
 
         return init
 
@@ -126,7 +126,7 @@ def note_ddp(recorder: Recorder) -> None:
         )
         if "avg_backward_comm_time" not in data:  # too early, or the ranks have parted
             continue
-        recorder.trail.note({"ddp": {key: data[key] for key in wanted if key in data}})
+        recorder.log.note({"ddp": {key: data[key] for key in wanted if key in data}})
 
 
 def _saved_beside(recorder: Recorder, name: str, file: str) -> Callable[[Any], Any]:
@@ -181,7 +181,7 @@ def _saving(recorder: Recorder, name: str, folder: Callable[..., Any]) -> Callab
                     skips = recorder.earlier.holds_some(folder(*args, **kwargs))
             if not skips:
                 return charged(*args, **kwargs)
-            recorder.trail.note({"skipped": "a checkpoint of transformers"})
+            recorder.log.note({"skipped": "a checkpoint of transformers"})
             return None
 
         return call

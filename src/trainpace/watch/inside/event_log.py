@@ -128,7 +128,7 @@ class Fetch(NamedTuple):
     collate_ns: int
 
 
-class TrailWriter:
+class EventLogWriter:
     """Appends records; `flush` hands them to the operating system, which keeps them if the process is killed.
 
     Any thread may append: a deque needs no lock, which a fork could leave locked. A forked child closes its parent's trail, which
@@ -233,7 +233,7 @@ def read_header(line: bytes) -> dict[str, Any]:
     """The header from a trail's first line. Raises ValueError for anything but a trail of this version."""
     header = json.loads(line) if line.endswith(b"\n") else None
     if not isinstance(header, dict) or header.get("trail") != VERSION:
-        raise ValueError("not a trail of this version")
+        raise ValueError("not an event log of this version")
     return header
 
 

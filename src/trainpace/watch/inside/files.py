@@ -52,8 +52,8 @@ class Earlier:
                     max(glob.glob(glob.escape(place) + EARLIER + "*"), key=os.path.getmtime), place
                 )
         if is_aside or os.path.lexists(place):
-            self.recorder.trail.note({"earlier": place})
-            self.recorder.trail.flush()  # so that it is put back also if this process is killed
+            self.recorder.log.note({"earlier": place})
+            self.recorder.log.flush()  # so that it is put back also if this process is killed
             if not is_aside:
                 with contextlib.suppress(OSError):
                     os.rename(place, aside)
@@ -66,7 +66,7 @@ class Earlier:
 
     def note(self) -> None:
         """Note the checkpoints that this run has written, and what else."""
-        self.recorder.trail.note({"saved": list(self.saved.items())})
+        self.recorder.log.note({"saved": list(self.saved.items())})
         self.copies.note()
 
     def holds_some(self, folder: Any) -> bool:
@@ -119,7 +119,7 @@ class Copies:
         ):  # a fork shares the account, and would take what is to be read
             return
         with contextlib.suppress(Exception):
-            self.recorder.trail.note({"written": self.writers.accounts()})
+            self.recorder.log.note({"written": self.writers.accounts()})
 
     def opened(self, event: str, args: Any) -> None:
         """The audit hook: a file that is opened for writing is copied first."""
@@ -150,8 +150,8 @@ class Copies:
             self.written.add(unfinished)
             shutil.copy2(place, unfinished)
             keep_first(unfinished, aside)
-        self.recorder.trail.note({"copied": place})
-        self.recorder.trail.flush()
+        self.recorder.log.note({"copied": place})
+        self.recorder.log.flush()
 
 
 def keep_first(unfinished: str, aside: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import trainpace.measure as accelerator
-from trainpace.watch.inside.event_log import DATA, LOADER_START, Fetch, Step, TrailWriter, unused
+from trainpace.watch.inside.event_log import DATA, LOADER_START, EventLogWriter, Fetch, Step, unused
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 
 
@@ -52,7 +52,7 @@ def loader(module: Any, recorder: Recorder) -> None:
         finally:
             recorder.leave(depth, "first batch" if first else "next batch")
             if first and self._num_workers:
-                recorder.trail.note({"first_wait_ns": now_ns() - began_ns})
+                recorder.log.note({"first_wait_ns": now_ns() - began_ns})
 
     @functools.wraps(plain_init)
     def init(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
@@ -109,7 +109,7 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
     # else the loader warns of a length that the script never asked for
     loader._IterableDataset_len_called = asked_before
     dataset = _inside_subsets(loader)
-    recorder.trail.note(
+    recorder.log.note(
         {
             "loader": id(loader),
             "dataset": f"{type(dataset).__module__}.{type(dataset).__qualname__}",
@@ -151,7 +151,7 @@ def fetchers(module: Any, recorder: Recorder) -> None:
 
 def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> Callable[..., Any]:
     """A fetch function that writes its times to the trail of the process in which it runs."""
-    trails: dict[int, TrailWriter] = {}
+    logs: dict[int, EventLogWriter] = {}
 
     @functools.wraps(fetch)
     def timed(self: Any, indices: Any) -> Any:
@@ -188,11 +188,11 @@ def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> C
         )
         if worker is not None:
             with contextlib.suppress(Exception):  # such as no file descriptor left
-                trail = trails.get(os.getpid()) or _worker_trail(trails, folder, worker.id)
-                trail.fetch(record)
-                trail.flush()
+                log = logs.get(os.getpid()) or _worker_log(logs, folder, worker.id)
+                log.fetch(record)
+                log.flush()
         else:
-            recorder.trail.fetch(record)
+            recorder.log.fetch(record)
         return batch
 
     return timed
@@ -205,7 +205,7 @@ def _fetched(fetcher: Any, indices: Any, batch: Any) -> int:
     return size_of_uncollated(batch) or 1
 
 
-def _worker_trail(trails: dict[int, TrailWriter], folder: str, worker: int) -> TrailWriter:
+def _worker_log(logs: dict[int, EventLogWriter], folder: str, worker: int) -> EventLogWriter:
     trainer = (
         multiprocessing.parent_process()
     )  # which a fork server is not, though it be the parent
@@ -215,8 +215,8 @@ def _worker_trail(trails: dict[int, TrailWriter], folder: str, worker: int) -> T
         trainer.pid if trainer is not None else os.getppid(),
     )
     header = {"role": "worker", "worker": worker, "pid": pid, "parent": parent, "host": host}
-    trails[pid] = TrailWriter(unused(folder, f"worker-{parent}-{worker}-{pid}-{host}"), header)
-    return trails[pid]
+    logs[pid] = EventLogWriter(unused(folder, f"worker-{parent}-{worker}-{pid}-{host}"), header)
+    return logs[pid]
 
 
 def ray_data(module: Any, recorder: Recorder) -> None:
@@ -359,7 +359,7 @@ class Padding:
         self.recorder = recorder
         self.sums: list[Any] = []
         """Of each input: its tokens, those with each sample padded to its longest, and all positions."""
-        recorder.after_kept_step.append(self.at_step)
+        recorder.after_detailed_step.append(self.at_step)
 
     def sees(self, inputs: dict[str, Any]) -> None:
         """Take the keyword arguments of a model's call into account."""
@@ -396,6 +396,6 @@ class Padding:
             tokens, to_longest, positions = (
                 sum(int(sums[i]) for sums in self.sums) for i in range(3)
             )
-            self.recorder.trail.note({"tokens": [tokens, to_longest, positions]})
+            self.recorder.log.note({"tokens": [tokens, to_longest, positions]})
         if step.number >= NOTED_AFTER[-1]:
-            self.recorder.after_kept_step.remove(self.at_step)
+            self.recorder.after_detailed_step.remove(self.at_step)

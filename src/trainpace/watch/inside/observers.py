@@ -91,7 +91,7 @@ def count_one_step(recorder: Recorder, note: str = "counted") -> Any:
             formula = flop_registry.get(function._overloadpacket)
             if formula is not None:
                 with contextlib.suppress(Exception):
-                    recorder.product_dtype = args[0].dtype
+                    recorder.matmul_dtype = args[0].dtype
                     flops = formula(*args, **(kwargs or {}), out_val=result)
                     seen["flops"] += flops
                     rows = rows_of(function, args)
@@ -108,12 +108,12 @@ def count_one_step(recorder: Recorder, note: str = "counted") -> Any:
     def end() -> None:
         mode.__exit__(None, None, None)
         seen["values_read"] += outside.reads
-        recorder.trail.note({note: seen | {"outside_ns": float(outside.ns)}})
+        recorder.log.note({note: seen | {"outside_ns": float(outside.ns)}})
         if note == "counted" and every_ns:
             shares = [
                 (each, line, ns / every_ns) for (each, line), ns in slow.most_common(KEPT_OPERATORS)
             ]
-            recorder.trail.note({"slow_operators": shares})
+            recorder.log.note({"slow_operators": shares})
 
     return end
 
@@ -188,7 +188,7 @@ def profile_one_step(recorder: Recorder) -> Callable[[], None]:
             "device_copies_ms": work.copies_ms,
             "device_kernels_ms": kernels,
         }
-        recorder.trail.note(note)
+        recorder.log.note(note)
 
     return end
 
@@ -200,21 +200,21 @@ def note_rate(recorder: Recorder) -> None:
 
     from trainpace.measure import in_use
 
-    own = recorder.product_dtype or torch.float32
-    recorder.trail.note({"matmul_gflops": product_gflops(own)})
+    own = recorder.matmul_dtype or torch.float32
+    recorder.log.note({"matmul_gflops": matmul_rate_gflops(own)})
     if in_use() == "cpu" or own != torch.float32:
         return
-    others = {"amp_bf16": product_gflops(torch.bfloat16)}
+    others = {"amp_bf16": matmul_rate_gflops(torch.bfloat16)}
     chosen = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
-        others["tf32"] = product_gflops(own)
+        others["tf32"] = matmul_rate_gflops(own)
     finally:
         torch.set_float32_matmul_precision(chosen)
-    recorder.trail.note({"other_gflops": others})
+    recorder.log.note({"other_gflops": others})
 
 
-def product_gflops(dtype: Any) -> float:
+def matmul_rate_gflops(dtype: Any) -> float:
     """The best rate of a large matrix product of this number format on the device in use."""
     import torch
 
@@ -257,7 +257,7 @@ def note_optimizers(recorder: Recorder, within_s: float = math.inf) -> None:
     for _ in range(repeats):
         for name, copied in stepping.items():
             times[name].append(_time_ns(copied.step))
-    recorder.trail.note(
+    recorder.log.note(
         {
             "optimizer_variants_ms": {
                 name: sorted(t)[repeats // 2] / 1e6 for name, t in times.items()
@@ -421,7 +421,7 @@ def own_threads() -> int:
 def fewer_threads(recorder: Recorder) -> int:
     """How many threads to try instead of the script's own; 0 where it has a core for each."""
     threads, cpus = own_threads(), usable_cores()
-    fair = max(1, cpus // (1 + len(beside(recorder.trail.path))))
+    fair = max(1, cpus // (1 + len(beside(recorder.log.path))))
     if fair < threads:
         return fair
     waited = delayed_share(recorder.scheduled) if recorder.scheduled is not None else None
@@ -468,7 +468,7 @@ def _torch() -> Any:
 
 PAGES = 16 * 2**20 // mmap.PAGESIZE
 ROUNDS = 3
-KEEPS = "MALLOC_MMAP_MAX_"
+COVERING = "MALLOC_MMAP_MAX_"
 """The variable under which glibc keeps freed memory."""
 
 
@@ -481,7 +481,7 @@ def count() -> int | None:
         is_glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
     except (ImportError, ValueError, OSError):
         return None
-    if KEEPS in os.environ or "malloc" in os.environ.get("LD_PRELOAD", ""):
+    if COVERING in os.environ or "malloc" in os.environ.get("LD_PRELOAD", ""):
         return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if is_glibc else None
 

@@ -96,7 +96,7 @@ class Updates:
             self.recorder.micro_steps = max(self.recorder.micro_steps, self.gradients)
             self.gradients = 0
             if not self.recorder.steps:
-                self.recorder.trail.note({"optimizers": 0})
+                self.recorder.log.note({"optimizers": 0})
             self.recorder.ends_step()
 
     def _changed(self, parameters: list[Any]) -> bool:
@@ -252,7 +252,7 @@ class Optimizers:
                 if self.first() is optimizer:
                     if len(self.stepped) > self.most:
                         self.most = len(self.stepped)
-                        recorder.trail.note({"optimizers": self.most})
+                        recorder.log.note({"optimizers": self.most})
                     self.stepped.clear()
                     recorder.ends_step()
                 break
@@ -264,13 +264,13 @@ class Optimizers:
         self.first = self.were_first[id(optimizer)] = weakref.ref(optimizer)
         if anew:
             if self.recorder.steps:
-                self.recorder.trail.note({"begins_anew": True})
+                self.recorder.log.note({"begins_anew": True})
             self.another(optimizer)
 
 
 def _note_optimizer(recorder: Recorder, optimizer: Any) -> None:
     group = optimizer.param_groups[0] if optimizer.param_groups else {}
-    recorder.trail.note(
+    recorder.log.note(
         {
             "optimizer": type(optimizer).__name__,
             "optimizer_settings": {
@@ -528,7 +528,7 @@ def _cores_of(model: Any) -> Iterator[type]:
 
 
 def _note_model(recorder: Recorder, module: Any, model: Any) -> None:
-    recorder.trail.note(
+    recorder.log.note(
         {
             "model": f"{type(model).__module__}.{type(model).__qualname__}",
             "wrapped": type(module).__name__ if module is not model else "",
@@ -564,7 +564,7 @@ def _counted(
         try:
             return (
                 backward(*args, **kwargs)
-                if recorder.exchanges is None
+                if recorder.synchronizes is None
                 else exchanging(*args, **kwargs)
             )
         finally:
@@ -636,7 +636,7 @@ def _copies(torch: Any, recorder: Recorder) -> None:
     )
     watch("to", HOST_TO_DEVICE)
     if kind != "cpu":
-        recorder.trail.note({"accelerator": accelerator.device_name(kind) or kind})
+        recorder.log.note({"accelerator": accelerator.device_name(kind) or kind})
         for name in (kind, "item", "cpu", "tolist", "numpy"):
             if hasattr(torch.Tensor, name):
                 watch(name, HOST_TO_DEVICE if name == kind else SYNCHRONISATION)

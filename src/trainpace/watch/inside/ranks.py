@@ -82,7 +82,7 @@ class Gradients:
         @functools.wraps(backward)
         def call(*args: Any, **kwargs: Any) -> Any:
             recorder = self.recorder
-            if self.inside or recorder.exchanges is None or not recorder.exchanges():
+            if self.inside or recorder.synchronizes is None or not recorder.synchronizes():
                 return backward(*args, **kwargs)
             handle, self.inside = None, True
             with contextlib.suppress(Exception):
@@ -139,9 +139,9 @@ def note(recorder: Recorder, step: Step) -> None:
         return
     among_others = is_distributed()
     if recorder.spans_on and held and (among_others or recorder.losses is not None):
-        recorder.trail.note({"input_elements": held})
+        recorder.log.note({"input_elements": held})
     if asks and among_others:
-        recorder.trail.note({"links": list(links()), "link_steps": step.number})
+        recorder.log.note({"links": list(links()), "link_steps": step.number})
 
 
 def links() -> Iterator[tuple[str, str, int, int]]:

@@ -16,8 +16,8 @@ from trainpace.watch.inside.event_log import (
     OTHER,
     PARTS,
     TRAINPACE,
+    EventLogWriter,
     Step,
-    TrailWriter,
 )
 
 now_ns = time.perf_counter_ns
@@ -31,7 +31,7 @@ SPANS_FOR_STEPS = 100
 SPANS_AGAIN_EVERY, SPANS_AGAIN_FOR = 1000, 10
 """Spans are kept for the first steps and periodically later; the totals of every step are kept."""
 
-KEEPS = (EVALUATION, CHECKPOINT, TRAINPACE)
+COVERING = (EVALUATION, CHECKPOINT, TRAINPACE)
 """Parts that also cover everything that runs inside them."""
 
 
@@ -55,15 +55,15 @@ class Recorder:
         "_spent",
         "_stack",
         "_step_start",
-        "after_kept_step",
+        "after_detailed_step",
         "after_step",
         "allocator",
         "bears_backward",
         "calls_as",
         "evaluating",
-        "exchanges",
         "fetched_from",
         "fetched_samples",
+        "log",
         "micro_steps",
         "optimizer",
         "part",
@@ -72,16 +72,16 @@ class Recorder:
         "spans_on",
         "step_is_the_engines",
         "steps",
+        "synchronizes",
         "thread",
-        "trail",
         "training_loaders",
         "trial",
         "trials",
         "undecided",
     )
 
-    def __init__(self, trail: TrailWriter) -> None:
-        self.trail = trail
+    def __init__(self, log: EventLogWriter) -> None:
+        self.log = log
         self.thread = get_ident()
         self.spans_on = True
         self.steps = 0
@@ -93,11 +93,11 @@ class Recorder:
         self.optimizer: Any = None
         self.optimizers: list[Any] = []
         """References to all that made a step until the model was captured."""
-        self.product_dtype: Any = None
+        self.matmul_dtype: Any = None
         self.capture: Any = None
         self.step_is_the_engines = False
         self.compiled = self.skips_sync = False
-        self.exchanges: Callable[[], bool] | None = None
+        self.synchronizes: Callable[[], bool] | None = None
         self.before_end: Callable[[], None] = lambda: None
         self.note_written: Callable[[], None] = lambda: None
         self.peak_allocated_gib: Callable[[], float | None] | None = None
@@ -109,7 +109,7 @@ class Recorder:
         """Under an intervention: a module's `__call__` as it is called instead."""
         self.after_step: list[Callable[[Step], None]] = []
         """Called after every step. Each costs more than it seems: after a step nothing of ours is in the processor's caches."""
-        self.after_kept_step: list[Callable[[Step], None]] = []
+        self.after_detailed_step: list[Callable[[Step], None]] = []
         """Called after a step of which spans are kept."""
         self.fetched_from = 0
         self.training_loaders: set[int] = set()
@@ -165,7 +165,7 @@ class Recorder:
         self._pending[before] += now - self._mark
         self._mark = now
         self._stack.append((before, now))
-        if before not in KEEPS:
+        if before not in COVERING:
             self.part = part
             if part == EVALUATION:
                 self._evaluating_before = self.evaluating
@@ -182,7 +182,7 @@ class Recorder:
         before, start = stack[depth]
         del stack[depth:]
         if self.spans_on:
-            self.trail.span(self.part, depth, name, 0, start, now)
+            self.log.span(self.part, depth, name, 0, start, now)
         if self.part == EVALUATION != before and not self._evaluating_before:
             self.decides(True)
             self._settle()
@@ -207,7 +207,7 @@ class Recorder:
                     return function(*args, **kwargs)
                 finally:
                     if self.spans_on:
-                        self.trail.span(part, 0, name, get_ident(), start, now_ns())
+                        self.log.span(part, 0, name, get_ident(), start, now_ns())
             depth = self.enter(part)
             try:
                 return function(*args, **kwargs)
@@ -258,7 +258,7 @@ class Recorder:
         """Gradients are switched on again. What follows, up to the next call and with the batch that is fetched for it, is part
         of the evaluation where that call is, and of the training else, as what prepares an epoch.
         """
-        if self.evaluating and not self.undecided and self.part not in KEEPS:
+        if self.evaluating and not self.undecided and self.part not in COVERING:
             self._charge()
             self._settle()
             self.evaluating = None
@@ -295,13 +295,13 @@ class Recorder:
         """Once: an evaluation kept what a backward pass would need."""
         if not self._evaluates_with_gradients:
             self._evaluates_with_gradients = True
-            self.trail.note({"evaluates_with_gradients": True})
+            self.log.note({"evaluates_with_gradients": True})
 
     def _takes_samples(self) -> None:
         """Count the fetched samples as trained on."""
         if self.fetched_samples and self.fetched_from not in self.training_loaders:
             self.training_loaders.add(self.fetched_from)
-            self.trail.note({"feeds": self.fetched_from})
+            self.log.note({"feeds": self.fetched_from})
         self.samples += self.fetched_samples
         self.fetched_samples = 0
 
@@ -322,7 +322,7 @@ class Recorder:
             self._evaluation_start = self.settled_ns
         elif not self.evaluating and self._evaluation_start is not None:
             if self.spans_on:
-                self.trail.span(
+                self.log.span(
                     EVALUATION, 0, "evaluation", 0, self._evaluation_start, self.settled_ns
                 )
             self._evaluation_start = None
@@ -330,7 +330,7 @@ class Recorder:
         spent, pending = self._spent, self._pending
         if self.evaluating:
             for part, ns in pending.items():
-                spent[part if part in KEEPS else EVALUATION] += ns
+                spent[part if part in COVERING else EVALUATION] += ns
         else:
             for part, ns in pending.items():
                 spent[part] += ns
@@ -372,7 +372,7 @@ class Recorder:
             *self._allocator_says,
             tuple(self._spent),
         )
-        self.trail.step(step)
+        self.log.step(step)
         self._spent = [0] * len(PARTS)
         self._step_start = now
         self.steps += 1
@@ -383,7 +383,7 @@ class Recorder:
         )
         part, self.part = self.part, TRAINPACE
         if kept:
-            self._calls(self.after_kept_step, Step._make(step))
+            self._calls(self.after_detailed_step, Step._make(step))
         if self.after_step:
             self._calls(self.after_step, Step._make(step))
         if now - self._flushed > FLUSH_NS:
@@ -406,4 +406,4 @@ class Recorder:
         now = now_ns()
         if now - self._flushed > FLUSH_NS:
             self._flushed = now
-            self.trail.flush()
+            self.log.flush()

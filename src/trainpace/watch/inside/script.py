@@ -65,7 +65,7 @@ class Sampler:
             )
             self._looker.start()
         elif step.number in (25, SPANS_FOR_STEPS - 1) or step.number % SPANS_AGAIN_EVERY == 0:
-            self._recorder.trail.note({"samples": self.counts()})
+            self._recorder.log.note({"samples": self.counts()})
 
     def stop(self) -> None:
         """Stop before the interpreter ends: a thread that it cuts off in C++ would abort the process."""
@@ -235,7 +235,7 @@ def note(recorder: Recorder) -> None:
                 else StatedLength(None, int(value), words)
             )
     if found:
-        recorder.trail.note({"stated": found.get("steps") or found["epochs"]})
+        recorder.log.note({"stated": found.get("steps") or found["epochs"]})
 
 
 def _variables(frame: FrameType | None) -> Iterator[tuple[str, Any, str]]:

@@ -27,8 +27,8 @@ from trainpace.watch.inside.event_log import (
     STOP_AFTER,
     TASK,
     TRIALS,
+    EventLogWriter,
     Step,
-    TrailWriter,
     unused,
 )
 from trainpace.watch.inside.observers import Losses
@@ -71,25 +71,25 @@ def begin() -> None:
         when_imported(name, lambda module: None)
 
 
-def _trail(torch: Any) -> TrailWriter:
+def _new_log(torch: Any) -> EventLogWriter:
     """A new trail of this process."""
     path = unused(os.environ["TRAINPACE_WATCH"], f"process-{os.getpid()}-{socket.gethostname()}")
-    trail = TrailWriter(path, _header())
-    trail.note({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
-    return trail
+    log = EventLogWriter(path, _header())
+    log.note({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
+    return log
 
 
 def on_torch(torch: ModuleType) -> None:
-    recorder = Recorder(_trail(torch))
+    recorder = Recorder(_new_log(torch))
     settings = trials.settings_of(os.environ)
     if settings.get("only_steps"):
         recorder.losses = Losses(torch, recorder)
     patches.install(torch, recorder)
     sampler = Sampler(recorder)
-    recorder.after_kept_step.append(sampler.at_step)
+    recorder.after_detailed_step.append(sampler.at_step)
     recorder.once(0, lambda: script.note(recorder))
     recorder.once(0, lambda: _note_rank(recorder))
-    recorder.after_kept_step.append(partial(ranks.note, recorder))
+    recorder.after_detailed_step.append(partial(ranks.note, recorder))
     recorder.once(observers.SETTLED_STEP, lambda: _begin_counting_cores(recorder))
     for number in (20, 100, 500):
         recorder.once(number, lambda: engines.note_ddp(recorder))
@@ -149,14 +149,14 @@ def _end_of_thread(recorder: Recorder, sampler: Sampler) -> None:
         _note_what_is_known(recorder, sampler)
     except Exception as error:
         warn(f"the end of this thread is not recorded ({error}).")
-    recorder.trail.flush()
+    recorder.log.flush()
     recorder.thread_is_over = True
 
 
 def _note_rank(recorder: Recorder) -> None:
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        recorder.trail.note(
+        recorder.log.note(
             {
                 "rank": distributed.get_rank(),
                 "world_size": distributed.get_world_size(),
@@ -171,7 +171,7 @@ def _begin_counting_cores(recorder: Recorder) -> None:
 
 def _forked(torch: ModuleType, recorder: Recorder, sampler: Sampler) -> None:
     """Record nothing in a forked process, such as a loader's worker, unless it makes the training's first step."""
-    recorder.trail.close()
+    recorder.log.close()
     recorder.thread = -1
     recorder.begins_again = (
         None if recorder.steps else partial(_begin_again, torch, recorder, sampler)
@@ -180,7 +180,7 @@ def _forked(torch: ModuleType, recorder: Recorder, sampler: Sampler) -> None:
 
 def _begin_again(torch: ModuleType, recorder: Recorder, sampler: Sampler) -> None:
     recorder.begins_again = None
-    recorder.trail = _trail(torch)
+    recorder.log = _new_log(torch)
     recorder.begin()
     # a process of multiprocessing that was forked ends without atexit
     Finalize(None, _end, args=(recorder, sampler), exitpriority=0)
@@ -191,12 +191,12 @@ def _end(recorder: Recorder, sampler: Sampler) -> None:
         return
     try:
         _note_the_end(recorder, sampler)
-        recorder.trail.flush()
+        recorder.log.flush()
         recorder.thread = -1  # the trace's calls are none of the script's
         recorder.capture.attempt(recorder.capture.write, os.environ["TRAINPACE_WATCH"])
     except Exception as error:
         warn(f"the end of this process is not recorded ({error}).")
-    recorder.trail.flush()
+    recorder.log.flush()
 
 
 def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
@@ -207,22 +207,22 @@ def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
 def _note_what_is_known(recorder: Recorder, sampler: Sampler) -> None:
     engines.note_ddp(recorder)
     if recorder.losses is not None:
-        recorder.trail.note({"losses": recorder.losses.per_step()})
+        recorder.log.note({"losses": recorder.losses.per_step()})
     if (
         recorder.peak_allocated_gib is not None
         and (peak := recorder.peak_allocated_gib()) is not None
     ):
-        recorder.trail.note({"peak_allocated_gib": peak})
+        recorder.log.note({"peak_allocated_gib": peak})
     recorder.note_written()
     if (
         recorder.scheduled is not None
         and (share := observers.delayed_share(recorder.scheduled)) is not None
     ):
-        recorder.trail.note({"delayed_share": share})
+        recorder.log.note({"delayed_share": share})
     if recorder.trials is not None:
-        recorder.trail.note({"ended_in": TRIALS[recorder.active_trial]})
-    recorder.trail.note({"after_last_ns": recorder.since_last_step_ns()})
-    recorder.trail.note({"samples": sampler.counts(), "ended": now_ns()})
+        recorder.log.note({"ended_in": TRIALS[recorder.active_trial]})
+    recorder.log.note({"after_last_ns": recorder.since_last_step_ns()})
+    recorder.log.note({"samples": sampler.counts(), "ended": now_ns()})
 
 
 # ---- callbacks that run once a module has been imported, now or later
@@ -429,5 +429,5 @@ class Stopping:
 
     def _end(self) -> None:
         recorder: Any = self.recorder
-        recorder.trail.note({"stopped": True})
+        recorder.log.note({"stopped": True})
         end(recorder, with_workload=True)

@@ -29,9 +29,9 @@ from trainpace.watch.inside.event_log import (
 from trainpace.watch.inside.loaders import copy_of, length_of, size_of
 from trainpace.watch.inside.observers import (
     count_one_step,
+    matmul_rate_gflops,
     note_optimizers,
     note_rate,
-    product_gflops,
     profile_one_step,
 )
 from trainpace.watch.inside.ranks import agreed, is_distributed, process_group
@@ -149,7 +149,7 @@ class Trials:
                     "warm_up_steps": self.warm_up,
                     "fewer_threads": self.fewer_threads,
                 }
-                self.recorder.trail.note(about)
+                self.recorder.log.note(about)
                 self.advance()
             return
         self.left -= 1
@@ -259,7 +259,7 @@ class Trials:
     def note_page_faults(self, steps: int) -> None:
         """Those of a step, before large tensors of ours are freed: glibc keeps freed memory of a size that it has seen freed."""
         if self.page_faults is not None and (now := observers.count()) is not None:
-            self.recorder.trail.note({"page_faults": (now - self.page_faults) / steps})
+            self.recorder.log.note({"page_faults": (now - self.page_faults) / steps})
 
     def look_around(self) -> None:
         """Time the best rates of the device and the optimizer, while there are gradients."""
@@ -270,7 +270,7 @@ class Trials:
         with contextlib.suppress(Exception):
             note_rate(self.recorder)
         with contextlib.suppress(Exception):
-            self.recorder.trail.note({"page_fault_ns": observers.cost_ns() or 0.0})
+            self.recorder.log.note({"page_fault_ns": observers.cost_ns() or 0.0})
         with contextlib.suppress(Exception):
             note_optimizers(self.recorder, (self.deadline_ns - now_ns()) * LOOKING / 1e9)
         self.recorder.thread = thread
@@ -373,13 +373,13 @@ def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
 def end(recorder: Recorder, with_workload: bool = False) -> None:
     """Exit without the script's own ending: all ranks have come this far, or soon will. `with_workload`: trace its model."""
     try:
-        recorder.trail.note({"trials": "complete", "ended": now_ns()})
+        recorder.log.note({"trials": "complete", "ended": now_ns()})
         recorder.before_end()
-        recorder.trail.flush()
+        recorder.log.flush()
         if with_workload:
             recorder.thread = -1  # the trace's calls are none of the script's
             recorder.capture.attempt(recorder.capture.write, os.environ["TRAINPACE_WATCH"])
-            recorder.trail.flush()
+            recorder.log.flush()
         with contextlib.suppress(Exception):
             if is_distributed():
                 sys.modules["torch.distributed"].barrier()
@@ -461,11 +461,13 @@ class InBf16:
             or _is_sharded()
             or recorder.compiled
             or recorder.step_is_the_engines
-            or recorder.product_dtype is not torch.float32
+            or recorder.matmul_dtype is not torch.float32
         ):
             return False
         try:
-            return product_gflops(torch.bfloat16) >= LEAST_GAIN * product_gflops(torch.float32)
+            return matmul_rate_gflops(torch.bfloat16) >= LEAST_GAIN * matmul_rate_gflops(
+                torch.float32
+            )
         except Exception:  # a build of torch without such products
             return False
 
@@ -483,7 +485,7 @@ class InBf16:
                 return torch.utils._pytree.tree_map_only(torch.Tensor, _in_fp32, output)
             except Exception:  # whatever it is, either it is of bf16, or it is raised again
                 self.refused = True
-                self.recorder.trail.note({"refuses_bf16": True})
+                self.recorder.log.note({"refuses_bf16": True})
                 return plain(module, *args, **kwargs)
 
         return call
@@ -559,7 +561,7 @@ def unsynchronised(recorder: Recorder, forward: Callable[..., Any]) -> Callable[
         if recorder.active_trial != NO_SYNC:
             if not self.require_backward_grad_sync and not recorder.skips_sync:
                 recorder.skips_sync = True
-                recorder.trail.note({"skips_sync": True})
+                recorder.log.note({"skips_sync": True})
             return forward(self, *args, **kwargs)
         before = self.require_backward_grad_sync, self.require_forward_param_sync
         self.require_backward_grad_sync = self.require_forward_param_sync = False
@@ -590,7 +592,7 @@ def made_folders(recorder: Recorder) -> Callable[[str, Any], None]:
             with contextlib.suppress(Exception):
                 place = os.path.abspath(os.fsdecode(args[0]))
                 if not os.path.lexists(place):
-                    recorder.trail.note({"made_folder": place})
+                    recorder.log.note({"made_folder": place})
 
     return hook
 
@@ -654,8 +656,8 @@ def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Call
             )
             if beside not in recorder.trials.checkpoints:
                 recorder.trials.checkpoints.add(beside)
-                recorder.trail.note({"trial_checkpoint": beside})
-                recorder.trail.flush()  # so that they are removed also if this process is killed
+                recorder.log.note({"trial_checkpoint": beside})
+                recorder.log.flush()  # so that they are removed also if this process is killed
         return save(*call.args, **call.kwargs)
 
     return maybe

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_trails import read_trail
+from made_logs import read_log
 from trainpace.watch.inside import event_log
-from trainpace.watch.inside.event_log import PARTS, Fetch, Span, Step, TrailWriter, unused
+from trainpace.watch.inside.event_log import PARTS, EventLogWriter, Fetch, Span, Step, unused
 
 ns = st.integers(0, 2**62)
 STEPS = st.builds(
@@ -37,7 +37,7 @@ NOTES = st.dictionaries(
 
 
 def written(path, records):
-    writer = TrailWriter(str(path), {"role": "process"})
+    writer = EventLogWriter(str(path), {"role": "process"})
     for record in records:
         {Step: writer.step, Fetch: writer.fetch, dict: writer.note}[type(record)](record)
     writer.flush()
@@ -46,7 +46,7 @@ def written(path, records):
 
 @given(records=st.lists(STEPS | FETCHES | NOTES, max_size=12))
 def test_what_is_written_is_read(records, tmp_path_factory):
-    header, read = read_trail(written(tmp_path_factory.mktemp("trail") / "a.trail", records))
+    header, read = read_log(written(tmp_path_factory.mktemp("trail") / "a.trail", records))
     assert header["role"] == "process"
     assert read == records
 
@@ -55,7 +55,7 @@ def test_what_is_written_is_read(records, tmp_path_factory):
 def test_a_trail_that_was_cut_off_is_read_up_to_there(records, cut, tmp_path_factory):
     whole = written(tmp_path_factory.mktemp("trail") / "a.trail", records)
     first = whole.index(b"\n") + 1
-    read = read_trail(whole[: max(first, len(whole) - cut)])[1]
+    read = read_log(whole[: max(first, len(whole) - cut)])[1]
     assert read == records[: len(read)]
     assert len(read) < len(records)
 
@@ -71,11 +71,11 @@ def test_a_trail_does_not_overwrite_that_of_a_namesake(tmp_path):
 
 
 def test_names_of_spans_are_numbered_once(tmp_path):
-    writer = TrailWriter(str(tmp_path / "a"), {})
+    writer = EventLogWriter(str(tmp_path / "a"), {})
     for _ in range(3):
         writer.span(4, 0, "Net", 0, 5, 9)
     writer.flush()
-    read = read_trail((tmp_path / "a").read_bytes())[1]
+    read = read_log((tmp_path / "a").read_bytes())[1]
     assert read == [{"name": "Net", "number": 1}] + [Span(4, 0, 1, 0, 5, 9)] * 3
 
 
@@ -83,22 +83,22 @@ def test_names_of_spans_are_numbered_once(tmp_path):
     "data", [b"", b"{}\n", b"no json\n", b'{"trail": 99}\n', b'{"trail": 1}\nXYZ']
 )
 def test_other_files_are_refused(data):
-    with pytest.raises(ValueError, match=r"trail|record|Expecting"):
-        read_trail(data)
+    with pytest.raises(ValueError, match=r"event log|record|Expecting"):
+        read_log(data)
 
 
 def test_a_full_disk_ends_the_trail_and_nothing_else(tmp_path):
-    writer = TrailWriter(str(tmp_path / "a"), {})
+    writer = EventLogWriter(str(tmp_path / "a"), {})
     os.close(writer._file)  # writing now fails as it does on a full disk
     writer.note({"a": 1})
     writer.flush()
     writer.note({"b": 2})
     writer.flush()
-    assert read_trail((tmp_path / "a").read_bytes())[1] == []
+    assert read_log((tmp_path / "a").read_bytes())[1] == []
 
 
 def test_after_a_full_disk_nothing_piles_up_in_memory(tmp_path):
-    writer = TrailWriter(str(tmp_path / "a"), {})
+    writer = EventLogWriter(str(tmp_path / "a"), {})
     os.close(writer._file)
     for _ in range(100):
         writer.span(4, 0, "Net", 0, 5, 9)
@@ -107,14 +107,14 @@ def test_after_a_full_disk_nothing_piles_up_in_memory(tmp_path):
 
 
 def test_a_forked_child_keeps_nothing(tmp_path):
-    writer = TrailWriter(str(tmp_path / "a"), {})
+    writer = EventLogWriter(str(tmp_path / "a"), {})
     writer.close()
     writer.span(4, 0, "Net", 0, 5, 9)
     assert not writer._waiting
 
 
 def test_half_a_write_ends_the_trail(tmp_path, monkeypatch):
-    writer = TrailWriter(str(tmp_path / "a"), {})
+    writer = EventLogWriter(str(tmp_path / "a"), {})
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[: len(data) // 2]))
     writer.fetch(Fetch(0, 1, 2, 3, 4, 5))
@@ -122,11 +122,11 @@ def test_half_a_write_ends_the_trail(tmp_path, monkeypatch):
     monkeypatch.undo()
     writer.fetch(Fetch(0, 1, 2, 3, 4, 5))
     writer.flush()
-    assert read_trail((tmp_path / "a").read_bytes())[1] == []
+    assert read_log((tmp_path / "a").read_bytes())[1] == []
 
 
 def test_a_thread_may_write_while_another_hands_over(tmp_path, monkeypatch):
-    writer = TrailWriter(str(tmp_path / "a"), {})
+    writer = EventLogWriter(str(tmp_path / "a"), {})
     write = os.write
 
     def meanwhile(file, data):
@@ -139,22 +139,22 @@ def test_a_thread_may_write_while_another_hands_over(tmp_path, monkeypatch):
     writer.flush()
     monkeypatch.undo()
     writer.flush()
-    assert read_trail((tmp_path / "a").read_bytes())[1] == [{"first": 1}, {"other": 1}]
+    assert read_log((tmp_path / "a").read_bytes())[1] == [{"first": 1}, {"other": 1}]
 
 
 def test_a_signals_handler_does_not_wait_for_the_thread_that_it_interrupts(tmp_path, monkeypatch):
     monkeypatch.setattr(event_log, "LONGEST_WRITE_S", 0.05)
-    writer = TrailWriter(str(tmp_path / "a"), {})
+    writer = EventLogWriter(str(tmp_path / "a"), {})
     writer.note({"first": 1})
     with writer._writing:  # where it interrupts this thread in the middle of a write
         writer.flush()
-        assert read_trail((tmp_path / "a").read_bytes())[1] == []
+        assert read_log((tmp_path / "a").read_bytes())[1] == []
     writer.flush()
-    assert read_trail((tmp_path / "a").read_bytes())[1] == [{"first": 1}]
+    assert read_log((tmp_path / "a").read_bytes())[1] == [{"first": 1}]
 
 
 def test_another_threads_close_in_the_middle_of_a_write_raises_nothing(tmp_path, monkeypatch):
-    writer = TrailWriter(str(tmp_path / "a"), {})
+    writer = EventLogWriter(str(tmp_path / "a"), {})
     write = os.write
 
     def meanwhile(file, data):
@@ -167,13 +167,13 @@ def test_another_threads_close_in_the_middle_of_a_write_raises_nothing(tmp_path,
     monkeypatch.undo()
     writer.note({"second": 2})
     writer.flush()
-    assert read_trail((tmp_path / "a").read_bytes())[1] == []
+    assert read_log((tmp_path / "a").read_bytes())[1] == []
 
 
 def test_names_beyond_those_that_a_number_can_tell_apart_have_none(tmp_path):
-    writer = TrailWriter(str(tmp_path / "a"), {})
+    writer = EventLogWriter(str(tmp_path / "a"), {})
     for i in range(0x10001):
         writer.span(4, 0, f"Net {i}", 0, 5, 9)
     writer.flush()
-    spans = [r for r in read_trail((tmp_path / "a").read_bytes())[1] if isinstance(r, Span)]
+    spans = [r for r in read_log((tmp_path / "a").read_bytes())[1] if isinstance(r, Span)]
     assert [s.name for s in spans] == [*range(1, 0x10000), 0, 0]

@@ -4,9 +4,9 @@ import itertools
 
 from trainpace.watch.inside.event_log import (
     PARTS,
+    EventLogWriter,
     Fetch,
     Step,
-    TrailWriter,
     read_header,
     records_from,
 )
@@ -40,15 +40,15 @@ def write_process(
         "clock_to_wall_ns": clock_ms * MS,
         **more,
     }
-    trail = TrailWriter(str(path), header)
+    log = EventLogWriter(str(path), header)
     for i, (start, end) in enumerate(itertools.pairwise(bounds)):
         for part, name, a, b, depth in spans[i] if i < len(spans) else ():
-            trail.span(
+            log.span(
                 PARTS.index(part), depth, name, 0, round((START + a) * MS), round((START + b) * MS)
             )
         spent = [ms * MS for ms in (parts or {}).get(i, [0] * len(PARTS))]
         trial = trials[i] if trials else 0
-        trail.step(
+        log.step(
             Step(
                 trial,
                 1,
@@ -61,19 +61,19 @@ def write_process(
                 tuple(spent),
             )
         )
-    trail.flush()
+    log.flush()
     return path
 
 
 def write_worker(folder, worker, fetches, *, parent=100, pid=200, host="here"):
     """One worker process. `fetches`: (start, end)."""
     path = folder / f"worker-{parent}-{worker}-{pid}.trail"
-    trail = TrailWriter(
+    log = EventLogWriter(
         str(path), {"role": "worker", "worker": worker, "pid": pid, "parent": parent, "host": host}
     )
     for start, end in fetches:
-        trail.fetch(Fetch(worker, 8, (START + start) * MS, (START + end) * MS, 1 * MS, 0))
-    trail.flush()
+        log.fetch(Fetch(worker, 8, (START + start) * MS, (START + end) * MS, 1 * MS, 0))
+    log.flush()
     return path
 
 
@@ -90,7 +90,7 @@ def simple_run(folder, steps=20, first=0, **options):
     return write_process(folder, spans, range(0, 10 * steps + 1, 10), first=first, **options)
 
 
-def read_trail(data):
+def read_log(data):
     """(header, records in order) of a trail's bytes."""
     line, newline, _ = data.partition(b"\n")
     return read_header(line + newline), list(records_from(data, len(line) + 1))
