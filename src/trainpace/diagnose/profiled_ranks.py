@@ -1,4 +1,15 @@
-"""One rank's trace summed up: its steps, what they consist of, and its heaviest kernels. Small, where the trace may be large."""
+"""One rank's trace in numbers: its steps, the parts of a step, and the heaviest kernels.
+
+Each moment of a step counts once, for the first of these that applies: a kernel computes; a kernel
+communicates between ranks, which is then *exposed*; a copy runs. Otherwise the device is idle, for the
+host's reason at that moment:
+
+- it waits for its loader;
+- the pause began while it waited for the device (`.item()`, `cudaStreamSynchronize`), so that it could not
+  launch ahead;
+- it launches: an operator or a call of the runtime library runs, or both are at most 0.1 ms away;
+- it does something else, which a trace of operators does not name.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +26,16 @@ import numpy.typing as npt
 from trainpace.core.errors import UnreadableInput
 from trainpace.core.records import Record
 from trainpace.core.stats import median, median_interval
-from trainpace.diagnose.traces import Spans, Times, Trace, closed, own_us, sweep, union, union_of
+from trainpace.diagnose.traces import (
+    Intervals,
+    Spans,
+    Times,
+    Trace,
+    closed,
+    own_us,
+    sweep,
+    union_of,
+)
 from trainpace.measure import (
     DATA_RANGE,
     KERNEL_KINDS,
@@ -30,10 +50,23 @@ from trainpace.measure import (
 )
 
 MOST_KERNELS = 30
+BETWEEN_OPERATORS_US = 100.0
+"""Python between two operators that are this close is a part of launching them."""
+ON_DEVICE = (*KERNEL_KINDS, "communication", "host_to_device")
+PARTS = (*ON_DEVICE, "optimizer", "data", "logging", "launch", "own_code")
+"""Parts of a step, by the names of `diagnose`; computing is divided into kinds of kernels."""
+PAUSE = 0.5
+"""Longer pauses between steps, relative to a step, belong to no step: the profiler skipped steps."""
+LEAST_COVERED = 0.5
+"""Least share of the trace that ranges cover if they count as steps without being called so."""
+_DIGITS = re.compile(r"\d+")
+_NAMED_STEP = re.compile(r"\b(step|iter|iteration|batch)\b|training_step|train_step", re.IGNORECASE)
+
+Mask = npt.NDArray[np.bool_]
 
 
 class Kernel(Record):
-    """Kernels of one name: their milliseconds and their number in a step. They may overlap with others."""
+    """Milliseconds and number per step of the kernels of one name. They may overlap with others."""
 
     name: str
     kind: str
@@ -42,12 +75,14 @@ class Kernel(Record):
 
 
 class RankShares(Record):
-    """One rank. `causes_ms` are means of its steps and add up to `step_ms`; `compute_ms` are kinds of kernels within computing.
+    """The steps of one rank.
 
-    `median_ms` with its 90 % interval is of single steps. Of the others, which overlap: `communication_ms` and `copies_ms` hold
-    hidden ones too, `busy_ms` is the device with any work, `waits_ms` the host in its loader ("data"), waiting for the device
-    ("logging") and launching ("launch"). `told_by`: what told the steps; "" where nothing did, and all of the trace is one.
-    `with_operators`: whether the trace says what the host did between the calls of the device's library.
+    `causes_ms` are means of its steps and add up to `step_ms`; `compute_ms` divides computing into kinds of
+    kernels. `median_ms` and its 90% interval are of single steps. The other times overlap:
+    `communication_ms` and `copies_ms` include hidden ones, `busy_ms` is the device with any work, and
+    `waits_ms` is the host in its loader ("data"), waiting for the device ("logging") and launching
+    ("launch"). `told_by` says what marks the steps, and is empty if the whole trace counts as one.
+    `with_operators`: the trace shows what the host did between calls of the device's library.
     """
 
     rank: int
@@ -75,19 +110,17 @@ class RankShares(Record):
 
     @property
     def hidden_ms(self) -> float:
-        """Communication while kernels compute."""
+        """Return communication while kernels compute."""
         return max(0.0, self.communication_ms - self.causes_ms["communication"])
 
 
 def rank_shares(trace: Trace, number: int) -> RankShares:
-    """One rank's trace summed up, so that the trace can be let go. `number`: its rank where the trace does not say."""
+    """Summarize the trace of one rank. `number` is its rank if the trace does not contain it."""
     windows = windows_of(trace)
     if not (windows.end_us > windows.start_us).all():
-        raise UnreadableInput(
-            f"{trace.source} has no stretch of time: all that it holds happened in one moment."
-        )
+        raise UnreadableInput(f"everything in {trace.source} happens at the same moment.")
     parts = split(trace, windows)
-    means: dict[str, float] = {part: float(ms.mean()) for part, ms in parts.parts_ms.items()}
+    means = {part: float(ms.mean()) for part, ms in parts.parts_ms.items()}
     compute = {kind: means.pop(kind) for kind in KERNEL_KINDS}
     times = parts.step_ms.tolist()
     low, high = median_interval(times)
@@ -118,21 +151,103 @@ def rank_shares(trace: Trace, number: int) -> RankShares:
     )
 
 
+class Split(NamedTuple):
+    """Milliseconds of each window; `RankShares` explains the fields."""
+
+    step_ms: Times
+    parts_ms: dict[str, Times]
+    communication_ms: Times
+    copies_ms: Times
+    busy_ms: Times
+    waits_ms: dict[str, Times]
+
+
+def split(trace: Trace, windows: Windows) -> Split:
+    """Divide each window into its parts."""
+    on, starts, widths = _masks(trace, windows)
+    number, inside = windows.at(starts)
+
+    def ms(mask: Mask) -> Times:
+        chosen = mask & inside
+        sums = np.bincount(number[chosen], widths[chosen] / 1e3, len(windows.start_us))
+        return sums.astype(np.float64)
+
+    everything = np.ones(len(starts), bool)
+    busy = np.logical_or.reduce([on[part] for part in ON_DEVICE])
+    reasons = {
+        "data": on["data"],
+        "optimizer": on["update"],
+        "communication": on["collective"],
+        "other": on["host"],
+    }
+    if len(trace.kernels):
+        reasons = {part: on[part] for part in (*ON_DEVICE, "data")}
+        reasons |= {"logging": _paused_in(~busy, on["waiting"]), "launch": on["host"]}
+    parts, left = dict.fromkeys(PARTS, np.zeros_like(everything)), everything
+    for part, mask in (reasons | {"own_code": everything}).items():
+        parts[part], left = mask & left, left & ~mask
+    return Split(
+        step_ms=ms(everything),
+        parts_ms={part: ms(mask) for part, mask in parts.items()},
+        communication_ms=ms(on["communication"]),
+        copies_ms=ms(on["host_to_device"]),
+        busy_ms=ms(busy),
+        waits_ms={
+            "data": ms(on["data"]),
+            "logging": ms(on["waiting"] & ~on["data"]),
+            "launch": ms(on["host"] & ~on["waiting"] & ~on["data"]),
+        },
+    )
+
+
+def _masks(trace: Trace, windows: Windows) -> tuple[dict[str, Mask], Times, Times]:
+    """Return what the device and the host do in each piece of time, and the pieces' starts and widths."""
+    sets: dict[str, Intervals] = {}
+    for part in ON_DEVICE:
+        kind = "copy" if part == "host_to_device" else part
+        kernels = trace.kernels.of(i for i, n in enumerate(trace.names) if kind_of(n) == kind)
+        copies = trace.copies.of(i for i, n in enumerate(trace.names) if kind_of_copy(n) == kind)
+        sets[part] = union_of(kernels, copies)
+    launching = _named(trace, trace.calls, lambda name: not waits_for_device(name))
+    sets |= {
+        "data": union_of(_named(trace, trace.ranges, waits_for_data)),
+        "waiting": union_of(_named(trace, trace.calls, waits_for_device)),
+        "host": closed(union_of(launching, trace.operators), BETWEEN_OPERATORS_US),
+        "update": union_of(_ranges(trace, OPTIMIZER_RANGE)),
+        "collective": union_of(_named(trace, trace.operators, exchanges)),
+    }
+    marks = np.concatenate((windows.start_us, windows.end_us))
+    cut = sweep(float(windows.start_us[0]), float(windows.end_us[-1]), list(sets.values()), marks)
+    return dict(zip(sets, cut.within, strict=True)), cut.start_us, cut.width_us
+
+
+def _named(trace: Trace, spans: Spans, counts: Callable[[str], bool]) -> Spans:
+    return spans.of(i for i, name in enumerate(trace.names) if counts(name))
+
+
+def _ranges(trace: Trace, prefix: str) -> Spans:
+    return _named(trace, trace.ranges, lambda name: name.lower().startswith(prefix)).in_order()
+
+
+def _paused_in(idle: Mask, waiting: Mask) -> Mask:
+    """Return the idle pieces of pauses that began while the host waited for the device."""
+    begins = idle & ~np.concatenate(([False], idle[:-1]))
+    pause = np.maximum(np.cumsum(begins) - 1, 0)
+    return idle & waiting[begins][pause] if begins.any() else idle
+
+
 def _heaviest(trace: Trace, windows: Windows) -> tuple[tuple[Kernel, ...], float]:
-    """Kernels by name, those that take longest first; operators where no device computed. And the number of kernels in a step."""
-    spans = trace.kernels if len(trace.kernels) else trace.operators
-    steps = len(windows.start_us)
-    at = np.searchsorted(windows.start_us, spans.start_us, side="right") - 1
-    chosen = (at >= 0) & (spans.start_us < windows.end_us[np.maximum(at, 0)])
-    inside = spans.where(chosen)
-    took_us = inside.end_us - inside.start_us if len(trace.kernels) else own_us(spans)[chosen]
-    length = np.bincount(inside.name, took_us, len(trace.names)) / 1e3 / steps
-    count = np.bincount(inside.name, minlength=len(trace.names)) / steps
-    grouped: dict[tuple[str, str], list[float]] = {}
+    """Return the kernels that take longest, or operators if no device computed, and the kernels per step."""
+    on_device, steps = bool(len(trace.kernels)), len(windows.start_us)
+    spans = trace.kernels if on_device else trace.operators
+    _, inside = windows.at(spans.start_us)
+    took_us = spans.end_us - spans.start_us if on_device else own_us(spans)
+    length = np.bincount(spans.name[inside], took_us[inside], len(trace.names)) / 1e3 / steps
+    count = np.bincount(spans.name[inside], minlength=len(trace.names)) / steps
+    grouped: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for number in np.flatnonzero(count):
         name = trace.names[number]
-        key = (short(name), kind_of(name)) if len(trace.kernels) else (name[:60], "")
-        both = grouped.setdefault(key, [0.0, 0.0])
+        both = grouped[(short(name), kind_of(name)) if on_device else (name[:60], "")]
         both[0] += float(length[number])
         both[1] += float(count[number])
     found = [
@@ -141,261 +256,99 @@ def _heaviest(trace: Trace, windows: Windows) -> tuple[tuple[Kernel, ...], float
     return tuple(sorted(found, key=lambda k: -k.ms)[:MOST_KERNELS]), float(count.sum())
 
 
-BETWEEN_OPERATORS_US = 100.0
-"""Python between two operators is a part of launching them."""
-PARTS = (
-    *KERNEL_KINDS,
-    "communication",
-    "host_to_device",
-    "optimizer",
-    "data",
-    "logging",
-    "launch",
-    "own_code",
-)
-"""Of a step, in the words of `diagnose`; computing by kinds of kernels."""
-
-Mask = npt.NDArray[np.bool_]
-
-
-class Split(NamedTuple):
-    """Milliseconds by window. `parts` add up to `step_ms`. Of the others, which overlap: `communication_ms` and `copies_ms` are
-    all of these, hidden ones too; `busy_ms` is the device with work of any kind; `waits_ms` what the host spent in its loader
-    ("data"), waiting for the device ("logging") and launching ("launch"), the device busy or not.
-    """
-
-    step_ms: npt.NDArray[np.float64]
-    parts_ms: dict[str, npt.NDArray[np.float64]]
-    communication_ms: npt.NDArray[np.float64]
-    copies_ms: npt.NDArray[np.float64]
-    busy_ms: npt.NDArray[np.float64]
-    waits_ms: dict[str, npt.NDArray[np.float64]]
-
-
-def split(trace: Trace, windows: Windows) -> Split:
-    """The parts of each window."""
-    by_kind = {kind: union(*spans) for kind, spans in _device_work(trace).items()}
-    waiting = union_of(_named(trace, trace.calls, waits_for_device))
-    data = union_of(_named(trace, trace.ranges, waits_for_data))
-    # a call that waits for the device is no launch
-    launching = _named(trace, trace.calls, lambda name: not waits_for_device(name))
-    host = closed(
-        union(
-            *(np.concatenate(pair) for pair in zip(launching[:2], trace.operators[:2], strict=True))
-        ),
-        BETWEEN_OPERATORS_US,
-    )
-    update = union_of(
-        _named(trace, trace.ranges, lambda name: name.lower().startswith(OPTIMIZER_RANGE))
-    )
-    exchange = union_of(_named(trace, trace.operators, exchanges))
-    sets = [*by_kind.values(), data, waiting, host, update, exchange]
-    low, high = float(windows.start_us[0]), float(windows.end_us[-1])
-    cut = sweep(low, high, sets, np.concatenate((windows.start_us, windows.end_us)))
-    *on_device, in_data, in_wait, in_host, in_update, in_exchange = cut.within
-    work = dict(zip(by_kind, on_device, strict=True))
-    if len(trace.kernels):
-        masks = _on_device(work)
-        masks |= _idle(~(np.logical_or.reduce(list(work.values()))), in_data, in_wait, in_host)
-    else:
-        masks = _on_host(in_data, in_update, in_exchange, in_host)
-    number = np.searchsorted(windows.start_us, cut.start_us, side="right") - 1
-    inside = (number >= 0) & (cut.start_us < windows.end_us[np.maximum(number, 0)])
-
-    def ms(mask: Mask) -> npt.NDArray[np.float64]:
-        chosen = mask & inside
-        return np.bincount(
-            number[chosen], cut.width_us[chosen] / 1e3, len(windows.start_us)
-        ).astype(np.float64)
-
-    everything = np.ones(len(cut.start_us), bool)
-    none = np.zeros(len(cut.start_us), bool)
-    return Split(
-        step_ms=ms(everything),
-        parts_ms={part: ms(masks.get(part, none)) for part in PARTS},
-        communication_ms=ms(work["communication"]),
-        copies_ms=ms(work["copy"]),
-        busy_ms=ms(np.logical_or.reduce(list(work.values()))),
-        waits_ms={
-            "data": ms(in_data),
-            "logging": ms(in_wait & ~in_data),
-            "launch": ms(in_host & ~in_wait & ~in_data),
-        },
-    )
-
-
-def _device_work(
-    trace: Trace,
-) -> dict[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
-    """Starts and ends by kind: of kernels that compute, of communication and of copies."""
-    kinds = (*KERNEL_KINDS, "communication", "copy")
-    of_kernels, of_copies = (
-        np.array([of(name) for name in trace.names] or [""]) for of in (kind_of, kind_of_copy)
-    )
-    found = {}
-    for kind in kinds:
-        pairs = (trace.kernels, of_kernels), (trace.copies, of_copies)
-        spans = [column.where(kinds_of[column.name] == kind) for column, kinds_of in pairs]
-        found[kind] = (
-            np.concatenate([s.start_us for s in spans]),
-            np.concatenate([s.end_us for s in spans]),
-        )
-    return found
-
-
-def _named(trace: Trace, spans: Spans, counts: Callable[[str], bool]) -> Spans:
-    return spans.of(i for i, name in enumerate(trace.names) if counts(name))
-
-
-def _on_device(work: dict[str, Mask]) -> dict[str, Mask]:
-    masks, taken = {}, np.zeros_like(work["communication"])
-    for kind in (*KERNEL_KINDS, "communication", "copy"):
-        masks["host_to_device" if kind == "copy" else kind] = work[kind] & ~taken
-        taken = taken | work[kind]
-    return masks
-
-
-def _idle(idle: Mask, in_data: Mask, in_wait: Mask, in_host: Mask) -> dict[str, Mask]:
-    """Idle pieces by the host's reason."""
-    begins = idle & ~np.concatenate(([False], idle[:-1]))
-    run = np.cumsum(begins) - 1
-    waited = in_wait[begins]
-    after_wait = idle & (waited[np.maximum(run, 0)] if len(waited) else idle)
-    data = idle & in_data
-    logging = after_wait & ~data
-    launch = idle & in_host & ~data & ~logging
-    return {
-        "data": data,
-        "logging": logging,
-        "launch": launch,
-        "own_code": idle & ~data & ~logging & ~launch,
-    }
-
-
-def _on_host(in_data: Mask, in_update: Mask, in_exchange: Mask, in_host: Mask) -> dict[str, Mask]:
-    """A step without a device: what the host computes is all that there is."""
-    data, update = in_data, in_update & ~in_data
-    exchange = in_exchange & ~data & ~update
-    other = in_host & ~data & ~update & ~exchange
-    rest = ~(data | update | exchange | other)
-    return {
-        "data": data,
-        "optimizer": update,
-        "communication": exchange,
-        "other": other,
-        "own_code": rest,
-    }
-
-
-PAUSE = 0.5
-"""Between two steps, relative to a step: a longer one is no part of either, as where a profiler skips steps."""
-LEAST_COVERED = 0.5
-"""Of the trace, by ranges that count as steps without being called so."""
-_DIGITS = re.compile(r"\d+")
-_NAMED_STEP = re.compile(r"\b(step|iter|iteration|batch)\b|training_step|train_step", re.IGNORECASE)
-
-
 class Windows(NamedTuple):
-    """Steps that do not overlap, in order. `told_by`: what told them, in words; "" where nothing did, and all is one window."""
+    """Steps in order, which do not overlap. `told_by` says what marks them, or is empty for the whole trace."""
 
     start_us: Times
     end_us: Times
     told_by: str
 
+    def at(self, times_us: Times) -> tuple[npt.NDArray[np.int64], Mask]:
+        """Return the number of the last window that began by each time, and whether it still lasts."""
+        number = np.searchsorted(self.start_us, times_us, side="right") - 1
+        return number, (number >= 0) & (times_us < self.end_us[np.maximum(number, 0)])
+
 
 def windows_of(trace: Trace) -> Windows:
-    """The steps. Where a device computes behind the host, a step goes from the first work that the host launched in it to the
-    first that it launched in the next, so that a loader's wait at the start of a step counts to the one before.
+    """Find the steps: by the profiler's own spans, by updates of an optimizer, or by recurring ranges.
+
+    If a device computes behind the host, a step lasts from the first work that the host launched in it to
+    the first work of the next. A loader's wait at the start of a step then counts for the step before.
     """
-    steps = _ranges_named(trace, STEP_RANGE)
+    steps = _ranges(trace, STEP_RANGE)
     if len(steps):
         return _between(trace, steps.start_us, steps.end_us, "ProfilerStep spans of torch.profiler")
-    updates = _ranges_named(trace, OPTIMIZER_RANGE)
-    if len(updates) > 1:
+    updates = _ranges(trace, OPTIMIZER_RANGE)
+    if len(updates):
         names, counts = np.unique(updates.name, return_counts=True)
-        often = updates.of([int(names[counts.argmax()])])
-        if len(often) > 1:
-            # from the end of an update to the end of the next
-            ends = np.sort(often.end_us)
+        ends = np.sort(updates.of([int(names[counts.argmax()])]).end_us)
+        if len(ends) > 1:  # from the end of an update to the end of the next
             return _between(trace, ends[:-1], ends[1:], "updates by the optimizer")
     recurring, name = _recurring(trace)
     if len(recurring):
         return _between(trace, recurring.start_us, recurring.end_us, f"ranges named {name}")
-    low, high = extent_us(trace)
+    low, high = _extent_us(trace)
     return Windows(np.array([low]), np.array([high]), "")
 
 
-def extent_us(trace: Trace) -> tuple[float, float]:
-    """When the device began and ended; the host, where no device computed."""
+def _extent_us(trace: Trace) -> tuple[float, float]:
+    """Return the start and end of device work, or of host work if no kernel ran."""
     spans = trace.kernels if len(trace.kernels) else trace.operators
     return float(spans.start_us.min()), float(spans.end_us.max())
 
 
-def _ranges_named(trace: Trace, prefix: str) -> Spans:
-    return trace.ranges.of(
-        i for i, name in enumerate(trace.names) if name.lower().startswith(prefix)
-    ).in_order()
-
-
 def _recurring(trace: Trace) -> tuple[Spans, str]:
-    """Ranges whose names differ in numbers alone, one after another, which cover most of the trace: those called a step, or else
-    the longest."""
+    """Find ranges that follow each other, differ in numbers alone and cover most of the trace.
+
+    Ranges that are called a step are preferred, then the longest.
+    """
     groups: defaultdict[str, list[int]] = defaultdict(list)
     for number in np.unique(trace.ranges.name):
         name = trace.names[number]
         if not name.lower().startswith((DATA_RANGE, OPTIMIZER_RANGE)):
             groups[_DIGITS.sub("#", name)].append(int(number))
-    low, high = extent_us(trace)
-    candidates = []
+    low, high = _extent_us(trace)
+    best = (False, LEAST_COVERED * (high - low), "", trace.ranges.of(()))
     for name, numbers in groups.items():
         spans = trace.ranges.of(numbers).in_order()
         apart = bool((spans.start_us[1:] >= spans.end_us[:-1]).all())
         covered = union_of(spans).total_us()
         if len(spans) > 1 and apart and covered >= LEAST_COVERED * (high - low):
-            candidates.append((bool(_NAMED_STEP.search(name)), covered, name, spans))
-    if not candidates:
-        return trace.ranges.of(()), ""
-    _, _, name, spans = max(candidates, key=lambda c: (c[0], c[1]))
-    return spans, name[:40]
+            found = (bool(_NAMED_STEP.search(name)), covered, name, spans)
+            best = max(best, found, key=lambda c: c[:2])
+    return best[3], best[2][:40]
 
 
 def _between(trace: Trace, starts: Times, ends: Times, told_by: str) -> Windows:
-    has_device = bool(len(trace.kernels))
-    launched = np.sort(np.concatenate((trace.kernels_launched_us, trace.copies_launched_us)))
-    begins = _first_work(trace, starts) if has_device and np.isfinite(launched).any() else starts
+    launched = np.concatenate((trace.kernels_launched_us, trace.copies_launched_us))
+    begins = starts
+    if len(trace.kernels) and np.isfinite(launched).any():
+        begins = _first_work(trace, launched, starts)
     pauses = starts[1:] - ends[:-1] > PAUSE * np.median(ends - starts)
     windows = [
         (a, b)
         for a, b, pause in zip(begins[:-1], begins[1:], pauses, strict=True)
         if not pause and b > a
     ]
-    if not has_device or not windows:  # the last one, or the only one
-        done = max(float(ends[-1]), _last_work(trace, float(starts[-1]), float(ends[-1])))
-        windows.append(
-            (float(starts[-1]) if not windows else max(float(begins[-1]), windows[-1][1]), done)
-        )
-    windows = [(a, b) for a, b in windows if b > a] or [extent_us(trace)]
+    if not len(trace.kernels) or not windows:  # the last step, or the only one
+        start = max(float(begins[-1]), windows[-1][1]) if windows else float(starts[-1])
+        done = np.concatenate((trace.kernels.end_us, trace.copies.end_us))
+        of_step = done[(launched >= starts[-1]) & (launched <= ends[-1])]
+        windows.append((start, max(float(ends[-1]), float(of_step.max(initial=-np.inf)))))
+    windows = [(a, b) for a, b in windows if b > a] or [_extent_us(trace)]
     return Windows(np.array([a for a, _ in windows]), np.array([b for _, b in windows]), told_by)
 
 
-def _first_work(trace: Trace, starts: Times) -> Times:
-    """For each start, when the device began the first work that the host launched after it; the start itself where there is none
-    before the next."""
-    launched = np.concatenate((trace.kernels_launched_us, trace.copies_launched_us))
+def _first_work(trace: Trace, launched: Times, starts: Times) -> Times:
+    """Return when the device began the first work that the host launched after each start.
+
+    The result is the start itself if there is no work before the next start.
+    """
     began = np.concatenate((trace.kernels.start_us, trace.copies.start_us))
-    known = np.isfinite(launched)
-    order = np.argsort(launched[known], kind="stable")
-    launched, began = launched[known][order], began[known][order]
+    order = np.argsort(launched, kind="stable")[: np.isfinite(launched).sum()]
+    launched, began = launched[order], began[order]
     at = np.searchsorted(launched, starts)
     until = np.append(starts[1:], np.inf)
     there = np.minimum(at, len(launched) - 1)
     found = (at < len(launched)) & (launched[there] < until)
     return np.maximum.accumulate(np.where(found, np.maximum(began[there], starts), starts))
-
-
-def _last_work(trace: Trace, start: float, end: float) -> float:
-    """When the device was done with what the host launched from `start` to `end`."""
-    launched = np.concatenate((trace.kernels_launched_us, trace.copies_launched_us))
-    ends = np.concatenate((trace.kernels.end_us, trace.copies.end_us))
-    of_step = ends[(launched >= start) & (launched <= end)]
-    return float(of_step.max()) if len(of_step) else end

@@ -159,8 +159,9 @@ def union(start_us: Times, end_us: Times) -> Intervals:
     return Intervals(starts[begins], reached[last])
 
 
-def union_of(spans: Spans) -> Intervals:
-    return union(spans.start_us, spans.end_us)
+def union_of(*spans: Spans) -> Intervals:
+    starts, ends = (np.concatenate([s[i] for s in spans]) for i in (0, 1))
+    return union(starts, ends)
 
 
 def closed(of: Intervals, gap_us: float) -> Intervals:
