@@ -50,16 +50,10 @@ def test_a_loader_measured(target, capsys):
 @pytest.mark.parametrize(
     ("misuse", "message"),
     [
-        (lambda: trainpace.precompute(out="x"), "Name a `target`"),
+        (lambda: trainpace.precompute(out="x"), "`target`"),
         (lambda: trainpace.precompute("a.py:D", out="x", max_bad=2), "`max_bad`"),
-        (
-            lambda: trainpace.precompute("a.py:D", out="x", estimate=True, batch=8),
-            "belong together",
-        ),
-        (
-            lambda: trainpace.precompute("a.py:D", out="x", part="1/2", again=True),
-            "`again` is for the whole",
-        ),
+        (lambda: trainpace.precompute("a.py:D", out="x", estimate=True, batch=8), "`step_ms`"),
+        (lambda: trainpace.precompute("a.py:D", out="x", part="1/2", again=True), "`again`"),
         (lambda: trainpace.precompute("a.py:D", out="x", sbatch=3), "unknown option 'sbatch'"),
         (lambda: trainpace.loader("a.py:D", compute_ms=-1), "`compute_ms`"),
         (lambda: trainpace.loader("a.py:D", repeats="many"), "`repeats`"),

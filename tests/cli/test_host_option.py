@@ -46,7 +46,7 @@ def test_an_unnamed_host_is_said_where_it_matters(model, capsys):
 
 def test_an_unknown_host_and_one_beside_a_cpu_are_misuse(model, capsys):
     assert "unknown host CPU 'EPYC 9999'" in said(capsys, model, "--host", "EPYC 9999", code=2)
-    with pytest.raises(TrainpaceError, match="does nothing without a `gpu`"):
+    with pytest.raises(TrainpaceError, match="needs a `gpu`"):
         trainpace.forecast(model, gpu="cpu", host="EPYC 7742", no_journal=True)
 
 

@@ -110,9 +110,9 @@ def test_what_changes_nothing_is_named(model, capsys):
         (("--software", "mxnet"), "unknown framework 'mxnet'"),
         (("--software", "torch28"), "names no version of torch"),
         (("--attention", "flash9"), "Nearest: flash"),
-        (("--software", "torch1.9", "--compile"), "torch.compile came with torch 2.0"),
-        (("--fp8-recipe", "block"), "--fp8-recipe does nothing without --precision fp8"),
-        (("--engine", "megatron_core"), "--engine does nothing without several GPUs"),
+        (("--software", "torch1.9", "--compile"), "torch.compile needs torch 2.0"),
+        (("--fp8-recipe", "block"), "--fp8-recipe needs --precision fp8"),
+        (("--engine", "megatron_core"), "--engine needs --num-gpus"),
     ],
 )
 def test_misuse_is_one_sentence(model, capsys, options, words):
@@ -120,7 +120,7 @@ def test_misuse_is_one_sentence(model, capsys, options, words):
 
 
 def test_python_plan_and_what_if_take_it(model):
-    with pytest.raises(TrainpaceError, match="does nothing without a `gpu`"):
+    with pytest.raises(TrainpaceError, match="needs a `gpu`"):
         trainpace.forecast(model, gpu="cpu", attention="eager", no_journal=True)
     with pytest.raises(Contradiction):
         trainpace.forecast(model, gpu="A100", software="torch1.9", compile=True, no_journal=True)

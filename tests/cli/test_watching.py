@@ -133,7 +133,7 @@ def test_json_keeps_the_scripts_output_apart(train, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("watch",), "give a command"),
+        (("watch",), "command"),
         (("diagnose",), "give a command"),
         (("watch", "--", "no-such-command"), "there is no command no-such-command"),
         (

@@ -28,7 +28,7 @@ from trainpace.measure import suite
 from trainpace.plan import Plan
 from trainpace.run import read_ladder
 from trainpace.verbs.forecast import ForecastRequest
-from trainpace.verbs.packing import documents_of
+from trainpace.verbs.traced import documents_of
 from trainpace.watch import PARTS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -10,7 +10,7 @@ from trainpace.core.execution import Execution
 from trainpace.core.hardware import find_device
 from trainpace.forecast import nearest, public_runs
 from trainpace.report.evidence import evidence_rows, print_evidence, rate, what
-from trainpace.verbs.evidence import evidence_json
+from trainpace.verbs.traced import evidence_json
 from trainpace.workload import load_workload
 
 

@@ -17,7 +17,7 @@ from trainpace.report.watch import (
     timeline_svg,
     trained_on,
 )
-from trainpace.verbs.recorded import caveats
+from trainpace.verbs.traced import caveats
 from trainpace.watch import PARTS, timeline_of
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -7,7 +7,7 @@ from nouns import stacked
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import Forecaster, Target
-from trainpace.verbs.packing import compared, padded_batch
+from trainpace.verbs.traced import compared, padded_batch
 from trainpace.workload import Documents
 
 

@@ -11,7 +11,7 @@ from trainpace.cli.program import main
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import save
 from trainpace.measure import LoaderCost
-from trainpace.verbs.recorded import caveats, loader_of, recording_of
+from trainpace.verbs.traced import caveats, loader_of, recording_of
 from trainpace.watch.inside.event_log import FORWARD, Fetch
 from watch.test_recording import LOADER, MS, write
 
@@ -82,7 +82,7 @@ def test_without_a_length_it_is_said_that_the_step_has_no_loader(with_workers, c
     shown = capsys.readouterr().out.split("\n")
     first = " ".join(" ".join(shown[:10]).split())
     assert "The recorded loader (2 workers, 40 samples/s" in first
-    assert "It does not count in the time of a step" in first
+    assert "not included in the step time" in first
 
 
 def test_match_takes_it_too(with_workers, tmp_path):
@@ -156,7 +156,7 @@ def test_the_answer_of_loader_says_it(tmp_path):
     path.write_text(json.dumps(answer))
     by_file = planned(loader=str(path), sample_ms=None, cores=None)
     assert by_file.best == planned(offline_share=0.53).best
-    with pytest.raises(TrainpaceError, match="leave them out"):
+    with pytest.raises(TrainpaceError, match="cannot be combined"):
         planned(loader=str(path))
     path.write_text(json.dumps({**answer, "cores": "many"}))
     with pytest.raises(TrainpaceError, match="no answer of trainpace loader"):

@@ -51,7 +51,7 @@ def test_tokens_are_as_many_steps_in_every_verb(model, machines):
 @pytest.mark.parametrize("ask", [trainpace.forecast, trainpace.plan, trainpace.match])
 def test_tokens_of_what_has_none_are_refused(ask):
     where = {} if ask is trainpace.match else {"gpu": "A100"}
-    with pytest.raises(TrainpaceError, match="is no sequence of tokens"):
+    with pytest.raises(TrainpaceError, match="`tokens`"):
         ask(workload(), tokens=EPOCH, epochs=1, **where, **QUIET)
 
 
@@ -80,7 +80,7 @@ def test_a_global_batch_below_the_usual_one_is_divided(model):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"batch": (8, 16)}, "goes with one"),
+        ({"batch": (8, 16)}, "single `batch`"),
         ({"batch": 8, "accumulate": 2}, "is not"),
         ({"batch": 7}, "not a multiple|cannot"),
         ({"num_gpus": 3}, "not a multiple|cannot"),

@@ -14,7 +14,7 @@ from trainpace import report
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import write_whole
 from trainpace.report import tell
-from trainpace.verbs.defaults import Taken, defaults_for
+from trainpace.verbs.defaults import ProjectDefaults, defaults_for
 from trainpace.verbs.request import (
     NEW_FILE,
     Argument,
@@ -23,6 +23,7 @@ from trainpace.verbs.request import (
     Request,
     ResolvedField,
     Unit,
+    check_relations,
     fields_of,
 )
 
@@ -33,6 +34,11 @@ def _picture(path: str) -> str:
 
 
 class View(Request):
+    """How an answer is shown. Relations are checked by `command_of`, since some are with the verb's request."""
+
+    def __post_init__(self) -> None:
+        pass
+
     json: Annotated[bool, Field("Print JSON.")] = False
     details: Annotated[bool, Field("Print everything, not only what fits on one screen.")] = False
 
@@ -71,34 +77,35 @@ def command_of(function: Callable[[Any, Any], int]) -> click.Command:
     """A command of a function of (request, view), giving the exit code: its types are the options, its docstring the help."""
     hints = get_type_hints(function)
     kinds: tuple[type[Request], ...] = (hints["request"], hints["view"])
+    fields = {name: field for kind in kinds for name, field in fields_of(kind).items()}
 
     def answered(**values: Any) -> int:
-        taken = _defaults(kinds)
+        defaults = ProjectDefaults({})
         try:
-            values |= taken.values
+            defaults = _project_defaults(fields)
+            values |= defaults.values
             _check_required(values)
+            check_relations(fields, values.__getitem__)
             request, view = (
                 kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds
             )
             with report.one_screen(not isinstance(view, View) or view.details or view.json):
                 return function(request, view)
         except TrainpaceError as error:
-            if taken.told and isinstance(error, Misuse):
-                error.hint = f"{error.hint} {taken.told}.".strip()
-            error.message, error.hint = (
-                in_options(text, *kinds) for text in (error.message, error.hint)
-            )
+            hints = [error.hint]
             if isinstance(error, Misuse):
-                error.hint = (
-                    f"{error.hint} See {click.get_current_context().command_path} --help.".strip()
-                )
+                hints += [f"{defaults.message}." if defaults.message else ""]
+                hints += [f"See {click.get_current_context().command_path} --help."]
+            error.message = in_options(error.message, fields)
+            error.hint = in_options(" ".join(filter(None, hints)), fields)
             raise
 
-    fields = [field for kind in kinds for field in fields_of(kind).values()]
-    takes_rest = any(isinstance(field.about, Argument) and field.about.rest for field in fields)
+    takes_rest = any(
+        isinstance(field.about, Argument) and field.about.rest for field in fields.values()
+    )
     return click.Command(
         function.__name__.strip("_"),
-        params=[_parameter(field, kinds) for field in fields],
+        params=[_parameter(field, fields) for field in fields.values()],
         callback=answered,
         help=function.__doc__,
         context_settings=(
@@ -109,29 +116,22 @@ def command_of(function: Callable[[Any, Any], int]) -> click.Command:
     )
 
 
-def _defaults(kinds: tuple[type[Request], ...]) -> Taken:
-    """What the project's file sets that the command line does not, after a line that says so."""
+def _project_defaults(fields: Mapping[str, ResolvedField]) -> ProjectDefaults:
+    """Return what the project's file sets and the command line does not, and print a line about it."""
     context = click.get_current_context()
-    fields = {name: field for kind in kinds for name, field in fields_of(kind).items()}
-    given = {
-        n
-        for n in fields
-        if context.get_parameter_source(n) is click.core.ParameterSource.COMMANDLINE
+    typed = {
+        name: context.params[name]
+        for name in fields
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     }
-    try:
-        taken = defaults_for(context.command_path.split()[1:], fields, given)
-    except TrainpaceError as error:
-        error.message, error.hint = (
-            in_options(text, *kinds) for text in (error.message, error.hint)
-        )
-        raise
-    if taken.told:
-        tell(taken.told, err=True)
-    return taken
+    defaults = defaults_for(context.command_path.split()[1:], fields, typed)
+    if defaults.message:
+        tell(defaults.message, err=True)
+    return defaults
 
 
 class _Option(click.Option):
-    """One that is required may come from the project's file, so that it is missed only after that was read."""
+    """An option whose value may come from the project's file, so that `_check_required` looks for missing ones."""
 
     def value_is_missing(self, value: Any) -> bool:
         return False
@@ -148,16 +148,18 @@ def _check_required(values: Mapping[str, Any]) -> None:
             raise click.MissingParameter(ctx=context, param=parameter)
 
 
-def in_options(text: str, *kinds: type[Request]) -> str:
-    """A message whose fields in backquotes are written as options: `num_gpus` as --num-gpus."""
-    for name, field in (pair for kind in kinds for pair in fields_of(kind).items()):
-        shown = (
-            (field.about.metavar or name.upper())
-            if isinstance(field.about, Argument)
-            else f"--{field.option}"
-        )
-        text = text.replace(f"`{name}`", shown)
-    return text
+def in_options(text: str, fields: Mapping[str, ResolvedField]) -> str:
+    """Write fields in backquotes as options: `num_gpus` as --num-gpus."""
+
+    def shown(match: re.Match[str]) -> str:
+        field = fields.get(match[1])
+        if field is None:
+            return match[0]
+        if isinstance(field.about, Argument):
+            return field.about.metavar or field.name.upper()
+        return f"--{field.option}"
+
+    return re.sub(r"`(\w+)`", shown, text)
 
 
 def json_stdout(view: Any) -> int | None:
@@ -230,7 +232,7 @@ class _Choice(click.Choice):
             self.fail(str(error), param, ctx)
 
 
-def _parameter(field: ResolvedField, kinds: tuple[type[Request], ...]) -> click.Parameter:
+def _parameter(field: ResolvedField, fields: Mapping[str, ResolvedField]) -> click.Parameter:
     about = field.about
     kind: click.ParamType = _Choice(field) if field.choices else _Value(field)
     more: dict[str, Any] = {"type": kind, "required": field.required, "metavar": about.metavar}
@@ -240,7 +242,7 @@ def _parameter(field: ResolvedField, kinds: tuple[type[Request], ...]) -> click.
         elif not field.required:
             more["default"] = field.default
         return click.Argument([field.name], **more)
-    names, help_text = [field.name, f"--{field.option}"], in_options(about.help, *kinds)
+    names, help_text = [field.name, f"--{field.option}"], in_options(field.help(fields), fields)
     if field.is_flag:
         return click.Option(names, is_flag=True, default=bool(field.default), help=help_text)
     if (

@@ -20,7 +20,7 @@ from trainpace.cli.command import (
 )
 from trainpace.core.records import save, to_jsonable
 from trainpace.report import tell
-from trainpace.verbs.request import COUNT, NEW_FILE, Field, Misuse
+from trainpace.verbs.request import COUNT, NEW_FILE, Field, Group, Misuse
 from trainpace.workload import ModelSpec
 
 if TYPE_CHECKING:
@@ -240,19 +240,29 @@ class PlanView(PicturedView):
     write: Annotated[
         bool,
         Field(
-            "Plan only what the `config` files can state, and show it in them as a diff of what"
-            " changes."
+            "Plan only what the settings files can express, and show the changes as a diff.",
+            needs=("config|command|new",),
+            group=Group.OUTPUT,
         ),
     ] = False
     new: Annotated[
         tuple[str, ...],
         Field(
-            "With `write`: also make this file, by its name DeepSpeed's .json, accelerate's .yaml,"
-            " torchrun's .sh or a .sbatch script; several.",
+            "Also make this file: DeepSpeed's .json, accelerate's .yaml, torchrun's .sh or a .sbatch"
+            " script; repeat for several.",
             metavar="FILE",
+            needs=("write",),
+            group=Group.OUTPUT,
         ),
     ] = ()
-    yes: Annotated[bool, Field("With `write`: write it, each old file kept as FILE.bak.")] = False
+    yes: Annotated[
+        bool,
+        Field(
+            "Write the files; each old one is kept as FILE.bak.",
+            needs=("write",),
+            group=Group.OUTPUT,
+        ),
+    ] = False
 
 
 def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
@@ -278,18 +288,7 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
     files = verbs.settings.rewritten(request, plan, view.new) if view.write else None
     backups = verbs.settings.save_all(files) if files is not None and view.yes else {}
     if view.json:
-        changes = [
-            {**to_jsonable(advice), "saved_s": saved_s} for advice, saved_s in answer.script_changes
-        ]
-        more = {
-            "noise_scale": setting.noise_scale,
-            "saved_s": plan.saved_s,
-            "in_the_script": changes,
-            "evidence": verbs.evidence.evidence_json(answer.evidence),
-        }
-        echo_json(
-            {**to_jsonable(plan), **more, **(_files_json(files, backups) if view.write else {})}
-        )
+        echo_json({**answer.as_json(), **(_files_json(files, backups) if view.write else {})})
     else:
         report.print_plan(
             plan, setting.workload, setting.cluster, setting.noise_scale, answer.evidence
@@ -342,23 +341,19 @@ def _without_write(typed: Sequence[str]) -> list[str]:
 
 def _check_write(request: verbs.plan.PlanRequest, view: PlanView) -> None:
     """Refuse options that cannot mean anything, before anything is computed."""
-    for name in ("yes", "new"):
-        if getattr(view, name) and not view.write:
-            raise Misuse(f"`{name}` is for `write`.")
-    if view.write and not (request.config or request.command or view.new):
-        raise Misuse("`write` needs the files to write into: name them with `config`, or `new`.")
     if (
         view.write
         and not (request.command or view.new)
         and all(file.endswith(".py") for file in request.config)
     ):
-        raise Misuse("`write` has nothing to write into: Python code is read and never written.")
+        raise Misuse("`write` needs a settings file to write; Python code is never changed.")
     for file in view.new:
         if Path(file).exists():
-            raise Misuse(f"{file} is there already: name it with `config`.")
+            raise Misuse(f"{file} already exists.", "To change it, pass it with `config`.")
         if Path(file).suffix not in verbs.settings.NEW:
             raise Misuse(
-                f"{file} tells no format by its name. Known: {', '.join(verbs.settings.NEW)}."
+                f"Cannot tell the format of {file} from its extension.",
+                f"Known: {', '.join(verbs.settings.NEW)}.",
             )
 
 
@@ -383,9 +378,7 @@ def _print_files(files: Rewritten | None, backups: dict[str, str], wrote: bool) 
     for f in files.files:
         tell(f"\n{f.diff}" if f.diff else f"\n{f.file}: nothing changes.\n", nl=False)
     tell()
-    report.print_named(
-        "In none of these files, and left for the training's code to do", files.left.items()
-    )
+    report.print_named("Not expressible in these files; change your code", files.left.items())
     for note in dict.fromkeys(note for f in files.files for note in f.notes):
         tell(f"Note: {note}.")
     for file, backup in backups.items():

@@ -111,7 +111,7 @@ class CalibrateView(View):
         bool, Field("Under torchrun: add only the links between hosts to the profile.")
     ] = False
     network: Annotated[
-        float | None, Field("For --hosts: the link's bandwidth, where it is known.", GB_PER_S)
+        float | None, Field("Bandwidth of the link, if known.", GB_PER_S, needs=("hosts",))
     ] = None
     detect_only: Annotated[bool, Field("Say what machine this is, and measure nothing.")] = False
 
@@ -287,8 +287,17 @@ def verify(request: verbs.verify.VerifyRequest, view: View) -> int:
     return 0 if equivalence.equal else 1
 
 
+PICTURES = ("html", "figure", "share")
+
+
 class RunView(PicturedView):
-    dry_run: Annotated[bool, Field("Show setups, commands and forecasts; train nothing.")] = False
+    dry_run: Annotated[
+        bool,
+        Field(
+            "Show setups, commands and forecasts; train nothing.",
+            excludes=("html", "figure", "share"),
+        ),
+    ] = False
     markdown: Annotated[
         str | None, Field("Write the table in Markdown.", NEW_FILE, metavar="FILE.md")
     ] = None
@@ -308,11 +317,6 @@ def run(request: verbs.run.RunRequest, view: RunView) -> int:
     trainpace run plan.json --command "torchrun train.py args.json" --config args.json --config ds.json
     """
     if view.dry_run:
-        if view.html or view.figure or view.share:
-            raise Misuse(
-                "--html, --figure and --share show what was measured, and --dry-run measures"
-                " nothing."
-            )
         preview = verbs.run.dry_run(request, report.TerminalProgress())
         echo_json(report.ahead_json(*preview)) if view.json else report.print_ahead(*preview)
         return 0
@@ -360,9 +364,10 @@ class WatchView(SharedView):
     tolerance: Annotated[
         float | None,
         Field(
-            "How much slower, beyond the noise, is no regression.  [default: 0.05]",
+            "Slowdown beyond the noise that is not a regression.  [default: 0.05]",
             within("tolerance", 0.0, 10.0),
             metavar="SHARE",
+            needs=("baseline",),
         ),
     ] = None
     journal: JournalPlace = None
@@ -388,8 +393,6 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
     from trainpace.journal import TOLERANCE, guard, pace_of_recording
     from trainpace.watch import timeline_of, write_trace
 
-    if view.tolerance is not None and view.baseline is None:
-        raise Misuse("--tolerance belongs to --baseline RUN.")
     baseline = None if view.baseline is None else verbs.watch.pace_of(view.baseline, view.journal)
     if (
         request.command and sys.stderr.isatty()

@@ -101,66 +101,85 @@ class Execution(Record):
     loaded so).
     """
 
-    micro_batch: Annotated[
-        int, _help("samples that one data-parallel rank processes in a forward pass")
-    ] = 1
-    accumulation: Annotated[int, _help("micro-batches an optimizer step")] = 1
-    nnodes: Annotated[int, _help("nodes")] = 1
-    nproc_per_node: Annotated[int, _help("processes on each node, one a GPU")] = 1
-    tp: Annotated[int, _help("tensor-parallel ranks")] = 1
-    pp: Annotated[int, _help("pipeline stages")] = 1
-    cp: Annotated[int, _help("context-parallel ranks")] = 1
-    precision: Annotated[Precision, _help("number format of weights and matrix products")] = "fp32"
-    optimizer: Annotated[str, _help("optimizer")] = "sgd"
-    engine: Annotated[Engine, _help("how gradients and parameters are exchanged")] = "ddp"
-    zero_stage: Annotated[
-        ZeroStage, _help("ZeRO stage: what is sharded over the data-parallel ranks")
-    ] = 0
+    micro_batch: Annotated[int, _help("Samples per GPU in one forward pass.")] = 1
+    accumulation: Annotated[int, _help("Micro-batches per update.")] = 1
+    nnodes: Annotated[int, _help("Nodes.")] = 1
+    nproc_per_node: Annotated[int, _help("GPUs per node, with one process each.")] = 1
+    tp: Annotated[int, _help("Tensor-parallel ranks.")] = 1
+    pp: Annotated[int, _help("Pipeline stages.")] = 1
+    cp: Annotated[int, _help("Context-parallel ranks, which divide the sequence.")] = 1
+    precision: Annotated[Precision, _help("Number format of weights and matmuls.")] = "fp32"
+    optimizer: Annotated[str, _help("Optimizer.")] = "sgd"
+    engine: Annotated[
+        Engine,
+        _help(
+            "How gradients and parameters are communicated: during the backward pass (ddp; FSDP and ZeRO shard on top of it), after it (unoverlapped), by torch's old DataParallel, or with Megatron-Core's overlaps."
+        ),
+    ] = "ddp"
+    zero_stage: Annotated[ZeroStage, _help("ZeRO stage; 3 is full sharding, as FSDP does.")] = 0
     shard_size: Annotated[
-        int | None, _help("data-parallel ranks that share states; all if not given")
+        int | None, _help("Data-parallel ranks that share one set of states (hybrid sharding).")
     ] = None
     reshard_after_forward: Annotated[
-        bool, _help("FSDP frees gathered parameters after the forward pass")
+        bool, _help("Free gathered parameters after the forward pass (FSDP).")
     ] = True
-    offload_optimizer: Annotated[bool, _help("optimizer states and update on the host")] = False
-    offload_parameters: Annotated[bool, _help("parameters on the host, of ZeRO stage 3")] = False
+    offload_optimizer: Annotated[
+        bool, _help("Keep optimizer states and the update on the host.")
+    ] = False
+    offload_parameters: Annotated[bool, _help("Keep parameters on the host (ZeRO 3).")] = False
     activation_checkpointing: Annotated[
-        Checkpointing, _help("activations computed again in the backward pass")
+        Checkpointing, _help("Activations to recompute in the backward pass.")
     ] = "none"
-    sequence_parallel: Annotated[bool, _help("norms and residuals divided along the sequence")] = (
-        False
-    )
+    sequence_parallel: Annotated[
+        bool, _help("Divide norms and residuals over the tensor-parallel ranks too.")
+    ] = False
     partition_activations: Annotated[
-        bool, _help("checkpointed activations divided over the tensor-parallel ranks")
+        bool,
+        _help(
+            "Divide checkpointed activations over the tensor-parallel ranks (DeepSpeed's ZeRO-R)."
+        ),
     ] = False
     async_tensor_parallel: Annotated[
-        bool, _help("products cut to hide their tensor-parallel exchange")
+        bool, _help("Hide part of tensor parallelism's communication behind its matmuls.")
     ] = False
     clip_gradients: Annotated[
-        bool, _help("gradients scaled to a largest norm before the update")
+        bool, _help("Clip gradients to a maximum norm before the update (clip_grad_norm_).")
     ] = False
     pure_16_bit: Annotated[
-        bool, _help("sharded 16-bit weights without an fp32 copy, and states as wide as they")
+        bool,
+        _help(
+            "Train sharded 16-bit weights without an fp32 copy, with 16-bit optimizer states (a model loaded in 16 bits)."
+        ),
     ] = False
     pipeline_schedule: Annotated[
-        PipelineSchedule, _help("order of a pipeline's forward and backward passes")
+        PipelineSchedule, _help("Order of the pipeline's forward and backward passes.")
     ] = "1f1b"
-    virtual_stages: Annotated[int, _help("stages on each device of an interleaved pipeline")] = 1
-    ep: Annotated[int, _help("expert-parallel ranks")] = 1
+    virtual_stages: Annotated[int, _help("Stages per device of an interleaved pipeline.")] = 1
+    ep: Annotated[int, _help("Expert-parallel ranks, which divide the experts of each layer.")] = 1
     expert_tp: Annotated[
-        int | None, _help("tensor-parallel ranks of each expert; those of the rest if not given")
+        int | None, _help("Tensor-parallel ranks of each expert.  [default: tp]")
     ] = None
     expert_exchange: Annotated[
-        ExpertExchange, _help("how tokens go to the ranks of their experts")
+        ExpertExchange,
+        _help(
+            "How tokens reach the ranks of their experts: NCCL's all-to-all, DeepEP, or overlapped with computation."
+        ),
     ] = "all_to_all"
     expert_load: Annotated[
-        float, _help("tokens of the fullest expert-parallel rank over the mean")
+        float,
+        _help(
+            "Tokens of the busiest expert-parallel rank over the mean: 1 for a balanced router, up to ep."
+        ),
     ] = 1.0
     expert_nodes: Annotated[
-        int | None, _help("nodes that a token's experts lie on at most; any if not given")
+        int | None, _help("Most nodes that the experts of one token may be on.  [default: any]")
     ] = None
-    compile: Annotated[bool, _help("torch.compile")] = False
-    channels_last: Annotated[bool, _help("images in the memory format NHWC")] = False
+    compile: Annotated[
+        bool, _help("Run under torch.compile, which fuses element-wise operators.")
+    ] = False
+    channels_last: Annotated[
+        bool, _help("Use NHWC tensors (memory_format=torch.channels_last).")
+    ] = False
 
     def __post_init__(self) -> None:
         check_fields(self, _COUNTS, lambda count: count >= 1, "a whole number from 1")

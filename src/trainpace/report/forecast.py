@@ -61,7 +61,7 @@ from trainpace.workload import Workload
 if TYPE_CHECKING:
     from trainpace.forecast import Nearness
     from trainpace.verbs.forecast import ForecastRequest, Forecasts, Sweep
-    from trainpace.verbs.packing import PaddedBatch
+    from trainpace.verbs.traced import PaddedBatch
 
 MOST_ROWS = 24
 """Batch sizes on one device that a table lists; of more it has those that decide, and the plot has all."""

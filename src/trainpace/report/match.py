@@ -52,7 +52,7 @@ from trainpace.report.terminal import (
     print_verdict,
     words,
 )
-from trainpace.verbs.evidence import evidence_json
+from trainpace.verbs.traced import evidence_json
 from trainpace.workload import Workload
 
 if TYPE_CHECKING:

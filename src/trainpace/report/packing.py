@@ -9,7 +9,7 @@ from trainpace.report.phrases import devices, interval, number, percent, sentenc
 from trainpace.report.terminal import Column, print_lines, print_table, words
 
 if TYPE_CHECKING:
-    from trainpace.verbs.packing import PaddedBatch
+    from trainpace.verbs.traced import PaddedBatch
 
 
 def print_padded(padded: Sequence[PaddedBatch]) -> None:

@@ -36,8 +36,6 @@ def data_paths(
     cost = None if rank is None else loader_cost(rank)
     share, cores = r.offline_share, r.cores or (rank.cpus if rank is not None else None)
     if r.loader is not None:
-        if r.sample_ms is not None or r.offline_share is not None:
-            raise Misuse("`loader` has what `sample_ms` and `offline_share` say: leave them out.")
         cost, share, measured_cores = _loader_file(r.loader)
         cores = r.cores or measured_cores
     if r.sample_ms is not None:

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainpace.core.errors import TrainpaceError, UnknownName
 from trainpace.core.intake import read_bytes, toml_of
 from trainpace.verbs import SUMMARIES
-from trainpace.verbs.request import Argument, ResolvedField
+from trainpace.verbs.request import Argument, ResolvedField, inapplicable, rivals_of
 
 FILE = "trainpace.toml"
 PYPROJECT, TABLE = "pyproject.toml", "trainpace"
@@ -41,40 +41,6 @@ SETTABLE = FILES | frozenset(
 ONLY_JOURNAL = ("journal", "serve")
 """Verbs that take the journal's place alone: their other options choose among runs, or open a port."""
 CONSULT_JOURNAL = ("forecast", "match", "plan")
-RIVALS = (
-    ("epochs", "max_steps"),
-    ("samples", "tokens"),
-    ("gpu", "cluster"),
-    ("gpu", "calibrated"),
-    ("batch", "suite"),
-    ("step_time", "epoch_time"),
-    ("gpu", "only_machines"),
-)
-"""Of two such options, the one on the command line sets the other's default aside."""
-_TRAINING = ("samples", "epochs")
-NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "forecast": {
-        "epochs": ("samples",),
-        "samples": ("epochs",),
-        "price": _TRAINING,
-        **dict.fromkeys(
-            (
-                "checkpoint_every",
-                "data_gb",
-                "download",
-                "evaluation_samples",
-                "mtbf",
-                "sample_bytes",
-                "startup",
-                "step_variation",
-            ),
-            _TRAINING,
-        ),
-    },
-    "calibrate": {"network": ("hosts",)},
-    "precompute": {"batch": ("step_ms",)},
-}
-"""Options that mean nothing without others; their defaults wait for those."""
 MOST_VALUES = 100
 SHOWN = 40
 """Characters of a value in the line that tells of it."""
@@ -88,54 +54,56 @@ class Found(NamedTuple):
     values: Mapping[str, Any]
 
 
-class Taken(NamedTuple):
-    """Values by field, and the line that says so; empty where none was taken."""
+class ProjectDefaults(NamedTuple):
+    """Default values by field, and a line that reports them, which is empty without any."""
 
     values: Mapping[str, Any]
-    told: str = ""
+    message: str = ""
 
 
 def defaults_for(
-    path: Sequence[str], fields: Mapping[str, ResolvedField], given: Collection[str]
-) -> Taken:
-    """What the project's file sets of these fields for the command `path` (("journal", "list")), but for what is `given`.
+    path: Sequence[str], fields: Mapping[str, ResolvedField], given: Mapping[str, Any]
+) -> ProjectDefaults:
+    """Return what the project's file sets for the command `path`, such as ("journal", "list"), beside the values `given`.
 
-    Raises UnknownName for a key that no option has, and TrainpaceError for one that a file may not set, or for its value.
+    Raises:
+        UnknownName: A key is not an option.
+        TrainpaceError: The file must not set a key, or its value is not valid.
     """
     try:
         found = find(Path.cwd())
     except FileNotFoundError:  # the current folder was removed
-        return Taken({})
+        return ProjectDefaults({})
     if found is None:
-        return Taken({})
+        return ProjectDefaults({})
     verb = path[0]
     for_all, for_verb = _checked(found, verb, fields)
-    own = {"journal"} if verb in ONLY_JOURNAL else set(fields)
-    stated = {
-        n: value
-        for n, value in {**for_all, **for_verb}.items()
-        if n in fields and n in own and n not in given
-    }
-    aside = {b if a in given else a for a, b in RIVALS if a in given or b in given}
-    if os.environ.get("TRAINPACE_JOURNAL"):  # the user's own word
-        aside.add("journal")
-    if verb in CONSULT_JOURNAL and not os.path.exists(
-        found.folder / str(stated.get("journal", ""))
-    ):
-        aside.add("journal")  # a project's journal begins with its first measurement
-    taken = {name: value for name, value in stated.items() if name not in aside}
-    needs = NEEDS.get(verb, {})
-    while waiting := [
-        n for n in taken if any(o not in taken and o not in given for o in needs.get(n, ()))
-    ]:
-        for name in waiting:
-            del taken[name]
-    values = {
-        name: _value(found, name, fields[name], value, name in for_verb, verb)
-        for name, value in taken.items()
-    }
-    shown = " ".join(_shown(fields[name], taken[name]) for name in values)
-    return Taken(values, f"Defaults from {found.name}: {shown}" if values else "")
+    of_verb = {"journal"} & fields.keys() if verb in ONLY_JOURNAL else set(fields)
+    beside = rivals_of(fields, for_verb)  # the verb's own table goes before the keys for all verbs
+    candidates = {name: value for name, value in for_all.items() if name not in beside} | for_verb
+    candidates = {n: v for n, v in candidates.items() if n in of_verb and n not in given}
+    if not _journal_applies(found, verb, candidates):
+        candidates.pop("journal", None)
+
+    def value_of(name: str) -> Any:
+        return _value(found, name, fields[name], candidates[name], name in for_verb, verb)
+
+    parsed = dict(candidates)
+    for name in candidates:
+        with contextlib.suppress(TrainpaceError):  # reported below if the default applies
+            parsed[name] = value_of(name)
+    dropped = inapplicable(fields, given, parsed)
+    values = {name: value_of(name) for name in candidates if name not in dropped}
+    shown = " ".join(_shown(fields[name], candidates[name]) for name in values)
+    return ProjectDefaults(values, f"Defaults from {found.name}: {shown}" if values else "")
+
+
+def _journal_applies(found: Found, verb: str, candidates: Mapping[str, Any]) -> bool:
+    """A project's journal begins with its first measurement, and the user's own variable goes before it."""
+    if os.environ.get("TRAINPACE_JOURNAL"):
+        return False
+    file = found.folder / str(candidates.get("journal", ""))
+    return verb not in CONSULT_JOURNAL or os.path.exists(file)
 
 
 def find(folder: Path) -> Found | None:

@@ -1,4 +1,8 @@
-"""`forecast`: step time, memory and cost of a model on GPUs that are not there."""
+"""`forecast`: step time, memory and cost of a model on GPUs that are not there.
+
+`run` goes through four stages: resolve the request, forecast every target and sequence length, compare packed rows with padded
+batches, and annotate the result with jumps, trends and evidence.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.core.errors import Contradiction, TrainpaceError, UnreadableInput
+from trainpace.core.errors import TrainpaceError, UnreadableInput
+from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, Device, find_device
 from trainpace.core.intake import read_json
 from trainpace.core.outcome import Forecast, Jump, Measurement, forecast_row
@@ -27,16 +32,7 @@ from trainpace.forecast import (
     observe_elsewhere,
     packed,
 )
-from trainpace.job import with_job
-from trainpace.verbs.evidence import Asked, Evidence, evidence_for, evidence_json
-from trainpace.verbs.lengths import workloads_of
-from trainpace.verbs.packing import (
-    PackingRequest,
-    PaddedBatch,
-    compared,
-    documents_of,
-    padded_batch,
-)
+from trainpace.job import JobConditions, with_job
 from trainpace.verbs.places import (
     HardwareFile,
     HostName,
@@ -47,53 +43,85 @@ from trainpace.verbs.places import (
     own_devices,
     profile_or_brief,
 )
-from trainpace.verbs.recorded import RecordedLoader, caveats, loader_of, recording_of, sentences_of
 from trainpace.verbs.request import (
+    ABOVE_0,
     AT_LEAST_1,
     EXISTING_FILE,
     LENGTHS,
     RATE,
     USD,
     Field,
+    Group,
     Misuse,
     Progress,
     Rows,
+    within,
 )
-from trainpace.verbs.software import software_of
+from trainpace.verbs.traced import (
+    Asked,
+    Evidence,
+    PaddedBatch,
+    RecordedLoader,
+    caveats,
+    compared,
+    documents_of,
+    evidence_for,
+    evidence_json,
+    loader_of,
+    padded_batch,
+    recording_of,
+    sentences_of,
+    workloads_of,
+)
 from trainpace.verbs.training import (
+    LENGTH,
     USUAL_BATCH,
+    ExecutedRequest,
     Tokens,
-    check_used,
+    check_pure_16_bit,
+    cluster_with,
     default_forms,
     epoch_of,
     execution_of,
-    fleet_of,
+    software_of,
 )
 from trainpace.workload import Documents, Form, Mode, ModelSpec, Variant, Workload, form_of
 
 if TYPE_CHECKING:
     from trainpace.forecast import Nearness
+    from trainpace.journal import Journal
     from trainpace.measure import MachineProfile
+    from trainpace.watch import Recording
+
+USUAL_GPUS = ("RTX 3090", "RTX 4090", "T4", "A100", "H100")
+"""GPUs to forecast if none is given."""
+UNMEASURED = (
+    "kernels of this GPU generation were never measured, so jumps may be missed (docs/jumps.md)."
+)
+IGNORED_JOURNAL = "Journal measurements are ignored: they are not of packed rows."
+NOT_COMPARED = "Padded batches of the same documents are not forecast beside packed rows"
 
 
-class ForecastRequest(PackingRequest):
+class ForecastRequest(ExecutedRequest):
     gpu: Annotated[
         tuple[str, ...],
         Field(
-            "A GPU by name, several times if you like; 'cpu' is this machine's, by its profile"
-            " (trainpace calibrate).  [default: some that many people have]"
+            "A GPU by name; repeat for several. 'cpu' is this machine's, by its profile (trainpace"
+            " calibrate).  [default: some common ones]",
+            group=Group.GPUS,
         ),
     ] = ()
     sequence_length: Annotated[
         tuple[int, ...],
         Field(
-            "Tokens in a sample, for transformers: 4096, or a row for each of 1024,4096,16384, or"
-            " of 1024:8192:1024.",
+            "Tokens per sample, for transformers: 4096, or 1024,4096 or 1024:8192:1024 for a row"
+            " each.",
             LENGTHS,
+            group=Group.MODEL,
         ),
     ] = ()  # type: ignore[assignment]  # several, where other verbs take one
     host: HostName = None
-    mode: Annotated[Mode | None, Field("How much of a step.  [default: train]")] = None
+    mode: Annotated[Mode | None, Field("Part of a step to forecast.  [default: train]")] = None
     transfer_from: Annotated[
         str | None,
         Field(
@@ -109,6 +137,7 @@ class ForecastRequest(PackingRequest):
             "Also forecast the machine of this profile (trainpace calibrate --output).",
             EXISTING_FILE,
             metavar="PROFILE.json",
+            overrides=("gpu",),
         ),
     ] = None
     journal: JournalPlace = None
@@ -116,18 +145,55 @@ class ForecastRequest(PackingRequest):
     samples: Annotated[
         int | None,
         Field(
-            "Samples in an epoch: with `epochs`, the whole training is forecast too.", AT_LEAST_1
+            "Samples per epoch, to forecast the whole training.",
+            AT_LEAST_1,
+            needs=(LENGTH,),
+            group=Group.LENGTH,
         ),
     ] = None
     tokens: Tokens = None
     price: Annotated[
-        float | None, Field("Dollars per GPU and hour, for the cost of the whole training.", USD)
+        float | None,
+        Field(
+            "Dollars per GPU and hour, for the cost of the whole training.",
+            USD,
+            needs=(LENGTH,),
+            group=Group.LENGTH,
+        ),
     ] = None
     loader_rate: Annotated[
-        float | None, Field("Samples per second that one loader worker prepares.", RATE)
+        float | None,
+        Field("Samples per second of one loader worker.", RATE, needs=("workers", LENGTH)),
     ] = None
     workers: Annotated[
-        int | None, Field("Loader workers of a node, with `loader_rate`.", AT_LEAST_1)
+        int | None, Field("Loader workers per node.", AT_LEAST_1, needs=("loader_rate",))
+    ] = None
+    packed: Annotated[
+        bool,
+        Field(
+            "Pack several documents into a row, with variable-length attention.",
+            needs=("sequence_length", "lengths|mean_length"),
+            excludes=("transfer_from",),
+        ),
+    ] = False
+    lengths: Annotated[
+        str | None,
+        Field(
+            "Token counts of the documents: a text file of numbers, or a CSV or Parquet file with"
+            " a column length (and count) or input_ids.",
+            EXISTING_FILE,
+            metavar="FILE",
+            needs=("packed",),
+            excludes=("mean_length",),
+        ),
+    ] = None
+    mean_length: Annotated[
+        float | None,
+        Field(
+            "Mean token count of the documents, which are assumed to be exponentially distributed.",
+            within("tokens", ABOVE_0, 1e9),
+            needs=("packed",),
+        ),
     ] = None
     hardware: HardwareFile = None
     evidence: Evidence = "nearest"
@@ -139,38 +205,45 @@ class ForecastRequest(PackingRequest):
     @property
     def variant(self) -> Variant:
         length = self.sequence_length[0] if self.sequence_length else None
-        return super().variant._replace(
-            cpu=all(gpu.casefold() == "cpu" for gpu in self.gpu), sequence_length=length
-        )
+        return super().variant._replace(cpu=self.only_cpu, sequence_length=length)
 
+    @property
+    def only_cpu(self) -> bool:
+        return all(gpu.casefold() == "cpu" for gpu in self.gpu)
 
-USUAL_GPUS = ("RTX 3090", "RTX 4090", "T4", "A100", "H100")
-"""What a model is forecast on where nobody names a card."""
-UNMEASURED = (
-    "no kernel of its generation was measured, so that jumps may be missed: those reported for VGG"
-    " on a K80 after batch 16, 32, 48 and 64 are forecast, but too small to count (docs/jumps.md)."
-)
-
-
-LEFT_OUT = "Measurements in the journal are left out: they are not of packed rows."
-ALONE = "Padded batches of the same documents are not forecast beside packed rows"
+    @property
+    def whole_training(self) -> bool:
+        return self.epochs is not None
 
 
 class Sweep(NamedTuple):
-    """The forecasts for one target, in order of batch size."""
+    """The forecasts for one target and one sequence length, in order of batch size."""
 
     forecaster: Forecaster
     rows: list[Forecast]
+    execution: Execution
+    length: int | None = None
+
+    @property
+    def device(self) -> Device:
+        return self.forecaster.target.cluster.device
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.forecaster.target.kernels.traces_cpu
 
 
 class Forecasts(Record, Rows[Forecast]):
-    """A forecast for each GPU, sequence length and batch size, in the order asked for. Iterates over `rows`.
+    """A forecast for each GPU, sequence length and batch size, in the order of the request. Iterates over `rows`.
 
-    `jumps`: by device, where one more sample costs far more than usual; none where several lengths are asked for.
-    `notes`: what runs in the journal did to the forecasts, and what these leave out. `sweeps`: the rows of each target and
-    length. `trends`: by device, over the sizes that fit. `padded`: the documents of packed rows in padded batches instead, a
-    row's each, of a model that takes other lengths. `evidence`: what others measured near to each GPU's fastest row that fits.
-    `recorded`: of a workload in a recording, what its loader does to the answer, and what may mislead in it.
+    Attributes:
+        jumps: By device, batch sizes after which one more sample costs far more than usual. Empty with several lengths.
+        notes: What runs in the journal changed about the forecasts, and what is missing.
+        sweeps: The rows of each target and sequence length.
+        trends: Step time over batch size by device, for the sizes that fit.
+        padded: The documents of packed rows in padded batches, for models that can be traced at other lengths.
+        evidence: Public measurements near the fastest row of each GPU that fits.
+        recorded: For a workload from a recording, what its loader does to the answer, and caveats.
     """
 
     rows: tuple[Forecast, ...]
@@ -183,19 +256,18 @@ class Forecasts(Record, Rows[Forecast]):
     recorded: tuple[str, ...] = ()
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A row a forecast: the columns of `trainpace forecast --json`."""
+        """Return one dict per forecast, with the columns of `trainpace forecast --json`."""
         return [forecast_row(row) for row in self.rows]
 
     def as_json(self) -> dict[str, Any]:
         """Return what `trainpace forecast --json` prints."""
+        jumps = {name: [to_jsonable(jump) for jump in some] for name, some in self.jumps.items()}
         return {
             "record": "Forecasts",
             "schema_version": SCHEMA_VERSION,
             "rows": self.to_dicts(),
             "journal": list(self.notes),
-            "jumps": {
-                name: [to_jsonable(jump) for jump in some] for name, some in self.jumps.items()
-            },
+            "jumps": jumps,
             "trends": {name: to_jsonable(trend) for name, trend in self.trends.items()},
             "padded": [one.as_json() for one in self.padded],
             "evidence": evidence_json(self.evidence),
@@ -203,173 +275,207 @@ class Forecasts(Record, Rows[Forecast]):
         }
 
 
+class _Question(NamedTuple):
+    """A resolved request with everything that has to be known before forecasting.
+
+    `workloads` are by sequence length and by True for the operators that a CPU runs. `loader` is the recording's.
+    """
+
+    request: ForecastRequest
+    batches: tuple[int, ...]
+    targets: list[Target]
+    workloads: dict[tuple[int | None, bool], Workload]
+    documents: Documents | None
+    measured: list[Measurement]
+    conditions: JobConditions
+    workers: int | None
+    recording: Recording | None
+    loader: RecordedLoader | None
+
+
 def run(request: ForecastRequest, progress: Progress) -> Forecasts:
-    r = request
-    with_job_asked = r.samples is not None or r.tokens is not None
-    if r.samples is not None and r.tokens is not None:
-        raise Misuse(
-            "`samples` and `tokens` both say how large an epoch is.", "Leave one of them out."
-        )
-    if with_job_asked != (r.epochs is not None):
-        raise Misuse("`samples`, or `tokens`, and `epochs` go together.")
-    if r.price is not None and not with_job_asked:
-        raise Misuse(
-            "`price` does nothing without `samples` and `epochs`, which say how long to pay."
-        )
-    if not r.gpu and not r.calibrated:
-        r = replace(r, gpu=USUAL_GPUS)
-    if (r.loader_rate is None) != (r.workers is None):
-        raise Misuse(
-            "`loader_rate` (samples per second of one worker) and `workers` (of a node) go"
-            " together."
-        )
-    if r.packed and r.transfer_from is not None:
-        raise Contradiction(
-            "`transfer_from` corrects by steps of rows that are not packed, in which a token"
-            " attends to its whole row.",
-            "Leave one of the two out.",
-        )
-    if r.loader_rate is not None and not with_job_asked:
-        raise Misuse("`loader_rate` does nothing without `samples` and `epochs`.")
-    check_used(r, with_training=with_job_asked)
-    recording = recording_of(r.model)
-    recorded = None if recording is None or r.loader_rate is not None else loader_of(recording)
-    conditions = r.conditions(price_usd_per_device_hour=r.price, samples_per_cpu_s=r.loader_rate)
-    workers = r.workers
-    if recorded is not None:  # as many processes as it has GPUs, each with a loader of its own
-        conditions = replace(
-            conditions, samples_per_cpu_s=recorded.samples_per_s, loads_beside=recorded.workers > 0
-        )
-        workers = r.num_gpus
-    targets = _targets(r, progress)
-    measured = () if r.transfer_from is None else _measurements(r.transfer_from)
-    documents = documents_of(r)
-    fixed = ModelSpec.of(r.model).has_fixed_length
-    lengths = (*r.sequence_length, *(() if fixed else _padded_lengths(r, documents)))
-    workloads = _workloads(r, {target.kernels.traces_cpu for target in targets}, lengths, progress)
-    r = r.settled(next(iter(workloads.values())))
-    assert r.batch is not None
-    sweeps: list[Sweep] = []
-    jumps: dict[str, tuple[Jump, ...]] = {}
-    trends: dict[str, Trend] = {}
-    padded: list[PaddedBatch] = []
-    notes: dict[str, None] = {}
-    devices = {target.cluster.device.name for target in targets}
-    models = {workload.model for workload in workloads.values()}
+    question = _resolve(request, progress)
+    devices = {target.cluster.device.name for target in question.targets}
+    models = {workload.model for workload in question.workloads.values()}
+    r = question.request
     with (
         consulted_journal(r.journal, r.no_journal, devices, models) as journal,
         progress.work("forecasting"),
     ):
+        notes: dict[str, None] = {}
+        sweeps = [
+            _sweep(question, target, length, journal, notes)
+            for target in question.targets
+            for length in r.sequence_length or (None,)
+        ]
+        padded = [
+            one for sweep in sweeps for one in _padded_batches(question, sweep, journal, notes)
+        ]
+        return _annotated(question, sweeps, padded, notes)
 
-        def informed(workload: Workload, target: Target, length: int | None) -> Forecaster:
-            forecaster = Forecaster(workload, target)
-            if measured:
-                return forecaster.knowing(_measured(measured, forecaster, own_devices(r.hardware)))
-            if documents is not None:
-                if journal is not None:
-                    notes[LEFT_OUT] = None
-                return forecaster
-            known = known_of(workload, journal, length, r.image_size)
-            if known is not None and (words := known.in_words(forecaster)):
-                notes[f"{target.cluster.device.name}: {words}"] = None
-            return forecaster.knowing(known)
 
-        asked = [(target, length) for target in targets for length in r.sequence_length or (None,)]
-        for target, length in asked:
-            on_cpu, device = target.kernels.traces_cpu, target.cluster.device.name
-            workload = workloads[length, on_cpu]
-            execution = execution_of(r, workload, target.cluster.device)
-            if documents is not None and length is not None:
-                asked_form = {
-                    name: form
-                    for name, form in workload.forms.items()
-                    if name == form_of(execution.precision)
-                }
-                workload = packed(
-                    replace(workload, forms=asked_form or workload.forms), documents.packed(length)
-                )
-            forecaster = informed(workload, target, length)
-            rows = forecaster.over_batches(execution, r.batch).forecasts()
-            schedule = None
-            if with_job_asked:
-                schedule = epoch_of(
-                    r.samples, r.tokens, length, forecaster.workload, epochs=r.epochs
-                )
-            rows = [
-                with_job(row, forecaster.workload, schedule, conditions, workers) for row in rows
-            ]
-            sweeps.append(Sweep(forecaster, rows))
-            if documents is not None and length is not None:
-                for row in rows:
-                    n, longest = padded_batch(documents, length, row.execution.micro_batch)
-                    if (longest, on_cpu) not in workloads:
-                        notes[
-                            f"{ALONE}: {r.model_name} has samples of one length, {length:,} tokens."
-                        ] = None
-                        continue
-                    other = informed(workloads[longest, on_cpu], target, longest)
-                    there = other.forecast(replace(row.execution, micro_batch=n))
-                    padded.append(compared(documents, row, there))
-            if len(r.sequence_length) > 1:
-                continue  # jumps and trends are over batch sizes of one length
-            step_ms = np.array([row.step.total_ms for row in rows if row.step is not None])
-            trend = _trend([row for row in rows if row.step is not None and row.fits is not False])
-            if trend is not None:
-                trends[device] = trend
-            if not on_cpu and len(step_ms) == len(r.batch):
-                jumps[device] = forecaster.jumps_in(execution, r.batch, step_ms)
-                old = target.cluster.device.compute_capability.startswith("3.")
-                notes |= (
-                    {f"{device}: {UNMEASURED}": None}
-                    if trend is not None and not jumps[device] and old
-                    else {}
-                )
-    every = tuple(row for sweep in sweeps for row in sweep.rows)
+def _resolve(r: ForecastRequest, progress: Progress) -> _Question:
+    """Check the request, trace its model and look up its targets."""
+    if not r.gpu and not r.calibrated:
+        r = replace(r, gpu=USUAL_GPUS)
+    check_pure_16_bit(r)
+    recording = recording_of(r.model)
+    loader = None if recording is None or r.loader_rate is not None else loader_of(recording)
+    conditions = r.conditions(price_usd_per_device_hour=r.price, samples_per_cpu_s=r.loader_rate)
+    workers = r.workers
+    if loader is not None:  # one process per GPU, each with a loader of its own
+        conditions = replace(
+            conditions, samples_per_cpu_s=loader.samples_per_s, loads_beside=loader.workers > 0
+        )
+        workers = r.num_gpus
+    targets = _targets(r, progress)
+    measured = [] if r.transfer_from is None else _measurements(r.transfer_from)
+    documents = documents_of(r)
+    lengths = r.sequence_length
+    if not ModelSpec.of(r.model).has_fixed_length:
+        lengths = (*lengths, *_padded_lengths(r, documents))
+    workloads = _workloads(r, {target.kernels.traces_cpu for target in targets}, lengths, progress)
+    r = r.resolved(next(iter(workloads.values())))
+    assert r.batch is not None
+    return _Question(
+        r, r.batch, targets, workloads, documents, measured, conditions, workers, recording, loader
+    )
+
+
+def _sweep(
+    question: _Question,
+    target: Target,
+    length: int | None,
+    journal: Journal | None,
+    notes: dict[str, None],
+) -> Sweep:
+    """Forecast every batch size on one target at one sequence length."""
+    r = question.request
+    workload = question.workloads[length, target.kernels.traces_cpu]
+    execution = execution_of(r, workload, target.cluster.device)
+    if question.documents is not None and length is not None:
+        form = form_of(execution.precision)
+        forms = {form: workload.forms[form]} if form in workload.forms else workload.forms
+        workload = packed(replace(workload, forms=forms), question.documents.packed(length))
+    forecaster = _informed(question, workload, target, length, journal, notes)
+    rows = forecaster.over_batches(execution, question.batches).forecasts()
+    schedule = None
+    if r.whole_training:
+        schedule = epoch_of(r.samples, r.tokens, length, forecaster.workload, epochs=r.epochs)
+    rows = [
+        with_job(row, forecaster.workload, schedule, question.conditions, question.workers)
+        for row in rows
+    ]
+    return Sweep(forecaster, rows, execution, length)
+
+
+def _informed(
+    question: _Question,
+    workload: Workload,
+    target: Target,
+    length: int | None,
+    journal: Journal | None,
+    notes: dict[str, None],
+) -> Forecaster:
+    """Return a forecaster that knows the given measurements, else those in the journal."""
+    r, forecaster = question.request, Forecaster(workload, target)
+    if question.measured:
+        own = own_devices(r.hardware)
+        return forecaster.knowing(_measured(question.measured, forecaster, own))
+    if question.documents is not None:
+        if journal is not None:
+            notes[IGNORED_JOURNAL] = None
+        return forecaster
+    known = known_of(workload, journal, length, r.image_size)
+    if known is not None and (words := known.in_words(forecaster)):
+        notes[f"{target.cluster.device.name}: {words}"] = None
+    return forecaster.knowing(known)
+
+
+def _padded_batches(
+    question: _Question, sweep: Sweep, journal: Journal | None, notes: dict[str, None]
+) -> Iterator[PaddedBatch]:
+    """Forecast padded batches of the documents that the sweep's rows are packed with."""
+    documents, length = question.documents, sweep.length
+    if documents is None or length is None:
+        return
+    for row in sweep.rows:
+        n, longest = padded_batch(documents, length, row.execution.micro_batch)
+        workload = question.workloads.get((longest, sweep.on_cpu))
+        if workload is None:
+            name = question.request.model_name
+            notes[f"{NOT_COMPARED}: {name} has samples of one length, {length:,} tokens."] = None
+            continue
+        target = sweep.forecaster.target
+        other = _informed(question, workload, target, longest, journal, notes)
+        there = other.forecast(replace(row.execution, micro_batch=n))
+        yield compared(documents, row, there)
+
+
+def _annotated(
+    question: _Question,
+    sweeps: Sequence[Sweep],
+    padded: Sequence[PaddedBatch],
+    notes: dict[str, None],
+) -> Forecasts:
+    """Add jumps, trends, evidence and what a recording says."""
+    r = question.request
+    jumps: dict[str, tuple[Jump, ...]] = {}
+    trends: dict[str, Trend] = {}
+    for sweep in sweeps if len(r.sequence_length) < 2 else ():  # both are over batch sizes
+        device = sweep.device.name
+        step_ms = np.array([row.step.total_ms for row in sweep.rows if row.step is not None])
+        if (trend := _trend(sweep.rows)) is not None:
+            trends[device] = trend
+        if sweep.on_cpu or len(step_ms) != len(question.batches):
+            continue
+        jumps[device] = sweep.forecaster.jumps_in(sweep.execution, question.batches, step_ms)
+        is_kepler = sweep.device.compute_capability.startswith("3.")
+        if is_kepler and trend is not None and not jumps[device]:
+            notes[f"{device}: {UNMEASURED}"] = None
+    rows = tuple(row for sweep in sweeps for row in sweep.rows)
+    recorded: tuple[str, ...] = ()
+    if question.recording is not None:
+        loading = () if question.loader is None else (_loader_note(question.loader, rows),)
+        recorded = (*loading, *sentences_of(caveats(question.recording)))
     return Forecasts(
-        recorded=(
-            ()
-            if recording is None
-            else (*_loading(recorded, every), *sentences_of(caveats(recording)))
-        ),
-        rows=every,
+        rows=rows,
         jumps=jumps,
         notes=tuple(notes),
         sweeps=tuple(sweeps),
         trends=trends,
         padded=tuple(padded),
-        evidence=evidence_for(r.evidence, (_asked(sweep) for sweep in sweeps)),
+        evidence=evidence_for(r.evidence, map(_asked, sweeps)),
+        recorded=recorded,
     )
 
 
-def _loading(loader: RecordedLoader | None, rows: Sequence[Forecast]) -> Iterator[str]:
-    """What a recorded loader does to the fastest row."""
-    if loader is None:
-        return
+def _loader_note(loader: RecordedLoader, rows: Sequence[Forecast]) -> str:
     rate = max(((row.samples_per_second or 0.0) / row.num_devices for row in rows), default=0.0)
-    waits = (
-        f"slower than the fastest step here ({format_number(rate)} samples/s a GPU), which waits"
-        " for it"
-    )
-    if loader.samples_per_s >= rate:
-        waits = "fast enough for every step here"
-    counted = "It counts in the time of the training, not in that of a step"
+    speed = "fast enough for every step here"
+    if loader.samples_per_s < rate:
+        speed = (
+            f"slower than the fastest step here ({format_number(rate)} samples/s per GPU), which"
+            " waits for it"
+        )
+    counted = "Loading time is included in the training time, not in the step time."
     if all(row.training_time is None for row in rows):
         counted = (
-            "It does not count in the time of a step; with --epochs and --samples it counts in the"
-            " training's"
+            "Loading time is not included in the step time. With --epochs and --samples it is"
+            " included in the training time."
         )
-    yield f"The recorded loader ({loader.words}) is {waits}. {counted}."
+    return f"The recorded loader ({loader.words}) is {speed}. {counted}"
 
 
 def _asked(sweep: Sweep) -> Asked:
-    """What public measurements are looked for: the sweep's fastest row that fits, else its first."""
+    """Return what to look for among public measurements: the fastest row that fits, else the first."""
     fitting = [row for row in sweep.rows if row.step is not None and row.fits is not False]
     best = max(fitting, key=lambda row: row.samples_per_second or 0.0, default=sweep.rows[0])
-    return sweep.forecaster.workload, best.execution, sweep.forecaster.target.cluster.device
+    return sweep.forecaster.workload, best.execution, sweep.device
 
 
 def _padded_lengths(request: ForecastRequest, documents: Documents | None) -> tuple[int, ...]:
-    """Lengths of the padded batches that packed rows are compared with."""
+    """Return the lengths of the padded batches that packed rows are compared with."""
     if documents is None:
         return ()
     batches = request.batch or (USUAL_BATCH,)
@@ -382,6 +488,8 @@ def _padded_lengths(request: ForecastRequest, documents: Documents | None) -> tu
 
 
 def _trend(rows: Sequence[Forecast]) -> Trend | None:
+    """Return the trend over the batch sizes that fit, or None if a size occurs twice."""
+    rows = [row for row in rows if row.step is not None and row.fits is not False]
     rows = sorted(rows, key=lambda row: row.execution.micro_batch)
     batches = [row.execution.micro_batch for row in rows]
     if len(set(batches)) < len(batches):
@@ -393,8 +501,7 @@ def _trend(rows: Sequence[Forecast]) -> Trend | None:
 def _workloads(
     request: ForecastRequest, on_cpus: set[bool], lengths: Sequence[int], progress: Progress
 ) -> dict[tuple[int | None, bool], Workload]:
-    """The workload of each length, as GPUs run it (False) and as a CPU does (True), which runs other operators, as far as they
-    are asked for."""
+    """Return the workloads by length and by True for a CPU, which runs other operators than a GPU."""
     workloads: dict[tuple[int | None, bool], Workload] = {}
     for on_cpu in sorted(on_cpus):
         saved_once = replace(request, save_workload=None) if workloads else request
@@ -406,30 +513,22 @@ def _workloads(
 def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
     r, own, host = request, own_devices(request.hardware), named_host(request.host)
     software = software_of(r)
-    if r.packed and software.attention is None:
-        software = replace(
-            software, attention="flash2"
-        )  # what padding-free collators and TRL's packing are run with
-    fleet = (r.num_gpus, r.nodes, r.network, r.price)
+    if r.packed and software.attention is None:  # padding-free collators and TRL's packing use it
+        software = replace(software, attention="flash2")
+    size = (r.num_gpus, r.nodes, r.network, r.price)
     latency_us = None if r.network_latency is None else 1e6 * r.network_latency
     copies = math.inf if r.host_copy is None else r.host_copy
-    if host is not None and all(gpu.casefold() == "cpu" for gpu in r.gpu):
-        raise Misuse(
-            "`host` does nothing without a `gpu`: a machine's profile was measured with its own"
-            " CPU."
-        )
-    if software != TODAY and all(gpu.casefold() == "cpu" for gpu in r.gpu):
-        raise Misuse(
-            "Software does nothing without a `gpu`: a machine's profile was measured with its own."
-        )
+    if r.only_cpu and (host is not None or software != TODAY):
+        option = "`host`" if host is not None else "Software"
+        raise Misuse(f"{option} needs a `gpu`: a machine's profile was measured with its own.")
 
     def machine(profile: MachineProfile) -> Target:
         links = profile.host_links
-        cluster = fleet_of(profile.device, *fleet, links, latency_us=latency_us)
+        cluster = cluster_with(profile.device, *size, links, latency_us=latency_us)
         return Target(cluster, CalibratedKernels(profile.kernels), copies)
 
     def card(name: str) -> Target:
-        cluster = fleet_of(find_device(name, own), *fleet, host=host, latency_us=latency_us)
+        cluster = cluster_with(find_device(name, own), *size, host=host, latency_us=latency_us)
         return Target(cluster, host_copy_gb_per_s=copies, software=software)
 
     targets = [
@@ -444,19 +543,19 @@ def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
 
 
 def _measurements(path: str) -> list[Measurement]:
-    """The measurements of a file that `measure --output` wrote."""
+    """Read a file that `measure --output` wrote."""
     entries = read_json(path)
     entries = entries if isinstance(entries, list) else [entries]
     measurements = [from_json(json.dumps(entry), Measurement, path) for entry in entries]
     if not measurements:
-        raise UnreadableInput(f"{path} holds no measurement.")
+        raise UnreadableInput(f"{path} has no measurements.")
     return measurements
 
 
 def _measured(
     measurements: Sequence[Measurement], forecaster: Forecaster, own: Sequence[Device]
 ) -> Measured:
-    """Measurements of the same model beside their forecasts."""
+    """Return measurements of the same model beside their forecasts."""
     target, known = forecaster.target, []
     measurements = [m for m in measurements if m.model == forecaster.workload.model] or measurements
     for m in measurements:
@@ -468,13 +567,13 @@ def _measured(
             there = forecaster
         elif target.kernels.traces_cpu:
             raise TrainpaceError(
-                f"a measurement on {m.device} says nothing of another machine's CPU."
+                f"A measurement on {m.device} cannot correct a forecast for another machine's CPU."
             )
         else:
-            fleet = Cluster(
+            cluster = Cluster(
                 device=find_device(m.device, own), nodes=e.nnodes, devices_per_node=e.nproc_per_node
             )
-            there = forecaster.on(Target(fleet, software=target.software))
+            there = forecaster.on(Target(cluster, software=target.software))
         known.append(observe_elsewhere(m, there))
     sizes = ", ".join(str(m.execution.micro_batch) for m in measurements[:8])
     devices = ", ".join(sorted({seen.run.device for seen in known}))

@@ -84,7 +84,7 @@ THE_PUBLIC = "the public journal"
 class ListRequest(FilteredRequest, kw_only=True):
     limit: Annotated[int, Field("Runs to show.", COUNT)] = 20
     offset: Annotated[int, Field("Runs to leave out first.", COUNT)] = 0
-    sweeps: Annotated[bool, Field("List sweeps instead of runs.")] = False
+    sweeps: Annotated[bool, Field("List sweeps instead of runs.", excludes=("public",))] = False
     public: Public = False
 
 
@@ -101,8 +101,6 @@ class Listing(Record):
 def list_runs(request: ListRequest) -> Listing:
     limit, offset = (min(number, 2**31) for number in (request.limit, request.offset))
     if request.public:
-        if request.sweeps:
-            raise Misuse("the public journal holds no sweeps: leave `sweeps` or `public` out.")
         found = matching(public_query(request.query()))
         return Listing(
             public=tuple(found[offset : offset + limit]), total=len(found), place=THE_PUBLIC

@@ -12,7 +12,6 @@ from trainpace.core.hardware import catalogue_name
 from trainpace.core.records import Record
 from trainpace.core.units import format_number, hours_from_s
 from trainpace.offers import Binding, Job, Match, Pick, Ranking, Rejected, nearest, picks, rank
-from trainpace.verbs.evidence import Evidence, evidence_for
 from trainpace.verbs.offers import (
     Gpus,
     MachinesFile,
@@ -30,7 +29,6 @@ from trainpace.verbs.places import (
     named_host,
     own_devices,
 )
-from trainpace.verbs.recorded import caveats, loader_of, recording_of, sentences_of
 from trainpace.verbs.request import (
     ABOVE_0_S,
     AT_LEAST_1,
@@ -39,17 +37,26 @@ from trainpace.verbs.request import (
     RATE,
     USD,
     Field,
-    Misuse,
+    Group,
     Progress,
 )
-from trainpace.verbs.software import software_of
-from trainpace.verbs.traced import ChannelsLast, workload_started
+from trainpace.verbs.traced import (
+    ChannelsLast,
+    Evidence,
+    caveats,
+    evidence_for,
+    loader_of,
+    recording_of,
+    sentences_of,
+    workload_started,
+)
 from trainpace.verbs.training import (
     USUAL_GLOBAL_BATCH,
     Tokens,
     TrainingRequest,
     default_forms,
     epoch_of,
+    software_of,
 )
 from trainpace.workload import Form, Workload, stored_precision
 
@@ -61,11 +68,20 @@ MIXED: tuple[Precision, ...] = ("amp_bf16", "amp_fp16")
 
 
 class MatchRequest(TrainingRequest, kw_only=True):
-    samples: Annotated[int | None, Field("Samples in an epoch: 1281167, 1.28M.", AT_LEAST_1)] = None
+    requires = ("samples|tokens", "epochs|max_steps")
+
+    samples: Annotated[
+        int | None, Field("Samples per epoch: 1281167, 1.28M.", AT_LEAST_1, group=Group.LENGTH)
+    ] = None
     tokens: Tokens = None
     max_steps: Annotated[
         int | None,
-        Field("Stop after this many optimizer updates, instead of `epochs`.", AT_LEAST_1),
+        Field(
+            "Optimizer updates, in place of `epochs`.",
+            AT_LEAST_1,
+            excludes=("epochs",),
+            group=Group.LENGTH,
+        ),
     ] = None
     global_batch: Annotated[
         int | None,
@@ -73,22 +89,32 @@ class MatchRequest(TrainingRequest, kw_only=True):
             "Samples per update, on every server.  [default: the task's loader's or trainer's, or"
             " 256]",
             AT_LEAST_1,
+            group=Group.BATCH,
         ),
     ] = None
     precision: Annotated[
         tuple[Precision, ...],
         Field(
-            "Allowed number formats; each card takes its fastest.  [default: one, as in forecast]"
+            "Allowed number formats; each card uses its fastest.  [default: one, as in forecast]",
+            group=Group.MODEL,
         ),
     ] = ()
-    by: Annotated[Literal["cost", "hours"], Field("What to rank by.")] = "cost"
-    deadline: Annotated[float | None, Field("Time available: 24h, 3 days.", DURATION)] = None
-    budget: Annotated[float | None, Field("Money available: 500, $2k.", USD)] = None
+    by: Annotated[Literal["cost", "hours"], Field("What to rank by.", group=Group.CHOICE)] = "cost"
+    deadline: Annotated[
+        float | None, Field("Time available: 24h, 3 days.", DURATION, group=Group.CHOICE)
+    ] = None
+    budget: Annotated[
+        float | None, Field("Money available: 500, $2k.", USD, group=Group.CHOICE)
+    ] = None
     provider: Providers = ()
     region: Regions = ()
     gpu: Gpus = ()
-    max_nodes: Annotated[int, Field("Join up to this many servers of a kind.", DEVICES)] = 4
-    spot: Annotated[bool, Field("Also spot prices, with what preemption costs.")] = False
+    max_nodes: Annotated[
+        int, Field("Join up to this many servers of a kind.", DEVICES, group=Group.GPUS)
+    ] = 4
+    spot: Annotated[
+        bool, Field("Also spot prices, with the cost of preemption.", group=Group.CHOICE)
+    ] = False
     preempted_every: Annotated[
         float | None,
         Field(
@@ -96,13 +122,20 @@ class MatchRequest(TrainingRequest, kw_only=True):
         ),
     ] = None
     data_from: Annotated[
-        str, Field("Where the data lie; leaving a cloud costs egress.", metavar="PROVIDER")
+        str,
+        Field(
+            "Provider that holds the data; leaving a cloud costs egress.",
+            metavar="PROVIDER",
+            needs=("data_gb",),
+        ),
     ] = ""
     loader_rate: Annotated[
         float | None, Field("Samples per second that one CPU thread prepares.", RATE)
     ] = None
     machines: MachinesFile = None
-    only_machines: Annotated[bool, Field("Only those.")] = False
+    only_machines: Annotated[
+        bool, Field("Rank only those.", needs=("machines",), overrides=("gpu",), group=Group.GPUS)
+    ] = False
     hardware: HardwareFile = None
     host: Annotated[
         str | None,
@@ -114,9 +147,12 @@ class MatchRequest(TrainingRequest, kw_only=True):
     journal: JournalPlace = None
     no_journal: Annotated[bool, Field("Ignore measurements in the journal.")] = False
     channels_last: ChannelsLast = False
-    compile: Annotated[bool, Field("Under torch.compile.")] = False
+    compile: Annotated[bool, Field("Run under torch.compile.", group=Group.MODEL)] = False
     checkpointing: Annotated[
-        bool, Field("Recompute the activations of repeated blocks, block by block.")
+        bool,
+        Field(
+            "Recompute the activations of repeated blocks, block by block.", group=Group.PARALLEL
+        ),
     ] = False
     evidence: Evidence = "nearest"
 
@@ -131,8 +167,8 @@ class MatchRequest(TrainingRequest, kw_only=True):
         built_in = isinstance(self.model, str) and self.model.isidentifier()
         return (*forms, "amp") if built_in and not self.precision else forms
 
-    def settled(self, workload: Workload) -> Self:
-        """The request with the task's own settings, as forecast takes them, or the defaults, where it leaves them open."""
+    def resolved(self, workload: Workload) -> Self:
+        """Return the request with open options replaced by the task's own settings, else by defaults."""
         own: Mapping[str, Any] = workload.settings
         batch = (
             own["micro_batch"] * own.get("accumulation", 1)
@@ -171,14 +207,6 @@ class Matches(Record):
 
 def run(request: MatchRequest, progress: Progress) -> Matches:
     r = request
-    if (r.samples is None) == (r.tokens is None):
-        raise Misuse("Give `samples`, or `tokens`: how large an epoch is.")
-    if (r.epochs is None) == (r.max_steps is None):
-        raise Misuse("Give `epochs` or `max_steps`.")
-    if r.only_machines and not r.machines:
-        raise Misuse("`only_machines` needs `machines` FILE.toml.")
-    if r.data_from and not r.data_gb:
-        raise Misuse("`data_from` needs `data_gb`, the size of the data.")
     # the offers are read while the model is traced
     with workload_started(r, progress) as traced:
         every_offer = known_offers(r.machines, progress, r.only_machines)
@@ -194,7 +222,7 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
             ]
         preempted_h = None if r.preempted_every is None else hours_from_s(r.preempted_every)
         workload = traced()
-        r = r.settled(workload)
+        r = r.resolved(workload)
         assert r.global_batch is not None
         recording = recording_of(r.model)
         loader = None if recording is None or r.loader_rate is not None else loader_of(recording)

@@ -57,7 +57,9 @@ Precision = Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16"
 
 
 class MeasureRequest(Request):
-    """A model, the batch sizes, and how its steps are measured. `command`: the one that the journal notes, "" for none."""
+    """A model, the batch sizes, and how its steps are measured. `command` is stored in the journal; "" for none."""
+
+    requires = ("model|suite",)
 
     model: Annotated[str | None, Argument("The model, as in trainpace forecast.")] = None
     batch: Annotated[
@@ -170,11 +172,11 @@ class MeasuredSweep(Record, Rows[Measurement]):
 
 def run(request: MeasureRequest, progress: Progress) -> MeasuredSweep:
     """Raises UserCodeError where nothing could be measured."""
-    if request.model is None:
-        raise Misuse("Name a `model`.")
+    assert request.model is not None
     if request.noise_scale and not ModelSpec.of(request.model).runs_code:
         raise Misuse(
-            "`noise_scale` is one of real samples, and this model has none: name FILE.py:FUNCTION."
+            "`noise_scale` needs real samples, and those of this model are random.",
+            "Give FILE.py:FUNCTION.",
         )
     request, device = prepared(request, progress)
     with opened_journal(request.journal, request.no_journal) as journal:

@@ -13,24 +13,16 @@ from msgspec.structs import replace
 
 from trainpace.configs import normal
 from trainpace.core.errors import Contradiction, TrainpaceError, UnreadableInput
-from trainpace.core.execution import (
-    EXECUTION_FIELDS,
-    Checkpointing,
-    Execution,
-    Precision,
-    ZeroStage,
-    optimizer_called,
-)
+from trainpace.core.execution import EXECUTION_FIELDS, Execution, Precision, optimizer_called
 from trainpace.core.hardware import Cluster, Device, find_device
 from trainpace.core.intake import read_json, read_text, toml_of
-from trainpace.core.records import Record
+from trainpace.core.records import Record, to_jsonable
 from trainpace.core.software import TODAY
 from trainpace.core.units import parse_count
 from trainpace.forecast import running_software
 from trainpace.job import Schedule, accumulation_for_global_batch, total_steps
 from trainpace.plan import Freedom, Plan, Setting, plan_changes
 from trainpace.verbs.data_paths import ALL_OFFLINE, data_paths
-from trainpace.verbs.evidence import Evidence, evidence_for
 from trainpace.verbs.limits import limits_of
 from trainpace.verbs.places import (
     HardwareFile,
@@ -41,7 +33,6 @@ from trainpace.verbs.places import (
     named_host,
     own_devices,
 )
-from trainpace.verbs.recorded import caveats
 from trainpace.verbs.request import (
     ABOVE_0,
     AT_LEAST_1,
@@ -50,25 +41,34 @@ from trainpace.verbs.request import (
     EXISTING_FILE,
     USD,
     Field,
+    Group,
     Misuse,
     Progress,
     Unit,
     within,
 )
 from trainpace.verbs.settings import SettingsSource, kinds_of, texts_of
-from trainpace.verbs.software import software_of
-from trainpace.verbs.traced import PRECISION_HELP, adaptation_of, workload_of
+from trainpace.verbs.traced import (
+    Evidence,
+    adaptation_of,
+    caveats,
+    evidence_for,
+    evidence_json,
+    workload_of,
+)
 from trainpace.verbs.training import (
+    LENGTH,
     USUAL_BATCH,
     GlobalBatch,
     Network,
-    Offload,
     Tokens,
     TrainingRequest,
+    cluster_with,
     default_precision,
     epoch_of,
     execution_values,
-    fleet_of,
+    software_of,
+    with_execution,
 )
 from trainpace.workload import Form, ModelSpec, Variant, Workload, form_of
 
@@ -94,136 +94,146 @@ FLEET_KEYS = {
 }
 
 
-class PlanRequest(TrainingRequest):
-    gpu: Annotated[str | None, Field("The GPU of the fleet, by name.")] = None
+EXECUTION_NOW = (
+    *("batch", "accumulate", "precision", "zero", "tp", "pp", "cp"),
+    *("checkpointing", "offload", "compile", "channels_last"),
+)
+"""Options that describe how the training runs now."""
+WORKERS = "workers|config|command|watched"
+"""Options that give the number of loader workers."""
+
+if TYPE_CHECKING:
+
+    class RequestNow(TrainingRequest):
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    RequestNow = with_execution("RequestNow", EXECUTION_NOW, now=True)
+
+
+class PlanRequest(RequestNow):
+    gpu: Annotated[str | None, Field("GPU of the cluster, by name.", group=Group.GPUS)] = None
     num_gpus: Annotated[
-        int | None, Field("GPUs of a node of the fleet.  [default: 1]", DEVICES)
+        int | None, Field("GPUs per node.  [default: 1]", DEVICES, group=Group.GPUS)
     ] = None
-    nodes: Annotated[int | None, Field("Nodes of the fleet.  [default: 1]", DEVICES)] = None
+    nodes: Annotated[int | None, Field("Nodes.  [default: 1]", DEVICES, group=Group.GPUS)] = None
     network: Network = None
     host: HostName = None
     cluster: Annotated[
         str | None,
         Field(
-            "The fleet from a file: gpu, num_gpus, nodes, network_gb_per_s, host, price.",
+            "The cluster from a file: gpu, num_gpus, nodes, network_gb_per_s, host, price.",
             metavar="FILE.toml",
+            overrides=("gpu",),
+            group=Group.GPUS,
         ),
     ] = None
     hardware: HardwareFile = None
-    price: Annotated[float | None, Field("Dollars per GPU and hour.", USD)] = None
+    price: Annotated[float | None, Field("Dollars per GPU and hour.", USD, group=Group.LENGTH)] = (
+        None
+    )
     config: Annotated[
-        tuple[str, ...], Field("How it trains now: a settings file; several.", metavar="FILE")
+        tuple[str, ...],
+        Field(
+            "A settings file of the training; repeat for several.", metavar="FILE", group=Group.NOW
+        ),
     ] = ()
     command: Annotated[
-        str | None, Field("How it trains now: a launch command.", metavar="TEXT")
+        str | None, Field("Its launch command.", metavar="TEXT", group=Group.NOW)
     ] = None
     watched: Annotated[
         str | None,
         Field(
-            "How it trains now: a recording (trainpace watch), its loader included.",
+            "A recording of it (trainpace watch), with its loader.",
             metavar="FOLDER",
-        ),
-    ] = None
-    batch: Annotated[
-        int | None,
-        Field(
-            "Samples per GPU and forward pass now.  [default: the task's loader's or trainer's,"
-            " or 32]",
-            AT_LEAST_1,
-            sets="micro_batch",
-        ),
-    ] = None
-    accumulate: Annotated[
-        int | None,
-        Field(
-            "Micro-batches per update now.  [default: the task's trainer's, or 1]",
-            AT_LEAST_1,
-            sets="accumulation",
+            group=Group.NOW,
         ),
     ] = None
     global_batch: GlobalBatch = None
     gpus_now: Annotated[
-        int | None, Field("GPUs of a node that it uses now.  [default: the fleet's]", DEVICES)
+        int | None, Field("GPUs per node that it uses now.  [default: all]", DEVICES)
     ] = None
-    nodes_now: Annotated[
-        int | None, Field("Nodes that it uses now.  [default: the fleet's]", DEVICES)
+    nodes_now: Annotated[int | None, Field("Nodes that it uses now.  [default: all]", DEVICES)] = (
+        None
+    )
+    workers: Annotated[
+        int | None, Field("Loader workers now.", COUNT, needs=("sample_ms|loader|watched",))
     ] = None
-    precision: Annotated[
-        Precision | None, Field(PRECISION_HELP.replace("format.", "format now."))
-    ] = None
-    zero: Annotated[
-        ZeroStage | None, Field("ZeRO stage now; full FSDP is 3.  [default: 0]", sets="zero_stage")
-    ] = None
-    tp: Annotated[int | None, Field("Tensor-parallel size now.", AT_LEAST_1)] = None
-    pp: Annotated[int | None, Field("Pipeline-parallel size now.", AT_LEAST_1)] = None
-    cp: Annotated[int | None, Field("Context-parallel size now.", AT_LEAST_1)] = None
-    checkpointing: Annotated[
-        Checkpointing | None, Field("What is recomputed now.", sets="activation_checkpointing")
-    ] = None
-    offload: Annotated[
-        Offload | None, Field("What is kept in the host's memory now.", sets="offload_optimizer")
-    ] = None
-    compile: Annotated[bool, Field("torch.compile is used now.")] = False
-    channels_last: Annotated[bool, Field("NHWC tensors are used now.")] = False
-    workers: Annotated[int | None, Field("Loader workers now. Needs `sample_ms`.", COUNT)] = None
     sample_ms: Annotated[
         float | None,
         Field(
-            "Milliseconds of a core for a sample (trainpace loader measures it).",
+            "Milliseconds that one core takes to prepare a sample (trainpace loader measures it).",
             within("ms", ABOVE_0, 1e9),
+            needs=("cores|watched", WORKERS),
+            excludes=("loader",),
         ),
     ] = None
     offline_share: Annotated[
         float | None,
         Field(
             "Share of a sample's preparation that is the same in every epoch, from 0 to 1"
-            " (trainpace loader says it).  [default: 1, assumed]",
+            " (trainpace loader reports it).  [default: 1, assumed]",
             within("share", 0, 1),
+            needs=("sample_ms|watched",),
+            excludes=("loader",),
         ),
     ] = None
     loader: Annotated[
         str | None,
         Field(
-            "What trainpace loader --json answered, in place of `sample_ms`, `cores` and"
+            "The answer of trainpace loader --json, in place of `sample_ms`, `cores` and"
             " `offline_share`.",
             EXISTING_FILE,
             metavar="FILE.json",
+            needs=(WORKERS,),
         ),
     ] = None
     cores: Annotated[
-        int | None, Field("Cores of a node for its loaders. With `sample_ms`.", AT_LEAST_1)
+        int | None,
+        Field("Cores per node for its loaders.", AT_LEAST_1, needs=("sample_ms|loader|watched",)),
     ] = None
-    samples: Annotated[int | None, Field("Samples in an epoch.", AT_LEAST_1)] = None
+    samples: Annotated[
+        int | None, Field("Samples per epoch.", AT_LEAST_1, needs=(LENGTH,), group=Group.LENGTH)
+    ] = None
     tokens: Tokens = None
     max_steps: Annotated[
-        int | None, Field("Updates, in place of `epochs` or as their limit.", AT_LEAST_1)
+        int | None,
+        Field(
+            "Updates, in place of `epochs` or as their limit.",
+            AT_LEAST_1,
+            overrides=("epochs",),
+            group=Group.LENGTH,
+        ),
     ] = None
-    allow_global_batch: Annotated[bool, Field("Also look at multiples of the global batch.")] = (
-        False
-    )
+    allow_global_batch: Annotated[
+        bool, Field("Also consider multiples of the global batch.", group=Group.CHOICE)
+    ] = False
     noise_scale: Annotated[
         str | None,
         Field(
-            "With `allow_global_batch`: count to the same loss, by this gradient noise scale"
-            " (trainpace measure --noise-scale --output FILE.json, or the ladder.json of trainpace"
-            " run).",
+            "Count steps to the same loss, by this gradient noise scale (trainpace measure"
+            " --noise-scale --output FILE.json, or the ladder.json of trainpace run).",
             Unit("samples", str),
             metavar="SAMPLES|FILE.json",
+            needs=("allow_global_batch",),
         ),
     ] = None
-    allow_fp8: Annotated[bool, Field("Also look at FP8.")] = False
+    allow_fp8: Annotated[bool, Field("Also consider FP8.", group=Group.CHOICE)] = False
     keep: Annotated[
         tuple[str, ...],
         Field(
-            "Leave this as it is: GPUs, precision, compile, 'micro-batch', ...; several.",
-            metavar="WHAT",
+            "A setting to leave as it is: GPUs, precision, compile, 'micro-batch', ...; repeat for"
+            " several.",
+            metavar="SETTING",
+            group=Group.CHOICE,
         ),
     ] = ()
     fastest: Annotated[
         bool,
         Field(
-            "Order the changes to the fastest choice, even where forecasts cannot tell it from a"
-            " simpler one."
+            "Go to the fastest choice, even if a simpler one is as fast within the forecast's"
+            " error.",
+            group=Group.CHOICE,
         ),
     ] = False
     journal: JournalPlace = None
@@ -232,13 +242,30 @@ class PlanRequest(TrainingRequest):
 
 
 class Planned(Record):
-    """A plan, what it was made for, and what to change in the script itself, each with the seconds of the job that it saves.
-    `evidence`: what others measured near to the plan's end."""
+    """A plan and what it was made for.
+
+    Attributes:
+        script_changes: Changes to the script itself, each with the seconds of the job that it saves.
+        evidence: Public measurements near the plan's end.
+    """
 
     plan: Plan
     setting: Setting
-    script_changes: tuple[tuple[Any, float], ...]
+    script_changes: tuple[tuple[Advice, float], ...]
     evidence: tuple[Nearness, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `trainpace plan --json` prints, without the files of `--write`."""
+        return {
+            **to_jsonable(self.plan),
+            "noise_scale": self.setting.noise_scale,
+            "saved_s": self.plan.saved_s,
+            "in_the_script": [
+                {**to_jsonable(advice), "saved_s": saved_s}
+                for advice, saved_s in self.script_changes
+            ],
+            "evidence": evidence_json(self.evidence),
+        }
 
 
 def run(
@@ -424,7 +451,10 @@ class Present(NamedTuple):
             recorded["accumulation"] = max(1, round(batches))
             if self.rank.samples_per_step:
                 recorded["micro_batch"] = max(1, round(self.rank.samples_per_step / batches))
-        for name, value in execution_values(request, workload).items():
+        stated = execution_values(request, workload)
+        for name in ("nnodes", "nproc_per_node"):  # `nodes` and `num_gpus` are the cluster's
+            stated.pop(name)
+        for name, value in stated.items():
             if name in REPLACES_FILES:
                 picked = normal(name, self.files.value(name)) if value is None else value
             else:  # a flag that is not set says nothing
@@ -467,7 +497,7 @@ def cluster_of(request: PlanRequest, present: Present) -> Cluster:
     if network is not None and not 1e-6 <= network <= 1e6:
         raise TrainpaceError(f"a network of {network} GB/s cannot be right: give 1e-6 to 1e6.")
     device, host = find_device(fleet["gpu"], own_devices(r.hardware)), named_host(fleet.get("host"))
-    return fleet_of(device, per_node, count, network, fleet.get("price"), host=host)
+    return cluster_with(device, per_node, count, network, fleet.get("price"), host=host)
 
 
 def noise_scale_of(request: PlanRequest) -> float | None:
@@ -475,8 +505,6 @@ def noise_scale_of(request: PlanRequest) -> float | None:
     given = request.noise_scale
     if given is None:
         return None
-    if not request.allow_global_batch:
-        raise Misuse("`noise_scale` weighs global batches: add `allow_global_batch`.")
     if not given.endswith(".json"):
         try:
             return float(

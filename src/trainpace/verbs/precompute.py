@@ -49,10 +49,17 @@ class PrecomputeRequest(Request):
     ] = False
     seconds: Annotated[float, Field("Time for `estimate` to compute samples.", DURATION)] = 20.0
     step_ms: Annotated[
-        float | None, Field("For `estimate`: a training step without its data.", MILLISECONDS)
+        float | None,
+        Field(
+            "Step time of the training without its data.", MILLISECONDS, needs=("estimate", "batch")
+        ),
     ] = None
-    batch: Annotated[int | None, Field("For `estimate`: samples in that step.", COUNT)] = None
-    epochs: Annotated[float | None, Field("For `estimate`: epochs that will be trained.")] = None
+    batch: Annotated[
+        int | None, Field("Samples in that step.", COUNT, needs=("estimate", "step_ms"))
+    ] = None
+    epochs: Annotated[float | None, Field("Epochs that will be trained.", needs=("estimate",))] = (
+        None
+    )
 
 
 class Verified(Record):
@@ -78,19 +85,18 @@ def run(request: PrecomputeRequest, progress: Progress) -> Precomputed | Estimat
         target, part = target or plan.target, "1/1"
         if not Path(ModelSpec.of(target).path).is_file():
             raise Misuse(
-                f"the shards were computed by {target}, which is gone: name it as it is now."
+                f"The shards were computed by {target}, which no longer exists.",
+                "Give its new `target`.",
             )
     target, workers = _target(target), r.workers or usable_cores()
     if r.estimate:
-        if (r.step_ms is None) != (r.batch is None):
-            raise Misuse("`step_ms` and `batch` belong together.")
         step_s = None if r.step_ms is None else r.step_ms / 1e3
         return shards.estimate(
             target, r.out, workers, r.seconds, step_s=step_s, batch=r.batch or 1, epochs=r.epochs
         )
     number, parts = shards.part_of(part, os.environ)
     if r.again and parts > 1:
-        raise Misuse("`again` is for the whole, not for one part: empty the folder first.")
+        raise Misuse("`again` cannot be combined with one part.", "Empty the folder first.")
     settings = shards.Settings(
         target=target,
         folder=r.out,
@@ -129,5 +135,5 @@ def array_script(request: PrecomputeRequest, parts: int, limit_s: float) -> str:
 
 def _target(target: str | None) -> str:
     if target is None:
-        raise Misuse("Name a `target`: FILE.py:NAME.")
+        raise Misuse("Give a `target`: FILE.py:NAME.")
     return target

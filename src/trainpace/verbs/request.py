@@ -1,27 +1,29 @@
-"""What a verb is given: a request, with the units and ranges of its values, and somebody to tell how far it has come.
+"""Requests: what a verb is asked, with the units, ranges and relations of its values; and progress reporting.
 
-A request is a frozen record, whose every field has a type, a unit, a default and a line of help.
+A request is a frozen record. Every field has a type, a unit, a default and a line of help:
 
     class GpusRequest(Request):
         name: Annotated[str | None, Argument("One device.")] = None
-        num_gpus: Annotated[int, Field("GPUs of a node.", DEVICES)] = 1
+        num_gpus: Annotated[int, Field("GPUs per node.", DEVICES)] = 1
 
-The command line's options, the keywords in Python, the form of a page and the reference page of a verb are all derived from
-`fields_of(GpusRequest)`. A bool is a flag, a Literal a choice, a tuple an option that may be given several times. Messages name
-a field in backquotes (`num_gpus`), which every face shows in its own spelling.
+`fields_of(GpusRequest)` gives the options of the command line, the keywords in Python, the form on a page and the reference page
+of a verb. A bool is a flag, a Literal a choice, a tuple an option that can be repeated. Messages name a field in backquotes
+(`num_gpus`), and each interface shows it in its own spelling.
 """
 
 import os
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import (
     Annotated,
     Any,
+    ClassVar,
     Generic,
     Literal,
     Protocol,
@@ -53,11 +55,20 @@ R = TypeVar("R", bound="Request")
 
 
 class Request(Record):
-    """The base of every verb's request."""
+    """Base class of every verb's request.
+
+    `requires` lists conditions that every request has to fulfil, written as in `Field.needs`.
+    """
+
+    requires: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        kind = type(self)
+        check_relations(fields_of(kind), lambda name: getattr(self, name), kind.requires)
 
 
 class Rows(Table, Generic[T]):
-    """An answer that is the sequence of its `rows`."""
+    """An answer that is a sequence of rows."""
 
     __slots__ = ()
     rows: tuple[T, ...]
@@ -76,14 +87,15 @@ class Rows(Table, Generic[T]):
 
 
 class Misuse(TrainpaceError):
-    """A request that cannot be meant so, such as two fields that exclude each other."""
+    """A request that contradicts itself, such as two fields that exclude each other."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """How a value is written as text. `parse` raises TrainpaceError; `suffix` is what a bare number stands for in Python.
+    """How a value is written as text.
 
-    A list unit (`is_list`) reads a whole tuple from one text, such as the batch sizes 1:70.
+    `parse` raises TrainpaceError for a bad value. `suffix` is the unit of a bare number in Python. A list unit (`is_list`) reads
+    a whole tuple from one text, such as the batch sizes 1:70.
     """
 
     name: str
@@ -93,7 +105,7 @@ class Unit:
     is_list: bool = False
 
     def read(self, value: Any) -> Any:
-        """The value of text, of a number, or, of a list unit, of some numbers."""
+        """Convert text, a number or (for a list unit) several numbers to a value."""
         if self.is_list and isinstance(value, Iterable) and not isinstance(value, str):
             return self.parse(",".join(str(one) for one in value))
         if isinstance(value, str | os.PathLike):
@@ -119,14 +131,14 @@ def _shown_number(number: float) -> str:
 def within(
     name: str, least: float, most: float, parse: Callable[[str], Any] = _number, hint: str = ""
 ) -> Unit:
-    """Numbers from `least` to `most`; `least` just above 0 reads as "above 0"."""
+    """Return a unit for numbers from `least` to `most`. ABOVE_0 reads as "above 0"."""
     start = "above 0" if least == ABOVE_0 else f"from {least:,.12g}"
 
     def checked(text: str) -> Any:
         value = parse(text)
-        if not least <= value <= most:  # as NaN is not either
+        if not least <= value <= most:  # also true for NaN
             raise TrainpaceError(
-                f"{text} cannot be right: give a number {start}, up to {most:,.12g}.", hint
+                f"{text} is out of range: give a number {start}, up to {most:,.12g}.", hint
             )
         return value
 
@@ -136,7 +148,7 @@ def within(
 
 
 def _list_of(name: str, one: str, least: int, most: int, hint: str) -> Unit:
-    """Whole numbers: ``32``, ``1,2,4,8``, ``1:70`` (every one) or ``8:64:8`` (every eighth)."""
+    """Return a unit for lists: ``32``, ``1,2,4,8``, ``1:70`` (every number) or ``8:64:8`` (every eighth)."""
 
     def parse(text: str) -> tuple[int, ...]:
         numbers: set[int] = set()
@@ -157,7 +169,7 @@ def _list_of(name: str, one: str, least: int, most: int, hint: str) -> Unit:
 
 
 def _path(name: str, *checks: tuple[Callable[[str], bool], str]) -> Unit:
-    """A path that fulfils every check; each has the problem of one that does not."""
+    """Return a unit for paths. Each check comes with the message for a path that fails it."""
 
     def parse(path: str) -> str:
         for is_right, problem in checks:
@@ -180,7 +192,7 @@ MILLISECONDS = within("milliseconds", 0, 1e12)
 LOAD = within("load", 1, 1e6)
 BYTES = within("bytes", 0, 1e15, parse_count)
 RATE = within("rate", 1e-6, 1e9)
-GB_PER_S = within("GB/s", 1e-6, 1e6, hint="In gigabytes a second: 400 Gbit/s is 50.")
+GB_PER_S = within("GB/s", 1e-6, 1e6, hint="In gigabytes per second: 400 Gbit/s is 50.")
 BATCHES = _list_of("batches", "batch size", 1, 10**9, "Write 32, or 1,2,4,8, or 1:70, or 8:64:8.")
 LENGTHS = _list_of(
     "lengths", "sequence length", 1, 10**9, "Write 4096, or 1024,4096,16384, or 1024:8192:1024."
@@ -188,8 +200,11 @@ LENGTHS = _list_of(
 WORKERS = _list_of("workers", "number of workers", 0, 256, "Write 4, or 0,2,4, or 0:4; up to 256.")
 NEW_FILE = _path(
     "file",
-    (lambda path: Path(path).resolve().parent.is_dir(), "the folder of {path} does not exist."),
-    (lambda path: not os.path.exists(path) or os.path.isfile(path), "{path} is no regular file."),
+    (lambda path: Path(path).resolve().parent.is_dir(), "The folder of {path} does not exist."),
+    (
+        lambda path: not os.path.exists(path) or os.path.isfile(path),
+        "{path} is not a regular file.",
+    ),
 )
 EXISTING_FILE = _path(
     "file",
@@ -199,12 +214,34 @@ EXISTING_FILE = _path(
 EXISTING_FOLDER = _path("directory", (os.path.isdir, "Directory {path!r} does not exist."))
 
 
+class Group(StrEnum):
+    """Headings of the options that `--help` shows, in order. Other options are shown by `--help-all` only."""
+
+    MODEL = "Model"
+    GPUS = "GPUs"
+    NOW = "How it trains now"
+    BATCH = "Batch"
+    PARALLEL = "Parallelism and memory"
+    LENGTH = "Training length"
+    CHOICE = "Choice"
+    OPTIONS = "Options"
+    OUTPUT = "Output"
+
+
 @dataclass(frozen=True)
 class Field:
-    """What a face has to know about a field besides its type and default.
+    """What an interface has to know about a field besides its type and default.
 
-    option: the word of the command line where it is not the field's name, such as "from". alone: the value where the option is
-    given without one. sets: the field of `Execution` that it sets.
+    Attributes:
+        help: A line of help, which may end with "  [default: ...]".
+        option: The word on the command line if it is not the field's name, such as "from".
+        alone: The value if the option is given without one.
+        group: The heading under which `--help` shows the option; "" for options that few people need.
+        needs: Conditions that hold whenever this field is given. "samples|tokens" means that one of the two is given, "zero=3"
+            that `zero` is 3. Alternatives that a request does not have are ignored.
+        excludes: Fields that cannot be given together with this one.
+        overrides: Fields that can be given together with this one, but not by a project's defaults: whichever of the two is on
+            the command line drops the other's default.
     """
 
     help: str
@@ -213,21 +250,24 @@ class Field:
     option: str = ""
     alone: Any = None
     show_default: bool = True
-    sets: str = ""
+    group: str = ""
+    needs: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Argument(Field):
-    """A field that the command line takes by its position. `rest`: with all that follows on the line, as another command's."""
+    """A field that the command line takes by position. `rest` takes all that follows, such as another command."""
 
     rest: bool = False
 
 
 @dataclass(frozen=True)
 class ResolvedField:
-    """A field of a request, resolved: its name, its plain type, and what its `Field` says.
+    """A field of a request with its name, its plain type and its `Field`.
 
-    choices: the values of a Literal, else none. several: a tuple of values, each given on its own. required: without a default.
+    `choices` are the values of a Literal. `several` is True if the option can be repeated.
     """
 
     name: str
@@ -251,7 +291,7 @@ class ResolvedField:
 
     @property
     def default_text(self) -> str:
-        """The default as a person writes it; empty where there is none to show."""
+        """The default as a person writes it, or "" if there is none to show."""
         if (
             self.default in (None, "", ())
             or self.default is False
@@ -268,10 +308,22 @@ class ResolvedField:
             else str(self.default)
         )
 
+    def help(self, fields: Mapping[str, "ResolvedField"]) -> str:
+        """Return the help with the relations to other fields of the same request."""
+        text, bracket, default = self.about.help.partition("  [")
+        needs = [in_words(need, fields) for need in self.about.needs]
+        relations = [f"Without a value: {self.about.alone}."] if self.about.alone else []
+        relations += [f"Needs {need}." for need in needs if need]
+        relations += [f"Not with `{other}`." for other in self.about.excludes if other in fields]
+        return " ".join((text, *relations)) + bracket + default
+
+    def is_given(self, value: Any) -> bool:
+        return value is not None and value != self.default
+
     def read_one(self, value: Any) -> Any:
-        """One value, checked and converted. Raises TrainpaceError for what it cannot be."""
+        """Check and convert one value. Raises TrainpaceError if it is not valid."""
         if isinstance(value, bool):
-            raise TrainpaceError(f"it takes a value, not {value}.")
+            raise TrainpaceError(f"Takes a value, not {value}.")
         if self.about.unit is not None:
             return self.about.unit.read(value)
         if self.choices:
@@ -289,7 +341,7 @@ class ResolvedField:
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
     def read(self, value: Any) -> Any:
-        """A value as a Python program gives it: None is the default, a single value may stand for a tuple of one."""
+        """Convert a value from a Python program. None means the default; one value can stand for a tuple of one."""
         if value is None or (value is False and not self.is_flag):
             return None if self.required else self.default
         if self.is_flag:
@@ -306,8 +358,7 @@ class ResolvedField:
 
 @cache
 def fields_of(request: type[Request]) -> dict[str, ResolvedField]:
-    """The fields of a request by name, its own before those of its bases. Those without a `Field` are set by faces alone, and
-    left out."""
+    """Return the fields of a request by name, its own before those of its bases. Attributes without a `Field` are skipped."""
     hints = get_type_hints(request, include_extras=True)
     resolved = {}
     declared = {
@@ -329,11 +380,92 @@ def fields_of(request: type[Request]) -> dict[str, ResolvedField]:
     return resolved
 
 
-def request_of(kind: type[R], given: Mapping[str, Any]) -> R:
-    """A request from what a Python program or a page gives: text or plain values by the names of its fields.
+def _holds(
+    condition: str, fields: Mapping[str, ResolvedField], value_of: Callable[[str], Any]
+) -> bool:
+    """Return True if one alternative of a condition holds, or if the request has none of them."""
+    known = False
+    for alternative in condition.split("|"):
+        name, _, wanted = alternative.partition("=")
+        if name not in fields:
+            continue
+        known, value = True, value_of(name)
+        values = value if isinstance(value, tuple | list) else (value,)
+        if fields[name].is_given(value) and (not wanted or wanted in map(str, values)):
+            return True
+    return not known
 
-    Raises UnknownName for a field that the verb does not have, and TrainpaceError, naming the field, for a value that it cannot
-    take or one that is missing.
+
+def in_words(condition: str, names: Collection[str]) -> str:
+    """Write a condition as text, such as "`samples` or `tokens`". Alternatives that are not among `names` are skipped."""
+    parts = [alternative.partition("=") for alternative in condition.split("|")]
+    *others, last = [f"`{n}` {wanted}".strip() for n, _, wanted in parts if n in names] or [""]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def check_relations(
+    fields: Mapping[str, ResolvedField],
+    value_of: Callable[[str], Any],
+    requires: Iterable[str] = (),
+) -> None:
+    """Raise Misuse for the first relation between fields (`Field.needs`, `Field.excludes`) that does not hold."""
+    for condition in requires:
+        if not _holds(condition, fields, value_of):
+            raise Misuse(f"Give {in_words(condition, fields)}.")
+    for name, field in fields.items():
+        about = field.about
+        if not (about.needs or about.excludes) or not field.is_given(value_of(name)):
+            continue
+        for other in about.excludes:
+            if other in fields and fields[other].is_given(value_of(other)):
+                raise Misuse(f"`{name}` cannot be combined with `{other}`.", "Leave one out.")
+        for condition in about.needs:
+            if not _holds(condition, fields, value_of):
+                raise Misuse(f"`{name}` needs {in_words(condition, fields)}.")
+
+
+def rivals_of(fields: Mapping[str, ResolvedField], given: Iterable[str]) -> set[str]:
+    """Return the fields that exclude or override one of the given fields, or the other way round."""
+    given, rivals = set(given), set()
+    for name, field in fields.items():
+        others = {*field.about.excludes, *field.about.overrides}
+        if name in given:
+            rivals |= others
+        if others & given:
+            rivals.add(name)
+    return rivals
+
+
+def inapplicable(
+    fields: Mapping[str, ResolvedField], given: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> set[str]:
+    """Return the names among a project's `defaults` that do not apply beside the values that are `given`.
+
+    A default does not apply if a given field excludes or overrides it, or if it needs a field that has no value.
+    """
+    dropped = rivals_of(fields, given) & defaults.keys()
+    while True:
+        values = {**{n: v for n, v in defaults.items() if n not in dropped}, **given}
+
+        def value_of(name: str, values: Mapping[str, Any] = values) -> Any:
+            return values.get(name, fields[name].default)
+
+        unmet = {
+            name
+            for name in values.keys() - given.keys()
+            if not all(_holds(need, fields, value_of) for need in fields[name].about.needs)
+        }
+        if not unmet:
+            return dropped
+        dropped |= unmet
+
+
+def request_of(kind: type[R], given: Mapping[str, Any]) -> R:
+    """Make a request from text or plain values by field name, as a Python program or a page gives them.
+
+    Raises:
+        UnknownName: The verb has no such field.
+        TrainpaceError: A value is not valid or missing.
     """
     fields = fields_of(kind)
     values = {}
@@ -353,7 +485,7 @@ def request_of(kind: type[R], given: Mapping[str, Any]) -> R:
 
 
 def _without_none(hint: Any) -> Any:
-    """The type under Annotated and beside None."""
+    """Remove Annotated and None from a type."""
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if get_origin(hint) in (Union, types.UnionType):
@@ -366,26 +498,31 @@ class Work(Protocol):
     def to(
         self, done: float, total: float | None = None, words: str = "", new: float | None = None
     ) -> None:
-        """Say how much is done of `total`, and `new`, how much of that by this run (all unless said). `words`: what is on now."""
+        """Report how much of `total` is done.
+
+        Args:
+            words: What is being worked on.
+            new: The part of `done` that this run did; all of it by default.
+        """
 
     def say(self, line: str) -> None:
-        """Give a line that stays."""
+        """Print a line that stays on the screen."""
 
 
 class Progress(Protocol):
-    """Where a verb's remarks go."""
+    """Where a verb's notes and progress go."""
 
     def note(self, text: str) -> None:
-        """Give a remark that stays, beside the answer."""
+        """Print a note that is not part of the answer."""
 
     def work(
         self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None
     ) -> AbstractContextManager[Work]:
-        """Begin long work: `with progress.work("tracing") as work:`. `seconds`: work that is known to take so long."""
+        """Start long work: `with progress.work("tracing") as work:`. `seconds` is its duration, if known."""
 
 
 class Silent:
-    """A `Progress`, and its `Work`, that tell nobody."""
+    """A `Progress`, and its `Work`, that print nothing."""
 
     def note(self, text: str) -> None:
         pass

@@ -57,17 +57,7 @@ from trainpace.verbs.places import (
     profile_here,
     profile_or_brief,
 )
-from trainpace.verbs.request import (
-    ABOVE_0_S,
-    COUNT,
-    USD,
-    Argument,
-    Field,
-    Misuse,
-    Progress,
-    Request,
-    Work,
-)
+from trainpace.verbs.request import ABOVE_0_S, COUNT, USD, Argument, Field, Progress, Request, Work
 from trainpace.verbs.settings import SettingsSource
 from trainpace.workload import ModelSpec
 
@@ -87,7 +77,12 @@ class RunRequest(Request):
         Field("An unchanged script's own launch command, to climb with it.", metavar="TEXT"),
     ] = None
     config: Annotated[
-        tuple[str, ...], Field("A settings file that the script reads; several.", metavar="FILE")
+        tuple[str, ...],
+        Field(
+            "A settings file that the script reads; repeat for several.",
+            metavar="FILE",
+            needs=("command",),
+        ),
     ] = ()
     precompute: Annotated[
         str, Field("The dataset that a plan's shards are made of.", metavar="FILE.py:NAME")
@@ -182,8 +177,6 @@ def dry_run(request: RunRequest, progress: Progress) -> tuple[list[RungPreview],
 
 def _ladder(request: RunRequest) -> Ladder:
     """The ladder as the request changes it. Raises TrainpaceError for whatever can be known to fail before anything starts."""
-    if request.config and not request.command:
-        raise Misuse("`config` belongs to `command`.")
     script = (
         None if request.command is None else Script(command=request.command, configs=request.config)
     )

@@ -20,12 +20,15 @@ class ScheduleRequest(Request):
         str | None, Field("A launch command: 'torchrun --nnodes 2 train.py'.", metavar="TEXT")
     ] = None
     samples: Annotated[Count, Field("Samples in an epoch: 50000, 1.28M.", COUNT)] = None
-    tokens: Annotated[Count, Field("Tokens in an epoch: 300B. Needs --sequence-length.", COUNT)] = (
-        None
-    )
+    tokens: Annotated[
+        Count,
+        Field("Tokens per epoch: 300B, with `sequence_length`.", COUNT, excludes=("samples",)),
+    ] = None
     sequence_length: Annotated[Count, Field("Tokens in a sample.", COUNT)] = None
     epochs: Annotated[float | None, Field("Passes over the data; may be fractional.")] = None
-    max_steps: Annotated[Count, Field("Stop after this many optimizer updates.", COUNT)] = None
+    max_steps: Annotated[
+        Count, Field("Stop after this many optimizer updates.", COUNT, overrides=("epochs",))
+    ] = None
     micro_batch: Annotated[Count, Field("Samples per GPU and forward pass.", COUNT)] = None
     accumulate: Annotated[Count, Field("Micro-batches per optimizer update.", COUNT)] = None
     global_batch: Annotated[Count, Field("Samples per optimizer update, over all GPUs.", COUNT)] = (
@@ -44,7 +47,9 @@ class ScheduleRequest(Request):
     ] = False
     step_time: Annotated[Seconds, Field("Time of one update: 210ms.", DURATION)] = None
     throughput: Annotated[float | None, Field("Samples per second, over all GPUs.")] = None
-    epoch_time: Annotated[Seconds, Field("Time of one epoch: 10.7h.", DURATION)] = None
+    epoch_time: Annotated[
+        Seconds, Field("Time of one epoch: 10.7h.", DURATION, overrides=("step_time",))
+    ] = None
     startup: Annotated[float, Field("Once per run: imports, compilation, loading.", DURATION)] = 0.0
     evaluate_every: Annotated[Count, Field("Steps between evaluations.", COUNT)] = None
     evaluation_time: Annotated[float, Field("Time of one evaluation.", DURATION)] = 0.0
@@ -58,13 +63,13 @@ class ScheduleRequest(Request):
     deadline: Annotated[
         Seconds, Field("Time available. One missing number is solved for.", DURATION)
     ] = None
-    budget: Annotated[float | None, Field("Money available. Needs --price.", USD)] = None
+    budget: Annotated[float | None, Field("Money available.", USD, needs=("price",))] = None
     price: Annotated[float | None, Field("Dollars per GPU and hour.", USD)] = None
     solve_gpus: Annotated[
         bool, Field("Solve for the number of data-parallel GPUs that meets the deadline.")
     ] = False
     keep_global_batch: Annotated[
-        bool, Field("With --solve-gpus: more GPUs take over accumulation steps.")
+        bool, Field("More GPUs take over accumulation steps.", needs=("solve_gpus",))
     ] = False
     speedup: Annotated[
         tuple[float, ...], Field("Apply a measured speed-up: 3.63x or 363% (the same).", RATIO)

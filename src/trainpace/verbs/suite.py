@@ -27,7 +27,7 @@ from trainpace.core.units import format_duration
 from trainpace.measure import SuiteItem, suite
 from trainpace.verbs.measure import DEFAULT_BATCHES, MeasureRequest, prepared, sweep_of
 from trainpace.verbs.places import opened_journal
-from trainpace.verbs.request import COUNT, DURATION, Field, Misuse, Progress, Silent
+from trainpace.verbs.request import COUNT, DURATION, Field, Group, Misuse, Progress, Silent
 
 if TYPE_CHECKING:
     from trainpace.run import Job
@@ -36,32 +36,49 @@ MOST_IN_AN_ARRAY = 1000
 """Slurm's MaxArraySize is 1001 by default."""
 
 
+ON_SLURM = ("launcher=slurm",)
+
+
 class SuiteRequest(MeasureRequest):
     suite: Annotated[
         str | None,
         Field(
-            "Measure a list in place of `model`: classic, small, or a FILE.toml.", metavar="NAME"
+            "Measure a list of models: classic, small, or a FILE.toml.",
+            metavar="NAME",
+            excludes=("model",),
+            overrides=("batch",),
+            group=Group.MODEL,
         ),
     ] = None
     launcher: Annotated[
         Literal["here", "slurm"],
-        Field("slurm: a job array, a task for each model, with a node to itself."),
+        Field("slurm: a job array with one task and one node for each model."),
     ] = "here"
     at_once: Annotated[
-        int | None, Field("Most tasks of the array that run at the same time.", COUNT)
+        int | None,
+        Field("Most tasks of the array that run at the same time.", COUNT, needs=ON_SLURM),
     ] = None
-    cpus: Annotated[int | None, Field("Cores of a task.  [default: 1]", COUNT)] = None
+    cpus: Annotated[int | None, Field("Cores per task.  [default: 1]", COUNT, needs=ON_SLURM)] = (
+        None
+    )
     limit: Annotated[
-        float | None, Field("A task that takes longer is ended.  [default: 1h]", DURATION)
+        float | None, Field("Time limit of a task.  [default: 1h]", DURATION, needs=ON_SLURM)
     ] = None
-    partition: Annotated[str | None, Field("Slurm's partition.", metavar="NAME")] = None
-    account: Annotated[str | None, Field("Slurm's account.", metavar="NAME")] = None
+    partition: Annotated[str | None, Field("Slurm partition.", metavar="NAME", needs=ON_SLURM)] = (
+        None
+    )
+    account: Annotated[str | None, Field("Slurm account.", metavar="NAME", needs=ON_SLURM)] = None
     sbatch: Annotated[
-        tuple[str, ...], Field("A further option of sbatch: --sbatch=--qos=debug.", metavar="TEXT")
+        tuple[str, ...],
+        Field("Another option for sbatch: --sbatch=--qos=debug.", metavar="TEXT", needs=ON_SLURM),
     ] = ()
     out: Annotated[
         str | None,
-        Field("Where the array's results and logs go.  [default: NAME-measured]", metavar="FOLDER"),
+        Field(
+            "Folder for the array's results and logs.  [default: NAME-measured]",
+            metavar="FOLDER",
+            needs=ON_SLURM,
+        ),
     ] = None
 
     @property
@@ -79,18 +96,9 @@ class MeasuredSuite(Record):
 
 def check(request: SuiteRequest) -> None:
     r = request
-    if (r.model is None) == (r.suite is None):
-        raise Misuse("Name a `model`, or a list of them with `suite`.")
-    if r.launcher == "here" and any(
-        (r.at_once, r.cpus, r.limit, r.partition, r.account, r.sbatch, r.out)
-    ):
-        raise Misuse(
-            "`at_once`, `cpus`, `limit`, `partition`, `account`, `sbatch` and `out` are for"
-            " `launcher` slurm."
-        )
     if r.noise_scale and not r.is_one_model_here:
         raise Misuse(
-            "`noise_scale` is for one model here; trainpace journal export has the suite's runs."
+            "`noise_scale` is for one model on this machine; trainpace journal export has the suite's runs."
         )
 
 

@@ -1,24 +1,45 @@
-"""Requests about a model, and its workload, traced or saved."""
+"""Requests about a model: its workload, traced or saved, and what is known beside it.
+
+Besides options for tracing, this module has what several verbs share about a workload: documents packed into its rows, public
+measurements near it, and the recording that it comes from.
+"""
+
+from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Literal, Self
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
-from trainpace.core.errors import Contradiction
+import msgspec
+
+from trainpace.core.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.core.execution import optimizer_called
-from trainpace.core.records import save
+from trainpace.core.outcome import Forecast, forecast_row
+from trainpace.core.records import Record, save
+from trainpace.core.units import format_number
 from trainpace.verbs.request import AT_LEAST_1, DURATION, Argument, Field, Misuse, Progress, Request
 from trainpace.workload import (
     AS_IT_IS,
     Adaptation,
+    Documents,
     Form,
     Mode,
     ModelSpec,
     Variant,
     Workload,
     load_workload,
+    load_workloads,
+    nearest_multiple,
     workload_on_its_way,
 )
+
+if TYPE_CHECKING:
+    from trainpace.core.execution import Execution
+    from trainpace.core.hardware import Device
+    from trainpace.forecast import Near, Nearness
+    from trainpace.watch import Recording
 
 ModelArgument = Annotated[str, Argument("The model, as in trainpace forecast.", metavar="MODEL")]
 Optimizer = Annotated[
@@ -56,36 +77,39 @@ class TracedRequest(Request):
         Literal["lora", "dora"] | None,
         Field("Train small adapters beside frozen weights, as peft does."),
     ] = None
-    lora_rank: Annotated[int | None, Field("Rank of the adapters.  [default: 16]", AT_LEAST_1)] = (
-        None
-    )
+    lora_rank: Annotated[
+        int | None, Field("Rank of the adapters.  [default: 16]", AT_LEAST_1, needs=("adapter",))
+    ] = None
     lora_targets: Annotated[
         str | None,
         Field(
-            "Linear layers that get adapters: q_proj,v_proj, ...  [default: all-linear, but the"
-            " head]"
+            "Linear layers that get adapters: q_proj,v_proj, ...  [default: all but the head]",
+            needs=("adapter",),
         ),
     ] = None
     weights: Annotated[
         Literal["nf4", "fp4", "nf4_double", "gptq"] | None,
         Field(
-            "Format of frozen weights under adapters, as bitsandbytes keeps them; double: its"
-            " scales in 8 bits too; gptq: 4 bits as AutoGPTQ keeps them."
+            "Format of frozen weights, as in bitsandbytes; double: with 8-bit scales too; gptq: 4"
+            " bits as in AutoGPTQ.",
+            needs=("adapter",),
         ),
     ] = None
     fp32_weights: Annotated[
         Literal["all", "norms", "none"] | None,
         Field(
-            "Beside packed weights, what stays in fp32: all as peft's"
-            " prepare_model_for_kbit_training leaves it, norms as TRL's SFTTrainer in bf16, none as"
-            " under FSDP.  [default: all; none under gptq]"
+            "Other weights that stay in fp32: all as after peft's prepare_model_for_kbit_training,"
+            " norms as in TRL's SFTTrainer in bf16, none as under FSDP.  [default: all; none with"
+            " gptq]",
+            needs=("weights",),
         ),
     ] = None
     whole_modules: Annotated[
         str | None,
         Field(
-            "Modules trained whole beside the adapters, peft's modules_to_save:"
-            " embed_tokens,lm_head."
+            "Modules trained in full beside the adapters (peft's modules_to_save):"
+            " embed_tokens,lm_head.",
+            needs=("adapter",),
         ),
     ] = None
     timeout: Annotated[float, Field("Give up tracing after this.", DURATION)] = 300.0
@@ -108,13 +132,13 @@ class TracedRequest(Request):
             adaptation=adaptation_of(self),
         )
 
-    def settled(self, workload: Workload) -> Self:
-        """With what the workload's own trainer or loader says, where the request says nothing of it."""
+    def resolved(self, workload: Workload) -> Self:
+        """Return the request with open options replaced by the settings of the workload's own trainer or loader."""
         return self
 
     @property
     def recomputes(self) -> bool:
-        """Whether full activation checkpointing is wanted."""
+        """Return True if full activation checkpointing is requested."""
         return False
 
     @property
@@ -123,15 +147,10 @@ class TracedRequest(Request):
 
 
 def adaptation_of(request: TracedRequest) -> Adaptation:
-    """How the model is trained without training its own weights. Raises Misuse for what does nothing without adapters."""
+    """Return how the model is trained if its own weights are not."""
     r = request
     if r.adapter is None:
-        for name in ("lora_rank", "lora_targets", "weights", "fp32_weights", "whole_modules"):
-            if getattr(r, name) is not None:
-                raise Misuse(f"`{name}` does nothing without `adapter`.")
         return AS_IT_IS
-    if r.fp32_weights is not None and r.weights is None:
-        raise Misuse("`fp32_weights` does nothing without `weights`.")
     chosen = AS_IT_IS._replace(
         adapter=r.adapter, rank=r.lora_rank or AS_IT_IS.rank, weights=r.weights or ""
     )
@@ -186,7 +205,7 @@ def workload_started(
             able = result.checkpointed or all(
                 form.blocks is not None for form in result.forms.values()
             )
-            if request.settled(result).recomputes and not able:
+            if request.resolved(result).recomputes and not able:
                 if spec.is_saved:
                     raise Contradiction(
                         f"{name} was traced without activation checkpointing and has no repeated"
@@ -230,3 +249,345 @@ def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
             " new trace, from the model.",
             "Leave the option out, or name the model.",
         )
+
+
+def workloads_of(
+    request: TracedRequest, lengths: Sequence[int], progress: Progress, variant: Variant
+) -> tuple[tuple[int | None, Workload], ...]:
+    """The workload of the request's model at each length; at its usual one, beside None, where no length is given.
+
+    Raises Misuse where several are to be saved, and TrainpaceError where the model has a length of its own.
+    """
+    if len(lengths) < 2:
+        length = lengths[0] if lengths else None
+        return (
+            (
+                length,
+                workload_of(request, progress, variant=variant._replace(sequence_length=length)),
+            ),
+        )
+    if request.save_workload:
+        raise Misuse(
+            "`save_workload` keeps the trace of one sequence length, and this forecast needs"
+            " several."
+        )
+
+    def found(variant: Variant) -> dict[int, Workload]:
+        with progress.work(f"tracing {request.model_name} at {len(lengths)} lengths"):
+            return load_workloads(request.model, request.forms, variant, lengths, request.timeout)
+
+    workloads = found(variant)
+    able = all(
+        form.blocks is not None
+        for workload in workloads.values()
+        for form in workload.forms.values()
+    )
+    if not able and request.resolved(workloads[lengths[0]]).recomputes:
+        workloads = found(
+            variant._replace(checkpointing=True)
+        )  # a model without repeated blocks is traced with it
+    return tuple(workloads.items())
+
+
+PADDED_TO = 32
+"""Padded lengths are rounded to a multiple of this, so that few lengths are traced."""
+LENGTH_COLUMNS = (
+    "length",
+    "lengths",
+    "tokens",
+    "num_tokens",
+    "n_tokens",
+    "token_count",
+    "input_ids",
+)
+COUNT_COLUMNS = ("count", "counts", "documents", "n")
+
+
+class PaddedBatch(Record):
+    """A packed forecast beside a padded batch of about as many documents.
+
+    Attributes:
+        documents: Documents in a GPU's padded micro-batch.
+        length: Tokens to which they are padded.
+        padding: Share of padding among the padded batch's tokens; `packed_padding` that of the packed rows.
+        packed_tokens: Document tokens in a GPU's micro-batch. They differ from `padded_tokens`, since a padded batch holds whole
+            documents.
+        packed: The forecast of packed rows; `padded` that of the padded batch.
+    """
+
+    documents: int
+    length: int
+    padding: float
+    packed_padding: float
+    packed_tokens: float
+    padded_tokens: float
+    packed: Forecast
+    padded: Forecast
+
+    @property
+    def saved(self) -> float | None:
+        """Share of a document token's time that packing saves; negative if it costs time."""
+        if self.packed.step is None or self.padded.step is None:
+            return None
+        packed_ms, padded_ms = (
+            self.packed.step.total_ms / self.packed_tokens,
+            self.padded.step.total_ms / self.padded_tokens,
+        )
+        return 1.0 - packed_ms / padded_ms
+
+    @property
+    def packed_rate(self) -> float | None:
+        """Document tokens per second of packed rows, on all devices."""
+        return _document_rate(self.packed, self.packed_tokens)
+
+    @property
+    def padded_rate(self) -> float | None:
+        """Document tokens per second of padded batches, on all devices."""
+        return _document_rate(self.padded, self.padded_tokens)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "documents": self.documents,
+            "length": self.length,
+            "padding": self.padding,
+            "packed_padding": self.packed_padding,
+            "packed_document_tokens": self.packed_tokens,
+            "padded_document_tokens": self.padded_tokens,
+            "saved": self.saved,
+            "packed_document_tokens_per_second": self.packed_rate,
+            "padded_document_tokens_per_second": self.padded_rate,
+            "padded": forecast_row(self.padded),
+        }
+
+
+def _document_rate(forecast: Forecast, document_tokens: float) -> float | None:
+    if forecast.step is None:
+        return None
+    e = forecast.execution
+    return 1e3 * document_tokens * e.accumulation * e.data_parallel_size / forecast.step.total_ms
+
+
+def documents_of(request: Any) -> Documents | None:
+    """Return the documents to pack, or None without packing."""
+    r = request
+    if not r.packed:
+        return None
+    if r.attention == "eager":
+        raise Contradiction(
+            "Eager attention has no kernel for packed rows.",
+            "Leave --attention out, or use flash2.",
+        )
+    if r.mean_length is not None:
+        return Documents.with_mean(r.mean_length)
+    assert r.lengths is not None
+    return Documents.of(_lengths_in(Path(r.lengths)), f"the lengths in {Path(r.lengths).name}")
+
+
+def padded_batch(documents: Documents, row: int, batch: int) -> tuple[int, int]:
+    """Return (documents, length) of the padded batch with about as many documents as `batch` packed rows."""
+    n = max(1, round(batch * documents.packed(row).documents))
+    return n, min(nearest_multiple(documents.longest_of(n, row), PADDED_TO), row)
+
+
+def compared(documents: Documents, packed: Forecast, padded: Forecast) -> PaddedBatch:
+    row, length, n = packed.sequence_length, padded.sequence_length, padded.execution.micro_batch
+    assert row is not None
+    assert length is not None
+    packed_row, padded_tokens = documents.packed(row), n * documents.mean_up_to(row)
+    return PaddedBatch(
+        documents=n,
+        length=length,
+        padding=max(0.0, 1.0 - padded_tokens / (n * length)),
+        packed_padding=1.0 - packed_row.fill,
+        packed_tokens=packed.execution.micro_batch * row * packed_row.fill,
+        padded_tokens=padded_tokens,
+        packed=packed,
+        padded=padded,
+    )
+
+
+def _lengths_in(path: Path) -> Counter[int]:
+    """Count the token counts in a file. Raises UnreadableInput if there is none."""
+    from trainpace.forecast import read_table  # imported late: most forecasts read no table
+
+    columns, rows = read_table(path)
+    names = [column.strip().casefold() for column in columns]
+    at = next((names.index(name) for name in LENGTH_COLUMNS if name in names), None)
+    counted = next((names.index(name) for name in COUNT_COLUMNS if name in names), None)
+    found: Counter[int] = Counter()
+    if at is None:  # a text file of numbers has no heading, so its first line is a number
+        if len(columns) > 1 or not columns or not _is_count(columns[0]):
+            raise UnreadableInput(
+                f"{path} has no column of token counts: {', '.join(columns[:8]) or 'it is empty'}.",
+                f"Name it {', '.join(LENGTH_COLUMNS)}, or give one number per line.",
+            )
+        found[int(float(columns[0]))] += 1
+        at = 0
+    for number, row in enumerate(rows, 2):
+        times = 1 if counted is None else _count(path, number, row.get(columns[counted]))
+        found[_count(path, number, row.get(columns[at]))] += times
+    if not any(length > 0 and times > 0 for length, times in found.items()):
+        raise UnreadableInput(f"{path} has no token count above 0.")
+    return found
+
+
+def _is_count(value: Any) -> bool:
+    try:
+        return 0 <= float(value) < 1e12 and float(value) == int(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _count(path: Path, row: int, value: Any) -> int:
+    if isinstance(value, list):
+        return len(value)
+    if value is None:
+        raise UnreadableInput(
+            f"{path}, row {row}: a value is missing.", "Give every row a value for each column."
+        )
+    if not _is_count(value):
+        raise UnreadableInput(f"{path}, row {row}: {str(value)[:40]!r} is not a count of tokens.")
+    return int(float(value))
+
+
+Evidence = Annotated[
+    Literal["nearest", "none"],
+    Field(
+        "Measurements of others, packaged with their sources, beside the forecast: the nearest"
+        " ones, or none."
+    ),
+]
+MOST_DEVICES = 3
+"""With more devices the measurements would be longer than the answer."""
+ALONE = 3
+"""Measurements beside the forecast of one device; of several each has the nearest one."""
+
+Asked = tuple["Workload", "Execution", "Device"]
+
+
+def evidence_for(
+    wanted: Literal["nearest", "none"], asked: Iterable[Asked]
+) -> tuple[Nearness, ...]:
+    """The nearest measurements of each GPU that is asked for; nothing for a machine's own CPU, of which nobody measured any."""
+    if wanted == "none":
+        return ()
+    of_gpus = [
+        (workload, execution, device)
+        for workload, execution, device in asked
+        if device.kind == "gpu"
+    ]
+    if not of_gpus:
+        return ()
+    from trainpace.forecast import nearest
+
+    most = ALONE if len(of_gpus) == 1 else 1
+    return tuple(nearest(*one, most=most) for one in of_gpus[:MOST_DEVICES])
+
+
+def evidence_json(evidence: Sequence[Nearness]) -> list[dict[str, Any]]:
+    """The key `evidence` of JSON answers: runs with their sources, distances and what makes them near or far."""
+    return [
+        {
+            "model": nearness.model,
+            "gpu": nearness.device,
+            "batch": nearness.batch,
+            "nearest": [_near_json(near) for near in nearness.runs],
+            "none_near": not nearness.runs,
+            "closest": (
+                None if nearness.closest is None or nearness.runs else _near_json(nearness.closest)
+            ),
+        }
+        for nearness in evidence
+    ]
+
+
+def _near_json(near: Near) -> dict[str, Any]:
+    run = msgspec.to_builtins(near.run)
+    error = near.run.error_pct
+    return {
+        **run,
+        "error_pct": None if error is None else round(error, 2),
+        "samples_per_second": near.run.samples_per_second,
+        "distance": near.distance,
+        "alike": list(near.alike),
+        "unlike": list(near.unlike),
+    }
+
+
+FEW_STEPS = 10
+"""Steps below which the times of a recording are called rough."""
+
+
+class RecordedLoader(NamedTuple):
+    """A script's loader as it was seen. samples_per_s: of one process with its `workers`, on the recording's `cores`; with none
+    it loads between the steps. samples_per_core_s: what one core prepares."""
+
+    workers: int
+    cores: int
+    samples_per_s: float
+    samples_per_core_s: float
+
+    @property
+    def words(self) -> str:
+        workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
+        return (
+            f"{workers}, {format_number(self.samples_per_s)} samples/s on the recording's"
+            f" {self.cores} cores"
+        )
+
+
+def recording_of(model: str | Workload) -> Recording | None:
+    """The recording in whose folder a saved workload lies; None where there is none that can be read."""
+    spec = ModelSpec.of(model)
+    if not (spec.is_saved and spec.path):
+        return None
+    from trainpace.watch import COMMAND_FILE, read_recording
+
+    folder = Path(spec.path).parent
+    if not (folder / COMMAND_FILE).is_file():
+        return None
+    try:
+        recording = read_recording(folder)
+    except TrainpaceError:
+        return None
+    return recording if recording.ranks else None
+
+
+def loader_of(recording: Recording) -> RecordedLoader | None:
+    """The first process' loader; None where it was not seen."""
+    from trainpace.diagnose import loader_cost
+    from trainpace.measure import batch_ms
+
+    rank = recording.ranks[0]
+    cost = loader_cost(rank)
+    if cost is None or rank.loader is None:
+        return None
+    ms = batch_ms(cost, rank.loader.workers, max(1.0, float(rank.cpus)))
+    core_ms = cost.sample_cpu_ms + cost.collate_ms / cost.batch_size
+    if ms <= 0 or core_ms <= 0:
+        return None
+    return RecordedLoader(
+        rank.loader.workers, rank.cpus, 1000 * cost.batch_size / ms, 1000 / core_ms
+    )
+
+
+def caveats(recording: Recording) -> tuple[str, ...]:
+    """Why the recording's times may mislead, each as a clause."""
+    first = recording.ranks[0]
+    found = []
+    if recording.busy:
+        found.append(f"while the script was recorded, {recording.busy.rstrip('.')}")
+    if first.steps < FEW_STEPS:
+        found.append(
+            f"the recording has only {first.steps} steps to count, so that its times are rough"
+        )
+    if not first.accelerator:
+        found.append(
+            "the script was recorded on a CPU: its loader counts here, the time of its steps"
+            " does not"
+        )
+    return tuple(found)
+
+
+def sentences_of(clauses: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{clause[:1].upper()}{clause[1:]}." for clause in clauses)

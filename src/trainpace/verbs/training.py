@@ -1,21 +1,28 @@
-"""Requests about a model's whole training, and how its steps are executed."""
+"""Requests about a model's whole training, and how its steps are executed.
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+The options that set a field of `Execution` are derived from it: their type, default and help are declared there. `EXECUTED_AS`
+and `EXECUTION_OPTIONS` hold what differs.
+"""
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from msgspec import defstruct
 from msgspec.structs import replace
 
-from trainpace.core.execution import (
-    EXECUTION_FIELDS,
-    Checkpointing,
-    Engine,
-    Execution,
-    ExpertExchange,
-    PipelineSchedule,
-    Precision,
-    ZeroStage,
-)
+from trainpace.core.errors import Contradiction
+from trainpace.core.execution import EXECUTION_FIELDS, Execution, Precision
 from trainpace.core.hardware import Cluster, Device, HostCPU, HostLinks
+from trainpace.core.software import (
+    ATTENTIONS,
+    TODAY,
+    CrossEntropy,
+    Fp8Recipe,
+    OptimizerImplementation,
+    Software,
+    parse_attention,
+    parse_software,
+)
 from trainpace.core.units import hours_from_s
 from trainpace.job import JobConditions, Schedule, accumulation_for_global_batch, stated_conditions
 from trainpace.verbs.request import (
@@ -31,92 +38,156 @@ from trainpace.verbs.request import (
     LOAD,
     MOST_DEVICES,
     Field,
+    Group,
     Misuse,
     Request,
+    Unit,
     fields_of,
     within,
 )
-from trainpace.verbs.software import (
-    AttentionName,
-    CrossEntropyKernels,
-    Fp8Scales,
-    OptimizerKernels,
-    SoftwareName,
-    runs_anyway,
-    software_of,
-)
-from trainpace.verbs.traced import PRECISION_HELP, ChannelsLast, TracedRequest
+from trainpace.verbs.traced import PRECISION_HELP, TracedRequest
 from trainpace.workload import Form, ModelSpec, Workload, form_of, stored_precision
 
-Offload = Literal["none", "optimizer", "parameters", "both"]
+
+def _software_name(text: str) -> str:
+    parse_software(text)
+    return text
+
+
+SOFTWARE = Unit("software", _software_name)
+ATTENTION = Unit("kernels", parse_attention)
+LENGTH = "epochs|max_steps|config|command|watched"
+"""Options that give the length of a training, in any verb."""
 Network = Annotated[
     float | None,
     Field(
-        "A node's network bandwidth in one direction, in gigabytes: 400 Gbit/s is 50; 1 GbE is"
-        " 0.125.",
+        "Network bandwidth of a node in one direction, in GB/s: 50 for 400 Gbit/s.",
         GB_PER_S,
+        group=Group.GPUS,
     ),
 ]
 Tokens = Annotated[
     int | None,
     Field(
-        "Tokens in an epoch, in place of `samples`, of a model of token sequences: 300B.",
+        "Tokens per epoch, such as 300B, for models of token sequences.",
         AT_LEAST_1,
+        needs=(LENGTH,),
+        excludes=("samples",),
+        group=Group.LENGTH,
     ),
 ]
 GlobalBatch = Annotated[
-    int | None, Field("Samples per update over all GPUs, in place of `accumulate`.", AT_LEAST_1)
+    int | None,
+    Field(
+        "Samples per update over all GPUs, in place of `accumulate`.", AT_LEAST_1, group=Group.BATCH
+    ),
 ]
 USUAL_BATCH = 32
-"""Samples per GPU where nobody says."""
+"""Default samples per GPU."""
 USUAL_GLOBAL_BATCH = 8 * USUAL_BATCH
-"""Samples an update where nobody says and servers of several sizes take the same: `USUAL_BATCH` for each GPU of a server of
-eight."""
+"""Default samples per update for servers of several sizes: `USUAL_BATCH` for each GPU of a server with eight."""
 
 
 class SoftwareRequest(TracedRequest):
-    software: SoftwareName = None
-    attention: AttentionName = None
-    optimizer_implementation: OptimizerKernels = None
-    cross_entropy: CrossEntropyKernels = None
-    fp8_recipe: Fp8Scales = None
+    software: Annotated[
+        str | None,
+        Field(
+            "Framework and version: torch2.8, torch1.9, tensorflow2.4, keras, jax."
+            "  [default: today's PyTorch]",
+            SOFTWARE,
+            metavar="NAME",
+        ),
+    ] = None
+    attention: Annotated[
+        str | None,
+        Field(
+            f"Attention kernels: {', '.join(ATTENTIONS)}.  [default: the software's choice on the"
+            " card]",
+            ATTENTION,
+            metavar="KERNELS",
+        ),
+    ] = None
+    optimizer_implementation: Annotated[
+        OptimizerImplementation | None,
+        Field("Optimizer kernels: fused, several tensors per kernel, or one.  [default: foreach]"),
+    ] = None
+    cross_entropy: Annotated[
+        CrossEntropy | None,
+        Field(
+            "Kernels of a vocabulary's loss: fused; fused_fp32 and chunked as Liger has them in"
+            " transformers; cut cross-entropy; vocab_parallel as in Megatron; uncompiled: outside"
+            " torch.compile.  [default: plain]"
+        ),
+    ] = None
+    fp8_recipe: Annotated[
+        Fp8Recipe | None,
+        Field(
+            "What shares a scale in FP8.  [default: per_tensor]",
+            needs=("precision=fp8|allow_fp8|config|command|watched",),
+        ),
+    ] = None
 
 
 class TrainingRequest(SoftwareRequest):
-    epochs: Annotated[float | None, Field("Passes over the data.", EPOCHS)] = None
-    startup: Annotated[
-        float | None, Field("Until the first step.  [default: 60s, assumed]", DURATION)
+    epochs: Annotated[
+        float | None,
+        Field(
+            "Passes over the data.", EPOCHS, needs=("samples|tokens|watched",), group=Group.LENGTH
+        ),
     ] = None
-    evaluation_samples: Annotated[int, Field("Samples evaluated after every epoch.", COUNT)] = 0
+    startup: Annotated[
+        float | None,
+        Field("Time until the first step.  [default: 60s, assumed]", DURATION, needs=(LENGTH,)),
+    ] = None
+    evaluation_samples: Annotated[
+        int, Field("Samples evaluated after every epoch.", COUNT, needs=(LENGTH,))
+    ] = 0
     checkpoint_every: Annotated[
         float | None,
-        Field("Time between checkpoints.  [default: the one that loses the least time]", ABOVE_0_S),
+        Field(
+            "Time between checkpoints.  [default: the one that loses the least time]",
+            ABOVE_0_S,
+            needs=(LENGTH,),
+        ),
     ] = None
     mtbf: Annotated[
         float | None,
         Field(
-            "Mean time between failures of one GPU.  [default: 50000h, arXiv:2407.21783]", ABOVE_0_S
+            "Mean time between failures of one GPU.  [default: 50000h, arXiv:2407.21783]",
+            ABOVE_0_S,
+            needs=(LENGTH,),
         ),
     ] = None
     step_variation: Annotated[
-        float, Field("Relative deviation of a node's step: 0.03.", within("share", 0, 10))
+        float,
+        Field(
+            "Relative deviation of a node's step: 0.03.", within("share", 0, 10), needs=(LENGTH,)
+        ),
     ] = 0.0
-    data_gb: Annotated[float, Field("Data to copy to the servers first.", within("GB", 0, 1e9))] = (
-        0.0
-    )
+    data_gb: Annotated[
+        float, Field("Data to copy to the servers first.", within("GB", 0, 1e9), needs=(LENGTH,))
+    ] = 0.0
     download: Annotated[
-        float | None, Field("Speed of that copy.  [default: 0.125, assumed]", GB_PER_S)
+        float | None,
+        Field("Speed of that copy.  [default: 0.125, assumed]", GB_PER_S, needs=(LENGTH,)),
     ] = None
     sample_bytes: Annotated[
-        int, Field("Bytes read per sample; slow storage then shows as data wait.", BYTES)
+        int,
+        Field(
+            "Bytes read per sample; slow storage then shows as data wait.", BYTES, needs=(LENGTH,)
+        ),
     ] = 0
     storage: Annotated[
         float | None,
-        Field("Speed of shared storage (checkpoints, samples).  [default: 1, assumed]", GB_PER_S),
+        Field(
+            "Speed of shared storage (checkpoints, samples).  [default: 1, assumed]",
+            GB_PER_S,
+            needs=(LENGTH,),
+        ),
     ] = None
 
     def conditions(self, **more: Any) -> JobConditions:
-        """The training besides its steps, as the request and `more` say it; the rest is as assumed."""
+        """Return the conditions of the training besides its steps. What the request leaves open is assumed."""
         return stated_conditions(
             {
                 "startup_s": self.startup,
@@ -133,23 +204,114 @@ class TrainingRequest(SoftwareRequest):
         )
 
 
-class ExecutedRequest(TrainingRequest):
-    num_gpus: Annotated[
-        int, Field("GPUs of a node; data parallel by default.", DEVICES, sets="nproc_per_node")
-    ] = 1
-    nodes: Annotated[int, Field("Nodes of that many GPUs each.", DEVICES, sets="nnodes")] = 1
+EXECUTED_AS = {
+    "num_gpus": "nproc_per_node",
+    "gpus": "nproc_per_node",
+    "nodes": "nnodes",
+    "batch": "micro_batch",
+    "accumulate": "accumulation",
+    "zero": "zero_stage",
+    "keep_gathered": "reshard_after_forward",
+    "offload": "offload_optimizer",
+    "checkpointing": "activation_checkpointing",
+    "async_tp": "async_tensor_parallel",
+    "pipeline": "pipeline_schedule",
+}
+"""Options with another name than the field of `Execution` that they set."""
+EXECUTION_OPTIONS: dict[str, dict[str, Any]] = {
+    "num_gpus": {"unit": DEVICES, "group": Group.GPUS},
+    "nodes": {"unit": DEVICES, "group": Group.GPUS},
+    "accumulate": {
+        "default": None,
+        "help": "Micro-batches per update.  [default: the task's trainer's, or 1]",
+        "group": Group.BATCH,
+    },
+    "precision": {"default": None, "help": PRECISION_HELP, "group": Group.MODEL},
+    "channels_last": {},
+    "compile": {"group": Group.MODEL},
+    "tp": {"group": Group.PARALLEL},
+    "pp": {"group": Group.PARALLEL},
+    "cp": {},
+    "sequence_parallel": {"needs": ("tp",)},
+    "partition_activations": {"needs": ("tp", "checkpointing=full")},
+    "async_tp": {"needs": ("tp",)},
+    "clip_gradients": {},
+    "pure_16_bit": {"needs": ("zero|tp|pp",)},
+    "pipeline": {},
+    "virtual_stages": {},
+    "ep": {},
+    "expert_tp": {"needs": ("ep",)},
+    "expert_exchange": {"needs": ("ep",)},
+    "expert_nodes": {"needs": ("ep", "expert_exchange")},
+    "expert_load": {"unit": LOAD, "needs": ("ep",)},
+    "engine": {"needs": ("num_gpus|nodes",)},
+    "zero": {"group": Group.PARALLEL},
+    "shard_size": {"needs": ("zero",)},
+    "keep_gathered": {
+        "default": False,
+        "help": "Keep gathered parameters until the backward pass (FSDP without resharding).",
+        "needs": ("zero=3",),
+    },
+    "offload": {
+        "kind": Literal["none", "optimizer", "parameters", "both"],
+        "default": "none",
+        "help": "Part of the training state that is kept in host memory.",
+    },
+    "checkpointing": {"default": None, "alone": "full", "group": Group.PARALLEL},
+}
+"""Options that set a field of `Execution`, each with what differs from its type, default, unit and help there."""
+_KINDS: dict[str, Any] = {"count": int, "optional count": int, "number": float, "flag": bool}
+
+
+def _execution_option(name: str, now: bool) -> tuple[str, Any, Any]:
+    field = EXECUTION_FIELDS[EXECUTED_AS.get(name, name)]
+    about = {"help": field.help, "default": field.default} | EXECUTION_OPTIONS.get(name, {})
+    if "count" in field.kind:
+        about.setdefault("unit", AT_LEAST_1)
+    kind, default = about.pop("kind", None), about.pop("default")
+    kind = kind or _KINDS.get(field.kind) or Literal[field.choices]
+    if now:
+        about |= {"needs": (), "alone": None, "group": Group.NOW}
+        default = default if kind is bool else None
+    kind = kind if default is not None else kind | None
+    return name, Annotated[kind, Field(**about)], default
+
+
+def with_execution(name: str, options: Iterable[str], now: bool = False) -> type[Request]:
+    """Make a `TrainingRequest` with options for `Execution`.
+
+    Args:
+        now: The options describe how a training runs now: all but flags are None by default.
+    """
+    fields = [_execution_option(option, now) for option in options]
+    kind = defstruct(name, fields, bases=(TrainingRequest,), module=__name__)
+    assert issubclass(kind, Request)
+    return kind
+
+
+if TYPE_CHECKING:
+
+    class ExecutionRequest(TrainingRequest):
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    ExecutionRequest = with_execution("ExecutionRequest", EXECUTION_OPTIONS)
+
+
+class ExecutedRequest(ExecutionRequest):
     network: Network = None
     network_latency: Annotated[
         float | None,
         Field(
-            "Time of one small message between two nodes.  [default: 2.5us, InfiniBand's]",
+            "Latency of one small message between two nodes.  [default: 2.5us, InfiniBand's]",
             ABOVE_0_S,
+            needs=("nodes",),
         ),
     ] = None
     host_copy: Annotated[
         float | None,
         Field(
-            "Speed of copying each micro-batch to the GPU, where the step waits for it.  [default:"
+            "Speed of copying each micro-batch to the GPU if the step waits for it.  [default:"
             " hidden]",
             GB_PER_S,
         ),
@@ -160,117 +322,17 @@ class ExecutedRequest(TrainingRequest):
             "Samples per GPU: 32, or 1:70, or 8,16,32.  [default: the task's loader's or trainer's,"
             " or 32]",
             BATCHES,
-        ),
-    ] = None
-    accumulate: Annotated[
-        int | None,
-        Field(
-            "Micro-batches per update.  [default: the task's trainer's, or 1]",
-            AT_LEAST_1,
-            sets="accumulation",
+            group=Group.BATCH,
         ),
     ] = None
     global_batch: GlobalBatch = None
-    precision: Annotated[Precision | None, Field(PRECISION_HELP)] = None
-    channels_last: ChannelsLast = False
-    compile: Annotated[bool, Field("Under torch.compile, which fuses element-wise operators.")] = (
-        False
-    )
-    tp: Annotated[int, Field("Tensor-parallel ranks.", AT_LEAST_1)] = 1
-    pp: Annotated[int, Field("Pipeline stages; micro-batches by `accumulate`.", AT_LEAST_1)] = 1
-    cp: Annotated[int, Field("Context-parallel ranks: divide the sequence.", AT_LEAST_1)] = 1
-    sequence_parallel: Annotated[
-        bool, Field("Divide norms and residuals over the tensor-parallel ranks too.")
-    ] = False
-    partition_activations: Annotated[
-        bool,
-        Field(
-            "Divide checkpointed activations over the tensor-parallel ranks (ZeRO-R, DeepSpeed)."
-        ),
-    ] = False
-    async_tp: Annotated[
-        bool,
-        Field(
-            "Hide part of tensor parallelism's exchanges under its products.",
-            sets="async_tensor_parallel",
-        ),
-    ] = False
-    clip_gradients: Annotated[
-        bool, Field("Scale gradients to a largest norm before the update (clip_grad_norm_).")
-    ] = False
-    pure_16_bit: Annotated[
-        bool,
-        Field(
-            "Sharded 16-bit weights without an fp32 copy, and optimizer states as wide (a model"
-            " loaded in 16 bits)."
-        ),
-    ] = False
-    pipeline: Annotated[
-        PipelineSchedule,
-        Field("Schedule of the pipeline's micro-batches.", sets="pipeline_schedule"),
-    ] = "1f1b"
-    virtual_stages: Annotated[int, Field("Stages a device, interleaved.", AT_LEAST_1)] = 1
-    ep: Annotated[
-        int, Field("Expert-parallel ranks: divide the experts of each layer.", AT_LEAST_1)
-    ] = 1
-    expert_tp: Annotated[
-        int | None, Field("Tensor-parallel ranks of each expert.  [default: as `tp`]", AT_LEAST_1)
-    ] = None
-    expert_exchange: Annotated[
-        ExpertExchange,
-        Field(
-            "How tokens go to the ranks of their experts: NCCL's all-to-all, DeepEP, or under"
-            " computation."
-        ),
-    ] = "all_to_all"
-    expert_nodes: Annotated[
-        int | None,
-        Field("Nodes that the experts of one token lie on at most.  [default: any]", AT_LEAST_1),
-    ] = None
-    expert_load: Annotated[
-        float,
-        Field(
-            "Tokens of the fullest expert-parallel rank over the mean, from 1, a balanced router,"
-            " to `ep`.",
-            LOAD,
-        ),
-    ] = 1.0
-    engine: Annotated[
-        Engine,
-        Field(
-            "How gradients and parameters are exchanged: under the backward pass (ddp, with FSDP"
-            " and ZeRO on top), after it, by torch's old DataParallel, or with Megatron-Core's"
-            " overlaps."
-        ),
-    ] = "ddp"
-    zero: Annotated[
-        ZeroStage, Field("ZeRO stage; 3 is FSDP's full sharding.", sets="zero_stage")
-    ] = 0
-    shard_size: Annotated[
-        int | None,
-        Field("Shard over so many data-parallel ranks only (hybrid sharding).", AT_LEAST_1),
-    ] = None
-    keep_gathered: Annotated[
-        bool, Field("FSDP without resharding after the forward pass.", sets="reshard_after_forward")
-    ] = False
-    offload: Annotated[
-        Offload, Field("What is kept in the host's memory.", sets="offload_optimizer")
-    ] = "none"
-    checkpointing: Annotated[
-        Checkpointing | None,
-        Field(
-            "Recompute activations in the backward pass; alone it means full, block by block.",
-            alone="full",
-            sets="activation_checkpointing",
-        ),
-    ] = None
 
     @property
     def recomputes(self) -> bool:
-        return self.checkpointing == "full"
+        return bool(self.checkpointing == "full")
 
-    def settled(self, workload: Workload) -> Self:
-        """The request with the task's own settings, or the defaults, where it leaves them open."""
+    def resolved(self, workload: Workload) -> Self:
+        """Return the request with open options replaced by the task's own settings, else by defaults."""
         own: Mapping[str, Any] = workload.settings
         batch, accumulate = self._batches(
             own.get("micro_batch", USUAL_BATCH), own.get("accumulation", 1)
@@ -286,8 +348,11 @@ class ExecutedRequest(TrainingRequest):
         )
 
     def _batches(self, own_batch: int, own_accumulation: int) -> tuple[tuple[int, ...], int]:
-        """(batch sizes of a GPU, micro-batches an update). Of a global batch each GPU takes its usual batch, or the largest below
-        it that divides its share. Raises Misuse where the numbers clash."""
+        """Return (batch sizes per GPU, micro-batches per update).
+
+        With a global batch, each GPU uses its usual batch, or the largest smaller one that divides its share. Raises Misuse if
+        the numbers contradict each other.
+        """
         if self.global_batch is None:
             return self.batch or (own_batch,), self.accumulate or own_accumulation
         ranks = self.num_gpus * self.nodes // (self.tp * self.pp * self.cp) or 1
@@ -301,7 +366,7 @@ class ExecutedRequest(TrainingRequest):
             batches = self.batch or (own_batch,)
         if len(batches) > 1:
             raise Misuse(
-                "`global_batch` goes with one `batch`: several would each need another"
+                "`global_batch` needs a single `batch`; several batch sizes would each need another"
                 " accumulation."
             )
         needed = accumulation_for_global_batch(self.global_batch, batches[0], ranks)
@@ -317,12 +382,15 @@ class ExecutedRequest(TrainingRequest):
 def epoch_of(
     samples: int | None, tokens: int | None, length: int | None, workload: Workload, **more: Any
 ) -> Schedule:
-    """The work, where an epoch may be told in tokens: `length` of a sample, else the workload's own. Raises Misuse for tokens of
-    a model whose samples are no sequences of them."""
+    """Return the schedule of an epoch given in samples or tokens.
+
+    The sequence length is `length`, else the workload's own. Raises Misuse for tokens with a model without token sequences.
+    """
     length = length or workload.sequence_length
     if tokens is not None and length is None:
         raise Misuse(
-            f"`tokens`: a sample of {workload.model} is no sequence of tokens.", "Give `samples`."
+            f"`tokens` needs a model that reads token sequences; {workload.model} does not.",
+            "Give `samples`.",
         )
     return Schedule(
         samples=samples,
@@ -333,15 +401,14 @@ def epoch_of(
 
 
 def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
-    """What a request says of an `Execution`, by the names of its fields. A workload traced with recomputation stays so."""
-    fields = fields_of(type(request))
-    settings = {field.about.sets or name: getattr(request, name) for name, field in fields.items()}
+    """Return the fields of `Execution` that a request sets. A workload traced with recomputation keeps it."""
+    settings = {EXECUTED_AS.get(name, name): name for name in fields_of(type(request))}
     values = {
-        name: value
-        for name, value in settings.items()
-        if name in EXECUTION_FIELDS and name != "optimizer"
+        field: getattr(request, name)
+        for field, name in settings.items()
+        if field in EXECUTION_FIELDS and field != "optimizer"
     }
-    if "reshard_after_forward" in values:
+    if "reshard_after_forward" in values:  # `keep_gathered` is its opposite
         values["reshard_after_forward"] = not values["reshard_after_forward"]
     if (offload := values.pop("offload_optimizer", None)) is not None:
         values["offload_optimizer"] = offload in ("optimizer", "both")
@@ -352,12 +419,12 @@ def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
 
 
 def default_precision(model: str | Workload, device: Device) -> Precision:
-    """What a script gets that says nothing of number formats: its configuration's dtype, or fp32 as torch computes it there."""
+    """Return the precision of a script that sets none: its configuration's dtype, else fp32 as torch computes it."""
     return stored_precision(model) or device.torch_precision
 
 
 def default_forms(model: str | Workload, precisions: Sequence[Precision]) -> tuple[Form, ...]:
-    """In which forms a model is traced for these precisions, or for its default; none where a task's own trainer may say."""
+    """Return the forms to trace for these precisions or the default one, or () if the task's own trainer may choose."""
     stored = stored_precision(model)
     named = tuple(precisions) or ((stored,) if stored else ())
     if not named and ModelSpec.of(model).runs_code:
@@ -366,53 +433,21 @@ def default_forms(model: str | Workload, precisions: Sequence[Precision]) -> tup
 
 
 def execution_of(request: ExecutedRequest, workload: Workload, device: Device) -> Execution:
-    """How the workload is executed, of a request that is settled."""
+    """Return the execution of a resolved request."""
     values = execution_values(request, workload)
     values["precision"] = request.precision or default_precision(request.model, device)
-    assert request.batch is not None, "a request is settled before it is executed"
-    return Execution(micro_batch=request.batch[0], optimizer=workload.optimizer, **values)
+    assert request.batch is not None, "the request must be resolved first"
+    values["micro_batch"] = request.batch[0]
+    return Execution(optimizer=workload.optimizer, **values)
 
 
-def check_used(request: ExecutedRequest, with_training: bool) -> None:
-    """Raise Misuse for fields that would do nothing; those of the whole training need one."""
-    r = request
-    idle = {
-        "shard_size": (r.shard_size is not None and r.zero == 0, "`zero` 1, 2 or 3"),
-        "keep_gathered": (r.keep_gathered and r.zero != 3, "`zero` 3"),
-        "sequence_parallel": (r.sequence_parallel and r.tp == 1, "`tp` of 2 or more"),
-        "partition_activations": (
-            r.partition_activations and (r.tp == 1 or not r.recomputes),
-            "`tp` of 2 or more and `checkpointing`",
-        ),
-        "async_tp": (r.async_tp and r.tp == 1, "`tp` of 2 or more"),
-        "expert_tp": (r.expert_tp is not None and r.ep == 1, "`ep` of 2 or more"),
-        "expert_exchange": (r.expert_exchange != "all_to_all" and r.ep == 1, "`ep` of 2 or more"),
-        "expert_nodes": (
-            r.expert_nodes is not None and (r.ep == 1 or r.expert_exchange == "all_to_all"),
-            "`ep` of 2 or more, and an `expert_exchange` that sends a token once to each node",
-        ),
-        "expert_load": (r.expert_load != 1 and r.ep == 1, "`ep` of 2 or more"),
-        "engine": (r.engine != "ddp" and r.num_gpus * r.nodes == 1, "several GPUs"),
-        "network_latency": (r.network_latency is not None and r.nodes == 1, "several `nodes`"),
-        "pure_16_bit": (
-            r.pure_16_bit
-            and (
-                form_of(r.precision or stored_precision(r.model) or "fp32") != "half"
-                or (r.zero == 0 and r.tp * r.pp == 1)
-            ),
-            "`precision` bf16 or fp16 and sharding",
-        ),
-        "fp8_recipe": (r.fp8_recipe is not None and r.precision != "fp8", "`precision` fp8"),
-    }
-    for name, field in fields_of(TrainingRequest).items():
-        if not with_training and name not in fields_of(SoftwareRequest):
-            idle[name] = (getattr(r, name) != field.default, "`samples` and `epochs`")
-    for name, (does_nothing, needs) in idle.items():
-        if does_nothing:
-            raise Misuse(f"`{name}` does nothing without {needs}.")
+def check_pure_16_bit(request: ExecutedRequest) -> None:
+    precision = request.precision or stored_precision(request.model) or "fp32"
+    if request.pure_16_bit and form_of(precision) != "half":
+        raise Misuse("`pure_16_bit` needs `precision` bf16 or fp16.")
 
 
-def fleet_of(
+def cluster_with(
     device: Device,
     num_gpus: int,
     nodes: int,
@@ -422,24 +457,31 @@ def fleet_of(
     host: HostCPU | None = None,
     latency_us: float | None = None,
 ) -> Cluster:
-    """Nodes of GPUs that share a `network` (GB/s of a node), which a profile's `links` may say too; `price`: of a GPU and hour;
-    `host`: the CPU of a node, where it is known; `latency_us`: of a small message between two nodes.
+    """Return a cluster of identical nodes.
 
-    Raises Misuse for a fleet that nobody has, and for several nodes without a network between them.
+    Args:
+        network: Bandwidth of a node in GB/s, shared by its GPUs.
+        price: Dollars per GPU and hour.
+        links: Links of a calibrated machine, which may stand in for `network`.
+        host: CPU of a node, if known.
+        latency_us: Latency of a small message between two nodes.
+
+    Raises:
+        Misuse: The size is out of range, or several nodes have no network.
     """
     if num_gpus < 1 or nodes < 1:
         raise Misuse(
-            f"`num_gpus` {num_gpus:,} x `nodes` {nodes:,} cannot be right: give at least 1 of each."
+            f"`num_gpus` {num_gpus:,} x `nodes` {nodes:,} is out of range: give at least 1 of each."
         )
     if num_gpus * nodes > MOST_DEVICES:
         raise Misuse(
-            f"`num_gpus` {num_gpus:,} x `nodes` {nodes:,} cannot be right: up to {MOST_DEVICES:,}"
+            f"`num_gpus` {num_gpus:,} x `nodes` {nodes:,} is out of range: up to {MOST_DEVICES:,}"
             " GPUs in all."
         )
     if nodes > 1 and network is None and links is None:
         raise Misuse(
-            f"{nodes} nodes need the network between them: add `network` GB/S (1 Gbit/s Ethernet is"
-            " 0.125)."
+            f"{nodes} nodes need a network between them.",
+            "Add `network` GB/S; 1 Gbit/s Ethernet is 0.125.",
         )
     return Cluster(
         device=device,
@@ -451,3 +493,30 @@ def fleet_of(
         network_gb_per_s_per_device=None if network is None else network / num_gpus,
         network_latency_us=latency_us,
     )
+
+
+def software_of(request: Request) -> Software:
+    """Return the software of a request that has some of these fields. Raises Contradiction for torch.compile before torch 2.0."""
+    fields = {
+        "attention": "attention",
+        "optimizer": "optimizer_implementation",
+        "cross_entropy": "cross_entropy",
+        "fp8_recipe": "fp8_recipe",
+    }
+    given: dict[str, Any] = {
+        name: value for name, field in fields.items() if (value := getattr(request, field, None))
+    }
+    name: str | None = getattr(request, "software", None)
+    software = replace(parse_software(name) if name else TODAY, **given)
+    if software.is_before_fusion and getattr(request, "compile", False):
+        raise Contradiction(
+            f"torch.compile needs torch 2.0 or later; `software` is {name}.",
+            "Leave one of them out.",
+        )
+    return software
+
+
+def runs_anyway(software: Software) -> dict[str, bool]:
+    """Return the fields of `Execution` that some software turns on by itself."""
+    settings = {"compile": software.compiles, "channels_last": software.channels_last}
+    return {name: True for name, on in settings.items() if on}

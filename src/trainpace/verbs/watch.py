@@ -51,6 +51,7 @@ class WatchRequest(Request):
             "Show a recording again, in place of running a command.",
             metavar="FOLDER",
             option="from",
+            excludes=("command",),
         ),
     ] = None
     stdout: int | None = None
@@ -68,9 +69,9 @@ class Watched(Record):
 
 
 def run(request: WatchRequest, progress: Progress) -> Watched:
-    if bool(request.command) == bool(request.recorded):
+    if not (request.command or request.recorded):
         raise Misuse(
-            "give a command, as in: trainpace watch -- python train.py, or `recorded` FOLDER."
+            "Give a command, as in: trainpace watch -- python train.py, or `recorded` FOLDER."
         )
     if request.recorded:
         folder = Path(request.recorded)

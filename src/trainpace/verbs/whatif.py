@@ -18,8 +18,7 @@ from trainpace.job import Schedule
 from trainpace.offers import Offer, cheapest_offer
 from trainpace.verbs.places import named_host
 from trainpace.verbs.request import Field, Request
-from trainpace.verbs.software import software_of
-from trainpace.verbs.training import execution_values
+from trainpace.verbs.training import execution_values, software_of
 from trainpace.workload import Workload
 
 CURVE_SIZES = 64
@@ -47,10 +46,8 @@ class WhatIfRequest(Request):
     host: Annotated[Text, Field("Host CPU")] = ""
     software: Annotated[Text, Field("Software")] = ""
     attention: Annotated[Literal["", Attention], Field("Attention")] = ""
-    gpus: Annotated[
-        int, Meta(ge=1, le=1024), Slider("GPUs of a node", high=16, sets="nproc_per_node")
-    ] = 1
-    nodes: Annotated[int, Meta(ge=1, le=100_000), Slider("Nodes", high=128, sets="nnodes")] = 1
+    gpus: Annotated[int, Meta(ge=1, le=1024), Slider("GPUs of a node", high=16)] = 1
+    nodes: Annotated[int, Meta(ge=1, le=100_000), Slider("Nodes", high=128)] = 1
     network: Annotated[
         float,
         Meta(ge=1e-3, le=1e5),
@@ -58,19 +55,11 @@ class WhatIfRequest(Request):
             "Network of a node", low=0.125, high=400, scale="log10", step="any", shown_unit="GB/s"
         ),
     ] = 12.5
-    batch: Annotated[
-        int, Meta(ge=1, le=65_536), Slider("Batch of one GPU", high=512, sets="micro_batch")
-    ] = 32
-    accumulate: Annotated[
-        int, Meta(ge=1, le=65_536), Slider("Accumulation steps", high=64, sets="accumulation")
-    ] = 1
+    batch: Annotated[int, Meta(ge=1, le=65_536), Slider("Batch of one GPU", high=512)] = 32
+    accumulate: Annotated[int, Meta(ge=1, le=65_536), Slider("Accumulation steps", high=64)] = 1
     precision: Annotated[Precision, Field("Precision")] = "amp_bf16"
-    zero: Annotated[
-        ZeroStage, Slider("ZeRO stage", low=0, high=3, scale="linear", sets="zero_stage")
-    ] = 0
-    checkpointing: Annotated[
-        Checkpointing, Field("Activation checkpointing", sets="activation_checkpointing")
-    ] = "none"
+    zero: Annotated[ZeroStage, Slider("ZeRO stage", low=0, high=3, scale="linear")] = 0
+    checkpointing: Annotated[Checkpointing, Field("Activation checkpointing")] = "none"
     epochs: Annotated[
         float, Meta(gt=0, le=1e6), Slider("Epochs", high=300, scale="linear", step="any")
     ] = 90.0
