@@ -148,9 +148,7 @@ def test_tensor_parallelism_divides_the_data_parallel_size():
 
 def test_auto_says_what_it_became():
     combined = check(hf(), ds(train_micro_batch_size_per_gpu="auto"))
-    assert "train_micro_batch_size_per_gpu: taken as 8 (0.json, per_device_train_batch_size)" in [
-        note.text for note in combined.notes
-    ]
+    assert any("8 (0.json, per_device_train_batch_size)" in note.text for note in combined.notes)
 
 
 @pytest.mark.parametrize(

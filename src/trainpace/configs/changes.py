@@ -1,12 +1,12 @@
-"""The change from one Execution to another as settings, and a settings file while it is being changed."""
+"""The change from one Execution to another as settings, and a settings file while it is rewritten."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
 
-from trainpace.configs.settings import Value
+from trainpace.configs.settings import SettingName, Value
 from trainpace.configs.syntax import (
     Launch,
     Syntax,
@@ -22,9 +22,11 @@ from trainpace.core.execution import EXECUTION_FIELDS, Execution
 from trainpace.core.records import Record
 
 BATCH = frozenset(("micro_batch", "accumulation", "global_batch"))
-SHARDING = ("zero_stage", "offload_optimizer", "offload_parameters")
+WORLD = frozenset(("nnodes", "nproc_per_node", "world_size", "gpus_per_node"))
+SHARDING: tuple[SettingName, ...] = ("zero_stage", "offload_optimizer", "offload_parameters")
+OFFLOADS = SHARDING[1:]
 GROUPS = (
-    frozenset(("nnodes", "nproc_per_node", "world_size", "gpus_per_node", "tp", "pp", "cp")),
+    WORLD | {"tp", "pp", "cp"},
     frozenset(("precision",)),
     frozenset(SHARDING),
     BATCH,
@@ -41,17 +43,20 @@ GROUPS = (
 )
 """Settings that are written together, in this order, because a tool checks them against each other."""
 DERIVED = frozenset(("global_batch", "world_size", "gpus_per_node"))
-"""Settings that follow from the others: corrected where a file states them, never added where it does not."""
+"""Settings that follow from others. A file that states them is corrected; they are never added."""
 _FIELDS = tuple(name for name in EXECUTION_FIELDS if any(name in group for group in GROUPS))
 UNWRITTEN = tuple(name for name in EXECUTION_FIELDS if name not in (*_FIELDS, "optimizer"))
-"""Fields of an Execution that no settings file states; they stand in the training's own code."""
+"""Fields of an Execution that no settings file states. The training's own code sets them."""
 ELSEWHERE = "another file states it"
-DEEPSPEEDS_OWN = "DeepSpeed's own file has it, in activation_checkpointing"
+DEEPSPEEDS_OWN = "it belongs in DeepSpeed's own file, in activation_checkpointing"
 
 
 class Changes(Record):
-    """Two executions of one training. `workers`: data-loader workers per rank, and `time_limit_s` of a batch job, None
-    where unchanged."""
+    """Two executions of one training.
+
+    `workers` is the number of data-loader workers per rank, `time_limit_s` the limit of a batch
+    job. Both are None if they do not change.
+    """
 
     before: Execution
     after: Execution
@@ -72,30 +77,28 @@ class Changes(Record):
 
 
 def settings_of(e: Execution) -> dict[str, Value]:
-    """Settings by the names in `settings.SettingName`; gpus_per_node is one GPU per process."""
+    """Return the settings of an execution. gpus_per_node is one GPU per process."""
     values = {name: getattr(e, name) for name in (*_FIELDS, "global_batch", "world_size")}
-    if e.precision == "torch_fp32":  # what a file says by naming no format of fewer bits
+    if e.precision == "torch_fp32":  # a file states it by naming no format with fewer bits
         values["precision"] = "fp32"
     return values | {"gpus_per_node": e.nproc_per_node}
 
 
 def execution_of(values: Mapping[str, Value], base: Execution) -> Execution:
-    """`base` with the settings of files in place of its own; FSDP without a ZeRO stage is stage 3. Raises Contradiction
-    as Execution does."""
+    """Return `base` with the settings of files. FSDP without a ZeRO stage counts as stage 3."""
     fields: dict[str, Any] = {
         name: normal(name, values[name]) for name in _FIELDS if name in values
     }
     if values.get("sharding") == "fsdp" and "zero_stage" not in values:
         fields["zero_stage"] = 3
     if "world_size" in values and "nproc_per_node" not in values:
-        fields["nproc_per_node"] = int(values["world_size"]) // int(
-            fields.get("nnodes", base.nnodes)
-        )
+        nodes = int(fields.get("nnodes", base.nnodes))
+        fields["nproc_per_node"] = int(values["world_size"]) // nodes
     return replace(base, **fields)
 
 
 def normal(name: str, value: Value) -> Value:
-    """A setting's value in one spelling: files that only switch checkpointing on or off recompute everything or nothing."""
+    """Return "full" or "none" for files that only switch activation checkpointing on or off."""
     if name == "activation_checkpointing" and isinstance(value, bool):
         return "full" if value else "none"
     return value
@@ -103,11 +106,17 @@ def normal(name: str, value: Value) -> Value:
 
 @dataclass
 class Draft:
-    """A settings file while it is being changed: its text, the settings written, and those left out with their reasons.
+    """A settings file while it is rewritten.
 
-    `beside`: formats of the training's other files. `may_add`: settings that no other file states, so that this one may
-    gain them. `want`: the values of all settings; `names`: those that are being written, to which every method keeps.
-    `prefix`: the user's own key that holds the settings. `notes`: what the user must do beside the file.
+    Attributes:
+        beside: formats of the training's other files.
+        may_add: settings that no other file states, so that this file may gain them.
+        want: the values of all settings.
+        names: the settings that are written now. Every method ignores all others.
+        prefix: the user's own key above the settings.
+        wrote: the settings that the file now states.
+        left: the settings that were not written, with reasons.
+        notes: what the user must do besides.
     """
 
     text: str
@@ -139,11 +148,11 @@ class Draft:
         """The launch command in the current text (shell texts only)."""
         launch = find_launch(self.text, self.file)
         if launch is None:
-            raise UnreadableInput(f"{self.file} holds no launch command that can be changed.")
+            raise UnreadableInput(f"{self.file} has no launch command that can be changed.")
         return launch
 
     def get(self, path: str) -> Any:
-        """The value at a dotted path, or the text of a flag as `Launch.find` takes it; None where there is none."""
+        """Return the value at a dotted path or of a flag (see `Launch.find`), or None."""
         if self.syntax is None:
             flag = self.launch.find(path)
             return None if flag is None else "true" if flag.value is None else flag.value.value
@@ -155,44 +164,59 @@ class Draft:
     def put(self, path: str, value: Value) -> None:
         if self.syntax is None:
             self.text = with_setting(self.text, self.launch, path, flag_text(value))
-            return
-        self.text = set_key(
-            self.text, self.file, self.syntax, (*self.prefix, *path.split(".")), value
-        )
+        else:
+            keys = (*self.prefix, *path.split("."))
+            self.text = set_key(self.text, self.file, self.syntax, keys, value)
 
     def place(self, name: str, path: str, value: Value | None = None, adds: bool = True) -> bool:
-        """Set a setting, to `value` or what is wanted, where the file states it or may gain it; returns whether the file
-        now states it."""
+        """Write one setting if the file states it or may gain it.
+
+        Args:
+            name: the setting.
+            path: its dotted key, or its flag.
+            value: the value in the tool's spelling; by default the wanted value.
+            adds: whether the file may gain the setting.
+
+        Returns:
+            True if the file now states the setting.
+        """
         if name not in self.names:
             return False
-        new = self.want[name] if value is None else value
-        old = self.get(path)
-        if self.syntax is None and (flag := self.launch.find(path)):
-            if is_open(old) or ":" in old or (name == "nproc_per_node" and not old.isdigit()):
-                self.leave(f"{flag.written} is {old}, whose value is known only when it runs", name)
-                return False
-            old, new = old.casefold(), flag_text(new)
+        new, old = self.want[name] if value is None else value, self.get(path)
+        if path.endswith("device"):  # that something is offloaded to
+            # nvme stays, and "none" is not added
+            right = old == "nvme" if new else old is None
+            new = old or "" if right else "cpu" if new else "none"
         if old == "auto":
             self.leave(f'{path} is "auto": another file or the run decides', name)
-        elif old is not None or (adds and name in self.may_add):
-            if old != new or isinstance(old, bool) != isinstance(new, bool):
-                self.put(path, new)
-            self.wrote.add(name)
-            return True
-        elif name not in self.may_add:
+        elif self._is_run_time(name, path, old):
+            self.leave(f"{path} is {old}, whose value is known only at run time", name)
+        elif old is None and name not in self.may_add:
             self.leave(ELSEWHERE, name)
-        return False
+        elif old is not None or adds:
+            self._write(path, old, new)
+            self.wrote.add(name)
+        return name in self.wrote
 
-    def place_device(self, name: str, path: str) -> None:
-        """Write the device that something is offloaded to. nvme stays, and nothing is said where nothing is offloaded."""
-        old, on = self.get(path), self.want[name]
-        if (old is None and not on) or (old == "nvme" and on):
-            self.keep(name)
-        else:
-            self.place(name, path, "cpu" if on else "none")
+    def _is_run_time(self, name: str, path: str, old: Any) -> bool:
+        """Return True if only the shell or the launcher knows the value of a flag."""
+        if self.syntax is not None or self.launch.find(path) is None:
+            return False
+        return is_open(old) or ":" in old or (name == "nproc_per_node" and not old.isdigit())
+
+    def _write(self, path: str, old: Any, new: Value) -> None:
+        if self.syntax is None:
+            old, new = old and old.casefold(), flag_text(new)
+        if ("" if old is None else old) != new or isinstance(old, bool) != isinstance(new, bool):
+            self.put(path, new)
+
+    def place_keys(self, keys: Mapping[SettingName, str], names: Iterable[SettingName]) -> None:
+        """Write several settings of a tool's table."""
+        for name in names:
+            self.place(name, keys[name])
 
     def keep(self, *names: str) -> None:
-        """Count settings as written that the file states already or need not state."""
+        """Count settings as written that the file already contains or does not need."""
         self.wrote |= self.names & set(names)
 
     def leave(self, why: str, *names: str) -> None:

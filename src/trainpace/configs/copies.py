@@ -1,5 +1,7 @@
-"""Copies of settings files, and of the command that reads them, for a trial: outputs go into the trial's folder, and a
-file that names another settings file names that file's copy."""
+"""Copies of settings files for a trial, and of the command that reads them.
+
+Outputs go into the trial's folder. A file that names another settings file names that file's copy.
+"""
 
 import os
 import shlex
@@ -16,7 +18,7 @@ from trainpace.configs.syntax import ENDS, TORCHRUN, Path, find_launch, parse, s
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 
 OUT = "{out}"
-"""In a command, a placeholder for the trial's own folder."""
+"""Placeholder in a command for the trial's own folder."""
 _OUTPUT_FLAGS = ("output_dir", "logging_dir", "trainer.default_root_dir")
 _SHELL_ONLY = ("bash", "sh", "zsh", "sbatch", "salloc", "ssh", "docker", "nohup")
 
@@ -29,7 +31,11 @@ class Command(NamedTuple):
 
 
 def split_command(text: str) -> Command:
-    """Raises TrainpaceError for a command that needs a shell or that starts its work elsewhere."""
+    """Split a command into words.
+
+    Raises:
+        TrainpaceError: for a command that needs a shell or that starts another command.
+    """
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -52,13 +58,13 @@ def split_command(text: str) -> Command:
     if os.path.basename(words[0]) in _SHELL_ONLY:
         raise TrainpaceError(
             f"{words[0]} hides the command that trains.",
-            "Give that one: python, torchrun, accelerate launch or deepspeed.",
+            "Give that command: python, torchrun, accelerate launch or deepspeed.",
         )
     return Command(tuple(words), environment)
 
 
 def has_settings(command: str) -> bool:
-    """Whether the command starts with a launcher whose flags can be read and written."""
+    """Return True if the command starts with a launcher whose flags can be read and written."""
     try:
         parse_command(command)
     except UnreadableInput:
@@ -67,30 +73,32 @@ def has_settings(command: str) -> bool:
 
 
 def launcher_of(command: str) -> str:
-    """The launcher that a command starts with: torchrun (by any of its names), accelerate or deepspeed; "" for none."""
+    """Return the launcher that a command starts with: torchrun (by any name), accelerate, deepspeed
+    or ""."""
     found = find_launch(command, "command")
     return "" if found is None else "torchrun" if found.launcher is TORCHRUN else found.name
 
 
 def with_own_keys(files: Sequence[Written], values: Mapping[str, Any]) -> tuple[Written, ...]:
-    """The files with values of the script's own keys, which are no setting known here: sections with dots between (data.shards).
-    Raises TrainpaceError for a key that not exactly one of the files has."""
+    """Set keys that only the script knows, written with dots between sections (data.shards).
+
+    Raises:
+        TrainpaceError: for a key that no file has, or that several files have.
+    """
     texts = {written.file: written.text for written in files}
     for key, value in values.items():
         path = tuple(key.split("."))
         having = [file for file, text in texts.items() if _has(text, file, path)]
-        if len(having) != 1:
-            where = (
-                "none of the script's settings files has"
-                if not having
-                else f"{' and '.join(having)} both have"
+        if not having:
+            raise TrainpaceError(
+                f"none of the script's settings files has the key {key}, which a rung sets.",
+                "Add it to one file, with its current value (null for none).",
             )
-            hint = (
-                "Add it to one, with the value that it has now (null for none)."
-                if not having
-                else "Name it once."
+        if len(having) > 1:
+            raise TrainpaceError(
+                f"{' and '.join(having)} both have the key {key}, which a rung sets.",
+                "Keep it in one file.",
             )
-            raise TrainpaceError(f"{where} the key {key}, which a rung sets.", hint)
         (file,) = having
         syntax = syntax_of(texts[file], file)
         assert syntax is not None
@@ -111,7 +119,10 @@ def _has(text: str, file: str, path: Path) -> bool:
 def copied_command(
     words: tuple[str, ...], copies: Mapping[str, str], folder: str, output: str
 ) -> tuple[str, ...]:
-    """The command with copies in place of settings files (names relative to `folder`) and `output` in place of output folders."""
+    """Return the command with copies of settings files and with `output` as output folder.
+
+    File names are relative to `folder`.
+    """
     copied = []
     is_output = False
     for word in words:
@@ -125,11 +136,14 @@ def copied_command(
 
 
 def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, output: str) -> str:
-    """A settings file's text with the same replacements. Resuming from a checkpoint and pushing to a hub are switched off."""
+    """Return a settings file's text with the same replacements.
+
+    Resuming from a checkpoint and pushing to a hub are switched off.
+    """
     kind, syntax = parse_config(text, file).format, syntax_of(text, file)
     if syntax is None:
         raise TrainpaceError(
-            f"{file} is a script of a shell, which trials do not run.",
+            f"{file} is a shell script, which trials do not run.",
             "Give its command with --command.",
         )
     data = parse(text, file, syntax)
@@ -138,30 +152,34 @@ def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, ou
         for path, value in _leaves(data)
         if isinstance(value, str) and (copy := _copy_of(value, copies, folder))
     }
-    if kind == "Lightning CLI":
-        changes["trainer", "default_root_dir"] = output
-    elif kind == "Hugging Face TrainingArguments":
-        prefix: Path = () if is_training_arguments(data) else (sections_with_arguments(data)[0],)
-        arguments = data[prefix[0]] if prefix else data
-        changes[*prefix, "output_dir"] = output
-        replaced: dict[str, Value] = {
-            "logging_dir": output,
-            "resume_from_checkpoint": False,
-            "push_to_hub": False,
-        }
-        changes |= {(*prefix, key): value for key, value in replaced.items() if arguments.get(key)}
-    elif kind == "DeepSpeed":
-        monitors = [
-            key for key in ("tensorboard", "csv_monitor") if isinstance(data.get(key), dict)
-        ]
-        changes |= {(key, "output_path"): output for key in monitors}
-    for path, value in changes.items():
+    for path, value in (changes | _outputs(kind, data, output)).items():
         text = set_key(text, file, syntax, path, value)
     return text
 
 
+def _outputs(kind: str, data: dict[str, Any], output: str) -> dict[Path, Value]:
+    """Return the keys that say where a trainer writes, with `output` as their value."""
+    if kind == "Lightning CLI":
+        return {("trainer", "default_root_dir"): output}
+    if kind == "DeepSpeed":
+        monitors = ("tensorboard", "csv_monitor")
+        return {(key, "output_path"): output for key in monitors if isinstance(data.get(key), dict)}
+    if kind != "Hugging Face TrainingArguments":
+        return {}
+    prefix: Path = () if is_training_arguments(data) else (sections_with_arguments(data)[0],)
+    arguments = data[prefix[0]] if prefix else data
+    replaced: dict[str, Value] = {
+        "logging_dir": output,
+        "resume_from_checkpoint": False,
+        "push_to_hub": False,
+    }
+    stated = {(*prefix, key): value for key, value in replaced.items() if arguments.get(key)}
+    return {(*prefix, "output_dir"): output} | stated
+
+
 def names_file(texts: Mapping[str, str], words: tuple[str, ...], file: str, folder: str) -> bool:
-    """Whether the command or another settings file names this one; otherwise nothing would read a copy of it."""
+    """Return True if the command or another settings file names this one. If not, nothing reads a
+    copy."""
     values = [_flag_and_value(word)[2] for word in words]
     for other, text in texts.items():
         syntax = syntax_of(text, other)
@@ -172,12 +190,12 @@ def names_file(texts: Mapping[str, str], words: tuple[str, ...], file: str, fold
 
 
 def _flag_and_value(word: str) -> tuple[str, str, str]:
-    """The three parts of --flag=value; for any other word, two empty strings and the word."""
+    """Split --flag=value into its three parts. For any other word, the first two are empty."""
     return word.partition("=") if word.startswith("-") and "=" in word else ("", "", word)
 
 
 def _copy_of(value: str, copies: Mapping[str, str], folder: str) -> str:
-    """The copy of the file that a value names; "" where it names none."""
+    """Return the copy of the file that a value names, or ""."""
     whole = os.path.normpath(os.path.join(folder, value)) if value else ""
     return next(
         (

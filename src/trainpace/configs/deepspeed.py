@@ -1,11 +1,12 @@
-"""DeepSpeed JSON. Keys: DeepSpeed 0.19.8, runtime/config.py, runtime/constants.py, runtime/zero/config.py.
+"""DeepSpeed JSON (DeepSpeed 0.19.8: runtime/config.py, runtime/constants.py, runtime/zero/config.py).
 
-DeepSpeed silently ignores an unknown top-level key; an unknown key inside zero_optimization stops it.
+DeepSpeed silently ignores an unknown top-level key. An unknown key inside zero_optimization is an
+error there.
 """
 
 from typing import Any
 
-from trainpace.configs.changes import ELSEWHERE, Draft
+from trainpace.configs.changes import ELSEWHERE, OFFLOADS, Draft
 from trainpace.configs.settings import ConfigFile, Reading, SettingName, names
 from trainpace.core.execution import optimizer_called
 
@@ -13,24 +14,24 @@ TOP_LEVEL = frozenset(names("deepspeed", "keys"))
 REMOVED = frozenset(names("deepspeed", "removed_keys"))
 ZERO = frozenset(names("deepspeed", "zero_keys"))
 TRAINERS = frozenset(("Hugging Face TrainingArguments", "accelerate"))
-"""Trainers that check DeepSpeed's precision against their own, and call bf16 autocast what DeepSpeed calls bf16."""
+"""Trainers that check DeepSpeed's precision against theirs, and call bf16 autocast what it calls bf16."""
 _KEYS: dict[SettingName, str] = {
     "global_batch": "train_batch_size",
     "micro_batch": "train_micro_batch_size_per_gpu",
     "accumulation": "gradient_accumulation_steps",
     "drop_last": "dataloader_drop_last",
-    # DeepSpeed divides the world by it before it checks the batch sizes, as it does with context parallelism
+    # DeepSpeed divides the world size by it before it checks the batch sizes, as with cp
     "cp": "sequence_parallel_size",
     "compile": "compile.deepcompile",
     "zero_stage": "zero_optimization.stage",
+    "offload_optimizer": "zero_optimization.offload_optimizer.device",
+    "offload_parameters": "zero_optimization.offload_param.device",
     "partition_activations": "activation_checkpointing.partition_activations",
     "learning_rate": "optimizer.params.lr",
 }
-_OFFLOADS: dict[SettingName, str] = {
-    "offload_optimizer": "zero_optimization.offload_optimizer.device",
-    "offload_parameters": "zero_optimization.offload_param.device",
-}
 _TP = "tensor_parallel.autotp_size"
+_SECTIONS = ("fp16", "bf16", "bfloat16", "torch_autocast", "amp")
+"""Sections that set the precision, each with a key `enabled`."""
 _AUTOCAST = {
     "bf16": "amp_bf16",
     "bfloat16": "amp_bf16",
@@ -38,14 +39,13 @@ _AUTOCAST = {
     "float16": "amp_fp16",
     "half": "amp_fp16",
 }
+_HOW_NOT_WHETHER = "it only configures checkpointing; the model's code turns it on"
 _CANNOT = {
     "nnodes": "DeepSpeed takes the number of nodes from the launch command",
-    "nproc_per_node": "DeepSpeed takes the processes of a node from the launch command",
-    "pp": "pipeline stages are made in the code (PipelineModule), not by a key",
-    "activation_checkpointing": (
-        "DeepSpeed's section says how, not whether: the model's code turns it on"
-    ),
-    "dataloader_workers": "DeepSpeed has no key for the loader's workers",
+    "nproc_per_node": "DeepSpeed takes the processes per node from the launch command",
+    "pp": "pipeline stages are defined in code (PipelineModule), not by a key",
+    "activation_checkpointing": f"DeepSpeed has a section, but {_HOW_NOT_WHETHER}",
+    "dataloader_workers": "DeepSpeed has no key for loader workers",
 }
 
 
@@ -56,11 +56,11 @@ def is_deepspeed(data: dict[str, Any]) -> bool:
 
 
 def read_deepspeed(data: dict[str, Any], file: str) -> ConfigFile:
-    """Settings of a DeepSpeed file; a value "auto" leaves its setting to the other files, with a note."""
+    """Read a DeepSpeed file. "auto" leaves a setting to the other files and draws a note."""
     reading = Reading(file, "DeepSpeed", understands_auto=True)
     for key in sorted(data.keys() & REMOVED):
         reading.warn(key, "removed; DeepSpeed 0.19 stops at this key")
-    reading.flag_unknown(
+    reading.warn_unknown(
         data, TOP_LEVEL | REMOVED, "unknown to DeepSpeed, which ignores it silently"
     )
     if isinstance(stage := data.get("zero_optimization"), bool):
@@ -70,119 +70,108 @@ def read_deepspeed(data: dict[str, Any], file: str) -> ConfigFile:
     reading.read_keys(data, _KEYS)
     _read_precision(reading, data)
     zero = reading.section(data.get("zero_optimization"), "zero_optimization")
-    reading.flag_unknown(
+    reading.warn_unknown(
         zero, ZERO, "DeepSpeed stops with a validation error at this key", "zero_optimization."
     )
-    for name, key in _OFFLOADS.items():
-        reading.read_device(name, reading.at(data, key), key)
     if zero.get("cpu_offload") is not None:
         reading.note("zero_optimization.cpu_offload", "the old name of offload_optimizer")
         reading.read("offload_optimizer", zero["cpu_offload"], "zero_optimization.cpu_offload")
     tp = reading.at(data, _TP)
     if tp != 0 or isinstance(tp, bool):  # 0 is off
         reading.read("tp", tp, _TP)
-    optimizer = reading.word(reading.at(data, "optimizer.type"), "optimizer.type")
-    if (
-        optimizer
-        and optimizer.casefold() == "adam"
-        and reading.at(data, "optimizer.params.adam_w_mode") is not False
-    ):
+    _read_optimizer(reading, data)
+    if data.get("activation_checkpointing") is not None:
+        reading.note("activation_checkpointing", _HOW_NOT_WHETHER)
+    return reading.done()
+
+
+def _read_optimizer(reading: Reading, data: dict[str, Any]) -> None:
+    word = (reading.word(reading.at(data, "optimizer.type"), "optimizer.type") or "").casefold()
+    if word == "adam" and reading.at(data, "optimizer.params.adam_w_mode") is not False:
         reading.note(
             "optimizer.type", "Adam runs as AdamW in DeepSpeed unless adam_w_mode is false"
         )
-        optimizer = "adamw"
-    if optimizer:
-        reading.put("optimizer", optimizer_called(optimizer.casefold()), "optimizer.type")
-    if data.get("activation_checkpointing") is not None:
-        reading.note("activation_checkpointing", "how, not whether: the model's code turns it on")
-    return reading.done()
+        word = "adamw"
+    if word:
+        reading.put("optimizer", optimizer_called(word), "optimizer.type")
 
 
 def _read_precision(reading: Reading, data: dict[str, Any]) -> None:
     on = {
         key: reading.truth(reading.at(data, f"{key}.enabled"), f"{key}.enabled", "precision")
-        for key in ("fp16", "bf16", "bfloat16", "torch_autocast", "amp")
+        for key in _SECTIONS
     }
-    half = [key for key in ("fp16", "bf16", "bfloat16") if on[key]]
+    half = [key for key in _SECTIONS[:3] if on[key]]
     if len(half) > 1 and half[0] == "fp16":
-        raise reading.fail("fp16.enabled", True, f"false where {half[1]}.enabled is true")
+        raise reading.fail("fp16.enabled", True, f"false if {half[1]}.enabled is true")
     if half:
         reading.put("precision", "fp16" if half[0] == "fp16" else "bf16", f"{half[0]}.enabled")
     elif on["torch_autocast"]:
         dtype = data["torch_autocast"].get("dtype")
-        bare = dtype.removeprefix("torch.") if isinstance(dtype, str) else dtype
-        word = reading.word(bare, "torch_autocast.dtype", _AUTOCAST)
-        if word is None:
+        if dtype is None:
             reading.note("torch_autocast.enabled", "on, without a dtype", leaves_open="precision")
-        else:
-            reading.put("precision", _AUTOCAST[word], "torch_autocast.dtype")
+        bare = dtype.removeprefix("torch.") if isinstance(dtype, str) else dtype
+        reading.read_word("precision", bare, "torch_autocast.dtype", _AUTOCAST)
     elif on["amp"]:
         reading.put("precision", "amp_fp16", "amp.enabled")
-    elif on["fp16"] is False and (on["bf16"] is False or on["bfloat16"] is False):
+    elif on["fp16"] is False and False in (on["bf16"], on["bfloat16"]):
         reading.put("precision", "fp32", "fp16.enabled, bf16.enabled")
     else:
-        for key in (key for key, state in on.items() if state is False):
-            reading.note(f"{key}.enabled", "off; the precision itself is not stated")
+        for key, state in on.items():
+            if state is False:
+                reading.note(f"{key}.enabled", "off; the precision itself is not stated")
 
 
 def write_deepspeed(draft: Draft) -> None:
     draft.leave_all(_CANNOT)
-    for name in ("micro_batch", "accumulation"):
-        draft.place(name, _KEYS[name])
+    draft.place_keys(_KEYS, ("micro_batch", "accumulation", "cp", "partition_activations"))
     draft.place("global_batch", _KEYS["global_batch"], adds=False)
     draft.place("tp", _TP, draft.want["tp"] if draft.want["tp"] != 1 else 0)
-    draft.place("cp", _KEYS["cp"])
-    draft.place("partition_activations", _KEYS["partition_activations"])
     if "precision" in draft.names:
         _write_precision(draft)
     zero = draft.get("zero_optimization")
     if isinstance(zero, bool):
-        draft.leave(
-            "zero_optimization is true or false, the old way to write a stage; make it a section",
-            "zero_stage",
-        )
+        why = "zero_optimization is true or false, the old way to write a stage; make it a section"
+        draft.leave(why, "zero_stage")
     else:
         draft.place("zero_stage", _KEYS["zero_stage"])
     if isinstance(zero, bool) or (isinstance(zero, dict) and "cpu_offload" in zero):
-        why = (
-            "zero_optimization is written in the old way; offload_optimizer is a section with a"
-            " device now"
-        )
-        draft.leave(why, *_OFFLOADS)
+        why = "zero_optimization is in the old style; offload_optimizer is now a section with a device"
+        draft.leave(why, *OFFLOADS)
     else:
-        for name, key in _OFFLOADS.items():
-            draft.place_device(name, key)
+        draft.place_keys(_KEYS, OFFLOADS)
     if not draft.place("compile", _KEYS["compile"], adds=False):
-        draft.leave(
-            "the code compiles the model or the engine; DeepSpeed's key only adds passes to that",
-            "compile",
-        )
+        why = "the code compiles the model; DeepSpeed's key only adds passes to that"
+        draft.leave(why, "compile")
 
 
 def _write_precision(draft: Draft) -> None:
     precision = str(draft.want["precision"])
     if draft.beside & TRAINERS:
         precision = precision.removeprefix("amp_")
-    sections = ("fp16", "bf16", "bfloat16", "torch_autocast", "amp")
-    states = {key: state for key in sections if (state := draft.get(f"{key}.enabled")) is not None}
+    states = {key: state for key in _SECTIONS if (state := draft.get(f"{key}.enabled")) is not None}
     if precision in ("tf32", "fp8"):
-        draft.leave(
-            f"DeepSpeed's file has no key for {precision}; the code turns it on", "precision"
-        )
+        draft.leave(f"DeepSpeed has no key for {precision}; the code turns it on", "precision")
     elif "auto" in states.values():
         draft.leave('fp16 or bf16 is "auto": another file or the run decides', "precision")
     elif not states and "precision" not in draft.may_add:
         draft.leave(ELSEWHERE, "precision")
     else:
-        for key in (key for key, state in states.items() if state):
-            draft.put(f"{key}.enabled", False)
-        if precision.startswith("amp_"):
-            draft.put("torch_autocast.enabled", True)
-            draft.put("torch_autocast.dtype", "bfloat16" if precision == "amp_bf16" else "float16")
-        elif precision == "fp32":
-            for key in (key for key in ("fp16", "bf16") if key not in states):
+        for key, state in states.items():
+            if state:
                 draft.put(f"{key}.enabled", False)
-        else:
-            old_name = precision == "bf16" and draft.get("bfloat16") is not None
-            draft.put(f"{'bfloat16' if old_name else precision}.enabled", True)
+        _switch_on(draft, precision, states)
         draft.keep("precision")
+
+
+def _switch_on(draft: Draft, precision: str, states: dict[str, Any]) -> None:
+    if precision == "fp32":  # stated only by both half precisions being off
+        for key in ("fp16", "bf16"):
+            if key not in states:
+                draft.put(f"{key}.enabled", False)
+    elif precision.startswith("amp_"):
+        draft.put("torch_autocast.enabled", True)
+        draft.put("torch_autocast.dtype", "bfloat16" if precision == "amp_bf16" else "float16")
+    else:
+        old_name = precision == "bf16" and draft.get("bfloat16") is not None
+        draft.put(f"{'bfloat16' if old_name else precision}.enabled", True)

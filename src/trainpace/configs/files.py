@@ -1,6 +1,7 @@
-"""Settings files in any known format, read and changed: only the keys that change, where the result reads back as intended.
+"""Settings files in any known format: read, rewritten key by key, and created.
 
-A format is added as a file in this room, a line in FORMATS, and one in WRITERS if changes can be written into it.
+A rewritten file must read back as intended, or the change is not made. A new format needs a module
+in this package, a line in FORMATS, and a line in WRITERS if changes can be written into it.
 """
 
 import ast
@@ -57,7 +58,7 @@ def read_configs(paths: Iterable[str]) -> tuple[ConfigFile, ...]:
 
 
 def syntax_of(text: str, file: str) -> Syntax | None:
-    """None for shell scripts, commands and Python code."""
+    """Return "json" or "yaml", or None for shell scripts, commands and Python code."""
     text = text.removeprefix("\ufeff")
     if is_sbatch(text) or is_python(file) or file.endswith(_SHELL) or text.startswith("#!"):
         return None
@@ -65,11 +66,11 @@ def syntax_of(text: str, file: str) -> Syntax | None:
 
 
 def parse_config(text: str, file: str) -> ConfigFile:
-    """Settings in the text of one file, whose format is recognised from its name and content."""
+    """Read the text of one file. Its format is recognized from its name and content."""
     if len(text.encode("utf-8", "replace")) > LARGEST_FILE_BYTES:
-        raise UnreadableInput(f"{file} is larger than 1 MiB, which no settings file is.")
+        raise UnreadableInput(f"{file} is larger than 1 MiB, so it is not a settings file.")
     if "\x00" in text:
-        raise UnreadableInput(f"{file} holds a NUL byte, so it is not a text file.")
+        raise UnreadableInput(f"{file} contains a NUL byte, so it is not a text file.")
     if not text.strip():
         raise UnreadableInput(f"{file} is empty.")
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
@@ -83,12 +84,13 @@ def parse_config(text: str, file: str) -> ConfigFile:
     if syntax is None:
         launch = find_launch(text, file)
         if launch is None:
-            raise UnreadableInput(f"{file} holds no known launch command.", f"Known: {_KNOWN}.")
+            raise UnreadableInput(f"{file} contains no known launch command.", f"Known: {_KNOWN}.")
         return read_launch(launch, Reading(file, "launch command")).done()
     data = parse(text, file, syntax)
     if not isinstance(data, dict):
         raise UnreadableInput(
-            f"{file} holds no keys and values, so it is not a settings file.", f"Known: {_KNOWN}."
+            f"{file} contains no keys and values, so it is not a settings file.",
+            f"Known: {_KNOWN}.",
         )
     return _in_known_format(data, file)
 
@@ -101,11 +103,13 @@ def _in_known_format(data: dict[str, Any], file: str) -> ConfigFile:
     if len(sections) > 1:
         names = ", ".join(map(str, sections))
         raise UnreadableInput(
-            f"{file} holds TrainingArguments under {names}.", "Give each as a file of its own."
+            f"{file} contains TrainingArguments under {names}.", "Give each as a file of its own."
         )
     if sections:
         return huggingface.read_training_arguments(data[sections[0]], file, f"{sections[0]}.")
-    raise UnreadableInput(f"{file} is in no known format of settings files.", f"Known: {_KNOWN}.")
+    raise UnreadableInput(
+        f"{file} is not in a known format of settings files.", f"Known: {_KNOWN}."
+    )
 
 
 WRITERS: dict[str, Callable[[Draft], None]] = {
@@ -116,13 +120,14 @@ WRITERS: dict[str, Callable[[Draft], None]] = {
     "Slurm batch script": write_sbatch,
     "launch command": write_command,
 }
-"""Writers in the order in which their files are offered a setting that no file states."""
+"""Writers, in the order in which their files are offered a setting that no file states."""
 _COMPARED = frozenset(("micro_batch", "accumulation", "precision"))
-"""Settings that the Trainer checks against DeepSpeed's file, with its own default where it states none."""
+"""Settings that the Trainer compares with DeepSpeed's file, using its own default if it states
+none."""
 BY_HAND = "it cannot be changed here without changing something else: set it by hand"
-PYTHON = "Python code is read and never written: set it by hand"
-NOT_THERE = "it does not state what this goes with"
-NO_KEY = "no key is written for it: the training's code states it, or set it by hand"
+PYTHON = "Python code is read but never changed: set it by hand"
+NOT_THERE = "it does not contain the settings that this one depends on"
+NO_KEY = "no settings file has a key for it: set it in the training's code"
 
 
 _LACKS = {
@@ -133,7 +138,7 @@ _LACKS = {
 
 
 def lacking(text: str, file: str) -> dict[str, str]:
-    """Fields of an Execution that the engine of a settings file or command does not have, with reasons: they stay 1."""
+    """Return the parallelism that the engine of a file or command does not have, with reasons."""
     read = parse_config(text, file)
     kind = read.format
     if kind == "Lightning CLI" and not any(setting.name == "tp" for setting in read.settings):
@@ -189,10 +194,13 @@ srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=1 --rdzv-id=$SLURM_JOB_ID 
 """
     ),
 }
-"""New files for one process on one node. The batch script starts torchrun once per node, with a rendezvous on the first
-node and one GPU per process; torchrun's command on several nodes has a rendezvous at $HEAD_NODE, which names one of them.
-Beside a file of DeepSpeed's own, accelerate's names that one and leaves the rest to it, as accelerate demands; it also demands
-that a stage stands there."""
+"""New files for one process on one node.
+
+The batch script starts torchrun once per node, with a rendezvous on the first node and one GPU per
+process. torchrun's command for several nodes meets at $HEAD_NODE. Beside a DeepSpeed file,
+accelerate's file names it and leaves the rest to it, as accelerate demands; the DeepSpeed file must
+then state a stage.
+"""
 _FORMATS_OF_NEW = {
     "DeepSpeed": "DeepSpeed",
     "accelerate": "accelerate",
@@ -200,14 +208,18 @@ _FORMATS_OF_NEW = {
     "sbatch": "Slurm batch script",
 }
 HAND_OVER = (
-    "{file} has to be handed to the script: deepspeed.initialize(config=...), or --deepspeed {file}"
-    " of a Trainer"
+    "Pass {file} to your script: deepspeed.initialize(config=...), or --deepspeed {file} with the"
+    " Hugging Face Trainer"
 )
 
 
 class Written(Record):
-    """A changed file. `wrote`: the settings that it now states; `left`: those that it does not take, with reasons;
-    `notes`: what the user must do beside it."""
+    """A changed file.
+
+    `wrote` are the settings that it now states, `left` those that it cannot state, with reasons,
+    and
+    `notes` what the user must do besides.
+    """
 
     file: str
     before: str
@@ -227,7 +239,7 @@ class Written(Record):
 
 
 class Rewritten(Record):
-    """All changed files. `left`: settings that no file took, with reasons."""
+    """All changed files. `left` are the settings that no file could take, with reasons."""
 
     files: tuple[Written, ...]
     left: dict[str, str]
@@ -243,8 +255,15 @@ def write_changes(
 ) -> Written:
     """Write `changes` into one file's text.
 
-    `beside`: formats of the training's other files. `may_add`: settings that the file may gain, None for all.
-    `unchanged`: settings to leave alone. A group of settings is written whole and reads back as intended, or is left as it was.
+    A group of settings is written whole and reads back as intended, or is left as it was.
+
+    Args:
+        text: the file's text.
+        file: its name.
+        changes: the old and the new execution.
+        beside: formats of the training's other files.
+        may_add: settings that the file may gain; None for all.
+        unchanged: settings to leave alone.
     """
     read = parse_config(text, file)
     names = changes.names - unchanged
@@ -267,15 +286,21 @@ def write_changes(
     }
     before, after = changes.before, changes.after
     left |= {name: NO_KEY for name in UNWRITTEN if getattr(before, name) != getattr(after, name)}
-    wrote, notes = tuple(sorted(draft.wrote)), tuple(draft.notes)
-    return Written(file=file, before=text, text=draft.text, wrote=wrote, left=left, notes=notes)
+    return Written(
+        file=file,
+        before=text,
+        text=draft.text,
+        wrote=tuple(sorted(draft.wrote)),
+        left=left,
+        notes=tuple(draft.notes),
+    )
 
 
 def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
-    """Write `changes` into all files of a training (file name -> text): each setting where it is stated, else into a
-    file that can hold it.
+    """Write `changes` into all files of a training (file name -> text).
 
-    A setting that some file states but cannot change is written into no file, so that the files still agree.
+    Each setting is written where it is stated, otherwise into a file that can state it. A setting
+    that some file states but cannot change is written into no file, so that the files still agree.
     """
     done, wanted = _one_pass(texts, changes, frozenset()), changes.wanted
     stuck = {
@@ -285,37 +310,58 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
         if still_says(f, name, wanted)
     }
     unchanged = frozenset[str]().union(*(group for group in GROUPS if group & stuck.keys()))
-    if (
-        "nnodes" in unchanged
-    ):  # batch sizes follow the number of processes, because the global batch stays
+    if "nnodes" in unchanged:  # the global batch stays, so batch sizes follow the processes
         unchanged |= BATCH
     if unchanged:
         done = _one_pass(texts, changes, unchanged)
     wrote = {name for f in done for name in f.wrote}
-    together = {
-        name: f"it goes with {', '.join(sorted(stuck))}"
-        for name in (unchanged & changes.names) - DERIVED
-    }
-    left = together | stuck
-    said = {
+    why = f"it depends on {', '.join(sorted(stuck))}"
+    left = dict.fromkeys((unchanged & changes.names) - DERIVED, why) | stuck
+    left = {name: why for name, why in (_reasons(done, wanted) | left).items() if name not in wrote}
+    if wrote & {"micro_batch", "accumulation"}:
+        after = changes.after
+        for name in left.keys() & {"nnodes", "nproc_per_node"}:
+            left[name] += (
+                f"; the batch sizes are for {after.nnodes} x {after.nproc_per_node} processes"
+            )
+    return Rewritten(files=tuple(done), left=left)
+
+
+def _reasons(files: Sequence[Written], wanted: Mapping[str, Value]) -> dict[str, str]:
+    """Return why settings were left: the first file's reason."""
+    stated = {
         s.name
-        for f in done
+        for f in files
         for s in parse_config(f.text, f.file).settings
         if normal(s.name, s.value) == wanted.get(s.name)
     }
-    for name, why, file in ((name, why, f.file) for f in done for name, why in f.left.items()):
-        if why != ELSEWHERE or name not in said:
-            left.setdefault(
-                name, why if why == NO_KEY else f"{file}: {NOT_THERE if why == ELSEWHERE else why}"
-            )
-    left = {name: why for name, why in left.items() if name not in wrote}
-    batches = wrote & {"micro_batch", "accumulation"}
-    for name in left.keys() & {"nnodes", "nproc_per_node"} if batches else ():
-        left[name] += (
-            f"; the batch sizes are for {changes.after.nnodes} x {changes.after.nproc_per_node}"
-            " processes"
-        )
-    return Rewritten(files=tuple(done), left=left)
+    reasons: dict[str, str] = {}
+    for f in files:
+        for name, why in f.left.items():
+            if why == ELSEWHERE and name in stated:
+                continue
+            why = NOT_THERE if why == ELSEWHERE else why
+            reasons.setdefault(name, why if why == NO_KEY else f"{f.file}: {why}")
+    return reasons
+
+
+def why_not_written(
+    field: str, changes: Changes, texts: Mapping[str, str], new: Mapping[str, str]
+) -> str:
+    """Return why a training's files cannot state the new value of a field, or "" if one can.
+
+    Args:
+        field: a field of the execution, or "dataloader_workers".
+        changes: the old and the new execution.
+        texts: the existing files (name -> text).
+        new: the files that are to be created (name -> kind in NEW_FILES).
+    """
+    why = rewrite(texts, changes).left.get(field, "")
+    if why and any(
+        field in new_file(kind, changes.after, file).wrote for file, kind in new.items()
+    ):
+        return ""
+    return why
 
 
 def _one_pass(
@@ -340,17 +386,21 @@ def _one_pass(
 
 
 def still_says(written: Written, name: str, wanted: Mapping[str, Value]) -> bool:
-    """Whether a file that does not take a setting states another value of it."""
+    """Return True if a file that cannot take a setting states another value of it."""
     names = {name, "world_size"} if name in ("nnodes", "nproc_per_node") else {name}
     settings = parse_config(written.text, written.file).settings
     return any(s.name in names and normal(s.name, s.value) != wanted[s.name] for s in settings)
 
 
 def save_all(files: Sequence[Written]) -> list[str | None]:
-    """Replace the files, all or none, and keep each old one as FILE.bak, FILE.bak2 and so on, never over an older one.
+    """Replace the files, all or none, and keep each old one as FILE.bak, FILE.bak2 and so on.
 
-    Returns their backups' names: "" for a new file, None where nothing changes. Raises TrainpaceError for a file that has
-    changed since it was read, and where the file system refuses; then nothing has changed.
+    Returns:
+        The names of the backups: "" for a new file, None if nothing changes.
+
+    Raises:
+        TrainpaceError: if a file has changed since it was read, or cannot be written. Nothing has
+            changed then.
     """
     backups: list[str | None] = []
     try:
@@ -396,7 +446,7 @@ def _backup(written: Written) -> str | None:
 
 
 def _with_group(draft: Draft, kind: str, names: frozenset[str]) -> Draft:
-    """The draft with a group of settings written, or as it was, with the reason."""
+    """Return the draft with a group of settings written, or unchanged with the reason."""
     before = dataclasses.replace(
         draft, wrote=set(draft.wrote), left=dict(draft.left), notes=list(draft.notes)
     )
@@ -419,7 +469,7 @@ def _with_group(draft: Draft, kind: str, names: frozenset[str]) -> Draft:
 
 
 def _is_sound(before: ConfigFile, after: ConfigFile, draft: Draft, names: frozenset[str]) -> bool:
-    """Whether the file now states what it should, and everything else as before."""
+    """Return True if the file now states the wanted values, and everything else as before."""
     if before.format != after.format:
         return False
     touched = names | ({"sharding"} if "zero_stage" in names else set())
@@ -456,8 +506,14 @@ def new_files(
     workers: int | None = None,
     time_limit_s: float | None = None,
 ) -> tuple[Written, ...]:
-    """New files (file -> its kind in NEW_FILES) that state an execution together, beside the `texts` of a training's other files.
-    `workers` of each loader, and a batch job's time limit, are stated where they are given and there is a key.
+    """Create files that together state an execution.
+
+    Args:
+        kinds: the new files, each with its kind in NEW_FILES.
+        execution: what they state.
+        texts: the training's existing files (name -> text).
+        workers: loader workers per rank, if known.
+        time_limit_s: the limit of a batch job, if known.
     """
     formats = {file: parse_config(text, file).format for file, text in (texts or {}).items()}
     formats |= {file: _FORMATS_OF_NEW[kind] for file, kind in kinds.items()}
@@ -482,8 +538,11 @@ def new_file(
     beside: frozenset[str] = frozenset(),
     deepspeed: str = "",
 ) -> Written:
-    """A new file of a kind in NEW_FILES that states an execution, the loader's workers and a batch job's time limit. `beside`:
-    formats of the training's other files, `deepspeed`: DeepSpeed's own among them."""
+    """Create a file of a kind in NEW_FILES that states an execution.
+
+    `beside` are the formats of the training's other files; `deepspeed` is the DeepSpeed file among
+    them.
+    """
     several = execution.nnodes > 1
     template = "accelerate with DeepSpeed" if kind == "accelerate" and deepspeed else kind
     text = NEW_FILES[template].format(
@@ -504,13 +563,14 @@ def new_file(
 _CORE = frozenset(
     "devices num_nodes strategy precision accumulate_grad_batches max_epochs max_steps accelerator".split()
 )
-"""Arguments of Lightning's Trainer that tell it from others of that name."""
+"""Arguments that distinguish Lightning's Trainer from other classes with that name."""
 _CLASSES = ("Arguments", "Args", "Config")
 _NOT_READ = object()
 
 
 class PythonSettings(NamedTuple):
-    """The settings as a settings file would hold them, and a note for each value that is no literal."""
+    """Settings as a settings file would hold them, and a note for each value that is not a
+    literal."""
 
     data: dict[str, Any]
     unread: tuple[Note, ...]
@@ -527,7 +587,14 @@ def is_python(file: str) -> bool:
 
 
 def read_python(text: str, file: str) -> PythonSettings:
-    """Raises UnreadableInput for code that does not parse, and where it holds no such arguments, or several."""
+    """Read a trainer's arguments: `TrainingArguments(...)`, `Trainer(devices=2, ...)`, or such a
+    dict.
+
+    The code is parsed and never run, so only literals are read.
+
+    Raises:
+        UnreadableInput: for code that does not parse, or that has no such arguments or several.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes in strings, say
@@ -538,19 +605,19 @@ def read_python(text: str, file: str) -> PythonSettings:
             f"{file} is not valid Python at line {error.lineno}: {error.msg}."
         ) from None
     except (RecursionError, MemoryError, ValueError):
-        raise UnreadableInput(f"{file} is nested too deeply to be read.") from None
+        raise UnreadableInput(f"{file} is nested too deeply.") from None
     known = (
-        "TrainingArguments(...), Lightning's Trainer(...), or a dict of their arguments, of"
-        " DeepSpeed's or of accelerate's"
+        "TrainingArguments(...), Lightning's Trainer(...), or a dict of their arguments, or"
+        " of DeepSpeed's or accelerate's"
     )
     if not found:
         raise UnreadableInput(
-            f"{file} holds no arguments of a trainer that can be read.", f"Known: {known}."
+            f"{file} contains no trainer arguments that can be read.", f"Known: {known}."
         )
     if len(found) > 1:
         lines = ", ".join(str(one.line) for one in found)
         raise UnreadableInput(
-            f"{file} holds arguments of trainers in lines {lines}.",
+            f"{file} contains trainer arguments in lines {lines}.",
             "Give each as a file of its own.",
         )
     (one,) = found
@@ -561,7 +628,7 @@ def read_python(text: str, file: str) -> PythonSettings:
             severity="warning",
             text=(
                 f"{key}: {ast.unparse(node)[:60]!r} (line {node.lineno}) is not a literal, so it is"
-                " not read"
+                " ignored"
             ),
         )
         for key, node in one.unread
@@ -618,21 +685,13 @@ def _of_trainer(found: _Found) -> _Found:
 
 
 def _literals(node: ast.expr) -> _Found | None:
-    """The literal values of a dict or of a call's keywords, with None, which is "not stated", for what is none; None for a dict
-    whose keys are not all words."""
-    pairs: list[tuple[str, ast.expr]] = []
-    if isinstance(node, ast.Call):
-        pairs = [
-            ("**" if keyword.arg is None else keyword.arg, keyword.value)
-            for keyword in node.keywords
-        ]
-    elif isinstance(node, ast.Dict):
-        for key, value in zip(node.keys, node.values, strict=True):
-            if key is not None and not (
-                isinstance(key, ast.Constant) and isinstance(key.value, str)
-            ):
-                return None
-            pairs.append(("**" if key is None else str(key.value), value))
+    """Return the literal values of a dict or a call's keywords; None if a dict has other keys.
+
+    A value that is not a literal becomes None, which means "not stated".
+    """
+    pairs = _pairs_of(node)
+    if pairs is None:
+        return None
     data: dict[str, Any] = {}
     unread: list[tuple[str, ast.expr]] = []
     for name, value in pairs:
@@ -644,26 +703,45 @@ def _literals(node: ast.expr) -> _Found | None:
     return _Found(node.lineno, data, unread)
 
 
+def _pairs_of(node: ast.expr) -> list[tuple[str, ast.expr]] | None:
+    if isinstance(node, ast.Call):
+        return [(keyword.arg or "**", keyword.value) for keyword in node.keywords]
+    assert isinstance(node, ast.Dict)
+    keys = [ast.Constant("**") if key is None else key for key in node.keys]
+    names = [key.value for key in keys if isinstance(key, ast.Constant)]
+    texts = [name for name in names if isinstance(name, str)]
+    return list(zip(texts, node.values, strict=True)) if len(texts) == len(keys) else None
+
+
 def _literal(node: ast.expr, key: str, unread: list[tuple[str, ast.expr]]) -> Any:
-    """A value of JSON's kinds. A class with literal arguments, as strategies are given, is what Lightning's files call class_path
-    and init_args; what is no literal inside a dict goes into `unread`."""
-    nested = _literals(node) if isinstance(node, ast.Dict | ast.Call) else None
-    if nested is not None:
-        called = _name_of(node.func) if isinstance(node, ast.Call) else "dict"
-        if (isinstance(node, ast.Call) and node.args) or (called != "dict" and key != "strategy"):
-            return _NOT_READ
-        unread += [(f"{key}.{inner}", value) for inner, value in nested.unread]
-        return nested.data if called == "dict" else {"class_path": called, "init_args": nested.data}
+    """Return a value that JSON can hold, or _NOT_READ.
+
+    Values inside a dict that are not literals go into `unread`.
+    """
+    if isinstance(node, ast.Dict | ast.Call):
+        nested = _literals(node)
+        if nested is not None:
+            return _nested_literals(node, nested, key, unread)
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):
         return _NOT_READ
     value = list(value) if isinstance(value, tuple) else value
-    plain = str | int | float | None
-    whole = isinstance(value, plain) or (
-        isinstance(value, list) and all(isinstance(part, plain) for part in value)
-    )
-    return value if whole else _NOT_READ
+    parts = value if isinstance(value, list) else [value]
+    return value if all(isinstance(p, str | int | float | None) for p in parts) else _NOT_READ
+
+
+def _nested_literals(
+    node: ast.Dict | ast.Call, nested: _Found, key: str, unread: list[tuple[str, ast.expr]]
+) -> Any:
+    """Return a nested dict. A strategy's class becomes class_path and init_args, as in Lightning's files."""
+    called = "dict"
+    if isinstance(node, ast.Call):
+        called = _name_of(node.func)
+        if node.args or (called != "dict" and key != "strategy"):
+            return _NOT_READ
+    unread += [(f"{key}.{inner}", value) for inner, value in nested.unread]
+    return nested.data if called == "dict" else {"class_path": called, "init_args": nested.data}
 
 
 def _name_of(node: ast.expr) -> str:

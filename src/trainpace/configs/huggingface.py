@@ -1,5 +1,6 @@
-"""Hugging Face `TrainingArguments`, as JSON, YAML or flags. Names: transformers 5.23, training_args.py."""
+"""Hugging Face `TrainingArguments` as JSON, YAML or flags (transformers 5.23, training_args.py)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from trainpace.configs.changes import DEEPSPEEDS_OWN, ELSEWHERE, Draft
@@ -12,8 +13,8 @@ NAMES = frozenset(names("huggingface", "arguments"))
 _RENAMED: dict[str, str] = TOOLS["huggingface"]["renamed"]
 _REMOVED: dict[str, str] = TOOLS["huggingface"]["removed"]
 _KNOWN = NAMES | _RENAMED.keys() | _REMOVED.keys()
-# arguments that scripts and trainers beside TrainingArguments keep in the same file
 _BESIDE = frozenset(names("huggingface", "beside"))
+"""Arguments that scripts and other trainers keep in the same file."""
 _KEYS: dict[str, SettingName] = {
     "per_device_train_batch_size": "micro_batch",
     "gradient_accumulation_steps": "accumulation",
@@ -26,9 +27,11 @@ _KEYS: dict[str, SettingName] = {
     "activation_checkpointing": "activation_checkpointing",
     "torch_compile": "compile",
 }
-_INTERVALS: dict[SettingName, tuple[str, str]] = {
-    "evaluate_every_steps": ("eval_strategy", "eval_steps"),
-    "checkpoint_every_steps": ("save_strategy", "save_steps"),
+_NESTED: dict[str, SettingName] = {
+    "fsdp_config.activation_checkpointing": "activation_checkpointing",
+    "fsdp_config.fsdp_activation_checkpointing": "activation_checkpointing",
+    "parallelism_config.tp_size": "tp",
+    "parallelism_config.cp_size": "cp",
 }
 _FUSED_OPTIMIZERS = frozenset(("adamw_torch_fused", "adamw_apex_fused"))
 DISTINCTIVE = frozenset(
@@ -47,14 +50,14 @@ NAMES_OF = {
     "compile": ("torch_compile",),
     "dataloader_workers": ("dataloader_num_workers",),
 }
-"""The arguments for a setting; the last one, which transformers 4 and 5 both know, is added where the file has none."""
+"""The arguments for a setting. The last one, known to transformers 4 and 5, is added if there is none."""
 _MESH = "TrainingArguments take the device mesh from the code or from accelerate's file"
 _OFFLOAD = "TrainingArguments take it from a DeepSpeed file"
 LACKS = {"pp": "the Trainer has no pipeline parallelism"}
 _CANNOT = LACKS | {
     "partition_activations": DEEPSPEEDS_OWN,
     "nnodes": "TrainingArguments take the number of nodes from the launch command",
-    "nproc_per_node": "TrainingArguments take the processes of a node from the launch command",
+    "nproc_per_node": "TrainingArguments take the processes per node from the launch command",
     "tp": _MESH,
     "cp": _MESH,
     "offload_optimizer": _OFFLOAD,
@@ -67,95 +70,89 @@ def is_training_arguments(data: dict[str, Any]) -> bool:
 
 
 def sections_with_arguments(data: dict[str, Any]) -> list[str]:
-    """The keys of the user's own, such as `training:`, under which TrainingArguments stand."""
+    """Return the user's own keys, such as `training:`, under which TrainingArguments stand."""
     return [
         key for key, part in data.items() if isinstance(part, dict) and is_training_arguments(part)
     ]
 
 
 def read_training_arguments(data: dict[str, Any], file: str, prefix: str = "") -> ConfigFile:
-    """Settings that a TrainingArguments file states; defaults are not filled in."""
+    """Read the settings that a file states. Defaults are not filled in."""
     reading = Reading(file, "Hugging Face TrainingArguments", prefix)
-    reading.flag_unknown(
-        {k: v for k, v in data.items() if k not in _BESIDE},
-        _KNOWN,
-        "not a TrainingArguments name, so it is not read",
-    )
+    own = [key for key in data if key not in _BESIDE]
+    reading.warn_unknown(own, _KNOWN, "not a TrainingArguments name, so it is ignored")
     put_training_arguments(reading, data)
     if not data.keys() & {"per_device_train_batch_size", "per_gpu_train_batch_size"}:
-        reading.note("per_device_train_batch_size", "not stated; Hugging Face would use 8")
+        reading.note("per_device_train_batch_size", "missing; Hugging Face's default is 8")
     return reading.done()
 
 
 def put_training_arguments(reading: Reading, data: dict[str, Any], dashes: str = "") -> None:
-    """Record the settings in `data`. `dashes`: "--" where they were written as flags."""
-    keys: dict[str, str] = {}  # a name of today -> the key as written
-    for key in data:
-        if key in _REMOVED:
-            reading.warn(dashes + key, _REMOVED[key])
-        new = _RENAMED.get(key, key)
-        if new != key:
-            if data[key] is not None and data.get(new) is not None:
-                raise reading.fail(
-                    dashes + key, data[key], f"left out, since {new}, its new name, is given too"
-                )
-            reading.note(dashes + key, f"the old name of {new}")
-        if new == key or data[key] is not None:
-            keys[new] = key
-    values = {new: data[key] for new, key in keys.items()}
+    """Record the settings in `data`. `dashes` is "--" if they were written as flags."""
+    arguments = _Arguments.of(reading, data, dashes)
     for key, name in _KEYS.items():
-        reading.read(name, values.get(key), dashes + keys.get(key, key))
-    _read_length(reading, values, dashes)
-    _read_precision(reading, values, dashes)
-    for name, (strategy, steps) in _INTERVALS.items():
-        _read_interval(
-            reading,
-            name,
-            values,
-            strategy,
-            dashes + keys.get(strategy, strategy),
-            steps,
-            dashes + steps,
-        )
-    optimizer = reading.word(values.get("optim"), f"{dashes}optim")
-    if optimizer:
-        own = optimizer == "adafactor"  # the Trainer takes transformers' for it, not torch's
-        reading.put(
-            "optimizer",
-            "adafactor_transformers" if own else optimizer_called(optimizer),
-            f"{dashes}optim",
-        )
-    if optimizer in _FUSED_OPTIMIZERS:
-        reading.put("optimizer_implementation", "fused", f"{dashes}optim")
-    _read_kernels(reading, values, dashes)
-    _read_engines(reading, values, dashes)
+        reading.read(name, arguments.values.get(key), arguments.written(key))
+    for read in (_read_length, _read_precision, _read_intervals, _read_optimizer, _read_kernels):
+        read(reading, arguments)
+    _read_engines(reading, arguments)
 
 
-def _read_length(reading: Reading, values: dict[str, Any], dashes: str) -> None:
-    key, steps, epochs = (
-        f"{dashes}max_steps",
-        values.get("max_steps"),
-        values.get("num_train_epochs"),
-    )
+class _Arguments:
+    """Arguments under their current names.
+
+    Attributes:
+        values: the value of each argument.
+        dashes: "--" if the arguments were written as flags.
+    """
+
+    def __init__(self, values: dict[str, Any], keys: Mapping[str, str], dashes: str) -> None:
+        self.values, self._keys, self.dashes = values, keys, dashes
+
+    @classmethod
+    def of(cls, reading: Reading, data: dict[str, Any], dashes: str) -> "_Arguments":
+        keys: dict[str, str] = {}
+        for key in data:
+            if key in _REMOVED:
+                reading.warn(dashes + key, _REMOVED[key])
+            new = _RENAMED.get(key, key)
+            if new != key:
+                if data[key] is not None and data.get(new) is not None:
+                    expected = f"left out, because its new name, {new}, is given too"
+                    raise reading.fail(dashes + key, data[key], expected)
+                reading.note(dashes + key, f"the old name of {new}")
+            if new == key or data[key] is not None:
+                keys[new] = key
+        return cls({new: data[key] for new, key in keys.items()}, keys, dashes)
+
+    def written(self, key: str) -> str:
+        """Return a key as the user wrote it."""
+        return self.dashes + self._keys.get(key, key)
+
+
+def _read_length(reading: Reading, arguments: _Arguments) -> None:
+    steps, epochs = map(arguments.values.get, ("max_steps", "num_train_epochs"))
+    key = f"{arguments.dashes}num_train_epochs"
     if isinstance(steps, bool) or steps not in (None, -1, 0):  # -1 and 0 are off
-        reading.read("max_steps", steps, key)
+        reading.read("max_steps", steps, f"{arguments.dashes}max_steps")
         if epochs is not None:
-            reading.warn(
-                f"{dashes}num_train_epochs", "ignored by Hugging Face, since max_steps is given"
-            )
+            reading.warn(key, "ignored by Hugging Face, because max_steps is given")
     else:
-        reading.read("epochs", epochs, f"{dashes}num_train_epochs")
+        reading.read("epochs", epochs, key)
 
 
-def _read_precision(reading: Reading, values: dict[str, Any], dashes: str) -> None:
-    on = {key: reading.truth(values.get(key), dashes + key, "precision") for key in PRECISION}
+def _read_precision(reading: Reading, arguments: _Arguments) -> None:
+    dashes = arguments.dashes
+    on = {
+        key: reading.truth(arguments.values.get(key), dashes + key, "precision")
+        for key in PRECISION
+    }
     if on["bf16"] and on["fp16"]:
-        raise reading.fail(f"{dashes}fp16", True, "false where bf16 is true")
+        raise reading.fail(f"{dashes}fp16", True, "false if bf16 is true")
     chosen = next((key for key in on if on[key]), None)
     if chosen:
         reading.put("precision", PRECISION[chosen], dashes + chosen)
         if on["tf32"] and chosen != "tf32":
-            reading.note(f"{dashes}tf32", f"concerns only what {chosen} leaves in fp32")
+            reading.note(f"{dashes}tf32", f"applies only to what {chosen} leaves in fp32")
     elif on["bf16"] is False and on["fp16"] is False:
         reading.put("precision", "fp32", f"{dashes}fp16, {dashes}bf16")
     else:
@@ -163,110 +160,113 @@ def _read_precision(reading: Reading, values: dict[str, Any], dashes: str) -> No
             reading.note(dashes + key, "off; the precision itself is not stated")
 
 
-def _read_kernels(reading: Reading, values: dict[str, Any], dashes: str) -> None:
-    """Attention's kernels, and Liger's, which takes head and loss together by default (its transformers/monkey_patch.py)."""
-    key = f"{dashes}attn_implementation"
+def _read_optimizer(reading: Reading, arguments: _Arguments) -> None:
+    key = f"{arguments.dashes}optim"
+    optimizer = reading.word(arguments.values.get("optim"), key)
+    if optimizer:
+        # the Trainer uses transformers' own Adafactor, not torch's
+        own = optimizer == "adafactor"
+        name = "adafactor_transformers" if own else optimizer_called(optimizer)
+        reading.put("optimizer", name, key)
+    if optimizer in _FUSED_OPTIMIZERS:
+        reading.put("optimizer_implementation", "fused", key)
+
+
+def _read_kernels(reading: Reading, arguments: _Arguments) -> None:
+    """Read the attention kernels and Liger's kernels.
+
+    By default Liger fuses the last layer with the loss (its transformers/monkey_patch.py).
+    """
+    values, key = arguments.values, f"{arguments.dashes}attn_implementation"
     attention = reading.word(values.get("attn_implementation"), key)
-    if attention not in (None, "sdpa"):  # which is torch's own choice
+    if attention not in (None, "sdpa"):  # sdpa is torch's own choice
         try:
             reading.put("attention", parse_attention(str(attention)), key)
         except TrainpaceError:
-            reading.note(
-                key, f"{attention} is not forecast; torch's own choice of attention is taken"
-            )
-    key = f"{dashes}use_liger_kernel"
-    config = values.get("liger_kernel_config")
-    chosen = config if isinstance(config, dict) else {}
+            reading.note(key, f"{attention} cannot be forecast; torch's own attention is assumed")
+    key = f"{arguments.dashes}use_liger_kernel"
     if not reading.truth(values.get("use_liger_kernel"), key):
         return
+    config = values.get("liger_kernel_config")
+    chosen = config if isinstance(config, dict) else {}
     if chosen.get("fused_linear_cross_entropy", not chosen.get("cross_entropy")):
         reading.put("cross_entropy", "chunked", key)
     elif chosen.get("cross_entropy"):
-        reading.put("cross_entropy", "fused_fp32", f"{dashes}liger_kernel_config")
+        reading.put("cross_entropy", "fused_fp32", f"{arguments.dashes}liger_kernel_config")
     reading.note(
         key,
-        "of its kernels the loss's are forecast; its norms, activations and rotary embeddings count"
-        " as torch's",
+        "only its loss kernels are forecast; its norms, activations and rotary embeddings count as"
+        " torch's",
     )
 
 
+def _read_intervals(reading: Reading, arguments: _Arguments) -> None:
+    _read_interval(reading, arguments, "evaluate_every_steps", "eval_strategy", "eval_steps")
+    _read_interval(reading, arguments, "checkpoint_every_steps", "save_strategy", "save_steps")
+
+
 def _read_interval(
-    reading: Reading,
-    name: SettingName,
-    values: dict[str, Any],
-    when: str,
-    when_key: str,
-    steps: str,
-    key: str,
+    reading: Reading, arguments: _Arguments, name: SettingName, when: str, steps: str
 ) -> None:
-    value, strategy = values.get(steps), values.get(when)
-    if strategy is False:  # YAML reads an unquoted `no` as false
-        strategy = "no"
+    value, strategy = arguments.values.get(steps), arguments.values.get(when)
+    key, when_key = arguments.dashes + steps, arguments.written(when)
+    # YAML reads an unquoted `no` as false
+    strategy = "no" if strategy is False else strategy
     strategy = reading.word(strategy, when_key, ("no", "steps", "epoch", "best"))
+    evaluates = steps == "eval_steps"
     if value is None:
-        if strategy == "steps" and steps == "eval_steps":
-            reading.note(
-                when_key,
-                "steps, without eval_steps: Hugging Face would take logging_steps",
-                leaves_open=name,
-            )
+        if strategy == "steps" and evaluates:
+            text = "steps, without eval_steps: Hugging Face would use logging_steps"
+            reading.note(when_key, text, leaves_open=name)
         elif strategy in ("epoch", "best"):
             reading.note(when_key, f"{strategy}: not a number of steps", leaves_open=name)
     elif strategy not in (None, "steps"):
-        reading.note(key, f"without effect, since {when} is {strategy!r}")
+        reading.note(key, f"without effect, because {when} is {strategy!r}")
     elif isinstance(value, float) and 0 < value < 1:
-        reading.note(
-            key,
-            f"{value} is a share of the run's steps, which is not resolved here",
-            leaves_open=name,
-        )
+        text = f"{value} is a share of all steps, which is not converted to steps"
+        reading.note(key, text, leaves_open=name)
     else:
         reading.read(name, value, key)
-        if strategy is None and steps == "eval_steps":
-            reading.warn(
-                key, "eval_strategy is not stated; Hugging Face would not evaluate while it trains"
-            )
+        if strategy is None and evaluates:
+            reading.warn(key, "without eval_strategy, Hugging Face does not evaluate in training")
 
 
-def _read_engines(reading: Reading, values: dict[str, Any], dashes: str) -> None:
+def _read_engines(reading: Reading, arguments: _Arguments) -> None:
+    values, dashes = arguments.values, arguments.dashes
     fsdp = values.get("fsdp")
     if fsdp is not None and not isinstance(fsdp, bool | str | list):
         raise reading.fail(f"{dashes}fsdp", fsdp, "options such as full_shard")
     if fsdp:
         reading.put("sharding", "fsdp", f"{dashes}fsdp")
-    sections = {}
-    for key in ("fsdp_config", "parallelism_config", "deepspeed"):
-        section = values.get(key)
-        if isinstance(section, str):
-            reading.note_file(dashes + key, section)
-        elif section is not None and not isinstance(section, dict):
-            raise reading.fail(dashes + key, section, "a section, or the name of a file")
-        sections[key] = section if isinstance(section, dict) else {}
-    nested: dict[str, SettingName] = {
-        "fsdp_config.activation_checkpointing": "activation_checkpointing",
-        "fsdp_config.fsdp_activation_checkpointing": "activation_checkpointing",
-        "parallelism_config.tp_size": "tp",
-        "parallelism_config.cp_size": "cp",
-    }
-    for key, name in nested.items():
+    sections = _sections(reading, arguments)
+    for key, name in _NESTED.items():
         reading.read(name, reading.at(sections, key), key)
     if isinstance(values.get("deepspeed"), dict):
-        reading.warn(
-            "deepspeed", "the settings inside are not read; give them as a file of their own"
-        )
-    if reading.truth(values.get("auto_find_batch_size"), f"{dashes}auto_find_batch_size"):
-        reading.warn(f"{dashes}auto_find_batch_size", "the batch shrinks where memory runs out")
+        reading.warn("deepspeed", "these settings are not read; pass them as a separate file")
+    key = f"{dashes}auto_find_batch_size"
+    if reading.truth(values.get("auto_find_batch_size"), key):
+        reading.warn(key, "the batch shrinks if the GPU runs out of memory")
     compiles = values.get("torch_compile_backend") or values.get("torch_compile_mode")
     if compiles and values.get("torch_compile") is None:
-        reading.note(
-            f"{dashes}torch_compile", "on, since a backend or mode is given; not stated itself"
-        )
+        text = "on, because a backend or mode is given; not stated itself"
+        reading.note(f"{dashes}torch_compile", text)
     accelerator = values.get("accelerator_config")
     if isinstance(accelerator, dict) and accelerator.get("split_batches"):
-        reading.warn(
-            "accelerator_config.split_batches",
-            "the batch is split over all processes, not one for each",
-        )
+        text = "the batch is split over all processes, not one batch per process"
+        reading.warn("accelerator_config.split_batches", text)
+
+
+def _sections(reading: Reading, arguments: _Arguments) -> dict[str, dict[str, Any]]:
+    """Return the nested sections. A string in place of a section names a file."""
+    sections = {}
+    for key in ("fsdp_config", "parallelism_config", "deepspeed"):
+        section = arguments.values.get(key)
+        if isinstance(section, str):
+            reading.note_file(arguments.dashes + key, section)
+        elif section is not None and not isinstance(section, dict):
+            raise reading.fail(arguments.dashes + key, section, "a section, or the name of a file")
+        sections[key] = section if isinstance(section, dict) else {}
+    return sections
 
 
 def write_training_arguments(draft: Draft) -> None:
@@ -277,34 +277,33 @@ def write_training_arguments(draft: Draft) -> None:
 
 
 def write_arguments(draft: Draft) -> None:
-    """Write the arguments in `NAMES_OF` and those of the precision, into a file or a command."""
+    """Write the arguments in `NAMES_OF` and the precision into a file or a command."""
     for name in sorted(draft.names & NAMES_OF.keys()):
         keys, value = NAMES_OF[name], draft.want[name]
         key = next((key for key in keys if draft.get(key) is not None), keys[-1])
         if value == "selective":
-            draft.leave("the Trainer recomputes all or nothing", name)
+            draft.leave("the Trainer recomputes everything or nothing", name)
         else:
             draft.place(name, key, value == "full" if name == "activation_checkpointing" else value)
+    _write_precision(draft)
+
+
+def _write_precision(draft: Draft) -> None:
     precision = str(draft.want["precision"])
-    stated = [key for key in PRECISION if draft.get(key) is not None]
     if "DeepSpeed" in draft.beside:
         precision = AUTOCAST_OF.get(precision, precision)
+    stated = [key for key in PRECISION if draft.get(key) is not None]
     if precision not in ("fp32", *PRECISION.values()):
-        why = (
-            f"TrainingArguments have autocast only, and {precision} is none of it: the code loads"
-            " the model so"
-        )
+        why = f"TrainingArguments have only autocast, not {precision}: the code loads the model so"
         draft.leave(why, "precision")
     elif not stated and "precision" not in draft.may_add:
         draft.leave(ELSEWHERE, "precision")
     elif "precision" in draft.names:
-        draft.may_add |= {"precision"}  # all of the arguments belong together
-        # fp32 is said only by both of the others being off
-        needed = [
-            key for key in PRECISION if key in stated or (precision == "fp32" and key != "tf32")
-        ]
+        draft.may_add |= {"precision"}  # all of these arguments belong together
+        if precision == "fp32":  # stated only by both half precisions being off
+            stated += ["bf16", "fp16"]
         for key, meaning in PRECISION.items():
-            if key in needed or meaning == precision:
+            if key in stated or meaning == precision:
                 draft.place("precision", key, meaning == precision)
 
 
@@ -313,9 +312,8 @@ def _write_sharding(draft: Draft, stage: int) -> None:
     if draft.get("deepspeed") or draft.beside & {"DeepSpeed", "accelerate"}:
         draft.leave("the DeepSpeed or accelerate file states it", "zero_stage")
     elif stage in (1, 2):
-        draft.leave(
-            f"ZeRO stage {stage} needs a DeepSpeed file, named under deepspeed", "zero_stage"
-        )
+        why = f"ZeRO stage {stage} needs a DeepSpeed file, named under deepspeed"
+        draft.leave(why, "zero_stage")
     elif stage == 3 and not fsdp and "zero_stage" not in draft.may_add:
         draft.leave(ELSEWHERE, "zero_stage")
     else:

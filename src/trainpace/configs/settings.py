@@ -1,5 +1,4 @@
-"""The settings of all formats under one set of names, each with the file and key that states it, and the checks and notes
-that all readers share."""
+"""Settings of all tools under one set of names, and the cross-check of files that state the same settings."""
 
 import math
 import re
@@ -48,10 +47,16 @@ SettingName = Literal[
     "cross_entropy",
     "partition_activations",
 ]
-"""Names as in `trainpace.core.execution`; attention, optimizer_implementation and cross_entropy are a request's, as in
-`trainpace.core.software`. gpus_per_node: GPUs that Slurm reserves. sharding: "fsdp" where FSDP is on."""
+"""Setting names. Most are fields of `trainpace.core.execution.Execution`.
+
+attention, optimizer_implementation and cross_entropy belong to `trainpace.core.software`.
+gpus_per_node is the number of GPUs that Slurm reserves. sharding is "fsdp" if FSDP is on.
+"""
 AUTOCAST_OF = {"bf16": "amp_bf16", "fp16": "amp_fp16"}
-"""Hugging Face and accelerate call autocast what DeepSpeed calls bf16 and fp16, so beside a DeepSpeed file both are one."""
+"""Precision names that mean autocast when a DeepSpeed file stands beside a trainer's file.
+
+DeepSpeed calls bf16 what Hugging Face and accelerate call autocast.
+"""
 TOOLS: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("names.toml").read_text(encoding="utf-8")
 )
@@ -71,12 +76,12 @@ _MOST_SUGGESTIONS = 50
 
 
 def names(tool: str, kind: str) -> tuple[str, ...]:
-    """The keys, arguments or flags that a tool understands, from names.toml."""
+    """Return the keys, arguments or flags of a tool, from names.toml."""
     return tuple(TOOLS[tool][kind].split())
 
 
 class Setting(Record):
-    """One setting; `key` is spelled as in its file."""
+    """One setting with its file and its key, spelled as in the file."""
 
     name: SettingName
     value: Value
@@ -85,7 +90,10 @@ class Setting(Record):
 
 
 class Note(Record):
-    """A remark on a key. `leaves_open`: the setting that the key concerns without giving a number ("auto", an elastic range)."""
+    """A remark on a key.
+
+    `leaves_open` names a setting that the key concerns without giving its value ("auto", a range).
+    """
 
     file: str
     key: str
@@ -103,10 +111,10 @@ class ConfigFile(Record):
 
 @dataclass
 class Reading:
-    """Collects the settings and notes of one file.
+    """The settings and notes of one file while the file is read.
 
-    `prefix` heads every key, for a section inside a file of another kind. `understands_auto`: the tool takes the word
-    "auto" as "stated elsewhere"; every other tool would stop at it.
+    `prefix` is put before every key, for a section inside another file. `understands_auto` is
+    True for tools that accept the word "auto" for a value that another file states.
     """
 
     file: str
@@ -125,7 +133,7 @@ class Reading:
         )
 
     def stated(self, name: SettingName) -> Value | None:
-        """The first value recorded under `name`, if any."""
+        """Return the first value of a setting that has been read, if any."""
         return next((s.value for s in self.settings if s.name == name), None)
 
     def note(
@@ -145,7 +153,10 @@ class Reading:
         self.note(key, text, "warning")
 
     def note_file(self, key: str, file: str) -> None:
-        self.note(key, f"{file} is a file of its own; read it too")
+        self.note(key, f"{file} is a separate settings file; pass it too")
+
+    def note_at_run_time(self, key: str, value: str, name: SettingName | None = None) -> None:
+        self.note(key, f"{value} is known only at run time", leaves_open=name)
 
     def put(self, name: SettingName, value: Value, key: str) -> None:
         self.settings.append(Setting(name=name, value=value, file=self.file, key=self.prefix + key))
@@ -158,9 +169,12 @@ class Reading:
         )
 
     def read(self, name: SettingName, value: Any, key: str) -> None:
-        """Check and record a setting of the kind that its name has: true or false, a number above 0, or a whole number."""
+        """Check and record a setting: a device, a flag, a number above 0 or a whole number."""
         checked: Value | None
-        if name in _FLAGS:
+        if key.endswith("device"):  # the device that something is offloaded to
+            device = self.word(value, key, ("none", "cpu", "nvme"))
+            checked = None if device is None else device != "none"
+        elif name in _FLAGS:
             checked = self.truth(value, key, name)
         elif name in _NUMBERS:
             checked = self.number(value, key, name)
@@ -170,9 +184,17 @@ class Reading:
             self.put(name, checked, key)
 
     def read_keys(self, data: dict[str, Any], keys: Mapping[SettingName, str]) -> None:
-        """`read` settings by their keys: `keys` gives the dotted path of each."""
+        """Read every setting of a table from its dotted key."""
         for name, key in keys.items():
             self.read(name, self.at(data, key), key)
+
+    def read_word(
+        self, name: SettingName, word: Any, key: str, meanings: Mapping[str, Value]
+    ) -> None:
+        """Record the value that a tool's word stands for."""
+        checked = self.word(word, key, meanings)
+        if checked is not None:
+            self.put(name, meanings[checked], key)
 
     def whole(
         self,
@@ -182,26 +204,23 @@ class Reading:
         most: int = LARGEST,
         name: SettingName | None = None,
     ) -> int | None:
-        """A whole number, or None where it is not stated; "8" in quotes is accepted with a note."""
-        if value is None or self._is_auto(value, key, name):
+        """Return a whole number, or None if there is no value. "8" in quotes draws a note."""
+        if self._is_open(value, key, name):
             return None
         number = value
         if isinstance(number, str) and re.fullmatch(r"\s*[0-9]{1,18}\s*", number):
             self.note(key, f"written as text, {number!r}")
             number = int(number)
-        if isinstance(number, float) and math.isfinite(number) and number == int(number):
+        if isinstance(number, float) and number.is_integer():
             number = int(number)
         if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
-            raise self.fail(
-                key,
-                value,
-                f"a whole number from {least}" + ("" if most == LARGEST else f" to {most}"),
-            )
+            limit = "" if most == LARGEST else f" to {most}"
+            raise self.fail(key, value, f"a whole number from {least}{limit}")
         return number
 
     def number(self, value: Any, key: str, name: SettingName | None = None) -> float | None:
-        """A number above 0; YAML reads 1e-4 as text, which every trainer turns into a number."""
-        if value is None or self._is_auto(value, key, name):
+        """Return a number above 0. YAML reads 1e-4 as text, and every trainer converts it."""
+        if self._is_open(value, key, name):
             return None
         try:
             number = 0.0 if isinstance(value, bool) else float(value)
@@ -212,29 +231,29 @@ class Reading:
         return number
 
     def truth(self, value: Any, key: str, name: SettingName | None = None) -> bool | None:
-        if value is None or self._is_auto(value, key, name):
+        if self._is_open(value, key, name):
             return None
         if isinstance(value, bool):
             return value
         raise self.fail(key, value, "true or false")
 
     def section(self, value: Any, key: str) -> dict[str, Any]:
-        """A nested table, empty where it is not stated."""
+        """Return a nested table, empty if it is missing."""
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise self.fail(key, value, "a section with keys of its own")
+            raise self.fail(key, value, "a section with its own keys")
         return value
 
     def at(self, data: dict[str, Any], path: str) -> Any:
-        """The value at a dotted path, None where it is not stated."""
+        """Return the value at a dotted path, or None."""
         *outer, last = path.split(".")
         for depth, key in enumerate(outer):
             data = self.section(data.get(key), ".".join(outer[: depth + 1]))
         return data.get(last)
 
     def word(self, value: Any, key: str, choices: Iterable[str] | None = None) -> str | None:
-        """A word, one of `choices` where they are given; None where it is not stated."""
+        """Return a word, one of `choices` if they are given, or None."""
         if value is None:
             return None
         if choices is not None and value not in (allowed := list(choices)):
@@ -243,33 +262,27 @@ class Reading:
             raise self.fail(key, value, "a word")
         return value
 
-    def read_device(self, name: SettingName, value: Any, key: str) -> None:
-        """Record whether something is offloaded, from the device that it is offloaded to."""
-        device = self.word(value, key, ("none", "cpu", "nvme"))
-        if device is not None:
-            self.put(name, device != "none", key)
-
-    def flag_unknown(
-        self, keys: Mapping[str, Any], known: Iterable[str], text: str, section: str = ""
+    def warn_unknown(
+        self, keys: Iterable[str], known: Iterable[str], text: str, section: str = ""
     ) -> None:
         """Warn of every key that is not in `known`, with the nearest known names."""
         allowed = set(known)
         unknown = [str(key)[:_LONGEST_NAME] for key in keys if key not in allowed]
-        for i, key in enumerate(
-            unknown
-        ):  # a search among the names for each: not for a thousand keys
+        for i, key in enumerate(unknown):
+            # the search takes time, so a file with a thousand unknown keys gets only some of them
             near = nearest_names(key, sorted(allowed), 2) if i < _MOST_SUGGESTIONS else []
             self.warn(section + key, text + (f"; nearest: {', '.join(near)}" if near else ""))
 
-    def _is_auto(self, value: Any, key: str, name: SettingName | None) -> bool:
-        if not (self.understands_auto and isinstance(value, str) and value == "auto"):
-            return False
-        self.note(key, '"auto": another file or the run decides', leaves_open=name)
-        return True
+    def _is_open(self, value: Any, key: str, name: SettingName | None) -> bool:
+        """Return True for a missing value, and for "auto", which draws a note."""
+        auto = self.understands_auto and isinstance(value, str) and value == "auto"
+        if auto:
+            self.note(key, '"auto": another file or the run decides', leaves_open=name)
+        return auto or value is None
 
 
 class Clash(Record):
-    """Settings that cannot all be right; `text` is one sentence that names every file and key."""
+    """Settings that contradict each other. `text` names every file and key."""
 
     name: str
     settings: tuple[Setting, ...]
@@ -277,6 +290,8 @@ class Clash(Record):
 
 
 class Combined(Record):
+    """The settings on which all files agree, and the clashes between files."""
+
     files: tuple[str, ...]
     values: dict[str, Setting]
     clashes: tuple[Clash, ...]
@@ -284,36 +299,15 @@ class Combined(Record):
 
 
 def combine(files: Sequence[ConfigFile]) -> Combined:
-    """Cross-check files. `values` holds every setting that all files which state it agree on."""
-    stated: dict[str, list[Setting]] = {}
-    for file in files:
-        for setting in file.settings:
-            stated.setdefault(setting.name, []).append(setting)
-    deepspeed = {file.file for file in files if file.format == "DeepSpeed"}
+    """Cross-check files. `values` holds each setting on which all files that state it agree."""
+    values, clashes = _agreeing(files)
     notes = [note for file in files for note in file.notes]
-    values: dict[str, Setting] = {}
-    clashes: list[Clash] = []
-    for name, settings in stated.items():
-        different = {s.value for s in settings}
-        if name == "precision" and any(s.file in deepspeed for s in settings):
-            different = {AUTOCAST_OF.get(str(value), value) for value in different}
-        if len(different) == 1:
-            values[name] = settings[0]
-        else:
-            statements = ", ".join(f"{s.value} in {s.file} ({s.key})" for s in settings)
-            clashes.append(
-                Clash(name=name, settings=tuple(settings), text=f"{name} is {statements}.")
-            )
-    unsure = {clash.name for clash in clashes} | {
-        note.leaves_open for note in notes if note.leaves_open
-    }
-    clashes += _counted_clashes(values, unsure)
+    unsure = {clash.name for clash in clashes}
+    unsure |= {note.leaves_open for note in notes if note.leaves_open}
+    clashes += _Arithmetic(values, unsure).clashes()
     zero, sharding = values.get("zero_stage"), values.get("sharding")
     if zero and sharding and zero.value:
-        text = (
-            f"ZeRO stage {_located(zero)} and FSDP ({_keys([sharding])}) are both on; one of them"
-            " shards."
-        )
+        text = f"ZeRO stage {_located(zero)} and FSDP ({_keys([sharding])}) are both on; use one."
         clashes.append(Clash(name="sharding", settings=(zero, sharding), text=text))
     return Combined(
         files=tuple(file.file for file in files),
@@ -324,103 +318,123 @@ def combine(files: Sequence[ConfigFile]) -> Combined:
 
 
 def agreed(files: Sequence[ConfigFile]) -> Combined:
-    """`combine`, which raises `Contradiction` with every clash where the files disagree."""
+    """Cross-check files, and raise `Contradiction` with every clash if they disagree."""
     combined = combine(files)
     if combined.clashes:
-        text = "the files contradict each other: " + " ".join(
-            clash.text for clash in combined.clashes
+        text = " ".join(clash.text for clash in combined.clashes)
+        raise Contradiction(
+            f"the files contradict each other: {text}", "Make them agree, then ask again."
         )
-        raise Contradiction(text, "Make them agree, then ask again.")
     return combined
 
 
-def _filled_in(notes: list[Note], values: dict[str, Setting]) -> list[Note]:
-    """Notes on settings that one file leaves open and another states."""
-    stated = [
-        (note, values[note.leaves_open])
-        for note in notes
-        if note.leaves_open and note.leaves_open in values
-    ]
-    return [
-        Note(file=note.file, key=note.key, text=f"{note.key}: taken as {_located(setting)}")
-        for note, setting in stated
-        if (setting.file, setting.key) != (note.file, note.key)
-    ]
-
-
-def _counted_clashes(values: dict[str, Setting], unsure: set[str]) -> list[Clash]:
-    """Processes that are not nodes x processes of each, and samples that are not micro-batches x ranks. `unsure`: settings
-    that clash or whose values are not known here."""
-    world, nodes, processes, gpus, total, micro, accumulation = (
-        values.get(name)
-        for name in (
-            "world_size",
-            "nnodes",
-            "nproc_per_node",
-            "gpus_per_node",
-            "global_batch",
-            "micro_batch",
-            "accumulation",
-        )
-    )
+def _agreeing(files: Sequence[ConfigFile]) -> tuple[dict[str, Setting], list[Clash]]:
+    by_name: dict[str, list[Setting]] = {}
+    for file in files:
+        for setting in file.settings:
+            by_name.setdefault(setting.name, []).append(setting)
+    deepspeed = {file.file for file in files if file.format == "DeepSpeed"}
+    values: dict[str, Setting] = {}
     clashes = []
-    if processes and gpus and processes.value != gpus.value:
-        text = (
-            f"nproc_per_node {_located(processes)} is not the GPUs reserved on a node,"
-            f" {_located(gpus)}."
+    for name, settings in by_name.items():
+        different = {s.value for s in settings}
+        if name == "precision" and any(s.file in deepspeed for s in settings):
+            different = {AUTOCAST_OF.get(str(value), value) for value in different}
+        if len(different) == 1:
+            values[name] = settings[0]
+        else:
+            statements = ", ".join(f"{s.value} in {s.file} ({s.key})" for s in settings)
+            text = f"{name} is {statements}."
+            clashes.append(Clash(name=name, settings=tuple(settings), text=text))
+    return values, clashes
+
+
+def _filled_in(notes: list[Note], values: dict[str, Setting]) -> list[Note]:
+    """Return a note for each setting that one file leaves open and another states."""
+    return [
+        Note(file=note.file, key=note.key, text=f"{note.key}: assumed to be {_located(setting)}")
+        for note in notes
+        if (setting := values.get(note.leaves_open or ""))
+        and (setting.file, setting.key) != (note.file, note.key)
+    ]
+
+
+class _Arithmetic:
+    """The cross-check of counts: world size = nodes x processes, global batch = micro-batches x ranks.
+
+    `unsure` holds settings that clash or whose values are unknown.
+    """
+
+    def __init__(self, values: dict[str, Setting], unsure: set[str]) -> None:
+        self._values, self._unsure = values, unsure
+        self._found: list[Clash] = []
+
+    def clashes(self) -> list[Clash]:
+        ranks = self._ranks()
+        if ranks is not None:
+            self._check_batch(*ranks)
+        return self._found
+
+    def _add(self, name: str, text: str, *settings: Setting) -> None:
+        self._found.append(Clash(name=name, settings=settings, text=text))
+
+    def _ranks(self) -> tuple[int, list[Setting]] | None:
+        """Return the number of ranks and its settings, or None if it is unknown or contradictory."""
+        world, nodes, processes, gpus = map(
+            self._values.get, ("world_size", "nnodes", "nproc_per_node", "gpus_per_node")
         )
-        clashes.append(Clash(name="nproc_per_node", settings=(processes, gpus), text=text))
-    per_node = processes or (None if "nproc_per_node" in unsure else gpus)
-    if (
-        world
-        and nodes
-        and per_node
-        and world.value != (product := int(nodes.value) * int(per_node.value))
-    ):
-        text = (
-            f"world size {_located(world)} is not nnodes {_located(nodes)} x {_located(per_node)} ="
-            f" {product}."
-        )
-        clashes.append(Clash(name="world_size", settings=(world, nodes, per_node), text=text))
-        if processes:
-            return clashes
-    if world:
-        ranks, used = int(world.value), [world]
-    elif processes and "world_size" not in unsure and (nodes or "nnodes" not in unsure):
-        # every launcher starts one node where none is stated
-        ranks, used = (
-            int(processes.value) * int(nodes.value if nodes else 1),
-            [processes, *([nodes] if nodes else [])],
-        )
-    else:
-        return clashes
-    shards = [values[name] for name in ("tp", "pp", "cp") if name in values]
-    if unsure & {"tp", "pp", "cp"} - {s.name for s in shards}:
-        return clashes
-    divisor = math.prod(int(shard.value) for shard in shards)
-    if ranks % divisor:
-        factors = " x ".join(_located(shard) for shard in shards)
-        text = (
-            f"world size {ranks} ({_keys(used)}) is not a multiple of tp x pp x cp = {divisor},"
-            f" from {factors}."
-        )
-        clashes.append(Clash(name="world_size", settings=(*used, *shards), text=text))
-    elif total and micro and accumulation:
-        samples = int(micro.value) * int(accumulation.value) * (ranks // divisor)
-        text = (
-            f"global_batch {_located(total)} is not micro_batch {_located(micro)} x accumulation"
-            f" {_located(accumulation)} x data-parallel size {ranks // divisor}"
-            f" ({_keys([*used, *shards])}) = {samples}."
-        )
-        if total.value != samples:
-            clashes.append(
-                Clash(
-                    name="global_batch",
-                    settings=(total, micro, accumulation, *used, *shards),
-                    text=text,
-                )
+        if processes and gpus and processes.value != gpus.value:
+            text = (
+                f"nproc_per_node {_located(processes)} differs from the GPUs reserved per node,"
+                f" {_located(gpus)}."
             )
-    return clashes
+            self._add("nproc_per_node", text, processes, gpus)
+        per_node = processes or (None if "nproc_per_node" in self._unsure else gpus)
+        if world and nodes and per_node:
+            product = int(nodes.value) * int(per_node.value)
+            if world.value != product:
+                text = (
+                    f"world size {_located(world)} is not nnodes {_located(nodes)} x"
+                    f" {_located(per_node)} = {product}."
+                )
+                self._add("world_size", text, world, nodes, per_node)
+                if processes:
+                    return None
+        if world:
+            return int(world.value), [world]
+        if not processes or "world_size" in self._unsure:
+            return None
+        if nodes:
+            return int(processes.value) * int(nodes.value), [processes, nodes]
+        # every launcher starts one node unless told otherwise
+        return None if "nnodes" in self._unsure else (int(processes.value), [processes])
+
+    def _check_batch(self, ranks: int, used: list[Setting]) -> None:
+        shards = [self._values[name] for name in ("tp", "pp", "cp") if name in self._values]
+        if self._unsure & {"tp", "pp", "cp"} - {s.name for s in shards}:
+            return
+        divisor = math.prod(int(shard.value) for shard in shards)
+        if ranks % divisor:
+            factors = " x ".join(_located(shard) for shard in shards)
+            text = (
+                f"world size {ranks} ({_keys(used)}) is not a multiple of tp x pp x cp = {divisor},"
+                f" from {factors}."
+            )
+            self._add("world_size", text, *used, *shards)
+            return
+        total, micro, accumulation = map(
+            self._values.get, ("global_batch", "micro_batch", "accumulation")
+        )
+        if not (total and micro and accumulation):
+            return
+        samples = int(micro.value) * int(accumulation.value) * (ranks // divisor)
+        if total.value != samples:
+            text = (
+                f"global_batch {_located(total)} is not micro_batch {_located(micro)} x"
+                f" accumulation {_located(accumulation)} x data-parallel size {ranks // divisor}"
+                f" ({_keys([*used, *shards])}) = {samples}."
+            )
+            self._add("global_batch", text, total, micro, accumulation, *used, *shards)
 
 
 def _located(setting: Setting) -> str:

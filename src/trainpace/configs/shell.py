@@ -1,9 +1,12 @@
-"""Settings in launch commands: torchrun, python -m torch.distributed.run, accelerate launch, deepspeed; and in the Hugging
-Face flags of the script that they start."""
+"""Launch commands and Slurm batch scripts: their settings read and written.
+
+Launchers are torchrun, python -m torch.distributed.run, accelerate launch and deepspeed. Hugging
+Face flags of the script that they start are read too. The source for Slurm is sbatch's manual.
+"""
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainpace.configs.accelerate import (
     MEETING,
@@ -13,7 +16,7 @@ from trainpace.configs.accelerate import (
     precision_word,
     read_dynamo,
 )
-from trainpace.configs.changes import SHARDING, Draft
+from trainpace.configs.changes import OFFLOADS, SHARDING, WORLD, Draft
 from trainpace.configs.huggingface import (
     DISTINCTIVE,
     NAMES,
@@ -41,16 +44,16 @@ from trainpace.core.errors import TrainpaceError, UnreadableInput
 _SCRIPT_FLAGS = NAMES | DISTINCTIVE | {"deepspeed_config"}
 _MEETS = ("rdzv-endpoint", "master-addr", "main-process-ip", "hostfile", "H", "config-file")
 _MEETINGS = {
-    "torchrun": "on several nodes torchrun is started on each of them, with one --rdzv-endpoint",
+    "torchrun": "on several nodes, start torchrun on each of them with the same --rdzv-endpoint",
     "accelerate": MEETING,
-    "deepspeed": "on several nodes deepspeed needs a --hostfile",
+    "deepspeed": "on several nodes, deepspeed needs a --hostfile",
 }
 
 
 def parse_command(command: str, file: str = "command") -> ConfigFile:
-    """Settings of a launch command. Raises UnreadableInput for a text without a known launcher."""
+    """Read a launch command. Raises UnreadableInput for a text without a known launcher."""
     if len(command) > LARGEST_FILE_BYTES:
-        raise UnreadableInput(f"{file} is larger than 1 MiB, which no launch command is.")
+        raise UnreadableInput(f"{file} is larger than 1 MiB, so it is not a launch command.")
     launch = find_launch(command, file)
     if launch is None:
         launchers = "torchrun, python -m torch.distributed.run, accelerate launch, deepspeed"
@@ -60,69 +63,68 @@ def parse_command(command: str, file: str = "command") -> ConfigFile:
 
 
 def read_launch(launch: Launch, reading: Reading) -> Reading:
+    launcher = launch.launcher
     seen: dict[str, str | None] = {}
     for flag in launch.flags:
         name, value = flag.name, None if flag.value is None else flag.value.value
         key = f"--{name}" if len(name) > 1 else f"-{name}"
-        if value is None and name not in launch.launcher.alone:
+        if value is None and name not in launcher.alone:
             raise UnreadableInput(f"{reading.file}: {flag.written} has no value.")
         if seen.get(name, value) != value:
             raise UnreadableInput(
                 f"{reading.file}: {key} is given twice, as {seen[name]} and {value}."
             )
-        if name == "dynamo-backend" and launch.flag("use-deepspeed"):
-            reading.note(
-                key, "without effect: accelerate does not pass it on where it starts DeepSpeed"
-            )
-        elif name in launch.launcher.reads and name not in seen:
-            _read_flag(reading, launch.launcher.reads[name], value, key)
+        if name == "dynamo-backend":
+            read_dynamo(reading, value, key, bool(launch.flag("use-deepspeed")))
+        elif name in launcher.reads and name not in seen:
+            _read_flag(reading, launcher.reads[name], value, key)
         seen[name] = value
-    if launch.launcher.others is not None:
-        flag_names = launch.launcher.reads.keys() | launch.launcher.alone | launch.launcher.others
-        reading.flag_unknown(seen, flag_names, "not a flag of this launcher", "--")
+    if launcher.others is not None:
+        known = launcher.reads.keys() | launcher.alone | launcher.others
+        reading.warn_unknown(seen, known, "not a flag of this launcher", "--")
     for name in ("config-file", "deepspeed-config-file"):
         if file := seen.get(name):
             reading.note_file(f"--{name}", file)
     _read_script(launch, reading)
-    if launch.launcher is TORCHRUN and "nproc-per-node" not in seen:
-        reading.note("--nproc-per-node", "not stated; torchrun would start 1 process a node")
-    elif launch.launcher is ACCELERATE and "num-processes" not in seen:
-        text = "not stated; accelerate takes it from its configuration file, or every GPU it finds"
-        reading.note("--num_processes", text, leaves_open="world_size")
-    elif launch.launcher is DEEPSPEED and not seen.keys() & launch.launcher.reads.keys() - {
-        "num-nodes"
-    }:
-        text = "not stated; DeepSpeed would take every GPU it finds"
-        reading.note("--num_gpus", text, leaves_open="nproc_per_node")
+    _note_default_processes(launch, reading, seen.keys())
     return reading
 
 
+def _note_default_processes(launch: Launch, reading: Reading, seen: Any) -> None:
+    """Note how many processes a launcher starts if no flag says so."""
+    if launch.launcher is TORCHRUN and "nproc-per-node" not in seen:
+        reading.note("--nproc-per-node", "missing; torchrun's default is 1 process per node")
+    elif launch.launcher is ACCELERATE and "num-processes" not in seen:
+        text = "missing; accelerate's configuration file states it, or every GPU is used"
+        reading.note("--num_processes", text, leaves_open="world_size")
+    elif launch.launcher is DEEPSPEED and not seen & (DEEPSPEED.reads.keys() - {"num-nodes"}):
+        text = "missing; DeepSpeed uses every GPU"
+        reading.note("--num_gpus", text, leaves_open="nproc_per_node")
+
+
 def _read_flag(reading: Reading, name: SettingName, value: str | None, key: str) -> None:
-    if value is None:  # of the flags that are read, only --use-fsdp stands alone
+    if value is None:  # of these flags, only --use-fsdp takes no value
         reading.put("sharding", "fsdp", key)
     elif is_open(value):
-        reading.note(key, f"{value} is known only when it runs", leaves_open=name)
+        reading.note_at_run_time(key, value, name)
     elif name == "nnodes" and (span := re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", value)):
         low, high = span.groups()
         if low == high:
             reading.read(name, int(low), key)
         else:
-            text = f"{value} is elastic, {low} to {high} nodes: the number is not known here"
+            text = f"{value} is elastic, {low} to {high} nodes: the number is unknown here"
             reading.note(key, text, leaves_open=name)
     elif name == "nproc_per_node" and value in ("gpu", "cpu", "auto", "xpu"):
-        reading.note(
-            key, f"{value}: as many as the machine has, which is not known here", leaves_open=name
-        )
+        text = f"{value}: all devices of the machine, whose number is unknown here"
+        reading.note(key, text, leaves_open=name)
     elif key in ("--include", "-i"):
         _read_include(reading, value, key)
     elif name == "precision":
-        reading.put(name, PRECISION[reading.word(value.casefold(), key, PRECISION) or "no"], key)
+        reading.read_word(name, value.casefold(), key, PRECISION)
     elif name == "activation_checkpointing":
-        reading.put(name, reading.word(value.casefold(), key, ("true", "false")) == "true", key)
-    elif name in SHARDING[1:]:
-        reading.read_device(name, value, key)
-    elif name == "compile":
-        read_dynamo(reading, value, key)
+        reading.read_word(name, value.casefold(), key, {"true": True, "false": False})
+    elif name in OFFLOADS:
+        reading.read(name, value, key)
     elif not re.fullmatch(r"[0-9]{1,15}", value):
         raise reading.fail(key, value, "a whole number")
     else:
@@ -137,12 +139,12 @@ def _read_include(reading: Reading, value: str, key: str) -> None:
         reading.put("nproc_per_node", counts.pop(), key)
         reading.put("nnodes", len(slots), key)
     else:
-        text = f"{value}: not the same number of GPUs on every node, or all of them"
+        text = f"{value}: the nodes have different numbers of GPUs, or use all of theirs"
         reading.note(key, text, leaves_open="nproc_per_node")
 
 
 def _read_script(launch: Launch, reading: Reading) -> None:
-    """Read Hugging Face's arguments among the script's flags: `--flag value`, `--flag=value` or `--flag`."""
+    """Read Hugging Face's arguments among the script's flags: `--flag value`, `--flag=value`, `--flag`."""
     arguments: dict[str, Any] = {}
     for flag in launch.script:
         name, value = flag.name.replace("-", "_"), flag.value
@@ -152,13 +154,12 @@ def _read_script(launch: Launch, reading: Reading) -> None:
             if value is not None and value.value.endswith(".json"):
                 reading.note_file(flag.written, value.value)
         elif value is not None and is_open(value.value):
-            reading.note(flag.written, f"{value.value} is known only when it runs")
+            reading.note_at_run_time(flag.written, value.value)
         else:
             read = True if value is None else _scalar(value.value)
-            if arguments.get(name, read) != read:
+            if arguments.setdefault(name, read) != read:
                 text = f"{flag.written} is given twice, as {arguments[name]} and {read}."
                 raise UnreadableInput(f"{reading.file}: {text}")
-            arguments[name] = read
     if arguments.keys() & (DISTINCTIVE | {"max_steps"}):
         put_training_arguments(reading, arguments, "--")
 
@@ -186,18 +187,15 @@ def write_command(draft: Draft) -> None:
 
 
 def note_meeting(draft: Draft) -> None:
-    """Note what a launcher needs on several nodes, where its command does not have it."""
+    """Note what a launcher needs on several nodes if its command lacks it."""
     launch = draft.launch
-    if (
-        "nnodes" in draft.wrote & draft.names
-        and draft.want["nnodes"] != 1
-        and not launch.flag(*_MEETS)
-    ):
+    several = "nnodes" in draft.wrote & draft.names and draft.want["nnodes"] != 1
+    if several and not launch.flag(*_MEETS):
         draft.note(_MEETINGS.get(launch.name, _MEETINGS["torchrun"]))
 
 
 def _flag_of(draft: Draft, setting: str) -> str:
-    """The launcher's flag for a setting: the one that is given, else the usual one."""
+    """Return the launcher's flag for a setting: the one that is given, or the usual one."""
     launch = draft.launch
     names = launch.names_of(setting)
     name = next((name for name in names if launch.flag(name)), names[0])
@@ -206,23 +204,23 @@ def _flag_of(draft: Draft, setting: str) -> str:
 
 def _write_world(draft: Draft) -> None:
     launch = draft.launch
-    if launch.name == "accelerate" and draft.names & {"nnodes", "nproc_per_node"}:
+    accelerate = launch.name == "accelerate"
+    if accelerate and draft.names & {"nnodes", "nproc_per_node"}:
         draft.names |= {"world_size"}
     include = launch.flag("include", "i") if launch.name == "deepspeed" else None
     for name in ("world_size", "nnodes", "nproc_per_node"):
         if name not in launch.launcher.reads.values():
             continue
         if include is not None:
-            draft.leave(f"{include.written} names the GPUs: say by hand which", name)
+            draft.leave(f"{include.written} lists the GPUs: choose them by hand", name)
             continue
         draft.place(name, _flag_of(draft, name), adds=name != "nnodes" or draft.want["nnodes"] != 1)
         if name not in draft.left:
-            draft.keep(name)  # one node is what a launcher starts
-    if launch.name == "accelerate":
-        if "world_size" in draft.wrote:
-            draft.keep("nproc_per_node")
-        if draft.want["world_size"] == 1 and "world_size" in draft.names:
-            _drop_multi_gpu(draft)
+            draft.keep(name)  # a launcher starts one node by default
+    if accelerate and "world_size" in draft.wrote:
+        draft.keep("nproc_per_node")
+    if accelerate and "world_size" in draft.names and draft.want["world_size"] == 1:
+        _drop_multi_gpu(draft)
 
 
 def _drop_multi_gpu(draft: Draft) -> None:
@@ -241,14 +239,12 @@ def _write_accelerate(draft: Draft, script: bool) -> None:
         if launch.flag("use-deepspeed"):
             draft.leave(NO_DYNAMO, "compile")
         else:
-            draft.place(
-                "compile", "--dynamo_backend", "inductor" if draft.want["compile"] else "no"
-            )
-    checkpointing = draft.want["activation_checkpointing"]
-    if launch.flag("use-fsdp") and checkpointing != "selective":
-        draft.place(
-            "activation_checkpointing", "--fsdp_activation_checkpointing", checkpointing == "full"
-        )
+            backend = "inductor" if draft.want["compile"] else "no"
+            draft.place("compile", "--dynamo_backend", backend)
+    name = "activation_checkpointing"
+    wanted = draft.want[name]
+    if launch.flag("use-fsdp") and wanted != "selective":
+        draft.place(name, "--fsdp_activation_checkpointing", wanted == "full")
     if draft.names & set(SHARDING):
         _write_sharding(draft)
 
@@ -258,18 +254,15 @@ def _write_sharding(draft: Draft) -> None:
     if launch.flag("use-fsdp"):
         if draft.want["zero_stage"] == 3:
             draft.keep("zero_stage")
-        draft.leave(
-            "FSDP shards here (--use_fsdp), in a way of its own", *(set(SHARDING) - draft.wrote)
-        )
+        why = "FSDP shards here (--use_fsdp), in its own way"
+        draft.leave(why, *(set(SHARDING) - draft.wrote))
         return
     if not launch.flag("use-deepspeed", "zero-stage"):
         if not may_start_deepspeed(draft, draft.get("--dynamo_backend")):
             return
         draft.text = with_flag(draft.text, launch.flags_end, launch.flags, "--use_deepspeed", None)
-        _drop_multi_gpu(draft)  # accelerate takes one of the two
-    draft.place("zero_stage", "--zero_stage")
-    for name in SHARDING[1:]:
-        draft.place_device(name, _flag_of(draft, name))
+        _drop_multi_gpu(draft)  # accelerate accepts only one of the two
+    draft.place_keys({name: _flag_of(draft, name) for name in SHARDING}, SHARDING)
 
 
 _SHORT = {"N": "nodes", "n": "ntasks", "t": "time", "c": "cpus-per-task", "a": "array", "G": "gpus"}
@@ -278,19 +271,72 @@ _COUNTED = frozenset(
 )
 _OTHERS = frozenset(names("slurm", "other_options"))
 _DIRECTIVE = re.compile(r"^#SBATCH[ \t]+([^\r\n]*)", re.MULTILINE)
+_GRES = r"^((?:gres/)?gpu(?:[:=][A-Za-z][\w.-]*)?)(?:[:=][0-9]+)?(?=\(|$)"
 Options = dict[str, Word]
-"""Options under their long names."""
+"""Options of sbatch or srun under their long names."""
 
 
 def is_sbatch(text: str) -> bool:
     return re.search(r"^#SBATCH\s", text, re.MULTILINE) is not None
 
 
+class _Asked(NamedTuple):
+    """What a batch script asks of Slurm. `per_node` and `tasks` are processes."""
+
+    options: dict[str, str]
+    nodes: int | None
+    tasks: int | None
+    per_node: int | None
+    gpus: int | None
+
+    def values(self) -> dict[str, int | None]:
+        """Return Slurm's variables in the job, as far as they follow from the options."""
+        tasks = self.tasks or (self.nodes and self.per_node and self.nodes * self.per_node)
+        given = self.options.keys()
+        return {
+            "SLURM_NNODES": self.nodes,
+            "SLURM_JOB_NUM_NODES": self.nodes,
+            "SLURM_NTASKS": tasks,
+            "SLURM_NPROCS": tasks,
+            "SLURM_NTASKS_PER_NODE": self.per_node if "ntasks-per-node" in given else None,
+            "SLURM_TASKS_PER_NODE": self.per_node if self.nodes == 1 else None,
+            "SLURM_GPUS_ON_NODE": self.gpus,
+            "SLURM_GPUS_PER_NODE": self.gpus if "gpus-per-node" in given else None,
+        }
+
+
 def read_sbatch(text: str, file: str) -> ConfigFile:
-    """Settings of a batch script. The processes per node are torchrun's where it is used, else the tasks that srun starts."""
+    """Read a batch script.
+
+    The processes per node are torchrun's if it is used, otherwise the tasks that srun starts.
+    """
     reading = Reading(file, "Slurm batch script")
+    asked = _read_options(text, reading)
+    for name, value in asked.values().items():
+        if value:
+            text = re.sub(rf"\$\{{{name}\}}|\${name}\b", str(value), text)
+    launch = _first_launch(text, reading)
+    line = launch.line if launch else _srun_line(text)
+    own = _srun_options(text, line, reading)
+    if launch is not None:
+        _check_launch(launch, asked, own, reading)
+    elif line != (0, 0):
+        _read_srun(own, asked, reading)
+    limit = asked.options.get("time")
+    if limit is not None:
+        if seconds := _time_limit_s(limit, reading):
+            reading.put("time_limit_s", seconds, "#SBATCH --time")
+        else:
+            reading.note("#SBATCH --time", f"{limit}: no limit")
+    if "array" in asked.options:
+        text = f"{asked.options['array']}: every job of the array is a training of its own"
+        reading.note("#SBATCH --array", text)
+    return reading.done()
+
+
+def _read_options(text: str, reading: Reading) -> _Asked:
     options = {key: word.value for key, word in _options(text, reading).items()}
-    reading.flag_unknown(options, _COUNTED | _OTHERS, "not an option of sbatch", "#SBATCH --")
+    reading.warn_unknown(options, _COUNTED | _OTHERS, "not an option of sbatch", "#SBATCH --")
     nodes, tasks, per_node = (
         _whole(options.get(key), f"#SBATCH --{key}", reading)
         for key in ("nodes", "ntasks", "ntasks-per-node")
@@ -302,53 +348,23 @@ def read_sbatch(text: str, file: str) -> ConfigFile:
         reading.put("gpus_per_node", gpus, gpus_key)
     if nodes and tasks and per_node is None and tasks % nodes == 0:
         per_node = tasks // nodes
-    all_tasks = tasks or (nodes and per_node and nodes * per_node)
-    variables = {
-        "SLURM_NNODES": nodes,
-        "SLURM_JOB_NUM_NODES": nodes,
-        "SLURM_NTASKS": all_tasks,
-        "SLURM_NPROCS": all_tasks,
-        "SLURM_NTASKS_PER_NODE": per_node if "ntasks-per-node" in options else None,
-        "SLURM_TASKS_PER_NODE": per_node if nodes == 1 else None,
-        "SLURM_GPUS_ON_NODE": gpus,
-        "SLURM_GPUS_PER_NODE": gpus if "gpus-per-node" in options else None,
-    }
-    for name, value in variables.items():
-        if value:
-            text = re.sub(rf"\$\{{{name}\}}|\${name}\b", str(value), text)
-    launch = _first_launch(text, reading)
-    line = launch.line if launch else _srun_line(text)
-    own = _srun_options(text, line, reading)
-    if launch is None:
-        _read_srun(own, line, reading, per_node, tasks, "ntasks-per-node" in options)
-    else:
-        keys = {s.key for s in reading.done().settings} | {
-            note.key for note in reading.done().notes
-        }
-        if per_node and per_node > 1 and not own.keys() & {"ntasks", "ntasks-per-node"}:
-            why = f"{per_node} tasks a node would each start a launcher; 1 is usual"
-            reading.warn("#SBATCH --ntasks-per-node", why)
-        if nodes and nodes > 1 and launch.name.startswith("torch") and "--nnodes" not in keys:
-            why = (
-                f"{nodes}, and {launch.name} has no --nnodes: it would start a separate training on"
-                " each node"
-            )
-            reading.warn("#SBATCH --nodes", why)
-    if "time" in options:
-        seconds = _time_limit_s(options["time"], reading)
-        if seconds:
-            reading.put("time_limit_s", seconds, "#SBATCH --time")
-        else:
-            reading.note("#SBATCH --time", f"{options['time']}: no limit")
-    if "array" in options:
-        reading.note(
-            "#SBATCH --array", f"{options['array']}: every member of the array trains on its own"
-        )
-    return reading.done()
+    return _Asked(options, nodes, tasks, per_node, gpus)
+
+
+def _check_launch(launch: Launch, asked: _Asked, own: Options, reading: Reading) -> None:
+    """Warn of launchers that would be started too often, or on their own."""
+    nodes, per_node = asked.nodes or 1, asked.per_node or 1
+    if per_node > 1 and not own.keys() & {"ntasks", "ntasks-per-node"}:
+        text = f"each of {per_node} tasks per node would start a launcher; 1 is usual"
+        reading.warn("#SBATCH --ntasks-per-node", text)
+    keys = {s.key for s in reading.settings} | {note.key for note in reading.notes}
+    if nodes > 1 and launch.name.startswith("torch") and "--nnodes" not in keys:
+        text = f"{nodes}, but {launch.name} has no --nnodes: each node would train separately"
+        reading.warn("#SBATCH --nodes", text)
 
 
 def _directives(text: str) -> tuple[list[re.Match[str]], list[re.Match[str]]]:
-    """The #SBATCH lines before the first command, and those after it, which Slurm ignores."""
+    """Return the #SBATCH lines before the first command, and those after it, which Slurm ignores."""
     first = next((start for start, end in lines_of(text) if text[start:end].strip()), len(text))
     matches = list(_DIRECTIVE.finditer(text))
     return [m for m in matches if m.start() < first], [m for m in matches if m.start() >= first]
@@ -361,9 +377,7 @@ def _options(text: str, reading: Reading) -> Options:
         try:
             words = words_of(text, *match.span(1))
         except ValueError:
-            raise reading.fail(
-                "#SBATCH", match.group(1), "options with their quotes closed"
-            ) from None
+            raise reading.fail("#SBATCH", match.group(1), "options with closed quotes") from None
         if words and words[0].value in ("hetjob", "packjob"):
             reading.warn("#SBATCH", "a heterogeneous job: only its first part is read")
             break
@@ -373,19 +387,17 @@ def _options(text: str, reading: Reading) -> Options:
                 raise reading.fail(f"#SBATCH --{key}", word.value, expected)
             options[key] = word
     for match in ignored:
-        written = match.group(1).strip()
-        reading.warn(
-            "#SBATCH", f"{written[:60]!r} stands after the first command, so Slurm ignores it"
-        )
+        line = match.group(1).strip()[:60]
+        reading.warn("#SBATCH", f"{line!r} comes after the first command, so Slurm ignores it")
     return options
 
 
 def _pairs(words: list[Word], reading: Reading) -> Iterator[tuple[str, Word]]:
-    """Options under their long names with their values: `-N2 --time 1:00 --exclusive` is nodes 2, time 1:00, exclusive ""."""
-    i = 0
-    while i < len(words):
-        word = words[i]
-        i += 1
+    """Yield options by their long names: `-N2 --time 1:00 --exclusive` has nodes 2, time 1:00, exclusive ""."""
+    rest = iter(words)
+    following = next(rest, None)
+    while following is not None:
+        word, following = following, next(rest, None)
         if word.value.startswith("--"):
             key, has_value, value = word.value[2:].partition("=")
         elif re.match(r"-[A-Za-z]", word.value):
@@ -395,9 +407,8 @@ def _pairs(words: list[Word], reading: Reading) -> Iterator[tuple[str, Word]]:
             reading.warn("#SBATCH", f"{word.value[:60]!r} is not understood")
             continue
         stated = Word(word.end - len(value), word.end, value)
-        if not has_value and i < len(words) and not words[i].value.startswith("-"):
-            stated = words[i]
-            i += 1
+        if not has_value and following is not None and not following.value.startswith("-"):
+            stated, following = following, next(rest, None)
         if len(key) > 1:
             yield key, stated
 
@@ -405,33 +416,29 @@ def _pairs(words: list[Word], reading: Reading) -> Iterator[tuple[str, Word]]:
 def _gpus_per_node(
     options: dict[str, str], nodes: int | None, reading: Reading
 ) -> tuple[int | None, str]:
+    """Return the GPUs per node, and the option that states them."""
     for key in ("gpus-per-node", "gres"):
         written = f"#SBATCH --{key}"
-        parts = re.sub(r"\([^)]*\)", "", options.get(key, "")).split(",")  # gpu:a100:4(S:0-1)
+        # such as gpu:a100:4(S:0-1)
+        parts = re.sub(r"\([^)]*\)", "", options.get(key, "")).split(",")
         if key == "gres":
-            parts = [
-                part.removeprefix("gres/")
-                for part in parts
-                if re.match(r"(gres/)?gpu(:|=|$)", part)
-            ]
-            parts = [re.sub(r"^gpu[:=]?", "", part) for part in parts]
+            gpus = (part.removeprefix("gres/") for part in parts)
+            parts = [part[4:] for part in gpus if re.match(r"gpu([:=]|$)", part)]
         if key in options and parts:
             return sum(_gpu_count(part, written, reading) for part in parts) or None, written
-    total = _gpu_count(options["gpus"], "#SBATCH --gpus", reading) if "gpus" in options else None
+    total = _gpu_count(options["gpus"], "#SBATCH --gpus", reading) if "gpus" in options else 0
     if total and nodes and total % nodes == 0:
         return total // nodes, "#SBATCH --gpus"
     if total:
-        reading.note("#SBATCH --gpus", f"{total} over all nodes; how many a node is not stated")
+        reading.note("#SBATCH --gpus", f"{total} over all nodes; the number per node is unknown")
     if "gpus-per-task" in options:
-        reading.note(
-            "#SBATCH --gpus-per-task",
-            f"{options['gpus-per-task']}: GPUs a node follow from the tasks",
-        )
+        text = f"{options['gpus-per-task']}: the GPUs per node follow from the tasks"
+        reading.note("#SBATCH --gpus-per-task", text)
     return None, ""
 
 
 def _gpu_count(written: str, key: str, reading: Reading) -> int:
-    """The number of GPUs in `a100:4` (a type and a number), `4`, or, in --gres, a type alone, which is one GPU."""
+    """Return the number of GPUs in `a100:4` or `4`. In --gres, a type alone is one GPU."""
     number = written.rpartition(":")[2]
     if key == "#SBATCH --gres" and re.fullmatch(r"([A-Za-z][\w.-]*)?", number):
         return 1
@@ -444,9 +451,8 @@ def _whole(value: str | None, key: str, reading: Reading, least: int = 1) -> int
     span = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", value)
     if span and span.group(1) != span.group(2):
         leaves_open: SettingName | None = "nnodes" if key.endswith("--nodes") else None
-        reading.note(
-            key, f"{value} is a range: the number is not known here", leaves_open=leaves_open
-        )
+        text = f"{value} is a range: the number is unknown here"
+        reading.note(key, text, leaves_open=leaves_open)
         return None
     number = span.group(1) if span else value
     if not re.fullmatch(r"[0-9]{1,9}", number) or int(number) < least:
@@ -455,7 +461,7 @@ def _whole(value: str | None, key: str, reading: Reading, least: int = 1) -> int
 
 
 def _first_launch(text: str, reading: Reading) -> Launch | None:
-    """The first launch command in the script, whose settings are recorded."""
+    """Return the first launch command in the script, and record its settings."""
     launches: list[Launch] = []
     for start, end in lines_of(text):
         try:
@@ -467,12 +473,12 @@ def _first_launch(text: str, reading: Reading) -> Launch | None:
             read_launch(launch, reading)
         launches += [launch] if launch else []
     if len(launches) > 1:
-        reading.warn("launch line", f"{len(launches)} of them; only the first is read")
+        reading.warn("launch line", f"there are {len(launches)}; only the first is read")
     return launches[0] if launches else None
 
 
 def _srun_line(text: str) -> tuple[int, int]:
-    """Start and end of the line with the `srun` that starts the training; an empty span where there is none."""
+    """Return start and end of the line whose `srun` starts the training, or (0, 0)."""
     lines = [
         line for line in lines_of(text) if re.match(r"\s*(exec\s+)?srun(\s|$)", text[slice(*line)])
     ]
@@ -481,7 +487,7 @@ def _srun_line(text: str) -> tuple[int, int]:
 
 
 def _srun_options(text: str, line: tuple[int, int], reading: Reading) -> Options:
-    """The options between `srun` and the program."""
+    """Return the options between `srun` and the program."""
     try:
         words = words_of(text, *line)
     except ValueError:
@@ -491,49 +497,40 @@ def _srun_options(text: str, line: tuple[int, int], reading: Reading) -> Options
     own: list[Word] = []
     for before, word in zip(words[at:], words[at + 1 :], strict=False):
         after_option = bool(own) and re.fullmatch(r"--[a-z-]+|-[A-Za-z]", before.value) is not None
-        if not word.value.startswith("-") and not (
-            after_option and re.match(r"[0-9$]", word.value)
-        ):
+        is_value = after_option and re.match(r"[0-9$]", word.value)
+        if not word.value.startswith("-") and not is_value:
             break
         own.append(word)
     return dict(_pairs(own, Reading("", "")))
 
 
-def _read_srun(
-    own: Options,
-    line: tuple[int, int],
-    reading: Reading,
-    per_node: int | None,
-    tasks: int | None,
-    written: bool,
-) -> None:
-    """Read bare `srun python ...`, which starts one process per task; srun's own options override the script's."""
-    if line == (0, 0):
-        return
+def _read_srun(own: Options, asked: _Asked, reading: Reading) -> None:
+    """Read plain `srun python ...`, one process per task. srun's options override the script's."""
     counts: dict[str, SettingName] = {
         "ntasks-per-node": "nproc_per_node",
         "ntasks": "world_size",
         "nodes": "nnodes",
     }
     for key, name in counts.items():
-        if key in own and is_open(own[key].value):
-            reading.note(
-                f"srun --{key}", f"{own[key].value} is known only when it runs", leaves_open=name
-            )
-        elif key in own and (number := _whole(own[key].value, f"srun --{key}", reading)):
+        value = own[key].value if key in own else None
+        if value is not None and is_open(value):
+            reading.note_at_run_time(f"srun --{key}", value, name)
+        elif number := _whole(value, f"srun --{key}", reading):
             reading.put(name, number, f"srun --{key}")
-    if per_node and not own.keys() & {"ntasks-per-node", "ntasks"}:
-        reading.put(
-            "nproc_per_node",
-            per_node,
-            "#SBATCH --ntasks-per-node" if written else "#SBATCH --ntasks",
-        )
-    if tasks and not own.keys() & {"ntasks-per-node", "ntasks"}:
-        reading.put("world_size", tasks, "#SBATCH --ntasks")
+    if not own.keys() & {"ntasks-per-node", "ntasks"}:
+        written = "ntasks-per-node" if "ntasks-per-node" in asked.options else "ntasks"
+        if asked.per_node:
+            reading.put("nproc_per_node", asked.per_node, f"#SBATCH --{written}")
+        if asked.tasks:
+            reading.put("world_size", asked.tasks, "#SBATCH --ntasks")
 
 
 def _time_limit_s(value: str, reading: Reading) -> float:
-    """Seconds of minutes, minutes:seconds, hours:minutes:seconds, days-hours or days-hours:minutes[:seconds]; 0: no limit."""
+    """Return a time limit in seconds, 0 for no limit.
+
+    Slurm accepts minutes, minutes:seconds, hours:minutes:seconds, days-hours and
+    days-hours:minutes[:seconds].
+    """
     if value.casefold() in ("infinite", "unlimited"):
         return 0.0
     match = re.fullmatch(
@@ -552,14 +549,14 @@ def _time_limit_s(value: str, reading: Reading) -> float:
 
 def write_sbatch(draft: Draft) -> None:
     launched = find_launch(draft.text, draft.file) is not None
-    if draft.names & {"nnodes", "nproc_per_node", "world_size", "gpus_per_node"}:
+    if draft.names & WORLD:
         _write_job_size(draft, launched)
     if "time_limit_s" in draft.names:
         _put(draft, "time", _clock(float(draft.want["time_limit_s"])))
         draft.keep("time_limit_s")
     if launched:
         _write_launch(draft)
-    draft.leave_rest("the batch script does not say it; the training's own files do")
+    draft.leave_rest("a batch script does not state it; the training's own files do")
 
 
 def _write_launch(draft: Draft) -> None:
@@ -584,37 +581,42 @@ def _write_job_size(draft: Draft, launched: bool) -> None:
         _whole(options[key].value if key in options else None, key, quiet)
         for key in ("nodes", "ntasks")
     )
-    if "nnodes" in draft.names and (
-        "nodes" in options or (nodes != 1 and "nnodes" in draft.may_add)
-    ):
+    may_add_nodes = nodes != 1 and "nnodes" in draft.may_add
+    if "nnodes" in draft.names and ("nodes" in options or may_add_nodes):
         _put(draft, "nodes", str(nodes))
         draft.keep("nnodes")
     elif nodes == 1:
         draft.keep("nnodes")
-    starts = (
-        tasks // (old_nodes or 1) if launched and tasks else per_node
-    )  # a launcher is started once a node
+    # a launcher is started once per node
+    starts = tasks // (old_nodes or 1) if launched and tasks else per_node
     if tasks is not None:
         _put(draft, "ntasks", str(starts * nodes))
     if not launched:
         if "ntasks-per-node" in options or (tasks is None and "nproc_per_node" in draft.may_add):
             _put(draft, "ntasks-per-node", str(per_node))
         draft.keep("nproc_per_node", "world_size")
-    counts = {"nodes": nodes, "ntasks": starts * nodes, "ntasks-per-node": starts}
-    for key, count in counts.items():  # srun's own, where it states them
-        line = draft.launch.line if launched else _srun_line(draft.text)
-        stated = _srun_options(draft.text, line, quiet).get(key)
+    _write_srun(draft, {"nodes": nodes, "ntasks": starts * nodes, "ntasks-per-node": starts})
+    _write_gpus(draft, nodes, per_node)
+
+
+def _write_srun(draft: Draft, counts: dict[str, int]) -> None:
+    """Correct srun's own options if it has them."""
+    for key, count in counts.items():
+        launch = find_launch(draft.text, draft.file)
+        line = launch.line if launch is not None else _srun_line(draft.text)
+        stated = _srun_options(draft.text, line, Reading(draft.file, "")).get(key)
         if stated is not None and stated.value.isdigit():
             draft.text = stated.replaced(draft.text, str(count))
+
+
+def _write_gpus(draft: Draft, nodes: int, per_node: int) -> None:
+    """Reserve one GPU per process if the script reserves GPUs."""
     for key, count in (("gpus-per-node", per_node), ("gres", per_node), ("gpus", nodes * per_node)):
-        gpus = _stated(draft).get(key)  # one GPU per process, where GPUs are reserved
+        gpus = _stated(draft).get(key)
         if gpus is None or "," in gpus.value:
             continue
-        if key == "gres":
-            typed = r"^((?:gres/)?gpu(?:[:=][A-Za-z][\w.-]*)?)(?:[:=][0-9]+)?(?=\(|$)"
-            _put(draft, key, re.sub(typed, rf"\g<1>:{count}", gpus.value))
-        else:
-            _put(draft, key, re.sub(r"[0-9]+$", str(count), gpus.value))
+        old, new = (_GRES, rf"\g<1>:{count}") if key == "gres" else (r"[0-9]+$", str(count))
+        _put(draft, key, re.sub(old, new, gpus.value))
     draft.keep("gpus_per_node")
 
 

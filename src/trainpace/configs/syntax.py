@@ -1,8 +1,13 @@
-"""JSON and YAML, parsed more strictly than usual (a duplicate key is an error, where both parsers would take the last) and
-edited: one key is set, and every other character stays as it is.
+"""JSON, YAML and launch commands, parsed with positions, so that one value can be changed in place.
 
-Positions come from the parsers that read the file: PyYAML's marks, and json's own scanner. A round-trip library would
-reformat the whole document, and ruamel.yaml reads YAML 1.2, in which `no` is a word; the tools that own these files read 1.1.
+JSON and YAML are parsed more strictly than usual: a duplicate key is an error, where both parsers
+would keep the last one. Positions come from the parsers that read the file (PyYAML's marks, json's
+scanner). A round-trip library would reformat the document, and ruamel.yaml reads YAML 1.2, in which
+`no` is a word; the tools that own these files read 1.1.
+
+Flags of launchers: torch 2.13's torch/distributed/run.py, accelerate 1.15's commands/launch.py,
+DeepSpeed 0.19's launcher/runner.py. A launcher's own flags end at the first word that is neither a
+flag nor a flag's value: the script.
 """
 
 from __future__ import annotations
@@ -22,17 +27,17 @@ from trainpace.core.intake import json_of
 LARGEST_FILE_BYTES = 1 << 20
 DEEPEST = 50
 MOST_NODES = 200_000
-"""Keys and values with aliases expanded. A file of 1 MiB without aliases stays far below."""
+"""Limit for keys and values after aliases are expanded. A file of 1 MiB without aliases is far
+below."""
 _LONGEST_WHOLE_NUMBER_BITS = 128
 
 
 def parse(text: str, file: str, syntax: str) -> Any:
-    """The content of a text in JSON or YAML ("json" or "yaml"), which may begin with a byte-order mark."""
+    """Parse a text as "json" or "yaml". It may begin with a byte-order mark."""
     return (parse_json if syntax == "json" else parse_yaml)(text.removeprefix("\ufeff"), file)
 
 
 def parse_json(text: str, file: str) -> Any:
-
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key, value in pairs:
@@ -45,7 +50,7 @@ def parse_json(text: str, file: str) -> Any:
 
 
 def parse_yaml(text: str, file: str) -> Any:
-    """Parse as PyYAML's safe loader does, which is what Hugging Face, Lightning and accelerate use."""
+    """Parse as PyYAML's safe loader does, which Hugging Face, Lightning and accelerate use."""
     import yaml
 
     try:
@@ -60,26 +65,27 @@ def parse_yaml(text: str, file: str) -> Any:
         problem = getattr(error, "problem", None) or str(error)
         raise UnreadableInput(f"{file} is not valid YAML{where}: {problem[:200]}.") from None
     except RecursionError:
-        raise UnreadableInput(f"{file} is nested more than {DEEPEST} levels deep.") from None
+        raise _too_deep(file) from None
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise UnreadableInput(f"{file} is not valid YAML: {str(error)[:200]}.") from None
 
 
 def _measure(root: Any, file: str) -> None:
-    """Check a tree of YAML nodes before any value is built: a few aliases of aliases can stand for 2**50 values."""
+    """Check a tree of YAML nodes before values are built. Aliases of aliases can stand for 2**50
+    values."""
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
 
     def size(node: Any, depth: int) -> int:
         if depth > DEEPEST or id(node) in open_nodes:
-            raise UnreadableInput(f"{file} is nested more than {DEEPEST} levels deep.")
+            raise _too_deep(file)
         if id(node) not in sizes:
             open_nodes.add(id(node))
             parts = _parts(node, file)
             sizes[id(node)] = 1 + sum(size(part, depth + 1) for part in parts)
             open_nodes.discard(id(node))
         if sizes[id(node)] > MOST_NODES:
-            raise UnreadableInput(f"{file} stands for more than {MOST_NODES:,} keys and values.")
+            raise UnreadableInput(f"{file} expands to more than {MOST_NODES:,} keys and values.")
         return sizes[id(node)]
 
     if root is not None:
@@ -87,7 +93,7 @@ def _measure(root: Any, file: str) -> None:
 
 
 def _parts(node: Any, file: str) -> list[Any]:
-    """The nodes inside a node. Raises UnreadableInput for a duplicate key of a mapping."""
+    """Return the nodes inside a node. Raises UnreadableInput for a duplicate key."""
     if not isinstance(node.value, list):
         return []
     if not node.value or not isinstance(node.value[0], tuple):
@@ -102,27 +108,33 @@ def _parts(node: Any, file: str) -> list[Any]:
 
 
 def checked(value: Any, file: str, depth: int = 0) -> Any:
-    """Raises UnreadableInput for values that no settings file holds: NaN, huge integers, lone surrogates, NUL."""
+    """Return a parsed value if a settings file may hold it.
+
+    Raises:
+        UnreadableInput: for NaN, infinity, huge integers, lone surrogates, NUL and deep nesting.
+    """
     if depth > DEEPEST:
-        raise UnreadableInput(f"{file} is nested more than {DEEPEST} levels deep.")
+        raise _too_deep(file)
+    problem = ""
     if isinstance(value, float) and not math.isfinite(value):
-        raise UnreadableInput(f"{file} holds {value}, which cannot be a setting.")
-    if isinstance(value, int) and value.bit_length() > _LONGEST_WHOLE_NUMBER_BITS:
-        raise UnreadableInput(
-            f"{file} holds a whole number of {value.bit_length()} bits, which cannot be a setting."
-        )
-    if isinstance(value, str) and any("\ud800" <= c <= "\udfff" or c == "\x00" for c in value):
-        raise UnreadableInput(f"{file} holds {value[:40]!r}, which is not valid text.")
-    parts = (
-        [*value, *value.values()]
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list)
-        else ()
-    )
-    for part in parts:
-        checked(part, file, depth + 1)
+        problem = f"{value}, which cannot be a setting"
+    elif isinstance(value, int) and value.bit_length() > _LONGEST_WHOLE_NUMBER_BITS:
+        problem = f"a whole number of {value.bit_length()} bits, which cannot be a setting"
+    elif isinstance(value, str) and re.search("[\ud800-\udfff\x00]", value):
+        problem = f"{value[:40]!r}, which is not valid text"
+    if problem:
+        raise UnreadableInput(f"{file} holds {problem}.")
+    if isinstance(value, dict):
+        for key in value:
+            checked(key, file, depth + 1)
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            checked(part, file, depth + 1)
     return value
+
+
+def _too_deep(file: str) -> UnreadableInput:
+    return UnreadableInput(f"{file} is nested more than {DEEPEST} levels deep.")
 
 
 def _twice(file: str, key: str) -> UnreadableInput:
@@ -144,8 +156,11 @@ class Item(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A value: characters `start` to `end`, without comments or space after it. `flow`: written in braces or brackets.
-    `borrowed`: an alias, whose characters stand elsewhere."""
+    """A value at characters `start` to `end`, without comments or space after it.
+
+    `flow` is True for braces or brackets. `borrowed` is True for an alias, whose characters stand
+    elsewhere.
+    """
 
     start: int
     end: int
@@ -161,7 +176,7 @@ def _after_space(text: str, at: int) -> int:
 
 
 def _json_value(text: str, start: int) -> Node:
-    """Positions in a text that `parse_json` accepts."""
+    """Return the positions in a text that `parse_json` accepts."""
     first = text[start]
     if first == '"':
         return Node(start, scanstring(text, start + 1)[1])
@@ -181,7 +196,8 @@ def _json_value(text: str, start: int) -> Node:
 
 
 def _yaml_root(text: str, file: str) -> Node:
-    """Positions in a text that `parse_yaml` accepts. Raises UnreadableInput for an empty document."""
+    """Return the positions in a text that `parse_yaml` accepts. Raises UnreadableInput if it is
+    empty."""
     import yaml
 
     root = yaml.compose(text, yaml.SafeLoader)
@@ -191,38 +207,40 @@ def _yaml_root(text: str, file: str) -> Node:
 
 
 def _yaml_value(node: Any, seen: set[int]) -> Node:
-    borrowed = id(node) in seen  # the parser gives an alias as the very node that it stands for
+    # the parser returns an alias as the very node that it stands for
+    borrowed = id(node) in seen
     seen.add(id(node))
     start, end = node.start_mark.index, node.end_mark.index
     if not isinstance(node.value, list):
         return Node(start, end, borrowed=borrowed)
-    flow = bool(node.flow_style)
+    flow, items = bool(node.flow_style), None
     if (node.value and isinstance(node.value[0], tuple)) or node.tag.endswith(":map"):
-        pairs = [(key, _yaml_value(value, seen)) for key, value in node.value]
-        items = [
-            Item(str(key.value), key.start_mark.index, key.end_mark.index, value)
-            for key, value in pairs
-        ]
-        last = next((max(i.end, i.value.end) for i in reversed(items) if not i.value.borrowed), end)
-        last = max([last, *(i.end for i in items)])
-        return Node(start, end if flow else last, tuple(items), flow, borrowed)
-    parts = [_yaml_value(part, seen) for part in node.value]
-    last = max((part.end for part in parts if not part.borrowed), default=end)
-    return Node(start, end if flow else last, None, flow, borrowed)
+        items = tuple(
+            Item(str(key.value), key.start_mark.index, key.end_mark.index, _yaml_value(value, seen))
+            for key, value in node.value
+        )
+        ends = [item.end for item in items]
+        parts = [item.value for item in items]
+    else:
+        ends, parts = [], [_yaml_value(part, seen) for part in node.value]
+    # PyYAML's end of a block is behind the space and the comments after it
+    ends += [part.end for part in parts if not part.borrowed] or [end]
+    return Node(start, end if flow else max(ends), items, flow, borrowed)
 
 
 def set_key(text: str, file: str, syntax: Syntax, path: Path, value: Value) -> str:
-    """`text` with the value at `path` replaced, or added on a line of its own after its last neighbour.
+    """Replace the value at `path`, or add it on a line of its own after its last neighbor.
 
-    Raises TrainpaceError for a value behind an alias, an anchor or a tag of YAML, which only a person can change.
+    Raises:
+        TrainpaceError: for a value behind a YAML alias, anchor or tag, which only a person can
+            change.
     """
     start = _after_space(text, 1 if text.startswith("\ufeff") else 0)
     node = _json_value(text, start) if syntax == "json" else _yaml_root(text, file)
     before, in_flow = None, node.flow
     depth = 0
-    while (
-        depth < len(path) and node.items is not None
-    ):  # null, or nothing written: a section still to be made
+    # a node without items is null or empty: the section is still to be made
+    while depth < len(path) and node.items is not None:
         item = next((item for item in node.items if item.key == path[depth]), None)
         depth += 1
         if item is None:
@@ -261,36 +279,37 @@ def _replaced(
 
 
 def _added(text: str, node: Node, key: str, tree: Tree, syntax: Syntax) -> str:
-    items = node.items or ()
-    newline = _newline(text)
-    if not node.flow:
-        indent = _indent(text, items[0].start)
-        last = max(max(i.end, 0 if i.value.borrowed else i.value.end) for i in items)
-        at = text.find("\n", last)  # behind the comment on that line
-        at = len(text) if at < 0 else at + 1
-        lines = _block({key: tree}, indent, newline) + newline
-        return text[:at] + ("" if not at or text[at - 1] == "\n" else newline) + lines + text[at:]
+    if node.flow:
+        return _added_in_flow(text, node, key, tree, syntax)
+    items, newline = node.items or (), _newline(text)
+    indent = _indent(text, items[0].start)
+    last = max(max(i.end, 0 if i.value.borrowed else i.value.end) for i in items)
+    at = text.find("\n", last)  # behind the comment on that line
+    at = len(text) if at < 0 else at + 1
+    lines = _block({key: tree}, indent, newline) + newline
+    return text[:at] + ("" if not at or text[at - 1] == "\n" else newline) + lines + text[at:]
+
+
+def _added_in_flow(text: str, node: Node, key: str, tree: Tree, syntax: Syntax) -> str:
+    """Add a pair inside braces, on a line of its own if the braces span several lines."""
+    items, newline, unit = node.items or (), _newline(text), _unit(text)
     quoted = f'"{key}"' if syntax == "json" else key
-    several = "\n" in text[node.start : node.end] or (
-        syntax == "json" and "\n" in text.strip() and not items
-    )
-    if not several:
-        pair = f"{quoted}: {_braces(tree, syntax)}"
-        if not items:
-            return text[: node.start] + "{" + pair + "}" + text[node.end :]
-        at = items[-1].value.end
-        return f"{text[:at]}, {pair}{text[at:]}"
-    outer = _indent(text, node.start)
-    indent = _indent(text, items[0].start) if items else outer + _unit(text)
-    pair = f"{indent}{quoted}: {_braces(tree, syntax, indent, _unit(text), newline)}"
+    new_lines = syntax == "json" and "\n" in text.strip() and not items
+    if "\n" in text[node.start : node.end] or new_lines:
+        outer = _indent(text, node.start)
+        indent = _indent(text, items[0].start) if items else outer + unit
+        pair = f"{newline}{indent}{quoted}: {_braces(tree, syntax, indent, unit, newline)}"
+        separator, end = ",", newline + outer
+    else:
+        pair, separator, end = f"{quoted}: {_braces(tree, syntax)}", ", ", ""
     if not items:
-        return text[: node.start] + "{" + newline + pair + newline + outer + "}" + text[node.end :]
+        return text[: node.start] + "{" + pair + end + "}" + text[node.end :]
     at = items[-1].value.end
-    return text[:at] + "," + newline + pair + text[at:]
+    return text[:at] + separator + pair + text[at:]
 
 
 def _indent(text: str, at: int) -> str:
-    """The indentation of the line that holds `at`; a key after a list's dash is indented as far as it stands."""
+    """Return the indentation of the line at `at`. A key after a list's dash counts from the key."""
     start = text.rfind("\n", 0, at) + 1
     before = text[start:at].removeprefix("\ufeff")
     space = re.match(r"[ \t]*(-[ \t]+)*", before)
@@ -298,7 +317,7 @@ def _indent(text: str, at: int) -> str:
 
 
 def _unit(text: str) -> str:
-    """One level of indentation, taken from the first indented line."""
+    """Return one level of indentation, from the first indented line."""
     match = re.search(r"^([ \t]+)[^\s#]", text, re.MULTILINE)
     return match.group(1) if match else "  "
 
@@ -318,7 +337,7 @@ def _block(tree: dict[str, Tree], indent: str, newline: str) -> str:
 
 
 def _braces(tree: Tree, syntax: Syntax, indent: str = "", unit: str = "", newline: str = "") -> str:
-    """A value in braces, on one line or, where a `newline` is given, with a line for each key."""
+    """Write a value in braces, on one line, or one line per key if a `newline` is given."""
     if not isinstance(tree, dict):
         return _scalar(tree, "", syntax)
     inner = indent + unit
@@ -332,7 +351,7 @@ def _braces(tree: Tree, syntax: Syntax, indent: str = "", unit: str = "", newlin
 
 
 def _scalar(value: Value, old: str, syntax: Syntax) -> str:
-    """The value in the style of the one that it replaces: its quotes, its True or true."""
+    """Write a value in the style of the old one: its quotes, its True or true."""
     if syntax == "json":
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, bool):
@@ -358,7 +377,8 @@ _LAUNCHER = re.compile(
 
 
 class Launcher(NamedTuple):
-    """A launcher's flags: those that state settings, those without a value, and the others that take one."""
+    """A launcher's flags: those that state settings, those without a value, and all others with
+    one."""
 
     reads: dict[str, SettingName]
     alone: frozenset[str]
@@ -408,7 +428,8 @@ LAUNCHERS = {
 
 
 class Word(NamedTuple):
-    """Characters `start` to `end` of the text, and the word that the shell makes of them."""
+    """A word at characters `start` to `end`, and its value after the shell has removed the
+    quotes."""
 
     start: int
     end: int
@@ -419,7 +440,8 @@ class Word(NamedTuple):
 
 
 class Flag(NamedTuple):
-    """A flag from `start` to `end`, which is `written` with its dashes; `value` is None for a flag without one."""
+    """A flag at characters `start` to `end`, `written` with its dashes. `value` is None if it has
+    none."""
 
     start: int
     end: int
@@ -429,13 +451,17 @@ class Flag(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name without leading dashes, with dashes for underscores."""
+        """The name without leading dashes, with dashes in place of underscores."""
         return self.written.lstrip("-").replace("_", "-")
 
 
 class Launch(NamedTuple):
-    """A launch command. `line`: start and end of its line, `flags`: the launcher's, `script`: the flags of the script that it
-    starts. New flags go to `flags_end` and `script_end`."""
+    """A launch command.
+
+    `line` is the start and end of its line, `flags` are the launcher's, `script` are the flags of
+    the
+    script that it starts. New flags go to `flags_end` and `script_end`.
+    """
 
     name: str
     line: tuple[int, int]
@@ -449,14 +475,14 @@ class Launch(NamedTuple):
         return LAUNCHERS[self.name]
 
     def flag(self, *names: str) -> Flag | None:
-        """The launcher's first flag of one of these names."""
+        """Return the launcher's first flag with one of these names."""
         return next((flag for flag in self.flags if flag.name in names), None)
 
     def names_of(self, setting: str) -> tuple[str, ...]:
         return tuple(flag for flag, name in self.launcher.reads.items() if name == setting)
 
     def find(self, path: str) -> Flag | None:
-        """The launcher's `--flag`, or the script's own flag for an `argument` without dashes."""
+        """Return the launcher's `--flag`, or the script's flag for an `argument` without dashes."""
         flags = self.flags if path.startswith("-") else self.script
         return next(
             (flag for flag in flags if flag.name == path.lstrip("-").replace("_", "-")), None
@@ -464,22 +490,22 @@ class Launch(NamedTuple):
 
 
 def is_open(value: str) -> bool:
-    """Whether only the shell knows the value, when it runs."""
+    """Return True if only the shell knows the value, at run time."""
     return "$" in value or "`" in value
 
 
 def words_of(text: str, start: int = 0, end: int | None = None) -> list[Word]:
-    """The words that a shell would make, up to a comment or the end. A substitution stays one word. Raises ValueError for
-    a quote that is not closed."""
+    """Split a text as a shell would, up to a comment. A substitution stays one word.
+
+    Raises:
+        ValueError: if a quote is not closed.
+    """
     words, at = [], start
     end = len(text) if end is None else end
-    while at < end:
-        space = _BETWEEN.match(text, at, end)
-        if space:
+    while at < end and text[at] != "#":
+        if space := _BETWEEN.match(text, at, end):
             at = space.end()
             continue
-        if text[at] == "#":
-            break
         match = _WORD.match(text, at, end)
         if match is None:
             raise ValueError("a quote is not closed")
@@ -495,14 +521,14 @@ def words_of(text: str, start: int = 0, end: int | None = None) -> list[Word]:
 
 
 def lines_of(text: str) -> Iterator[tuple[int, int]]:
-    """Start and end of every command line of a script; lines continued by a backslash are one."""
+    """Yield start and end of every command line. Lines continued by a backslash are one."""
     for match in _LINE.finditer(text):
         if not match.group().lstrip().startswith("#"):
             yield match.span()
 
 
 def find_launch(text: str, file: str) -> Launch | None:
-    """The first launch command in a text. Raises UnreadableInput for a line that cannot be split into words."""
+    """Return the first launch command in a text. Raises UnreadableInput for an unclosed quote."""
     for start, end in lines_of(text):
         try:
             launch = launch_in(text, start, end)
@@ -516,7 +542,7 @@ def find_launch(text: str, file: str) -> Launch | None:
 
 
 def launch_in(text: str, start: int, end: int) -> Launch | None:
-    """The launch command in one line. Raises ValueError for a quote that is not closed."""
+    """Return the launch command in one line. Raises ValueError for an unclosed quote."""
     if not _LAUNCHER.search(text, start, end):
         return None
     words = words_of(text, start, end)
@@ -524,20 +550,21 @@ def launch_in(text: str, start: int, end: int) -> Launch | None:
     at = next((i for i in range(len(names)) if _starts_at(names, i)), None)
     if at is None:
         return None
-    launcher, i = LAUNCHERS[names[at]], at + (2 if names[at] == "accelerate" else 1)
-    stop = next((j for j in range(i, len(words)) if words[j].value in ENDS), len(words))
+    i = at + (2 if names[at] == "accelerate" else 1)
+    words = words[: next((j for j in range(i, len(words)) if words[j].value in ENDS), None)]
     flags = []
-    while i < stop and words[i].value.startswith("-") and words[i].value != "-":
-        flag, used = _flag_at(words[i : min(i + 2, stop)], launcher.alone)
+    while i < len(words) and words[i].value.startswith("-") and words[i].value != "-":
+        flag, used = _flag_at(words[i : i + 2], LAUNCHERS[names[at]].alone)
         flags.append(flag)
         i += used
-    script = [
-        _flag_at(words[j : min(j + 2, stop)])[0]
-        for j in range(i, stop)
-        if words[j].value.startswith("--")
-    ]
+    script = (j for j in range(i, len(words)) if words[j].value.startswith("--"))
     return Launch(
-        names[at], (start, end), tuple(flags), tuple(script), words[i - 1].end, words[stop - 1].end
+        name=names[at],
+        line=(start, end),
+        flags=tuple(flags),
+        script=tuple(_flag_at(words[j : j + 2])[0] for j in script),
+        flags_end=words[i - 1].end,
+        script_end=words[-1].end,
     )
 
 
@@ -550,7 +577,10 @@ def _starts_at(names: list[str], i: int) -> bool:
 
 
 def _flag_at(words: list[Word], alone: frozenset[str] = frozenset()) -> tuple[Flag, int]:
-    """The flag that begins with the first word, and the number of words that it takes. Flags in `alone` take no value."""
+    """Return the flag that begins with the first word, and its number of words.
+
+    Flags in `alone` have no value.
+    """
     word = words[0]
     written, has_value, value = word.value.partition("=")
     if has_value:
@@ -569,7 +599,7 @@ def flag_text(value: Value) -> str:
 
 
 def with_setting(text: str, launch: Launch, path: str, value: str) -> str:
-    """`text` with the flag at `path` (see `Launch.find`) set to `value`, in place or as a new flag."""
+    """Return `text` with the flag at `path` (see `Launch.find`) set, in place or as a new flag."""
     flag = launch.find(path)
     if flag is None and path.startswith("-"):
         return with_flag(text, launch.flags_end, launch.flags, path, value)
@@ -583,7 +613,8 @@ def with_setting(text: str, launch: Launch, path: str, value: str) -> str:
 
 
 def with_flag(text: str, at: int, others: tuple[Flag, ...], written: str, value: str | None) -> str:
-    """`text` with a new flag at `at`, in the spelling of the `others` beside it: = or space, dashes or underscores."""
+    """Return `text` with a new flag at `at`, spelled like the `others`: = or space, dashes or
+    underscores."""
     equals = any(flag.equals for flag in others)
     if any("_" in flag.written for flag in others) != any(
         "-" in flag.written.lstrip("-") for flag in others
