@@ -6,7 +6,7 @@ import gzip
 from typing import get_args
 
 from trainpace.core.records import to_json
-from trainpace.workload import Form, workloads, zoo
+from trainpace.workload import Form, specs, workloads
 from trainpace.workload.trace import trace
 
 
@@ -14,7 +14,7 @@ def main() -> None:
     workloads.FOLDER.mkdir(exist_ok=True)
     for file in workloads.FOLDER.glob("*.json.gz"):
         file.unlink()
-    for name in zoo.MODELS:
+    for name in specs.MODELS:
         for label, variant in workloads.VARIANTS.items():
             text = to_json(trace(name, get_args(Form), variant))
             workloads.packaged_file(name, label).write_bytes(

@@ -5,11 +5,11 @@ import pytest
 
 from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.measure.suites import BATCHES, CLASSIC, SuiteItem, suite
-from trainpace.workload import zoo
+from trainpace.workload import specs
 
 
 def test_classic_is_the_zoo():
-    assert set(CLASSIC) == {name for name in zoo.MODELS if not name.endswith("_keras")}
+    assert set(CLASSIC) == {name for name in specs.MODELS if not name.endswith("_keras")}
     assert [item.spec for item in suite("classic")] == list(CLASSIC)
 
 

@@ -165,6 +165,6 @@ def test_sizes_hold_the_chosen_one_and_go_beyond_it(batch):
 
 
 def test_the_built_in_names_are_the_zoos():
-    from trainpace.workload.zoo import MODELS
+    from trainpace.workload.specs import MODELS
 
     assert set(BUILT_IN) == {name for name in MODELS if not name.endswith("_keras")}

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trainpace.workload import Copier, on_meta
-from trainpace.workload.bare import bare, sparse, without_data
+from trainpace.workload.meta import bare, sparse, without_data
 
 
 class Odd(nn.Module):

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from trainpace.workload import Variant, Workload, load_workload, workloads
-from trainpace.workload import trace_cache as cache
 
 CONFIG = {
     "model_type": "gpt2",
@@ -22,7 +21,7 @@ REQUEST = {"spec": "resnet18", "forms": ["fp32"], "variant": SMALL._asdict()}
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "traces"))
+    monkeypatch.setenv(workloads.CACHE_FOLDER, str(tmp_path / "traces"))
     return tmp_path / "traces"
 
 
@@ -54,25 +53,25 @@ def test_the_second_time_nothing_is_traced_until_something_changes(tmp_path, tra
 
 
 def test_a_users_own_file_is_traced_every_time(tmp_path, folder):
-    assert cache.file_of(REQUEST | {"spec": f"{tmp_path}/train.py:task"}) is None
-    assert cache.file_of(REQUEST | {"spec": f"transformers:{tmp_path}/none.json"}) is None
-    assert cache.file_of(REQUEST).parent == folder
+    assert workloads.cache_file(REQUEST | {"spec": f"{tmp_path}/train.py:task"}) is None
+    assert workloads.cache_file(REQUEST | {"spec": f"transformers:{tmp_path}/none.json"}) is None
+    assert workloads.cache_file(REQUEST).parent == folder
 
 
 def test_the_tracer_itself_is_part_of_the_key(monkeypatch):
-    before = cache.file_of(REQUEST)
-    monkeypatch.setattr(cache, "_tracer", lambda: "changed")
-    assert cache.file_of(REQUEST) != before
+    before = workloads.cache_file(REQUEST)
+    monkeypatch.setattr(workloads, "_tracer", lambda: "changed")
+    assert workloads.cache_file(REQUEST) != before
 
 
 @pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b\x08"])
 def test_a_damaged_trace_is_made_again(folder, traced, content):
-    file = cache.file_of(REQUEST)
+    file = workloads.cache_file(REQUEST)
     folder.mkdir()
     file.write_bytes(content)
     load_workload("resnet18", ("fp32",), SMALL)
     assert len(traced) == 1
-    assert cache.kept(file, Workload) is not None
+    assert workloads.from_cache(file, Workload) is not None
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_else(folder, tmp_path):
@@ -81,12 +80,12 @@ def test_a_folder_that_cannot_be_written_costs_nothing_else(folder, tmp_path):
 
 
 def test_the_oldest_go_first(folder, monkeypatch):
-    monkeypatch.setattr(cache, "MOST_KEPT", 2)
+    monkeypatch.setattr(workloads, "MOST_KEPT", 2)
     for name in "abc":
-        cache.keep(folder / f"{name}.json.gz", "{}")
+        workloads.into_cache(folder / f"{name}.json.gz", "{}")
     assert len(list(folder.iterdir())) == 2
 
 
 def test_off(monkeypatch):
-    monkeypatch.setenv(cache.FOLDER, cache.OFF)
-    assert cache.file_of(REQUEST) is None
+    monkeypatch.setenv(workloads.CACHE_FOLDER, workloads.OFF)
+    assert workloads.cache_file(REQUEST) is None

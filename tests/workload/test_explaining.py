@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainpace.workload.explaining import asks_for_values, explained, in_short
+from trainpace.workload.trace import asks_for_values, explained, in_short
 
 
 class Peeking(nn.Module):

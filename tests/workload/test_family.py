@@ -8,9 +8,7 @@ import pytest
 from trainpace.core import records
 from trainpace.core.errors import TrainpaceError
 from trainpace.workload import PLAIN, Variant, Workload, load_workload, load_workloads, workloads
-from trainpace.workload import trace_cache as cache
-from trainpace.workload.family import Family, cover, points_of
-from trainpace.workload.recorded_operators import BATCHES, Recording
+from trainpace.workload.recording import BATCHES, Family, Recording, cover, points_of
 from trainpace.workload.trace import record, trace
 
 SMALL = {
@@ -91,7 +89,7 @@ LENGTHS = (96, 128, 160, 256, 320, 512, 1024)
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "traces"))
+    monkeypatch.setenv(workloads.CACHE_FOLDER, str(tmp_path / "traces"))
 
 
 def configuration(folder, name, **changes):

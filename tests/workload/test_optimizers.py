@@ -13,10 +13,9 @@ from trainpace.core.execution import OPTIMIZERS, Execution, find_optimizer, opti
 from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import Forecaster, Target
 from trainpace.workload import Variant
+from trainpace.workload.optimizers import make_optimizer, with_optimizer
 from trainpace.workload.task import Task
-from trainpace.workload.task_optimizers import make_optimizer
 from trainpace.workload.trace import trace, trace_task
-from trainpace.workload.traced_updates import with_optimizer
 
 REAL = sorted(
     name for name, kind in OPTIMIZERS.items() if kind.library in ("torch", "transformers")

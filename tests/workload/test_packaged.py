@@ -10,9 +10,9 @@ import pytest
 from trainpace.core import records
 from trainpace.core.errors import TrainpaceError
 from trainpace.workload import Variant, load_workload, packaged_workload
+from trainpace.workload.specs import MODELS
 from trainpace.workload.trace import trace
 from trainpace.workload.workloads import FOLDER, OPTIMIZERS, VARIANTS
-from trainpace.workload.zoo import MODELS
 
 FORMS = ("fp32", "amp", "half")
 

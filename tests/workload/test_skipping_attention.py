@@ -9,7 +9,7 @@ from torch import nn
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.workload import ATTENTION, Variant, at_batch
-from trainpace.workload.skipping_attention import AT_ONCE, POSITIONS, UNKNOWN, keys_seen
+from trainpace.workload.own_operators import AT_ONCE, POSITIONS, UNKNOWN, keys_seen
 from trainpace.workload.task import Task
 from trainpace.workload.trace import trace, trace_task
 
@@ -177,7 +177,7 @@ def test_flex_attention_of_older_torch_has_fewer_arguments(monkeypatch):
     """torch 2.6 has no return_aux."""
     from torch.nn.attention import flex_attention as module
 
-    from trainpace.workload import stand_ins
+    from trainpace.workload import cuda_mapping
 
     def older(
         query,
@@ -193,7 +193,7 @@ def test_flex_attention_of_older_torch_has_fewer_arguments(monkeypatch):
 
     monkeypatch.setattr(module, "flex_attention", older)
     q = torch.randn(1, HEADS, LENGTH, SIZE, device="meta")
-    with stand_ins.answered(autocast=False, pads=False):
+    with cuda_mapping.answered(autocast=False, pads=False):
         assert older(q, q, q).shape == q.shape
     with pytest.raises(AssertionError, match="own runs"):
         older(q, q, q)

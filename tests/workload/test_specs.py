@@ -160,8 +160,8 @@ def test_torchvision_and_timm_beside_a_cpu_build():
     code = (
         "from trainpace.workload.trace import trace\n"
         "import torchvision, timm\n"
-        "from trainpace.workload import zoo\n"
-        "own = trace('resnet50'); zoo.MODELS.clear()\n"
+        "from trainpace.workload import specs\n"
+        "own = trace('resnet50'); specs.MODELS.clear()\n"
         "for spec in ('torchvision:resnet50', 'timm:resnet50'):\n"
         "    w = trace(spec)\n"
         "    assert w.parameters == own.parameters, spec\n"

@@ -7,7 +7,7 @@ from torch import nn
 
 from nouns import at_peak
 from trainpace.core.errors import TrainpaceError, UnknownName, UserCodeError
-from trainpace.workload import Variant, at_batch, zoo
+from trainpace.workload import Variant, at_batch, specs
 from trainpace.workload.specs import build_task
 from trainpace.workload.task import Task, image_task
 from trainpace.workload.trace import trace, trace_task
@@ -53,7 +53,7 @@ def flops(workload, batch, phase, form="fp32"):
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_of_the_classic_models(name):
     with torch.device("meta"):
-        assert sum(p.numel() for p in zoo.MODELS[name]().parameters()) == PARAMETERS[name]
+        assert sum(p.numel() for p in specs.MODELS[name]().parameters()) == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", GMACS)

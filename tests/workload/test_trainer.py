@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainpace.workload.trainer_task import as_with_a_gpu, trainer_task
+from trainpace.workload.user_task import as_with_a_gpu, trainer_task
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tasks" / "language_models.py"
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]

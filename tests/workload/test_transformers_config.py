@@ -8,8 +8,8 @@ import torch
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.workload import Variant, stored_precision
+from trainpace.workload.hugging_face import transformers_task
 from trainpace.workload.trace import trace
-from trainpace.workload.transformers_config import transformers_task
 
 LLAMA = {
     "model_type": "llama",

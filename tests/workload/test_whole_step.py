@@ -63,8 +63,7 @@ def test_every_backward_pass_of_a_step_is_counted(passes):
 
 def test_a_plain_step_is_traced_as_the_tasks_own_loop():
     """The same training once as parts, once as a step: the same products, and the same memory at its peak."""
-    from trainpace.workload.batches import forward, loss_by
-    from trainpace.workload.task import Task
+    from trainpace.workload.task import Task, forward, loss_by
 
     model = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, WIDTH))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -5,20 +5,30 @@ from typing import TYPE_CHECKING
 from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.workload.adapters import adapted
-    from trainpace.workload.bare import Copier, meta_memo, meta_optimizer, on_meta, sparse
+    from trainpace.workload.adapters import adapted, packed_away
     from trainpace.workload.blocks import longest_chain
-    from trainpace.workload.blockwise import BlockwiseOptimizer
     from trainpace.workload.documents import Documents, PackedRow, nearest_multiple
-    from trainpace.workload.explaining import in_short
     from trainpace.workload.kinds import FUNCTIONS, GATHERS, KINDS, ROW_WORK, TRAFFIC_SHARES, WORK
-    from trainpace.workload.model_spec import ModelSpec
+    from trainpace.workload.meta import (
+        Copier,
+        map_tensors,
+        meta_memo,
+        meta_optimizer,
+        on_meta,
+        sparse,
+        tensors_in,
+    )
+    from trainpace.workload.model_spec import ModelSpec, import_package
     from trainpace.workload.operators import Row, rows_of
-    from trainpace.workload.optional_packages import import_package
-    from trainpace.workload.quantised import packed_away
-    from trainpace.workload.skipping_attention import OPERATOR, UNKNOWN, flex_attention
+    from trainpace.workload.optimizers import (
+        BlockwiseOptimizer,
+        ScalarsReadAsOne,
+        is_torchs,
+        make_optimizer,
+        optimizer_name,
+    )
+    from trainpace.workload.own_operators import UNKNOWN, flex_attention
     from trainpace.workload.specs import build_task
-    from trainpace.workload.stored import stored_precision
     from trainpace.workload.task import (
         Task,
         WholeStep,
@@ -27,14 +37,7 @@ if TYPE_CHECKING:
         recompute_activations,
         usual_optimizer,
     )
-    from trainpace.workload.task_optimizers import (
-        ScalarsReadAsOne,
-        is_torchs,
-        make_optimizer,
-        optimizer_name,
-    )
-    from trainpace.workload.tensors import map_tensors, tensors_in
-    from trainpace.workload.trace import trace_task
+    from trainpace.workload.trace import in_short, trace_task
     from trainpace.workload.workload import (
         AS_IT_IS,
         ATTENTION,
@@ -78,6 +81,7 @@ if TYPE_CHECKING:
         load_workloads,
         packaged_names,
         packaged_workload,
+        stored_precision,
         trace_many,
         workload_on_its_way,
     )

@@ -1,14 +1,30 @@
 """Make a model on the meta device call what it would call on CUDA.
 
+[recurrent] Recurrent layers as cuDNN runs them on CUDA; the CPU's path, which meta tensors take, calls a dozen operators a time step.
+
+For each layer and direction one product makes the inputs' part of all gates for all time steps; then each step multiplies the
+hidden state, and does all element-wise work in one kernel. Backward the steps run in reverse, and the gradients of the weights
+are one product over all steps each (Appleyard et al. 2016, arXiv:1604.01946). Kernels that keep the weights on the chip from step
+to step, which cuDNN takes for some sizes in 16 bits, are not known here: such layers run faster than forecast.
+
+[cuda_mapping] Make a model on the meta device call what it would call on CUDA.
+
 Meta tensors choose the CPU's composite paths for dropout and attention, and know no autocast. This mode sits above
 autograd, sees every torch function, and puts CUDA's choices in their place: fused dropout, flash or memory-efficient
 attention, and autocast's casts by the two lists of torch's documentation ("CUDA Ops that can autocast").
+
+[finite] Models that look whether their numbers are finite, and mend them if not: in a trace, which has no numbers, they all are. So are
+the parameters of a distribution within its bounds, which torch asserts by `_is_all_true`.
+
+The tests and the sums of their results are recorded as they run; what Python asks of the last of them is answered.
+
+[stand_ins] What libraries ask of a tensor's values or device, answered for tensors that have no values.
 """
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -17,12 +33,113 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.workload.bare import without_data
-from trainpace.workload.finite import taken_for_finite
-from trainpace.workload.recurrent import MODES, cudnn_call
-from trainpace.workload.sparse_products import sparse_call
-from trainpace.workload.tensors import map_tensors, tensors_in
+from trainpace.workload.meta import map_tensors, tensors_in, without_data
+from trainpace.workload.own_operators import sparse_call
+from trainpace.workload.workload import GemmSizes
 
+# --- recurrent
+RELU, TANH, LSTM, GRU = range(4)
+MODES = {torch.rnn_relu: RELU, torch.rnn_tanh: TANH, torch.lstm: LSTM, torch.gru: GRU}
+_GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
+_SAVED_NUMBERS = {RELU: 1, TANH: 1, LSTM: 6, GRU: 5}
+"""Numbers a time step and hidden unit that the backward pass needs: the gates, an LSTM's cell state and its tanh, a GRU's hidden
+state and the recurrent part of its candidate."""
+
+
+class Part(NamedTuple):
+    """A kernel of a recurrent layer: how often it runs, and a product's sizes, or None and the elements of element-wise work."""
+
+    runs: int
+    product: GemmSizes | None
+    elements: int = 0
+
+
+def cudnn_call(mode: int, args: Sequence[Any]) -> Any:
+    """`torch.lstm` and its kin by the operator that CUDA has for them; None for packed sequences, whose lengths are data."""
+    if isinstance(args[3], list | tuple):
+        return None
+    x, hidden, weights, has_biases, layers, dropout, train, bidirectional, batch_first = args
+    states = hidden if mode == LSTM else (hidden, None)
+    h, c = states
+    each = 4 if has_biases else 2
+    projected = mode == LSTM and len(weights) == layers * (1 + bidirectional) * (each + 1)
+    if projected:
+        return None
+    size = weights[1].shape[1]
+    out, h, c, *_ = torch.ops.aten._cudnn_rnn(
+        x,
+        list(weights),
+        each,
+        None,
+        h,
+        c,
+        mode,
+        size,
+        0,
+        layers,
+        batch_first,
+        dropout,
+        train,
+        bidirectional,
+        [],
+        None,
+    )
+    return (out, h, c) if mode == LSTM else (out, h)
+
+
+def forward_result(*args: Any) -> tuple[torch.Tensor, ...]:
+    """Meta tensors of what _cudnn_rnn returns: output, states, and what it keeps for the backward pass."""
+    x, _, _, _, h, c, mode, size, _, layers, _, _, train, bidirectional = args[:14]
+    directions = 1 + bidirectional
+    steps = x.shape[0] * x.shape[1]
+    kept = steps * layers * directions * _SAVED_NUMBERS[mode] * size if train else 0
+    out = x.new_empty(*x.shape[:2], directions * size)
+    cell = torch.empty_like(h if c is None else c)
+    return out, torch.empty_like(h), cell, x.new_empty(kept), x.new_empty(0)
+
+
+def backward_result(*args: Any) -> tuple[Any, ...]:
+    x, weights, h, c = args[0], args[1], args[4], args[5]
+    return (
+        torch.empty_like(x),
+        torch.empty_like(h),
+        torch.empty_like(h if c is None else c),
+        [*map(torch.empty_like, weights)],
+    )
+
+
+def parts_of(name: str, args: Sequence[Any]) -> list[Part]:
+    """The kernels of one call of _cudnn_rnn or _cudnn_rnn_backward."""
+    backward = "backward" in name
+    x = args[0]
+    mode, size, _, layers, batch_first = args[10:15] if backward else args[6:11]
+    bidirectional = args[17] if backward else args[13]
+    length, batch = (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
+    gates, directions, tokens = _GATES[mode] * size, 1 + bidirectional, x.shape[0] * x.shape[1]
+    parts = []
+    for layer in range(layers):
+        width = x.shape[2] if layer == 0 else directions * size
+        if backward:
+            a_layer = [
+                Part(length, GemmSizes(1, batch, size, gates)),
+                Part(length, None, batch * (gates + 3 * size)),
+                Part(1, GemmSizes(1, gates, width, tokens)),
+                Part(1, GemmSizes(1, gates, size, tokens)),
+                Part(1, None, tokens * gates),  # the biases
+            ]
+            if layer or args[21][0]:
+                a_layer.append(Part(1, GemmSizes(1, tokens, width, gates)))
+        else:
+            a_layer = [
+                Part(1, GemmSizes(1, tokens, gates, width)),
+                Part(length, GemmSizes(1, batch, gates, size)),
+                Part(length, None, batch * (2 * gates + 3 * size)),
+            ]
+        parts += a_layer * directions
+    return parts
+
+
+# --- cuda_mapping
 _TO_HALF = """__matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_transpose1d
 conv_transpose2d conv_transpose3d linear matmul mm mv prelu einsum scaled_dot_product_attention bilinear _grouped_mm""".split()
 _TO_FP32 = """__pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cosh cosine_embedding_loss
@@ -241,3 +358,150 @@ def _attention(
 
 def _fp32(t: torch.Tensor) -> torch.Tensor:
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+
+
+# --- finite
+_MARK = "_trainpace_answer"
+_TESTS: dict[Any, bool] = {
+    torch.isfinite: True,
+    torch.Tensor.isfinite: True,
+    torch.isnan: False,
+    torch.Tensor.isnan: False,
+    torch.isinf: False,
+    torch.Tensor.isinf: False,
+    torch._is_all_true: True,
+}
+_COMBINED = {torch.all, torch.any, torch.Tensor.all, torch.Tensor.any}
+_TURNED = {torch.logical_not, torch.Tensor.logical_not, torch.Tensor.__invert__, torch.bitwise_not}
+_ASKED = {torch.Tensor.__bool__, torch.Tensor.item}
+_KNOWN = {*_TESTS, *_COMBINED, *_TURNED, *_ASKED}
+
+
+def taken_for_finite(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
+    """What to call in the place of a function that tests for finite numbers or reads such a test; None for all others."""
+    if func not in _KNOWN:
+        return None
+    if func in _TESTS:
+        return lambda *a, **k: _marked(func(*a, **k), _TESTS[func])
+    answer = getattr(args[0], _MARK, None) if args else None  # torch.any(input=x) has none
+    if answer is None:
+        return None
+    if func in _ASKED:
+        return lambda *_, **__: answer
+    return lambda *a, **k: _marked(func(*a, **k), answer != (func in _TURNED))
+
+
+def _marked(tensor: torch.Tensor, answer: bool) -> torch.Tensor:
+    setattr(tensor, _MARK, answer)
+    return tensor
+
+
+# --- stand_ins
+@contextlib.contextmanager
+def answered(autocast: bool, pads: bool) -> Iterator[None]:
+    """Let a step run on the meta device. `pads`: whether batches hold padding, so that attention takes a mask."""
+    optimizers = sys.modules[
+        torch.optim.Optimizer.__module__
+    ]  # torch.optim hides it behind another name
+    replacements = [
+        (optimizers, {"_get_fused_kernels_supported_devices": lambda: ["cuda", "cpu", "meta"]}),
+        (torch, _autocast(autocast)),
+        (torch.autocast, _autocast_on_meta()),
+        (sys.modules.get("transformers.masking_utils"), _masks(pads)),
+        (sys.modules.get("trl.kernels.chunked_logprob"), _FUSED_HEAD),
+    ]
+    with contextlib.ExitStack() as stack:
+        for owner, values in replacements:
+            stack.enter_context(replaced(owner, **values))
+        stack.enter_context(_flex_attention())
+        yield
+
+
+def _autocast_on_meta() -> dict[str, Any]:
+    """torch's own knows no meta device, and transformers 4.45 switches autocast off for rotary positions by their tensors'
+    device."""
+    enter: Any = torch.autocast.__init__
+
+    def init(region: Any, device_type: str, *settings: Any, **more: Any) -> None:
+        enter(region, "cpu" if device_type == "meta" else device_type, *settings, **more)
+
+    return {"__init__": init}
+
+
+_OF_A_CALL = ("__code__", "__defaults__", "__kwdefaults__")
+"""What a function does, with the defaults of its arguments: older torch has other arguments."""
+
+
+@contextlib.contextmanager
+def _flex_attention() -> Iterator[None]:
+    """Our own operator in the place of flex_attention, under every name that a model imported it by, compiled or not."""
+    function: Any = getattr(
+        sys.modules.get("torch.nn.attention.flex_attention"), "flex_attention", None
+    )
+    if function is None:
+        yield
+        return
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    own = {name: getattr(function, name) for name in _OF_A_CALL}
+    for name in _OF_A_CALL:
+        setattr(function, name, getattr(_in_its_place, name))
+    try:
+        with (
+            contextlib.nullcontext()
+            if compiler is None
+            else torch.compiler.set_stance("force_eager")
+        ):
+            yield
+    finally:
+        for name, value in own.items():
+            setattr(function, name, value)
+
+
+def _in_its_place(
+    query: Any,
+    key: Any,
+    value: Any,
+    score_mod: Any = None,
+    block_mask: Any = None,
+    scale: Any = None,
+    enable_gqa: Any = False,
+    return_lse: Any = False,
+    kernel_options: Any = None,
+    *,
+    return_aux: Any = None,
+) -> Any:
+    # runs with the names of torch's own module
+    from trainpace.workload.own_operators import flex_attention
+
+    return flex_attention(query, key, value, block_mask, return_lse, return_aux)
+
+
+def _autocast(autocast: bool) -> dict[str, Any]:
+    is_on, dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
+
+    def is_enabled(*device: str) -> bool:
+        return autocast if device == ("meta",) else is_on(*device)
+
+    def dtype(device: str) -> torch.dtype:
+        return torch.bfloat16 if device == "meta" else dtype_of(device)
+
+    return {"is_autocast_enabled": is_enabled, "get_autocast_dtype": dtype}
+
+
+def _masks(pads: bool) -> dict[str, Any]:
+    """transformers leaves out a mask that masks nothing, and looks at its values to find out."""
+
+    def ignored(mask: Any, length: int, window: int | None = None) -> bool:
+        return not (pads and mask is not None) and (window is None or length < window)
+
+    return {"fast_all": lambda _: not pads, "_ignore_bidirectional_mask_sdpa": ignored}
+
+
+_FUSED_HEAD = {
+    "TOKEN_CHUNK_SIZE": sys.maxsize,
+    "_forward_tile": lambda tile, *_, **__: tile.amax(-1),
+    "_backward_tile": lambda tile, *_, **__: tile.neg_(),
+    "_addmm_fp32": lambda total, a, b: total.add_(torch.mm(a, b)),
+}
+"""TRL's language-model head with its loss. Its Triton kernels pass once over each tile of logits, which its functions in torch do
+ten times; and all tokens are one tile, since the number of tiles would grow in steps."""

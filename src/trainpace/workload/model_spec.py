@@ -1,8 +1,17 @@
-"""The model that the user names, parsed once from its text. Imports neither numpy nor torch."""
+"""The model that the user names, parsed once. Imports neither numpy nor torch.
+
+[model_spec] The model that the user names, parsed once from its text. Imports neither numpy nor torch.
+
+[optional_packages] Packages that a model spec may need and that trainpace does not bring along.
+"""
 
 import functools
-from typing import Literal, NamedTuple, Protocol, get_args
+import importlib
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
+from trainpace.core.errors import TrainpaceError
+
+# --- model_spec
 Library = Literal["timm", "torchvision", "transformers", "diffusers"]
 Kind = Literal["built_in", Library, "code", "script", "workload", "unknown"]
 """built_in: NAME. code: FILE.py:NAME. script: FILE.py without a name, which is no model.
@@ -106,3 +115,20 @@ def _parse(text: str) -> ModelSpec:
     if text.endswith(".json"):
         return ModelSpec(text, "workload", text, text)
     return ModelSpec(text, "unknown" if colon else "built_in", name)
+
+
+# --- optional_packages
+def import_package(module: str, package: str) -> Any:
+    """A module of a package that may be missing. Raises TrainpaceError with how to install it."""
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        if isinstance(error, ImportError):
+            raise TrainpaceError(
+                f"{package} cannot be imported ({reason}).", f"pip install 'trainpace[{package}]'."
+            ) from None
+        hint = f"Install the {package} build that belongs to this torch."
+        raise TrainpaceError(
+            f"{package} does not load beside this torch ({reason}).", hint
+        ) from None

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trainpace.workload.cuda_mapping import parts_of
 from trainpace.workload.kinds import FUNCTIONS, KINDS
-from trainpace.workload.recurrent import parts_of
-from trainpace.workload.sparse_products import OPERATOR as SPARSE
-from trainpace.workload.tensors import tensors_in
+from trainpace.workload.meta import tensors_in
+from trainpace.workload.own_operators import SPARSE_PRODUCT
 from trainpace.workload.workload import (
     GROUPED,
     AttentionSizes,
@@ -100,7 +100,7 @@ def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) ->
         return _convolution_backward(args, out)
     if name.startswith("_cudnn_rnn"):
         return _recurrent(name, args)
-    if name == SPARSE:
+    if name == SPARSE_PRODUCT:
         return [_sparse_product(args, out)]
     if "scaled_dot_product" in name:
         return [_attention(func, name, args, inputs, outputs)]
@@ -279,7 +279,9 @@ def _sparse_product(args: Sequence[Any], out: torch.Tensor) -> Row:
     rows = values.numel() * math.prod(dense.shape[1:])
     read = _bytes([indices, values]) + rows * dense.element_size()
     sizes = OtherSizes(rows, out.numel())
-    return Row("embedding", SPARSE, _is_half([out]), 1, 2.0 * rows, read, _bytes([out]), sizes)
+    return Row(
+        "embedding", SPARSE_PRODUCT, _is_half([out]), 1, 2.0 * rows, read, _bytes([out]), sizes
+    )
 
 
 def _attention(

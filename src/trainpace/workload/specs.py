@@ -1,21 +1,195 @@
-"""From a model spec to its task."""
+"""The built-in models, and the task of any model spec.
+
+[zoo] The classic models of the sources, without torchvision: same layers, same names, same number of parameters.
+
+VGG: Simonyan and Zisserman 2014. ResNet: He et al. 2015, with the stride in the 3x3 convolution as torchvision has it.
+MobileNet v1: Howard et al. 2017. MobileNetV2: Sandler et al. 2018.
+
+[specs] From a model spec to its task.
+"""
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from trainpace.core.errors import TrainpaceError, UnknownName
-from trainpace.workload import zoo
-from trainpace.workload.diffusers_config import diffusers_task
-from trainpace.workload.model_spec import FORMS, LIBRARIES, ModelSpec
-from trainpace.workload.optional_packages import import_package
+from trainpace.workload.hugging_face import diffusers_task, transformers_task
+from trainpace.workload.model_spec import FORMS, LIBRARIES, ModelSpec, import_package
 from trainpace.workload.task import Task, image_task
-from trainpace.workload.transformers_config import transformers_task
 from trainpace.workload.user_task import TASK, task_from_file
 
+# --- zoo
+_VGG = {
+    "vgg11": (1, 1, 2, 2, 2),
+    "vgg13": (2, 2, 2, 2, 2),
+    "vgg16": (2, 2, 3, 3, 3),
+    "vgg19": (2, 2, 4, 4, 4),
+}
+_RESNET = {
+    "resnet18": (False, (2, 2, 2, 2)),
+    "resnet34": (False, (3, 4, 6, 3)),
+    "resnet50": (True, (3, 4, 6, 3)),
+    "resnet101": (True, (3, 4, 23, 3)),
+    "resnet152": (True, (3, 8, 36, 3)),
+}
 
+
+def vgg(
+    convolutions: tuple[int, ...], classes: int = 1000, image_size: int | None = None
+) -> nn.Module:
+    """VGG with that many 3x3 convolutions in each of its five stages.
+
+    With an `image_size` it is Keras' VGG for it: no pooling to 7x7 before the classifier, which grows with the image.
+    """
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, repeats in zip((64, 128, 256, 512, 512), convolutions, strict=True):
+        for _ in range(repeats):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = width
+        layers.append(nn.MaxPool2d(2, 2))
+    side = 7 if image_size is None else image_size // 32
+    pooling = nn.AdaptiveAvgPool2d(7) if image_size is None else nn.Identity()
+    head = [
+        nn.Linear(512 * side * side, 4096),
+        nn.ReLU(inplace=True),
+        nn.Dropout(),
+        nn.Linear(4096, 4096),
+    ]
+    head += [nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, classes)]
+    return nn.Sequential(nn.Sequential(*layers), pooling, nn.Flatten(), nn.Sequential(*head))
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int, width: int, stride: int, bottleneck: bool) -> None:
+        super().__init__()
+        out = width * (4 if bottleneck else 1)
+        shapes = [(channels, width, 1, 1), (width, width, 3, stride), (width, out, 1, 1)]
+        if not bottleneck:
+            shapes = [(channels, width, 3, stride), (width, out, 3, 1)]
+        layers: list[nn.Module] = []
+        for n_in, n_out, kernel, step in shapes:
+            layers += [
+                nn.Conv2d(n_in, n_out, kernel, step, kernel // 2, bias=False),
+                nn.BatchNorm2d(n_out),
+            ]
+            layers.append(nn.ReLU(inplace=True))
+        self.body = nn.Sequential(*layers[:-1])
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != out:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+            )
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet(bottleneck: bool, blocks: tuple[int, ...], classes: int = 1000) -> nn.Module:
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
+    channels = 64
+    for stage, repeats in enumerate(blocks):
+        for i in range(repeats):
+            layers.append(_Residual(channels, 64 << stage, 2 if stage and not i else 1, bottleneck))
+            channels = (64 << stage) * (4 if bottleneck else 1)
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
+    )
+
+
+class _InvertedResidual(nn.Module):
+    def __init__(self, channels: int, out: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        hidden = channels * expansion
+        layers = [] if expansion == 1 else [_conv_relu6(channels, hidden, 1)]
+        layers += [
+            _conv_relu6(hidden, hidden, 3, stride, hidden),
+            nn.Conv2d(hidden, out, 1, bias=False),
+        ]
+        self.body = nn.Sequential(*layers, nn.BatchNorm2d(out))
+        self.adds = stride == 1 and channels == out
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.body(x)
+        return x + y if self.adds else y
+
+
+def _conv_relu6(
+    channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1
+) -> nn.Module:
+    convolution = nn.Conv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(out), nn.ReLU6(inplace=True))
+
+
+def mobilenet_v1(classes: int = 1000) -> nn.Module:
+    """A 3x3 convolution, then 13 depthwise ones each with a 1x1 behind it, as in table 1 of the paper (and with Keras' ReLU6)."""
+    separable = (
+        (64, 1),
+        (128, 2),
+        (128, 1),
+        (256, 2),
+        (256, 1),
+        (512, 2),
+        *((512, 1),) * 5,
+        (1024, 2),
+        (1024, 1),
+    )
+    layers, channels = [_conv_relu6(3, 32, 3, 2)], 32
+    for width, stride in separable:
+        layers += [
+            _conv_relu6(channels, channels, 3, stride, channels),
+            _conv_relu6(channels, width, 1),
+        ]
+        channels = width
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.001), nn.Linear(1024, classes)
+    )
+
+
+def mobilenet_v2(classes: int = 1000) -> nn.Module:
+    stages = (
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    )
+    layers = [_conv_relu6(3, 32, 3, 2)]
+    channels = 32
+    for expansion, width, repeats, stride in stages:
+        for i in range(repeats):
+            layers.append(_InvertedResidual(channels, width, stride if i == 0 else 1, expansion))
+            channels = width
+    layers.append(_conv_relu6(channels, 1280, 1))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, classes)
+    )
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    **{name: partial(vgg, stages) for name, stages in _VGG.items()},
+    **{f"{name}_keras": partial(vgg, stages) for name, stages in _VGG.items()},
+    **{name: partial(resnet, *shape) for name, shape in _RESNET.items()},
+    "mobilenet_v1": mobilenet_v1,
+    "mobilenet_v2": mobilenet_v2,
+}
+"""Functions that build models for images of 3 x 224 x 224 and 1,000 classes; Keras' take an `image_size`."""
+
+
+# --- specs
 def build_task(
     spec: str,
     sequence_length: int | None = None,
@@ -41,7 +215,7 @@ def build_task(
         raise TrainpaceError(f"{spec} has no sequence length.", "Leave --sequence-length out.")
     if kind == "timm":
         return _timm(spec, name, image_size, fused_attention)
-    if kind == "torchvision" and name not in zoo.MODELS:
+    if kind == "torchvision" and name not in MODELS:
         models = import_package("torchvision.models", "torchvision")
         if name not in models.list_models():
             raise UnknownName("torchvision model", name, models.list_models())
@@ -54,10 +228,10 @@ def build_task(
         side = image_size or (299 if name == "inception_v3" else 224)
         return image_task(spec, model, (3, side, side), 1000)
     if kind in ("built_in", "torchvision"):
-        if name not in zoo.MODELS:
-            raise UnknownName("model", spec, zoo.MODELS, f"Or name it {FORMS}.")
+        if name not in MODELS:
+            raise UnknownName("model", spec, MODELS, f"Or name it {FORMS}.")
         side = image_size or 224
-        model = zoo.MODELS[name](**{"image_size": side} if name.endswith("_keras") else {})
+        model = MODELS[name](**{"image_size": side} if name.endswith("_keras") else {})
         return image_task(spec, model, (3, side, side), 1000)
     raise UnknownName(
         "kind of model",

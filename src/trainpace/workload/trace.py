@@ -1,12 +1,23 @@
-"""Trace a task into a Workload: one step at three batch sizes on the meta device, no weights, no GPU.
+"""Trace a task into a Workload: three batch sizes on the meta device, without weights or GPU.
+
+[explaining] Why a model's code could not be traced, in a sentence.
+
+[whole_step] Trace a step that runs forward, backward and updates by itself, of one model or several.
+
+The user's own models are traced, since his function refers to them: each of their tensors becomes a meta tensor in its place, and
+gets its values back afterwards. What runs in autograd's engine is backward, what runs inside an optimizer's `step` is optimizer,
+and all else is forward, however often they take turns.
+
+[trace] Trace a task into a Workload: one step at three batch sizes on the meta device, no weights, no GPU.
 
 The first two sizes give every number its two coefficients; the third checks them. A model for which the numbers are
 not affine in the batch size (a loss over all pairs of samples, say) is refused with the operator that shows it.
 """
 
 import contextlib
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,38 +27,302 @@ from torch import nn
 
 from trainpace.core.errors import TrainpaceError, UserCodeError
 from trainpace.core.execution import find_optimizer
-from trainpace.workload.adapters import adapted
-from trainpace.workload.bare import on_meta, without_data
-from trainpace.workload.blocks import Chain, blocks_of, layout_of, longest_chain
-from trainpace.workload.cuda_mapping import (
-    CudaMapping,
-    checkpoints_see_through,
-    python_functions_see_through,
-    unpacked_sequences,
-)
-from trainpace.workload.explaining import explained
-from trainpace.workload.model_spec import ModelSpec
-from trainpace.workload.quantised import packed_away
-from trainpace.workload.recorded_operators import BATCHES, Recording
-from trainpace.workload.recorder import Recorded, Recorder
-from trainpace.workload.repeats import (
+from trainpace.core.worker import explain, place_in_code
+from trainpace.workload.adapters import adapted, packed_away
+from trainpace.workload.blocks import (
+    Chain,
+    blocks_of,
     idle_parameters,
     in_turns,
+    layout_of,
+    longest_chain,
     only_these_blocks,
     repeated,
     shortened,
 )
+from trainpace.workload.cuda_mapping import (
+    MOVES,
+    CudaMapping,
+    answered,
+    checkpoints_see_through,
+    kept_on_meta,
+    moves_alone,
+    python_functions_see_through,
+    unpacked_sequences,
+    without_device,
+)
+from trainpace.workload.meta import map_tensors, on_meta, tensors_in, without_data
+from trainpace.workload.model_spec import ModelSpec
+from trainpace.workload.optimizers import (
+    launch_together,
+    make_optimizer,
+    optimizer_name,
+    step_like,
+    step_once,
+    storage_bytes,
+    trained_shapes,
+)
+from trainpace.workload.recorder import Recorded, Recorder, in_backward, numbers_of, recording_of
+from trainpace.workload.recording import BATCHES, Recording
 from trainpace.workload.specs import build_task
-from trainpace.workload.stand_ins import answered
-from trainpace.workload.stepping import launch_together, step_like, step_once, storage_bytes
 from trainpace.workload.task import Task, WholeStep, recompute_activations, usual_optimizer
-from trainpace.workload.task_optimizers import make_optimizer, optimizer_name
-from trainpace.workload.tensors import map_tensors, tensors_in
-from trainpace.workload.traced_rows import numbers_of, recording_of
-from trainpace.workload.traced_updates import trained_shapes
-from trainpace.workload.whole_step import StepRecorder, on_meta_in_place, record_whole_step
 from trainpace.workload.workload import AS_IT_IS, PLAIN, Form, Variant, Workload, form_of
 
+# --- explaining
+LONGEST_REASON = 200
+"""Characters of torch's own reason that are kept."""
+_EXPERTS = re.compile(r"[Ee]xpert|MoE|Moe|MOE|\bmoe\b|(\b|_)moe_")
+"""In the names of the modules of a mixture of experts, or of their classes."""
+
+
+def explained(name: str, error: Exception, model: nn.Module) -> UserCodeError:
+    """One sentence with the user's own line where it can be found, and the module that looks at values."""
+    if not asks_for_values(error):
+        return UserCodeError(explain(error, name))
+    place, module = _innermost_module(error, model)
+    where = f" in {place} ({type(module).__name__})" if place else ""
+    hint = "Measure it with `trainpace measure` instead."
+    if getattr(getattr(module, "config", None), "_experts_implementation", None) == "eager":
+        hint = (
+            'Give its experts as one product: experts_implementation="grouped_mm" in transformers.'
+        )
+    elif any(
+        _EXPERTS.search(f"{part} {type(inner).__name__}") for part, inner in model.named_modules()
+    ):
+        hint += (
+            " Experts can be traced where torch.nn.functional.grouped_mm makes their products, or"
+            " where each gets a fixed number of tokens."
+        )
+    return UserCodeError(
+        f"{name} looks at the values of its tensors{where}, so it cannot be traced without them:"
+        f" {explain(error, 'it')}",
+        hint,
+    )
+
+
+def in_short(error: Exception) -> str:
+    """The same for a script that was only watched, of whose code nothing was asked: what tracing lacks, to follow a colon."""
+    place = place_in_code(error)
+    where = f" at {place}" if place else ""
+    if asks_for_values(error):
+        return f"its code asks for values of tensors{where}, and a trace has their sizes alone"
+    reason = next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
+    if "TensorOptions(" in reason:
+        reason = "it gives one to a constructor of CPU tensors, such as torch.LongTensor"
+    elif len(reason) > LONGEST_REASON:
+        reason = reason[:LONGEST_REASON].rpartition(" ")[0]
+    return f"its code does not run on tensors without values{where} ({reason.rstrip('.')})"
+
+
+def asks_for_values(error: Exception) -> bool:
+    reason = str(error)
+    return (
+        "meta tensors" in reason
+        or "Meta" in type(error).__name__
+        or "data-dependent" in reason
+        or "register_meta" in reason
+    )
+
+
+def _innermost_module(error: Exception, model: nn.Module) -> tuple[str, nn.Module | None]:
+    """(name, module) of the last of a model's modules whose code an error came through; nothing where it came through none."""
+    names = {id(module): name for name, module in model.named_modules() if name}
+    found: tuple[str, nn.Module | None] = "", None
+    trace_back = error.__traceback__
+    while trace_back is not None:
+        module = trace_back.tb_frame.f_locals.get("self")
+        if id(module) in names:
+            found = names[id(module)], module
+        trace_back = trace_back.tb_next
+    return found
+
+
+# --- whole_step
+def record_whole_step(
+    step: WholeStep, model: nn.Module, batch: Any, form: Form, variant: Variant
+) -> "StepRecorder":
+    """The second of two steps on one batch: the first makes the optimizers' states, and whatever else a model keeps."""
+    lasting = [*model.parameters(), *model.buffers()]
+    recorder = StepRecorder(dict(model.named_parameters()))
+    recorder.keep_alive([*lasting, *tensors_in(batch)])
+    mapping = StepMapping(form == "amp", fused_attention=not variant.legacy, cpu=variant.cpu)
+    recorder.backward_begins = mapping.forget_casts
+    for optimizer in step.optimizers:
+        launch_together(optimizer, not (variant.legacy or variant.cpu))
+    hooks = [
+        p.register_post_accumulate_grad_hook(lambda p: recorder.gradient_ready(p.grad))
+        for p in model.parameters()
+        if p.requires_grad
+    ]
+    hooks += [
+        module.register_forward_pre_hook(lambda *_, name=name: recorder.enter_module(name))
+        for name, module in model.named_modules()
+        if name
+    ]
+
+    def updating(is_on: bool) -> None:
+        recorder.updates = mapping.rests = is_on
+        mapping.forget_casts()  # of weights that are about to change
+
+    for optimizer in step.optimizers:
+        hooks.append(optimizer.register_step_pre_hook(lambda *_: updating(True)))
+        hooks.append(optimizer.register_step_post_hook(lambda *_: updating(False)))
+    try:
+        with (
+            python_functions_see_through(),
+            _noticed_autocast(recorder),
+            recorder,
+            mapping,
+            checkpoints_see_through(mapping),
+        ):
+            recorder.recording = False
+            step.run(batch)
+            recorder.keep_for_ever(_states(step.optimizers))
+            recorder.recording = True
+            step.run(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not recorder.updated:
+        raise TrainpaceError(
+            "the step never calls an optimizer's step().",
+            "A step trains: forward, backward, update.",
+        )
+    recorder.optimizer_bytes = storage_bytes(_states(step.optimizers))
+    recorder.parameter_bytes = storage_bytes(lasting)
+    recorder.frozen_bytes = storage_bytes(p for p in model.parameters() if not p.requires_grad)
+    return recorder
+
+
+@contextlib.contextmanager
+def _noticed_autocast(recorder: "StepRecorder") -> Iterator[None]:
+    enter = torch.autocast.__enter__
+
+    def entered(region: torch.autocast) -> Any:
+        recorder.autocasts |= region._enabled
+        return enter(region)
+
+    owner: Any = torch.autocast
+    owner.__enter__ = entered
+    try:
+        yield
+    finally:
+        owner.__enter__ = enter
+
+
+class StepRecorder(Recorder):
+    """A recorder that tells phases by what calls an operator."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
+        super().__init__(parameters)
+        self.updates = False
+        self.updated = False
+        self.autocasts = False
+        """Whether the step enters torch.autocast, which does nothing to meta tensors."""
+        self.backward_begins: Callable[[], None] = lambda: None
+
+    def _locate(self, func: Any, args: Any) -> None:
+        self._tell_phase()
+        super()._locate(func, args)
+
+    def enter_module(self, name: str) -> None:
+        self._tell_phase()
+        super().enter_module(name)
+
+    def _tell_phase(self) -> None:
+        before = self.phase
+        self.phase = "optimizer" if self.updates else "backward" if in_backward() else "forward"
+        self.updated |= self.updates
+        if before == "forward" and self.phase == "backward":
+            self.backward_begins()
+
+
+class StepMapping(CudaMapping):
+    """The mapping onto CUDA around a whole step, where tensors stay on the meta device wherever the step sends them."""
+
+    rests = False
+    """Inside of an optimizer, whose counters are host's."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if self.rests:
+            return func(*args, **kwargs)
+        if func in self._constructors:
+            kwargs["device"] = "meta"
+        elif func in MOVES:
+            args, kwargs = without_device(args, kwargs)
+            if moves_alone(func, args, kwargs):
+                return kept_on_meta(args[0])
+        args, kwargs = map_tensors(kept_on_meta, (args, kwargs))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+@contextlib.contextmanager
+def on_meta_in_place(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], dtype: torch.dtype | None
+) -> Iterator[None]:
+    """Every parameter and buffer as a meta tensor, the same object everywhere, and optimizers without states; undone on leaving.
+
+    `dtype`: of what holds floating-point numbers, its own by default.
+    """
+    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    _forget_references(recurrent)
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for tensor in [*model.parameters(), *model.buffers()]:
+        bare = torch.empty_like(
+            tensor, dtype=dtype if tensor.is_floating_point() else None, device="meta"
+        )
+        pairs.append(
+            (
+                tensor,
+                (
+                    nn.Parameter(bare, tensor.requires_grad)
+                    if isinstance(tensor, nn.Parameter)
+                    else bare
+                ),
+            )
+        )
+    states = [dict(optimizer.state) for optimizer in optimizers]
+    try:
+        for optimizer in optimizers:
+            optimizer.state.clear()
+        for tensor, bare in pairs:
+            torch.utils.swap_tensors(tensor, bare)
+        for module in recurrent:
+            module._init_flat_weights()
+        yield
+    finally:
+        _forget_references(recurrent)
+        for tensor, bare in pairs:
+            if tensor.device.type == "meta":
+                tensor.grad = None
+                hooked: Any = tensor
+                hooked._post_accumulate_grad_hooks = (
+                    None  # or new hooks would join a list that nobody calls
+                )
+                torch.utils.swap_tensors(tensor, bare)
+        for optimizer, state in zip(optimizers, states, strict=True):
+            optimizer.state.clear()
+            optimizer.state.update(state)
+        for module in recurrent:
+            module._init_flat_weights()
+
+
+def _forget_references(modules: Iterable[nn.RNNBase]) -> None:
+    """Drop the weak references to weights that recurrent modules hold: a tensor with one cannot be swapped. So does Module.to."""
+    for module in modules:
+        module._flat_weight_refs = []
+
+
+def _states(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    return list(
+        tensors_in([dict(state) for optimizer in optimizers for state in optimizer.state.values()])
+    )
+
+
+# --- trace
 AUTOCASTS = (
     "The step's own torch.autocast was not followed: its products are forecast in the number format"
     " of the precision. --precision amp_bf16 or amp_fp16 is what it does."
@@ -360,7 +635,8 @@ def _fit(
         first.frozen_bytes,
     )
     blocks = None if layout is None else blocks_of(layout, runs, steps)
-    return recording_of(recorded, constant, slope, layout, states, blocks)
+    role_of = None if layout is None else layout.role
+    return recording_of(recorded, constant, slope, role_of, states, blocks)
 
 
 def _at_one_batch(name: str, run: Recorder, chain: Chain | None) -> Recording:
@@ -376,7 +652,9 @@ def _at_one_batch(name: str, run: Recorder, chain: Chain | None) -> Recording:
         run.frozen_bytes,
     )
     blocks = None if layout is None else blocks_of(layout, [run, run], [run.recorded, run.recorded])
-    return recording_of(run.recorded, numbers, np.zeros_like(numbers), layout, states, blocks)
+    role_of = None if layout is None else layout.role
+    slope = np.zeros_like(numbers)
+    return recording_of(run.recorded, numbers, slope, role_of, states, blocks)
 
 
 def meta_batch(task: Task, size: int, form: Form) -> Any:

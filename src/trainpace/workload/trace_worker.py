@@ -66,13 +66,13 @@ def _work(request: dict[str, Any]) -> str:
         return trace(one["spec"], one["forms"], variant_of(one))
 
     if "workload" in request:
-        from trainpace.workload.traced_updates import with_optimizer
+        from trainpace.workload.optimizers import with_optimizer
 
         return to_json(
             with_optimizer(from_json(request["workload"], Workload), request["optimizer"])
         )
     if "lengths" in request:
-        from trainpace.workload.family import Traced, cover
+        from trainpace.workload.recording import Traced, cover
 
         def at_length(length: int) -> Traced:
             return record(

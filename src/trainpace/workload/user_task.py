@@ -1,24 +1,456 @@
-"""A task from what a function in the user's own file returns.
+"""Tasks from the user's own file.
+
+[user_data] The samples of a user's task: whatever he trains on, as something with a length, and batches of it.
+
+[lightning_task] A task from a LightningModule: its `training_step`, and the optimizers that it configures.
+
+Under automatic optimisation the step is forward, backward and one update, as of any task. Under manual optimisation
+`training_step` does all of it, and is traced as a whole.
+
+[trainer_task] A task from a Trainer of Hugging Face's transformers, or from one made after it, such as TRL's SFTTrainer.
+
+Its loss is the Trainer's own `compute_loss` on the batches of its own loader; its arguments say how a step is executed.
+
+[user_task] A task from what a function in the user's own file returns.
 
 Parts of a training, as (model, loss, optimizer, dataset) or a dict by their names; a Hugging Face Trainer; or a LightningModule
 with its data. docs/tasks.md shows each.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import itertools
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from trainpace.core.errors import TrainpaceError, UnknownName
+from trainpace.core.execution import find_optimizer
 from trainpace.core.worker import load_name
-from trainpace.workload.batches import forward, loss_by, own_loss
-from trainpace.workload.lightning_task import lightning_data, lightning_task
-from trainpace.workload.task import Task, WholeStep, name_of_loss
-from trainpace.workload.trainer_task import as_with_a_gpu, is_trainer, trainer_task
-from trainpace.workload.user_data import samples_of, with_samples
+from trainpace.workload.meta import tensors_in
+from trainpace.workload.task import (
+    NO_LOSS,
+    Task,
+    WholeStep,
+    forward,
+    loss_by,
+    name_of_loss,
+    own_loss,
+)
 
+# --- user_data
+TAKEN_OF_A_STREAM = 256
+LOOKED_AT, LOOKED_AT_WHERE_THEY_VARY = 32, 512
+BATCHES_TRIED, USUAL_BATCH = 16, 8
+
+
+class Samples(NamedTuple):
+    """A data set with a length, what makes a batch of a list of its samples, and the batch size of its loader, if it had one."""
+
+    dataset: Any
+    collate: Callable[[list[Any]], Any]
+    batch_size: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def batch(self, n: int) -> Any:
+        """The first n samples, from the beginning again where there are fewer."""
+        return self.collate([self.dataset[i % len(self.dataset)] for i in range(n)])
+
+
+def samples_of(data: Any, collate: Callable[[list[Any]], Any] | None, where: str) -> Samples:
+    """From a data set, a stream of samples or a DataLoader. `collate` comes before the loader's, and that before the data set's
+    own `collate_fn`. `where` names it in errors."""
+    batch_size: int | None = None
+    notes: tuple[str, ...] = ()
+    if isinstance(data, DataLoader):
+        batch_size = data.batch_size
+        collate = collate or data.collate_fn
+        data = data.dataset
+    if isinstance(data, IterableDataset) or (
+        not hasattr(data, "__getitem__") and hasattr(data, "__iter__")
+    ):
+        data = list(itertools.islice(iter(data), TAKEN_OF_A_STREAM))
+        notes = (f"Of the stream of samples the first {len(data)} were taken.",)
+    if (
+        not hasattr(data, "__getitem__")
+        or not hasattr(data, "__len__")
+        or isinstance(data, Mapping)
+        or not len(data)
+    ):
+        raise TrainpaceError(f"the dataset of {where} needs __len__ above 0 and __getitem__.")
+    collate = collate or getattr(data, "collate_fn", None) or _collate_of(data[0])
+    return Samples(data, _plain(collate), batch_size, notes)
+
+
+def with_samples(task: Task, samples: Samples, where: str) -> Task:
+    """The task on these samples, which it describes, with the batch size of their loader among its settings."""
+    batch_to_trace, notes = _typical(samples, where)
+    sample, length = _described(batch_to_trace(1), samples.dataset[0])
+    settings: dict[str, Any] = (
+        {} if samples.batch_size is None else {"micro_batch": samples.batch_size}
+    )
+    return task._replace(
+        make_batch=samples.batch,
+        sample=sample,
+        sequence_length=length,
+        dataset=samples.dataset,
+        collate=samples.collate,
+        batch_to_trace=batch_to_trace,
+        pads=_holds_padding(samples.batch(USUAL_BATCH)),
+        settings={**settings, **task.settings},
+        notes=(*task.notes, *notes),
+    )
+
+
+def _typical(samples: Samples, where: str) -> tuple[Callable[[int], Any], tuple[str, ...]]:
+    """(what makes a batch to trace, notes). Where samples vary in size, the batch repeats the one that is nearest to what a
+    sample takes in batches of the loader's size, padding included: a trace has to grow by as much with every sample.
+    """
+    dataset, sizes = samples.dataset, []
+    for looked_at in (LOOKED_AT, LOOKED_AT_WHERE_THEY_VARY):
+        sizes = [_elements(dataset[i]) for i in range(min(len(dataset), looked_at))]
+        if len(set(sizes)) == 1:
+            return samples.batch, samples.notes
+    n = min(samples.batch_size or USUAL_BATCH, len(sizes))
+    order = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(0)).tolist()
+    drawn = [order[i % len(order) :][:n] for i in range(0, BATCHES_TRIED * n, n)]
+    in_batches = [
+        _elements(samples.collate([dataset[i] for i in batch])) / len(batch)
+        for batch in drawn
+        if batch
+    ]
+    alone = [_elements(samples.collate([dataset[i]])) for i in range(len(sizes))]
+    mean = sum(in_batches) / len(in_batches)
+    chosen = min(range(len(alone)), key=lambda i: abs(alone[i] - mean))
+    note = (
+        f"Samples of {where} vary in size by a factor of {max(sizes) / max(1, min(sizes)):.1f};"
+        f" traced with one of the mean size that they have in batches of {n}."
+    )
+    return lambda size: samples.collate([dataset[chosen]] * size), (*samples.notes, note)
+
+
+def _described(batch: Any, sample: Any) -> tuple[str, int | None]:
+    """(a sample in words, its number of tokens where it has any), from a batch of one and the sample itself."""
+    if isinstance(batch, Mapping):
+        ids = batch.get("input_ids")
+        if isinstance(ids, torch.Tensor) and ids.dim() == 2:
+            return f"{ids.shape[1]} tokens", int(ids.shape[1])
+        named = next(
+            (f"{name} {_shape(t)}" for name, t in batch.items() if isinstance(t, torch.Tensor)),
+            "dict",
+        )
+        return named.strip(), None
+    first = sample[0] if isinstance(sample, tuple | list) and sample else sample
+    return _shape(first) or type(first).__name__, None
+
+
+def _shape(value: Any) -> str:
+    shape = getattr(value, "shape", ())
+    return " x ".join(map(str, shape)) if isinstance(shape, tuple) else ""
+
+
+def _collate_of(sample: Any) -> Callable[[list[Any]], Any]:
+    if type(sample).__module__.partition(".")[0] == "torch_geometric":
+        collate: Callable[[list[Any]], Any] = import_module(
+            "torch_geometric.data"
+        ).Batch.from_data_list
+        return collate
+    return default_collate
+
+
+def _plain(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """With a plain dict for every mapping that is none, as Hugging Face's BatchEncoding is not."""
+
+    def plain(samples: list[Any]) -> Any:
+        batch = collate(samples)
+        return dict(batch) if isinstance(batch, Mapping) else batch
+
+    return plain
+
+
+def _elements(tree: Any) -> int:
+    """Numbers in the tensors of a sample or batch, and in its plain lists, as of token ids."""
+    if isinstance(tree, Mapping):
+        return sum(map(_elements, tree.values()))
+    if isinstance(tree, list | tuple):
+        return sum(map(_elements, tree))
+    if isinstance(tree, str | bytes):
+        return len(tree)
+    if hasattr(tree, "shape"):
+        return (
+            sum(t.numel() for t in tensors_in(tree))
+            if isinstance(tree, torch.Tensor)
+            else int(tree.size)
+        )
+    return sum(t.numel() for t in tensors_in(tree)) or 1
+
+
+def _holds_padding(batch: Any) -> bool:
+    """Whether a real batch's attention mask leaves something out."""
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    return (
+        isinstance(mask, torch.Tensor)
+        and mask.device.type != "meta"
+        and not bool(mask.bool().all())
+    )
+
+
+# --- lightning_task
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+DATA = "Return (module, DataLoader or dataset), or give the module a train_dataloader()."
+
+
+def lightning_data(made: Any) -> tuple[Any, Any] | None:
+    """(module, its data or None) of a LightningModule, alone, as (module, data) or as {model, dataset}; None for all else."""
+    if isinstance(made, dict) and set(made) <= {"model", "dataset"}:
+        made = (made.get("model"), made.get("dataset"))
+    module, data = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
+    return (module, data) if _package_of(module) is not None else None
+
+
+def lightning_task(name: str, module: Any, data: Any, where: str) -> Task:
+    package = _package_of(module)
+    loader = _loader(package, module, data, where)
+    samples = samples_of(loader, None, where)
+    optimizers = _set_up(package, module, loader, where)
+    if not module.automatic_optimization:
+        step = WholeStep(lambda batch: module.training_step(batch, 0), optimizers)
+        return with_samples(Task.of_step(name, module, step, samples.batch), samples, where)
+    if len(optimizers) != 1:
+        raise TrainpaceError(
+            f"{type(module).__name__} configures {len(optimizers)} optimizers under automatic"
+            " optimisation.",
+            "One is needed; several need `self.automatic_optimization = False`, and a training_step"
+            " that steps them.",
+        )
+    task = Task(name, TrainingStep(module), _forward, _loss, samples.batch, optimizers[0], "")
+    return with_samples(task, samples, where)
+
+
+class TrainingStep(nn.Module):
+    """A LightningModule whose call is its `training_step`, so that any engine can wrap it."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+        trainer = module.trainer
+
+        def attach(module: Any) -> None:
+            if module._trainer is None:  # a copy of the module leaves it behind
+                module.trainer = trainer
+
+        self.attach = attach
+
+    def forward(self, batch: Any) -> Any:
+        self.attach(self.module)
+        return self.module.training_step(batch, 0)
+
+
+def _forward(model: nn.Module, batch: Any) -> Any:
+    return model(batch)
+
+
+def _loss(model: nn.Module, batch: Any) -> Any:
+    out = model(batch)
+    loss = out.get("loss") if isinstance(out, dict) else out
+    if not isinstance(loss, torch.Tensor):
+        raise TrainpaceError(f"training_step returns a {type(out).__name__}.", NO_LOSS)
+    return loss
+
+
+def _package_of(module: Any) -> Any:
+    packages = [sys.modules[name] for name in _PACKAGES if name in sys.modules]
+    return next(
+        (package for package in packages if isinstance(module, package.LightningModule)), None
+    )
+
+
+def _loader(package: Any, module: Any, data: Any, where: str) -> Any:
+    if isinstance(data, package.LightningDataModule):
+        data.prepare_data()
+        data.setup("fit")
+        data = data.train_dataloader()
+    if data is None and not _overrides(package, module, "train_dataloader"):
+        raise TrainpaceError(f"{where} returned a LightningModule without data.", DATA)
+    data = module.train_dataloader() if data is None else data
+    if (
+        isinstance(data, dict | list | tuple)
+        and data
+        and hasattr(next(iter(data.values() if isinstance(data, dict) else data)), "dataset")
+    ):
+        raise TrainpaceError(
+            f"{where} has several DataLoaders.",
+            "Return one whose samples hold all that a step takes.",
+        )
+    return data
+
+
+def _overrides(package: Any, module: Any, name: str) -> bool:
+    return getattr(type(module), name, None) is not getattr(package.LightningModule, name)
+
+
+def _set_up(
+    package: Any, module: Any, loader: Any, where: str
+) -> tuple[torch.optim.Optimizer, ...]:
+    """The module's optimizers, made by a Trainer of Lightning's that the module then belongs to, as in `fit`."""
+    for logger in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = package.Trainer(accelerator="cpu", devices=1, barebones=True, max_epochs=1)
+        module.trainer = trainer
+        trainer.strategy.connect(module)
+        with contextlib.suppress(AttributeError):  # where estimated_stepping_batches asks for it
+            trainer.fit_loop._data_source.instance = loader
+        module.configure_model()
+        if hasattr(module, "setup") and _overrides(package, module, "setup"):
+            module.setup("fit")
+        trainer.strategy.setup_optimizers(trainer)
+    if not trainer.optimizers:
+        raise TrainpaceError(f"configure_optimizers of {where} gives no optimizer.")
+    return tuple(trainer.optimizers)
+
+
+# --- trainer_task
+T = TypeVar("T")
+ARGUMENTS = "transformers.training_args"
+
+
+def is_trainer(made: Any) -> bool:
+    module = sys.modules.get("transformers.trainer")
+    return module is not None and isinstance(made, module.Trainer)
+
+
+def as_with_a_gpu(make: Callable[[], T]) -> T:
+    """What `make` returns, also where it asks for bf16, which TrainingArguments refuse on a machine without a GPU."""
+    try:
+        return make()
+    except ValueError as error:
+        if "use_cpu" not in str(error) or ARGUMENTS not in sys.modules:
+            raise
+    with _bf16_is_there(sys.modules[ARGUMENTS]):
+        return make()
+
+
+@contextlib.contextmanager
+def _bf16_is_there(arguments: Any) -> Iterator[None]:
+    known = arguments.is_torch_bf16_gpu_available
+    arguments.is_torch_bf16_gpu_available = lambda: True
+    try:
+        yield
+    finally:
+        arguments.is_torch_bf16_gpu_available = known
+
+
+def trainer_task(name: str, trainer: Any) -> Task:
+    """Raises TrainpaceError where its optimizer cannot be made here."""
+    kind = type(trainer).__name__
+    if trainer.train_dataset is None:
+        raise TrainpaceError(f"the {kind} of {name} has no train_dataset.")
+    samples = samples_of(trainer.get_train_dataloader(), None, name)
+    samples = samples._replace(batch_size=trainer.args.per_device_train_batch_size)
+    settings = _settings(
+        trainer.args, recomputes=getattr(trainer.model, "is_gradient_checkpointing", False)
+    )
+    in_bf16 = _is_in_bf16(trainer.model)
+    autocast = in_bf16 and settings.get("precision") == "amp_bf16"
+    if in_bf16:
+        settings["precision"] = "bf16"
+        for parameter in trainer.model.parameters():
+            if parameter.dtype == torch.float32:
+                parameter.keeps_dtype = (
+                    True  # adapters, and norms of a model that was prepared for them
+                )
+    said = ", ".join(f"{word} {value}" for word, value in settings.items())
+    _counts_no_metrics(trainer.accelerator)
+
+    def loss(model: Any, batch: Any) -> Any:
+        return trainer.compute_loss(model, dict(batch))
+
+    said = (
+        f"Read from the {kind}'s arguments, unless the command says otherwise: {said}, optim"
+        f" {_word(trainer.args.optim)}."
+    )
+    made = _optimizer(trainer, kind)
+    if isinstance(made, str):
+        settings["optimizer"] = made
+    optimizer = None if isinstance(made, str) else made
+    task = Task(name, trainer.model, forward, loss, samples.batch, optimizer, "", autocast=autocast)
+    return with_samples(task._replace(settings=settings, notes=(said,)), samples, name)
+
+
+def _is_in_bf16(model: torch.nn.Module) -> bool:
+    """Whether most of a model's numbers were loaded in bfloat16, so that a Trainer's bf16=True is autocast around them."""
+    numbers = [(p.numel(), p.dtype) for p in model.parameters()]
+    return 2 * sum(n for n, dtype in numbers if dtype == torch.bfloat16) > sum(
+        n for n, _ in numbers
+    )
+
+
+def _settings(arguments: Any, recomputes: bool) -> dict[str, Any]:
+    """What the arguments say of an Execution, by the names of its fields. `recomputes`: the model does so already, and is traced
+    with it."""
+    mixed = "amp_bf16" if arguments.bf16 else "amp_fp16" if arguments.fp16 else None
+    settings: dict[str, Any] = {
+        "micro_batch": arguments.per_device_train_batch_size,
+        "accumulation": arguments.gradient_accumulation_steps,
+    }
+    if mixed is not None:
+        settings["precision"] = mixed
+    if arguments.gradient_checkpointing and not recomputes:
+        settings["activation_checkpointing"] = "full"
+    if arguments.max_grad_norm:
+        settings["clip_gradients"] = True
+    if arguments.torch_compile:
+        settings["compile"] = True
+    return settings
+
+
+def _optimizer(trainer: Any, kind: str) -> torch.optim.Optimizer | str:
+    """The Trainer's own; its name, as `make_optimizer` knows it, where its library is not installed here."""
+    word = _word(trainer.args.optim)
+    try:
+        made = trainer.optimizer or trainer.create_optimizer()
+    except (ImportError, ValueError, RuntimeError) as error:
+        with contextlib.suppress(UnknownName):
+            return find_optimizer(word.replace("_bnb", ""))[0]
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise TrainpaceError(
+            f"the optimizer {word} of the {kind} cannot be made here: {reason}.",
+            "Give its arguments another `optim`, or install what it needs.",
+        ) from None
+    made = getattr(made, "optimizer", made)  # inside of accelerate's
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TrainpaceError(
+            f"the {kind} has a {type(made).__name__} as optimizer.", "It should be one of torch's."
+        )
+    return made
+
+
+def _counts_no_metrics(accelerator: Any) -> None:
+    """Let metrics of a traced batch, which has no values, be those of a one: TRL's trainers look at them beside the loss."""
+    gather = accelerator.gather_for_metrics
+
+    def gathered(values: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(tensor.device.type == "meta" for tensor in tensors_in(values)):
+            return torch.ones((), device="cpu")
+        return gather(values, *args, **kwargs)
+
+    accelerator.gather_for_metrics = gathered
+
+
+def _word(value: Any) -> str:
+    return str(getattr(value, "value", value))
+
+
+# --- user_task
 TASK = (
     "FILE.py:FUNCTION must return (model, loss, optimizer, dataset), a dict of these (with `step`"
     " for a step of your own), a Trainer, or a LightningModule and its data"

@@ -1,4 +1,12 @@
-"""Fused attention that skips what its mask leaves out: windows and chunks under FlashAttention, block masks under FlexAttention.
+"""Operators of this package that stand for kernels without a meta implementation.
+
+[sparse_products] Products of a sparse matrix, such as a graph's adjacency, with a dense one: an operator of our own stands for them in a trace.
+
+The meta device has no sparse products. On a GPU one kernel reads a row of the dense matrix for each value of the sparse one; its
+time is memory's, and its FLOPs are two for each number that it reads so. The gradient of the dense matrix is such a product with
+the transposed matrix. A sparse matrix that is trained itself is not known here.
+
+[skipping_attention] Fused attention that skips what its mask leaves out: windows and chunks under FlashAttention, block masks under FlexAttention.
 
 Its kernels exist on GPUs alone. An operator of our own stands for them in a trace, with the number of keys that a query sees on
 average, which is counted in the mask itself: masks are functions of positions, and positions are known without values.
@@ -6,14 +14,92 @@ average, which is counted in the mask itself: masks are functions of positions, 
 
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-OPERATOR = "scaled_dot_product_skipping_attention"
+from trainpace.core.errors import TrainpaceError
+
+# --- sparse_products
+SPARSE_PRODUCT = "sparse_product"
+_library = torch.library.Library("trainpace", "FRAGMENT")
+_library.define(
+    f"{SPARSE_PRODUCT}(Tensor indices, Tensor values, Tensor dense, int rows) -> Tensor"
+)
+_library.impl(
+    SPARSE_PRODUCT,
+    lambda indices, values, dense, rows: dense.new_empty(rows, *dense.shape[1:]),
+    "Meta",
+)
+_PRODUCTS = {
+    torch.spmm,
+    torch.mm,
+    torch.matmul,
+    torch.sparse.mm,
+    torch.Tensor.mm,
+    torch.Tensor.matmul,
+    torch.Tensor.__matmul__,
+    torch.Tensor.__rmatmul__,
+    torch.mv,
+    torch.dsmm,
+    torch.hspmm,
+}
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, indices: torch.Tensor, values: torch.Tensor, dense: torch.Tensor, rows: int
+    ) -> torch.Tensor:
+        ctx.save_for_backward(indices, values)
+        ctx.rows = dense.shape[0]
+        out: torch.Tensor = getattr(torch.ops.trainpace, SPARSE_PRODUCT)(
+            indices, values, dense, rows
+        )
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        indices, values = ctx.saved_tensors
+        return (
+            None,
+            None,
+            getattr(torch.ops.trainpace, SPARSE_PRODUCT)(indices, values, gradient, ctx.rows),
+            None,
+        )
+
+
+def sparse_call(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
+    """What to call in the place of a product whose first matrix is sparse and without values; None for all others."""
+    if (
+        func not in _PRODUCTS
+        or not args
+        or not isinstance(args[0], torch.Tensor)
+        or args[0].layout is torch.strided
+    ):
+        return None
+    return _product
+
+
+def _product(matrix: torch.Tensor, dense: torch.Tensor) -> Any:
+    if matrix.requires_grad or dense.layout is not torch.strided:
+        raise TrainpaceError(
+            "a product of two sparse matrices, or with one that is trained, is not counted yet."
+        )
+    if matrix.shape[1] != dense.shape[0]:
+        raise RuntimeError(
+            f"a matrix of {tuple(matrix.shape)} is not multiplied by one of {tuple(dense.shape)}"
+        )
+    return _Product.apply(
+        matrix._indices(), matrix._values(), dense.to(matrix.dtype), matrix.shape[0]
+    )
+
+
+# --- skipping_attention
+SKIPPING_ATTENTION = "scaled_dot_product_skipping_attention"
 UNKNOWN = -1.0
 """In the place of the keys seen where the mask depends on values, such as which document a token belongs to."""
 ROWS = 1024
@@ -24,12 +110,11 @@ time nor memory grows with the length."""
 NAME = "trainpace_skipping"
 """Under which transformers finds the attention and its masks."""
 
-_library = torch.library.Library("trainpace", "FRAGMENT")
 _library.define(
-    f"{OPERATOR}(Tensor query, Tensor key, Tensor value, float seen) -> (Tensor, Tensor)"
+    f"{SKIPPING_ATTENTION}(Tensor query, Tensor key, Tensor value, float seen) -> (Tensor, Tensor)"
 )
 _library.define(
-    f"{OPERATOR}_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor out,"
+    f"{SKIPPING_ATTENTION}_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor out,"
     " Tensor logsumexp, float seen) -> (Tensor, Tensor, Tensor)"
 )
 
@@ -45,8 +130,8 @@ def _backward_result(_: torch.Tensor, *tensors: Any) -> tuple[torch.Tensor, ...]
     return tuple(torch.empty_like(t) for t in tensors[:3])
 
 
-_library.impl(OPERATOR, _forward_result, "Meta")
-_library.impl(f"{OPERATOR}_backward", _backward_result, "Meta")
+_library.impl(SKIPPING_ATTENTION, _forward_result, "Meta")
+_library.impl(f"{SKIPPING_ATTENTION}_backward", _backward_result, "Meta")
 
 
 class _Attention(torch.autograd.Function):
@@ -54,14 +139,14 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: float
     ) -> torch.Tensor:
-        out, logsumexp = getattr(torch.ops.trainpace, OPERATOR)(query, key, value, seen)
+        out, logsumexp = getattr(torch.ops.trainpace, SKIPPING_ATTENTION)(query, key, value, seen)
         ctx.save_for_backward(query, key, value, out, logsumexp)
         ctx.seen = seen
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        backward = getattr(torch.ops.trainpace, f"{OPERATOR}_backward")
+        backward = getattr(torch.ops.trainpace, f"{SKIPPING_ATTENTION}_backward")
         return *backward(gradient, *ctx.saved_tensors, ctx.seen), None
 
 

@@ -1,0 +1,723 @@
+"""Tasks from configurations of Hugging Face's transformers and diffusers.
+
+[transformers_inputs] Batches and losses of transformers' models, by what they take: words, speech, pictures, pictures with words or points.
+
+[fused_attention] Attention of transformers' models that is trained fused and that transformers writes as plain products.
+
+[sparse_experts] Experts that transformers computes for every token, by the tokens that are sent to them alone.
+
+Llama 4's layers in transformers multiply each token with every expert's weights, most of them by zero ("should not be run on a
+single machine", it says itself). Trainers of it (Megatron-LM, torchtitan) sort the tokens and make one grouped product of them.
+
+[transformers_config] A task from a configuration of Hugging Face's transformers.
+
+Every key of the file that changes a step is used, or named in the task's notes as one that is not.
+
+[diffusers_config] A task from the configuration of a diffusion model in Hugging Face's diffusers: a UNet or a transformer that predicts noise.
+
+The model alone is trained: latents and text embeddings are inputs, as if computed beforehand. A task of one's own holds the
+frozen VAE and text encoders too (examples/tasks/diffusion.py).
+"""
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.core.intake import read_json
+from trainpace.workload.model_spec import import_package
+from trainpace.workload.own_operators import offer_to_transformers
+from trainpace.workload.task import Task, image_task
+from trainpace.workload.workloads import STORAGE_KEYS
+
+# --- transformers_inputs
+OBJECTS = 10
+"""Objects in each image of a detector's batch; COCO has 7 on average (Lin et al. 2014, arXiv:1405.0312)."""
+DETECTION_SIDE = 640
+"""Pixels of a side where a detector's configuration names none: what RT-DETR is trained with (arXiv:2304.08069)."""
+SPECIAL = ("CLIPModel", "SamModel", "RTDetrForObjectDetection", "RTDetrV2ForObjectDetection")
+"""Architectures with pictures whose training is known here."""
+_OF_LABELS = ("labels", "start_positions", "end_positions")
+
+
+class Inputs(NamedTuple):
+    """What a model takes and how it is trained. notes: what of its usual step is left out."""
+
+    make_batch: Callable[[int], dict[str, torch.Tensor]]
+    forward: Callable[[nn.Module, Any], Any]
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    sample: str
+    notes: tuple[str, ...] = ()
+
+
+def words_or_speech(
+    name: str, model: nn.Module, config: Any, vocabulary: int, length: int
+) -> Inputs:
+    """Of a model that computes its loss from labels itself, after which its class is named."""
+    speech = getattr(model, "main_input_name", "input_ids") == "input_features"
+    frames = 2 * getattr(config, "max_source_positions", 1500)
+
+    def make_batch(n: int) -> dict[str, torch.Tensor]:
+        if speech:
+            features = torch.randn(n, config.num_mel_bins, frames)
+            return {"input_features": features, "labels": torch.randint(0, vocabulary, (n, length))}
+        batch = {"input_ids": torch.randint(0, vocabulary, (n, length))}
+        if "QuestionAnswering" in name:
+            return batch | {
+                key: torch.randint(0, length, (n,)) for key in ("start_positions", "end_positions")
+            }
+        if "SequenceClassification" in name:
+            return batch | {"labels": torch.randint(0, config.num_labels, (n,))}
+        classes = config.num_labels if "TokenClassification" in name else vocabulary
+        return batch | {"labels": torch.randint(0, classes, (n, length))}
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        inputs = {key: value for key, value in batch.items() if key not in _OF_LABELS}
+        if (
+            getattr(config, "is_encoder_decoder", False)
+            and "labels" in batch
+            and batch["labels"].dim() == 2
+        ):
+            inputs["decoder_input_ids"] = batch["labels"]
+        return model(**inputs)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        out: torch.Tensor = model(**batch).loss
+        return out
+
+    return Inputs(make_batch, forward, loss, f"{length} tokens")
+
+
+def contrastive(config: Any, side: int, length: int) -> Inputs:
+    """CLIP: a picture and its caption a sample."""
+
+    def make_batch(n: int) -> dict[str, torch.Tensor]:
+        words = torch.randint(0, config.text_config.vocab_size, (n, length))
+        return {
+            "input_ids": words,
+            "pixel_values": torch.randn(n, config.vision_config.num_channels, side, side),
+        }
+
+    def forward(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        text, image = (
+            model.get_text_features(batch["input_ids"]),
+            model.get_image_features(batch["pixel_values"]),
+        )
+        text, image = (getattr(features, "pooler_output", features) for features in (text, image))
+        return F.normalize(text, dim=-1), F.normalize(image, dim=-1)
+
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        text, image = forward(model, batch)
+        return -(text * image).sum(-1).mul(model.logit_scale.exp()).mean()
+
+    note = (
+        "The contrastive loss is of the pairs that belong together. The others, which make a"
+        f" matrix of batch x batch logits, are left out: {6 * config.projection_dim} FLOPs of a"
+        " training step (a third of them forward) and some 12 bytes for the square of the batch,"
+        " of all GPUs together."
+    )
+    return Inputs(make_batch, forward, loss, f"{side} x {side} image with {length} tokens", (note,))
+
+
+def prompted_masks(config: Any, side: int) -> Inputs:
+    """SAM: a picture and one point a sample, three masks out."""
+
+    def make_batch(n: int) -> dict[str, torch.Tensor]:
+        pixels = torch.randn(n, config.vision_config.num_channels, side, side)
+        points, kinds = (
+            torch.randint(0, side, (n, 1, 1, 2)).float(),
+            torch.ones(n, 1, 1, dtype=torch.int64),
+        )
+        masks = torch.ones(
+            n, *2 * [4 * (side // config.vision_config.patch_size)]
+        )  # each patch's answer is 4 x 4 numbers
+        return {
+            "pixel_values": pixels,
+            "input_points": points,
+            "input_labels": kinds,
+            "masks": masks,
+        }
+
+    def forward(model: Any, batch: Any) -> Any:
+        return model(**{key: value for key, value in batch.items() if key != "masks"})
+
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        out = forward(model, batch)
+        wanted = batch["masks"][:, None, None].expand_as(out.pred_masks).to(out.pred_masks.dtype)
+        return (
+            F.binary_cross_entropy_with_logits(out.pred_masks, wanted)
+            + out.iou_scores.float().square().mean()
+        )
+
+    note = (
+        "A step is one round with one point and binary cross-entropy of all masks: SAM's further"
+        " rounds, whose points are drawn from the errors of the round before, and its choice of the"
+        " best mask are left out."
+    )
+    return Inputs(make_batch, forward, loss, f"{side} x {side} image", (note,))
+
+
+def detected_boxes(config: Any, side: int) -> Inputs:
+    """RT-DETR: boxes and classes of each decoder layer's queries."""
+
+    def make_batch(n: int) -> dict[str, torch.Tensor]:
+        kinds = torch.randint(0, config.num_labels, (n, OBJECTS))
+        return {
+            "pixel_values": torch.randn(n, 3, side, side),
+            "classes": kinds,
+            "boxes": torch.rand(n, OBJECTS, 4),
+        }
+
+    def forward(model: Any, batch: Any) -> Any:
+        return model(batch["pixel_values"])
+
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        out = forward(model, batch)
+        logits, boxes = out.intermediate_logits, out.intermediate_reference_points
+        matched = torch.nn.functional.one_hot(batch["classes"], config.num_labels)[:, None].to(
+            logits.dtype
+        )
+        wanted = F.pad(matched, (0, 0, 0, logits.shape[2] - OBJECTS)).expand_as(logits)
+        classes = F.binary_cross_entropy_with_logits(logits, wanted)
+        targets = batch["boxes"][:, None].to(boxes.dtype)
+        return classes + F.l1_loss(
+            boxes[:, :, :OBJECTS], targets.expand(-1, boxes.shape[1], -1, -1)
+        )
+
+    note = (
+        "Left out, since it depends on the labels' values: the Hungarian matching of predictions"
+        f" and objects, which SciPy runs on the host, and the denoising queries. {OBJECTS} objects"
+        " an image are matched with the first queries, and the loss is cross-entropy of all"
+        " classes with L1 of the matched boxes, in every decoder layer."
+    )
+    return Inputs(make_batch, forward, loss, f"3 x {side} x {side} image", (note,))
+
+
+def side_of(config: Any, image_size: int | None, default: int | None = None) -> int:
+    """Pixels of a side: what was asked for, what the configuration says, or the default. Raises TrainpaceError without any."""
+    holders = (config, getattr(config, "vision_config", None))
+    stated = next(
+        (size for holder in holders if (size := getattr(holder, "image_size", None))), default
+    )
+    side = image_size or (stated if isinstance(stated, int | None) else stated[0])
+    if side is None:
+        raise TrainpaceError(
+            f"the configuration of {config.model_type} names no image_size.",
+            "Give one: --image-size 224, for example.",
+        )
+    return int(side)
+
+
+def pictures_with_more(
+    name: str, config: Any, image_size: int | None, length: int | None
+) -> Inputs | None:
+    """The inputs of a model that takes pictures and no class label; None for those that are not known here."""
+    if name == "CLIPModel":
+        longest = config.text_config.max_position_embeddings
+        if length is not None and length > longest:
+            raise TrainpaceError(
+                f"the sequence length {length} is more than the {longest} positions of CLIP's text."
+            )
+        return contrastive(config, side_of(config, image_size), length or longest)
+    if name == "SamModel":
+        return prompted_masks(config, side_of(config, image_size))
+    return (
+        detected_boxes(config, side_of(config, image_size, DETECTION_SIDE))
+        if name in SPECIAL
+        else None
+    )
+
+
+# --- fused_attention
+def fuse_mpt_attention(model: nn.Module) -> None:
+    """MPT is trained by llm-foundry with FlashAttention, which adds ALiBi's bias inside; transformers has only plain products."""
+    for module in model.modules():
+        if type(module).__name__ == "MptAttention":
+            module.forward = types.MethodType(_mpt_attention, module)
+
+
+def _mpt_attention(
+    self: Any, hidden_states: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, None]:
+    batch, length = hidden_states.shape[:2]
+    parts = self.Wqkv(hidden_states).chunk(3, dim=2)
+    q, k, v = (
+        part.reshape(batch, length, self.n_heads, self.head_dim).transpose(1, 2) for part in parts
+    )
+    mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    out: torch.Tensor = self.out_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+    return out, None
+
+
+# --- sparse_experts
+ALL_EXPERTS = (
+    "transformers computes all experts of a Llama 4 layer for every token, and so they are counted."
+    ' "experts_implementation": "grouped_mm" in the configuration sends each token to its own, as'
+    " other trainers do."
+)
+
+
+def send_to_own_experts(model: nn.Module) -> None:
+    for module in model.modules():
+        if type(module).__name__ == "Llama4TextMoe":
+            module.forward = types.MethodType(_llama4_layer, module)
+            experts: Any = module.experts
+            experts.forward = types.MethodType(_llama4_experts, experts)
+
+
+def _llama4_experts(self: Any, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    gate, up = nn.functional.grouped_mm(
+        rows.to(self.gate_up_proj.dtype), self.gate_up_proj, offs=ends
+    ).chunk(2, dim=-1)
+    out: torch.Tensor = nn.functional.grouped_mm(up * self.act_fn(gate), self.down_proj, offs=ends)
+    return out
+
+
+def _llama4_layer(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden_states = hidden_states.reshape(-1, self.hidden_dim)
+    _, logits = self.router(hidden_states)
+    scores, chosen = logits.topk(self.top_k, dim=-1)
+    chosen, order = chosen.flatten().sort()
+    counts = torch.histc(chosen.int(), bins=self.num_experts, min=0, max=self.num_experts - 1)
+    ends = counts.cumsum(0, dtype=torch.int32)
+    # Llama 4 weighs what goes into an expert, not what comes out
+    rows = (
+        hidden_states[order // self.top_k]
+        * torch.sigmoid(scores.float()).to(hidden_states.dtype).flatten()[order, None]
+    )
+    results = self.experts(rows, ends)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(order.numel(), device=order.device)
+    out: torch.Tensor = self.shared_expert(hidden_states)
+    out.add_(results[back].view(-1, self.top_k, self.hidden_dim).sum(1))
+    return out, logits
+
+
+# --- transformers_config
+_DEFAULT_LENGTH = 1024
+_OF_NO_STEP = frozenset(
+    """_name_or_path _commit_hash architectures auto_map transformers_version model_type task_specific_params num_labels
+    rope_theta rope_scaling partial_rotary_factor rotary_pct rotary_emb_base use_cache tie_word_embeddings is_decoder
+    cross_attention_hidden_size finetuning_task
+    decoder_start_token_id forced_bos_token_id forced_eos_token_id sep_token_id prefix bad_words_ids attn_implementation
+    _attn_implementation dtype torch_dtype""".split()
+)
+"""Keys that any configuration may have: names, what decodes or stores, and what is used under another name."""
+_SKIPPING = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
+"""Attention that skips what a window leaves out."""
+_FUSED = ("sdpa", *_SKIPPING)
+TRAINER_WITHOUT_CACHE = 5
+"""Major version of transformers whose Trainer sets use_cache to False (5.23 does, 4.45 does not). Without that, keys and values
+for generating stay until a forward pass ends, in models that do not switch it off themselves under activation checkpointing."""
+_SLOW_PATHS = (
+    "mamba",
+    "bamba",
+    "zamba",
+    "nemotron_h",
+    "qwen3_next",
+    "granitemoehybrid",
+    "falcon_h1",
+)
+"""Beginnings of the types of models whose layers run in plain torch operations where their own CUDA kernels are not installed."""
+
+
+def transformers_task(
+    path: str, sequence_length: int | None, image_size: int | None, fused_attention: bool
+) -> Task:
+    """The task of a configuration file, in fp32. Without `fused_attention` it is computed from plain products."""
+    transformers = import_package("transformers", "transformers")
+    transformers.logging.set_verbosity_error()
+    values = read_json(path)
+    if not isinstance(values, dict) or "model_type" not in values:
+        raise UnreadableInput(
+            f'{path} is not a transformers configuration: it has no "model_type".'
+        )
+    own_experts = (
+        str(values["model_type"]).startswith("llama4")
+        and values.get("experts_implementation") == "grouped_mm"
+    )
+    if own_experts:  # transformers has no such experts of Llama 4, and refuses the key
+        values = {key: value for key, value in values.items() if key != "experts_implementation"}
+    try:
+        config = transformers.AutoConfig.for_model(**_without_storage(values))
+    except (ValueError, TypeError) as error:
+        raise UnreadableInput(f"{path}: {str(error).splitlines()[0]}") from None
+    name = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
+    architecture = getattr(transformers, name, None)
+    if architecture is None:
+        raise UnknownName(
+            "transformers architecture",
+            name,
+            [n for n in dir(transformers) if n.startswith(name[:4])],
+        )
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    _longer_positions(text, sequence_length)
+    if int(transformers.__version__.split(".")[0]) >= TRAINER_WITHOUT_CACHE:
+        config.use_cache = text.use_cache = False
+    if (
+        getattr(config, "is_encoder_decoder", False)
+        and getattr(config, "decoder_start_token_id", None) is None
+    ):
+        config.decoder_start_token_id = (
+            getattr(config, "pad_token_id", None) or 0
+        )  # models shift their labels by it
+    wanted = values.get("attn_implementation") or values.get("_attn_implementation") or "sdpa"
+    model, taken_attention = _build(
+        transformers, architecture, config, fused_attention and wanted != "eager", wanted
+    )
+    notes = _notes(config, values, wanted)
+    if wanted in _SKIPPING and fused_attention and taken_attention != wanted:
+        notes += (
+            (
+                f"transformers' {name} cannot be built with {wanted} here, and its attention is"
+                f" traced as {taken_attention}."
+            ),
+        )
+        wanted = taken_attention
+    if own_experts:
+        send_to_own_experts(model)
+    elif text.model_type == "llama4_text":
+        notes += (ALL_EXPERTS,)
+    spec = f"transformers:{path}"
+    special = pictures_with_more(name, config, image_size, sequence_length)
+    if special is not None:
+        if name != "CLIPModel":
+            _refuse_length(name, sequence_length)
+        return _task(spec, model, special, sequence_length, notes)
+    taken = _arguments(model)
+    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+        if "ImageClassification" not in name:
+            raise TrainpaceError(
+                f"{name} takes images, and its loss needs more than their classes.",
+                "Name an architecture for classes (...ForImageClassification), or"
+                f" {', '.join(SPECIAL)}, or write a function of your own (FILE.py:FUNCTION).",
+            )
+        _refuse_length(name, sequence_length)
+        size = side_of(config, image_size)
+        return image_task(
+            spec, model, (config.num_channels, size, size), config.num_labels
+        )._replace(notes=notes)
+    if "labels" not in taken and "start_positions" not in taken:
+        raise TrainpaceError(
+            f"{name} computes no loss from labels.",
+            'Name an architecture that does in "architectures" (...ForCausalLM,'
+            " ...ForSequenceClassification), or write a function of your own (FILE.py:FUNCTION).",
+        )
+    longest = next((n for n in map(text.__dict__.get, _LENGTHS) if n), None)
+    length = sequence_length or min(longest or _DEFAULT_LENGTH, _DEFAULT_LENGTH)
+    if longest is not None and length > longest:
+        raise TrainpaceError(
+            f"the sequence length {length} is more than the {longest} positions of {path}."
+        )
+    if sequence_length is None and (longest or 0) > length:
+        notes += (
+            (
+                f"Samples of {length:,} tokens are assumed, of the {longest:,} that the model takes"
+                " (--sequence-length)."
+            ),
+        )
+    notes += _windows(text, wanted, length)
+    return _task(
+        spec, model, words_or_speech(name, model, config, text.vocab_size, length), length, notes
+    )
+
+
+def _refuse_length(name: str, sequence_length: int | None) -> None:
+    if sequence_length is not None:
+        raise TrainpaceError(
+            f"{name} takes no tokens, and has no sequence length.", "Leave --sequence-length out."
+        )
+
+
+def _task(
+    spec: str, model: nn.Module, inputs: Inputs, length: int | None, notes: tuple[str, ...]
+) -> Task:
+    return Task(
+        spec,
+        model,
+        inputs.forward,
+        inputs.loss,
+        inputs.make_batch,
+        None,
+        inputs.sample,
+        length,
+        notes=(*notes, *inputs.notes),
+    )
+
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
+
+
+def _without_storage(values: Any) -> Any:
+    """The values without the keys that say how weights are stored, in their parts too: `Execution.precision` says the format."""
+    if not isinstance(values, dict):
+        return values
+    return {
+        key: _without_storage(value) for key, value in values.items() if key not in STORAGE_KEYS
+    }
+
+
+def _build(
+    transformers: Any, architecture: Any, config: Any, fused_attention: bool, wanted: str
+) -> tuple[nn.Module, str]:
+    """The model, and its attention: what is `wanted`, or else sdpa or eager, as far as the architecture has it."""
+    build = getattr(architecture, "_from_config", None) or architecture.from_config
+    ways = {"eager": "eager"}
+    if fused_attention:
+        ways = {"sdpa": "sdpa"} | ways
+        if wanted in _SKIPPING:
+            ways = {wanted: offer_to_transformers(transformers)} | ways
+    for way, implementation in ways.items():
+        config._attn_implementation = implementation
+        try:
+            model: nn.Module = build(config)
+        except (
+            ValueError,
+            ImportError,
+            KeyError,
+        ):  # a model with classes of its own for each way looks it up by name
+            if way == "eager":
+                raise
+            continue
+        break
+    if fused_attention and config.model_type == "mpt":
+        fuse_mpt_attention(model)
+    return model, way
+
+
+def _arguments(model: nn.Module) -> Mapping[str, Any]:
+    return inspect.signature(model.forward).parameters
+
+
+def _notes(config: Any, values: Mapping[str, Any], attention: str) -> tuple[str, ...]:
+    """Sentences about the keys of the file that change nothing here."""
+    notes = []
+    known = {
+        *_OF_NO_STEP,
+        *getattr(config, "attribute_map", ()),
+        *getattr(config, "sub_configs", ()),
+    }
+    known |= (
+        {field.name for field in dataclasses.fields(config)}
+        if dataclasses.is_dataclass(config)
+        else set(values)
+    )
+    if "quantization_config" in values:
+        known.add("quantization_config")
+        notes.append(
+            "The configuration's quantization_config is not used: weights are forecast in the"
+            " number format of the precision."
+        )
+    if values.get("gradient_checkpointing"):
+        known.add("gradient_checkpointing")
+        notes.append(
+            "The configuration's gradient_checkpointing is not used: --checkpointing full"
+            " recomputes activations."
+        )
+    if attention not in (*_FUSED, "eager"):
+        notes.append(
+            f"The configuration's attn_implementation {attention} is not known, and was taken as"
+            " sdpa."
+        )
+    unknown = sorted(key for key in values if key not in known and not key.endswith("_token_id"))
+    if unknown:
+        notes.append(
+            f"{type(config).__name__} does not know these keys, and they are not used:"
+            f" {', '.join(unknown)}."
+        )
+    if config.model_type.startswith(_SLOW_PATHS):
+        notes.append(
+            f"The state-space layers of {config.model_type} are forecast as transformers' plain"
+            " torch code runs them. With the kernels of mamba-ssm, causal-conv1d or"
+            " flash-linear-attention installed they are faster and need less memory."
+        )
+    return tuple(notes)
+
+
+def _windows(config: Any, attention: str, length: int) -> tuple[str, ...]:
+    """A sentence where layers have windows of fewer tokens, of which their attention makes no use."""
+    sizes = [
+        getattr(config, name, None)
+        for name in ("sliding_window", "attention_chunk_size", "local_attention")
+    ]
+    window = min((size for size in sizes if isinstance(size, int) and size > 0), default=length + 1)
+    if attention in _SKIPPING or window > length or not getattr(config, "use_sliding_window", True):
+        return ()
+    return (
+        (
+            f"Its windows of {window} tokens save nothing under {attention}, which computes all"
+            ' scores and masks them: "attn_implementation": "flash_attention_2" or'
+            ' "flex_attention" in the configuration skips what they leave out.'
+        ),
+    )
+
+
+def _longer_positions(config: Any, sequence_length: int | None) -> None:
+    """Rotary and linear (ALiBi) positions have no table that ends: such a model takes any length."""
+    endless = config.model_type in ("mpt", "bloom") or any(
+        getattr(config, name, None) for name in ("rope_theta", "rope_parameters", "rope_scaling")
+    )
+    for name in ("max_position_embeddings", "max_seq_len"):
+        if (
+            endless
+            and sequence_length
+            and (getattr(config, name, None) or sequence_length) < sequence_length
+        ):
+            setattr(config, name, sequence_length)
+
+
+# --- diffusers_config
+PIXELS_A_LATENT = 8
+"""The VAEs of Stable Diffusion and Flux make one latent of 8 x 8 pixels (Rombach et al. 2022, arXiv:2112.10752: f = 8)."""
+MakeArguments = Callable[[Any, int, int, int | None], dict[str, Any]]
+"""(configuration, samples, side in latents, tokens of text or None for the model's usual number) -> arguments of the model."""
+
+
+def diffusers_task(path: str, sequence_length: int | None, image_size: int | None) -> Task:
+    diffusers = import_package("diffusers", "diffusers")
+    diffusers.logging.set_verbosity_error()
+    values = read_json(path)
+    name = values.get("_class_name") if isinstance(values, dict) else None
+    if not isinstance(name, str):
+        raise UnreadableInput(
+            f'{path} is not a configuration of a diffusers model: it has no "_class_name".'
+        )
+    if name not in _INPUTS:
+        raise UnknownName(
+            "diffusion model",
+            name,
+            _INPUTS,
+            f"Known: {', '.join(_INPUTS)}. Any other: FILE.py:FUNCTION.",
+        )
+    model: nn.Module = getattr(diffusers, name).from_config(values)
+    config: Any = model.config
+    if image_size is not None and image_size % PIXELS_A_LATENT:
+        raise TrainpaceError(
+            f"an image size of {image_size} is no multiple of {PIXELS_A_LATENT}, a latent's pixels."
+        )
+    side = (
+        image_size // PIXELS_A_LATENT if image_size else getattr(config, "sample_size", None) or 128
+    )
+    inputs = _INPUTS[name]
+
+    def make_batch(n: int) -> dict[str, Any]:
+        return inputs(config, n, side, sequence_length)
+
+    sample = f"{side * PIXELS_A_LATENT} x {side * PIXELS_A_LATENT} image"
+    note = (
+        "Latents and text embeddings are inputs: no VAE and no text encoder is in the step"
+        " (docs/tasks.md shows how)."
+    )
+    return Task(
+        f"diffusers:{path}",
+        model,
+        _forward,
+        _noise_loss,
+        make_batch,
+        None,
+        sample,
+        sequence_length,
+        loss_name="mse_loss",
+        notes=(note,),
+    )
+
+
+def _forward(model: nn.Module, batch: Any) -> Any:
+    return model(**batch, return_dict=False)[0]
+
+
+def _noise_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    """The squared error of predicting the noise that was mixed into the latents (Ho et al. 2020, arXiv:2006.11239, eq. 14)."""
+    name = "sample" if "sample" in batch else "hidden_states"
+    latents = batch[name]
+    noise = torch.randn_like(latents)
+    share = batch["timestep"].to(latents.dtype).div(1000).reshape(-1, *[1] * (latents.dim() - 1))
+    predicted = _forward(model, {**batch, name: share * noise + (1 - share) * latents})
+    if predicted.shape != noise.shape:  # of models that predict the noise's variance too
+        predicted = predicted.chunk(2, dim=1)[0]
+    return nn.functional.mse_loss(predicted.float(), noise.float())
+
+
+def _latents(c: Any, n: int, side: int) -> torch.Tensor:
+    return torch.randn(n, c.in_channels, side, side)
+
+
+def _times(n: int) -> torch.Tensor:
+    return torch.randint(0, 1000, (n,))
+
+
+def _unet(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
+    return {"sample": _latents(c, n, side), "timestep": _times(n)}
+
+
+def _conditioned_unet(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
+    width = c.encoder_hid_dim or c.cross_attention_dim
+    width = width if isinstance(width, int) else width[0]
+    batch = _unet(c, n, side, tokens) | {
+        "encoder_hidden_states": torch.randn(n, tokens or 77, width)
+    }
+    if (
+        c.addition_embed_type == "text_time"
+    ):  # of SDXL: six numbers of size and crop, each embedded, beside the text
+        text = c.projection_class_embeddings_input_dim - 6 * c.addition_time_embed_dim
+        batch["added_cond_kwargs"] = {
+            "text_embeds": torch.randn(n, text),
+            "time_ids": torch.randn(n, 6),
+        }
+    return batch
+
+
+def _dit(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
+    classes = torch.randint(0, c.num_embeds_ada_norm, (n,))
+    return {"hidden_states": _latents(c, n, side), "timestep": _times(n), "class_labels": classes}
+
+
+def _pixart(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
+    text = torch.randn(n, tokens or 120, c.caption_channels)
+    added = {"resolution": torch.randn(n, 2), "aspect_ratio": torch.randn(n, 1)}
+    return {
+        "hidden_states": _latents(c, n, side),
+        "timestep": _times(n),
+        "encoder_hidden_states": text,
+        "added_cond_kwargs": added,
+    }
+
+
+def _sd3(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
+    return {
+        "hidden_states": _latents(c, n, side),
+        "timestep": _times(n),
+        "encoder_hidden_states": torch.randn(
+            n, tokens or 333, c.joint_attention_dim
+        ),  # 77 of CLIP, 256 of T5
+        "pooled_projections": torch.randn(n, c.pooled_projection_dim),
+    }
+
+
+def _flux(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
+    patches, text = (side // 2) ** 2, tokens or 512
+    batch = {
+        "hidden_states": torch.randn(n, patches, c.in_channels),
+        "timestep": _times(n),
+        "encoder_hidden_states": torch.randn(n, text, c.joint_attention_dim),
+        "pooled_projections": torch.randn(n, c.pooled_projection_dim),
+        "img_ids": torch.zeros(patches, 3),
+        "txt_ids": torch.zeros(text, 3),
+    }
+    return batch | {"guidance": torch.ones(n)} if c.guidance_embeds else batch
+
+
+_INPUTS: dict[str, MakeArguments] = {
+    "UNet2DModel": _unet,
+    "UNet2DConditionModel": _conditioned_unet,
+    "DiTTransformer2DModel": _dit,
+    "PixArtTransformer2DModel": _pixart,
+    "SD3Transformer2DModel": _sd3,
+    "FluxTransformer2DModel": _flux,
+}
