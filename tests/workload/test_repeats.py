@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from trainpace.core import records
-from trainpace.workload import Variant, repeats
+from trainpace.workload import Variant, blocks
 from trainpace.workload import trace as trace_module
 from trainpace.workload.blocks import longest_chain
 from trainpace.workload.task import Task
@@ -65,7 +65,7 @@ DEEPSEEK = SMALL | {  # dense layers, then experts
 def both(monkeypatch, make):
     """The workload of a shortened chain, and of the whole one."""
     short = make()
-    monkeypatch.setattr(repeats, "SHORTEST_CUT", 10**9)
+    monkeypatch.setattr(blocks, "SHORTEST_CUT", 10**9)
     return short, make()
 
 
@@ -112,21 +112,21 @@ def task(blocks):
 
 
 @pytest.mark.parametrize(
-    ("blocks", "ran"),
+    ("layers", "ran"),
     [
-        ([Residual(i) for i in range(10)], repeats.KEPT),
+        ([Residual(i) for i in range(10)], blocks.KEPT),
         ([Residual(i) for i in range(7)], 7),
         ([Residual(i, 0.1 * (i == 6)) for i in range(10)], 10),  # another setting
     ],
 )
-def test_only_a_long_chain_of_the_same_settings_is_shortened(blocks, ran):
-    model = task(blocks).model
-    chain = repeats.shortened(model, longest_chain(model))
-    assert (len(chain.modules), chain.length) == (ran, len(blocks))
-    with repeats.only_these_blocks(model, chain):
+def test_only_a_long_chain_of_the_same_settings_is_shortened(layers, ran):
+    model = task(layers).model
+    chain = blocks.shortened(model, longest_chain(model))
+    assert (len(chain.modules), chain.length) == (ran, len(layers))
+    with blocks.only_these_blocks(model, chain):
         assert [*model[1]] == list(chain.modules)
-    assert [*model[1]] == blocks
-    assert len(repeats.idle_parameters(model, chain)) == 2 * (len(blocks) - ran)
+    assert [*model[1]] == layers
+    assert len(blocks.idle_parameters(model, chain)) == 2 * (len(layers) - ran)
 
 
 def test_blocks_that_do_something_else_by_themselves_run_whole(monkeypatch):
