@@ -37,7 +37,7 @@ def test_only_what_this_run_did_not_write(recorder, tmp_path):
     old.write_text("earlier")
     for _ in range(2):
         for path in (old, new):
-            recorder.earlier.keep(path)
+            recorder.earlier.set_aside(path)
             path.write_text("this run's")
     assert Path(aside_of(str(old), recorder.earlier.folder)).read_text() == "earlier"
     assert recorder.log.notes == [{"earlier": str(old)}]
@@ -47,7 +47,7 @@ def test_names_that_a_checkpoint_takes_over(recorder, tmp_path):
     best, other = tmp_path / "best.pt", tmp_path / "other.txt"
     best.write_text("earlier")
     other.write_text("no checkpoint")
-    recorder.earlier.keep(tmp_path / "last.pt")
+    recorder.earlier.set_aside(tmp_path / "last.pt")
     for source, place in ((tmp_path / "notes.txt", other), (tmp_path / "last.pt", best)):
         recorder.earlier._replaced("shutil.copyfile", (str(source), str(place)))
     assert recorder.log.notes == [{"earlier": str(best)}]
@@ -115,7 +115,7 @@ def test_what_a_killed_look_moved_aside_comes_back_only_where_nothing_lies(recor
     os.utime(older, (1, 1))
     trained_since.write_text("newer")
     for path in (lost, trained_since):
-        recorder.earlier.keep(path)
+        recorder.earlier.set_aside(path)
         kept = Path(aside_of(str(path), recorder.earlier.folder))
         assert kept.read_text() == ("moved aside" if path == lost else "newer")
     assert Path(aside_of(str(trained_since), "another look")).read_text() == "moved aside"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainpace.watch.inside import trials as module
+from trainpace.watch.inside import observers
 from trainpace.watch.inside import trials as trials_module
 from trainpace.watch.inside.event_log import PARTS, TRIALS, EventLogWriter, Step
 from trainpace.watch.inside.recorder import Recorder
@@ -23,7 +23,7 @@ def recorder(tmp_path):
 def fast_bf16(monkeypatch):
     """A CPU that multiplies twice as fast in bf16."""
     monkeypatch.setattr(
-        module, "matmul_rate_gflops", lambda dtype: 2.0 if dtype is torch.bfloat16 else 1.0
+        observers, "matmul_rate_gflops", lambda dtype: 2.0 if dtype is torch.bfloat16 else 1.0
     )
 
 
@@ -94,7 +94,7 @@ def test_it_is_tried_where_it_may_gain(recorder, fast_bf16, changes, expected):
 
 
 def test_it_is_not_tried_where_bf16_is_no_faster(recorder, monkeypatch):
-    monkeypatch.setattr(module, "matmul_rate_gflops", lambda dtype: 1.0)
+    monkeypatch.setattr(observers, "matmul_rate_gflops", lambda dtype: 1.0)
     assert not InBf16(recorder).may_gain()
 
 

@@ -14,7 +14,7 @@ def stated(code):
     recorder = SimpleNamespace(log=SimpleNamespace(note=notes.append))
     exec(
         compile(code, "/home/a/train.py", "exec"),
-        {"__name__": "__main__", "step": lambda: script.note(recorder)},
+        {"__name__": "__main__", "step": lambda: script.note_length(recorder)},
     )
     return StatedLength(*notes[0]["stated"]) if notes else None
 

@@ -14,7 +14,7 @@ from trainpace.watch import read_recording
 from trainpace.watch.inside import observers
 
 pytestmark = pytest.mark.skipif(
-    observers.cost_ns() is None, reason="page faults are not counted here"
+    observers.page_fault_ns() is None, reason="page faults are not counted here"
 )
 
 
@@ -23,24 +23,24 @@ def test_pages_that_are_written_to_are_counted():
     with mmap.mmap(-1, pages * mmap.PAGESIZE) as memory:
         with contextlib.suppress(AttributeError, OSError):
             memory.madvise(mmap.MADV_NOHUGEPAGE)
-        before = observers.count()
+        before = observers.page_faults()
         memory[:: mmap.PAGESIZE] = bytes(pages)
-        new = observers.count() - before
-        again = observers.count()
+        new = observers.page_faults() - before
+        again = observers.page_faults()
         memory[:: mmap.PAGESIZE] = bytes(pages)
-        assert observers.count() - again < 100
+        assert observers.page_faults() - again < 100
     assert pages <= new < pages + 100
 
 
 def test_one_takes_longer_than_writing_to_a_page_that_is_there():
     """Clearing 4 KiB at the rate of memory alone takes about 100 ns."""
-    assert 50 < observers.cost_ns() < 1e6
+    assert 50 < observers.page_fault_ns() < 1e6
 
 
 def test_nothing_is_told_of_another_c_library(monkeypatch):
     monkeypatch.setattr(os, "confstr", lambda _: None)
-    assert observers.count() is None
-    assert observers.cost_ns() is None
+    assert observers.page_faults() is None
+    assert observers.page_fault_ns() is None
 
 
 LARGE_TENSORS = """

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainpace.watch.inside import ranks
+from trainpace.watch.inside import files, observers, ranks
 from trainpace.watch.inside import trials as module
 from trainpace.watch.inside.event_log import OF_TRIAL, PARTS, EventLogWriter, Step
 from trainpace.watch.inside.loaders import size_of
@@ -222,7 +222,7 @@ def test_a_quiet_machine_needs_the_rounds_that_were_asked_for(trials):
 def test_operators_are_not_counted_in_a_step_for_which_there_is_no_time(trials, monkeypatch):
     began = []
     monkeypatch.setattr(
-        module,
+        observers,
         "count_one_step",
         lambda recorder, name="counted": began.append(name) or (lambda: None),
     )
@@ -253,8 +253,8 @@ def test_a_script_that_loads_its_own_checkpoint_finds_it_beside_its_place(tmp_pa
     )
     torch.save({"weight": 0}, f"{tmp_path}/older.pt{OF_TRIAL}")
     os.utime(f"{tmp_path}/older.pt{OF_TRIAL}", (0, 0))
-    load = module.loads(torch.load)
-    module.checkpoints(recorder, torch.save, "f")({"weight": 1}, written)
+    load = files.loads(torch.load)
+    files.checkpoints(recorder, torch.save, "f")({"weight": 1}, written)
     assert not (tmp_path / "best.pt").exists()
     assert load(written) == load(f=written) == {"weight": 1}  # whichever rank has saved it
     for name in ("pretrained.pt", "older.pt"):

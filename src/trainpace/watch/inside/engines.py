@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from trainpace.watch.inside import loaders, ranks, trials
+from trainpace.watch.inside import files, loaders, ranks, trials
 from trainpace.watch.inside.event_log import (
     BACKWARD,
     CHECKPOINT,
@@ -130,7 +130,7 @@ def note_ddp(recorder: Recorder) -> None:
 
 
 def _saved_beside(recorder: Recorder, name: str, file: str) -> Callable[[Any], Any]:
-    return lambda save: trials.checkpoints(recorder, recorder.wraps(save, CHECKPOINT, name), file)
+    return lambda save: files.checkpoints(recorder, recorder.wraps(save, CHECKPOINT, name), file)
 
 
 def _lightning(module: ModuleType, recorder: Recorder) -> None:
@@ -178,7 +178,7 @@ def _saving(recorder: Recorder, name: str, folder: Callable[..., Any]) -> Callab
             skips = recorder.trials is not None
             if recorder.earlier is not None:
                 with contextlib.suppress(Exception):
-                    skips = recorder.earlier.holds_some(folder(*args, **kwargs))
+                    skips = recorder.earlier.has_some_in(folder(*args, **kwargs))
             if not skips:
                 return charged(*args, **kwargs)
             recorder.log.note({"skipped": "a checkpoint of transformers"})

@@ -1,8 +1,9 @@
-"""The event log: a file that a watched process writes while it runs, so that its last moments survive a kill.
+"""Event log: a file that a watched process writes while it runs. Its last moments survive a kill.
 
-One file per process: a JSON header line, then records of fixed size, each after a letter for its kind. Times are
-``time.perf_counter_ns``, the same clock for all processes of a host. The files keep their first suffix, ``.trail``, so that old
-recordings stay readable.
+Each process has one file: a JSON header line, then records of fixed size, each after a letter for
+its kind. Times are ``time.perf_counter_ns``, the same clock for all processes of a host. Files keep
+the suffix ``.trail`` and the header key ``trail`` of the first version, so that old recordings stay
+readable.
 """
 
 from __future__ import annotations
@@ -65,25 +66,33 @@ TRIALS = (
     "fewer_threads",
     "bf16",
 )
-"""Trials that a step may run under; settling steps follow a change and are not counted."""
-REPLACING = ("cached_batch", "batch_on_device", "few_samples")
+"""Trials that a step may run under. Settling steps follow a change and are not counted."""
+PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED, FEWER_THREADS, BF16 = (
+    range(len(TRIALS))
+)
+REPLACING = (CACHED_BATCH, BATCH_ON_DEVICE, FEW_SAMPLES)
 """Trials with a remembered batch in place of the loader's."""
 LAST = ("few_samples", "bf16")
-"""Trials that come last, since a script may end itself in them: not every one bears such batches, or its model in bf16."""
+"""Trials that come last: a script may fail in them, because its model or batches do not support
+them.
+"""
 FEW = 2
-"""Samples of a batch under `few_samples`."""
+"""Samples per batch under `few_samples`."""
 
 OF_TRIAL = ".trainpace-trial"
-"""The suffix of checkpoints that a script writes under trials."""
+"""Suffix of the checkpoints that a script writes under trials."""
 EARLIER = ".before-trainpace-look"
-"""Names files of earlier runs, while a script is only looked at that writes others in their place."""
+"""Part of the names of earlier runs' files that `trainpace look` moves aside."""
 STOP_AFTER = "TRAINPACE_STOP_AFTER_S"
-"""The environment variable with the seconds of steps after which a script is ended that is only looked at."""
+"""Environment variable: seconds of steps after which `trainpace look` ends the script."""
 TASK = "TRAINPACE_TASK"
-"""The environment variable with the number of the task, where several record into one folder."""
+"""Environment variable: number of this task if several record into one folder."""
 
 LONGEST_WRITE_S = 2.0
-"""For which one thread waits while another one writes: a signal's handler interrupts its own thread in the middle of it."""
+"""Seconds that a thread waits for another one to finish writing.
+
+A signal handler may interrupt its own thread in the middle of a write, so the wait has a limit.
+"""
 
 _STEP = struct.Struct(f"<cBHIqqIff{len(PARTS)}q")
 _SPAN = struct.Struct("<cBBHIqq")
@@ -93,7 +102,7 @@ _FORMS = {b"S": _STEP, b"P": _SPAN, b"F": _FETCH, b"J": _JSON}
 
 
 class Step(NamedTuple):
-    """One optimizer step: its own nanoseconds by part (they add up to end - start), and its counts."""
+    """One optimizer step: its nanoseconds by part, which add up to end - start, and its counts."""
 
     trial: int
     micro_steps: int
@@ -107,7 +116,7 @@ class Step(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A stretch of one part on one thread; depth 0 is outermost."""
+    """A stretch of one part on one thread. Depth 0 is the outermost."""
 
     part: int
     depth: int
@@ -118,7 +127,7 @@ class Span(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """One batch made by the dataset, in worker `worker` or, at -1, in the training process itself."""
+    """One batch made by the dataset in a worker, or in the training process if `worker` is -1."""
 
     worker: int
     samples: int
@@ -129,10 +138,10 @@ class Fetch(NamedTuple):
 
 
 class EventLogWriter:
-    """Appends records; `flush` hands them to the operating system, which keeps them if the process is killed.
+    """Appends records to a log. `flush` hands them to the system, which keeps them after a kill.
 
-    Any thread may append: a deque needs no lock, which a fork could leave locked. A forked child closes its parent's trail, which
-    needs none either.
+    Any thread may append: a deque needs no lock, which a fork could leave locked. A forked child
+    closes its parent's log, which needs no lock either.
     """
 
     def __init__(self, path: str, header: dict[str, Any]) -> None:
@@ -145,14 +154,14 @@ class EventLogWriter:
         self.flush()
 
     def step(self, step: tuple[Any, ...]) -> None:
-        """Append the values of a `Step`, of which no record has to be made for that."""
+        """Append the values of a `Step`, without the cost of making the record."""
         if self._file >= 0:
             self._waiting.append(_STEP.pack(b"S", *step[:8], *step[8]))
 
     def span(
         self, part: int, depth: int, name: str, thread: int, start_ns: int, end_ns: int
     ) -> None:
-        """Append a span; each name is written once and then referred to by number."""
+        """Append a span. Each name is written once and then replaced by its number."""
         number = self._names.get(name) or 0
         if not number and len(self._names) < 0xFFFF:
             number = next(self._numbers)
@@ -174,7 +183,7 @@ class EventLogWriter:
             self._waiting.append(record)
 
     def flush(self) -> None:
-        """Write everything. A full disk ends the trail, not the script."""
+        """Write everything that waits. A full disk ends the log, not the script."""
         if (
             self._file < 0
             or not self._waiting
@@ -185,16 +194,13 @@ class EventLogWriter:
             data = b"".join(self._waiting.popleft() for _ in range(len(self._waiting)))
             if os.write(self._file, data) != len(data):
                 self.close()
-        except (
-            OSError,
-            IndexError,
-        ):  # a full disk; or another thread's close, in the middle of this
+        except (OSError, IndexError):  # a full disk, or another thread closed the log meanwhile
             self.close()
         finally:
             self._writing.release()
 
     def close(self) -> None:
-        """End the trail here; a forked child does at once, since the file is its parent's."""
+        """End the log. A forked child calls this first, because the file belongs to its parent."""
         file, self._file = self._file, -1
         with contextlib.suppress(OSError):
             os.close(file)
@@ -202,8 +208,11 @@ class EventLogWriter:
 
 
 def unused(folder: str, name: str) -> str:
-    """A new file of this name in the folder, or of the name with a number behind it: containers on two nodes may have one host
-    name, and their processes one number. Where none can be made, the path, for the error to be told.
+    """Create a new file in the folder and return its path.
+
+    Containers on two nodes may have the same host name, and their processes the same number. In
+    that case a number is appended to the name. If no file can be created, the path is returned all
+    the same, so that opening it raises the error.
     """
     path = os.path.join(folder, f"{name}.trail")
     for number in range(2, 100):
@@ -219,18 +228,26 @@ def unused(folder: str, name: str) -> str:
 
 
 def aside_of(place: str, folder: str) -> str:
-    """Where an earlier run's file is kept while a look with this recording folder writes in its place; every look has its own."""
+    """Return the path to which a look with this recording folder moves an earlier run's file."""
     return f"{place}{EARLIER}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]}"
 
 
 def state_of(place: str) -> tuple[int, int, int]:
-    """What changes when a file is written or replaced: inode, size, time of the last change. Raises OSError without a file."""
+    """Return (inode, size, time of the last change). Any write or replacement changes one of them.
+
+    Raises:
+        OSError: There is no such file.
+    """
     about = os.stat(place)
     return about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def read_header(line: bytes) -> dict[str, Any]:
-    """The header from a trail's first line. Raises ValueError for anything but a trail of this version."""
+    """Parse the first line of an event log.
+
+    Raises:
+        ValueError: This is not an event log of this version.
+    """
     header = json.loads(line) if line.endswith(b"\n") else None
     if not isinstance(header, dict) or header.get("trail") != VERSION:
         raise ValueError("not an event log of this version")
@@ -240,7 +257,7 @@ def read_header(line: bytes) -> dict[str, Any]:
 def records_from(
     data: bytes | mmap.mmap, at: int
 ) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
-    """The records from byte `at` on; one cut off at the end is left out."""
+    """Yield the records from byte `at` on, without an incomplete one at the end."""
     while at < len(data):
         kind = data[at : at + 1]
         form = _FORMS.get(kind)

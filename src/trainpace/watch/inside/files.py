@@ -1,7 +1,16 @@
-"""Files that a script writes while it is only tried: earlier runs' files survive, and a trial keeps to its folders."""
+"""Files that a script writes while it is only tried.
+
+`trainpace look` lets a script write as usual. Checkpoints of earlier runs are moved aside first,
+other files are copied, and `watch` puts both back at the end unless the script ended by itself.
+
+Under trials, checkpoints get a suffix, so that the user's own stay. A trial with folders of its own
+may write only there.
+"""
 
 import contextlib
 import ctypes
+import errno
+import functools
 import glob
 import os
 import shutil
@@ -10,119 +19,204 @@ import struct
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainpace.watch.inside.event_log import EARLIER, aside_of, state_of
+from trainpace.watch.inside.event_log import EARLIER, OF_TRIAL, aside_of, state_of
 from trainpace.watch.inside.recorder import Recorder
 
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHECKPOINTS = ("checkpoint-*", "global_step*", "*.safetensors", "pytorch_model*.bin")
-"""What transformers and DeepSpeed write into a folder."""
-_EVENTS = ("os.rename", "shutil.copyfile")
-"""Audit events by which a file (their first argument) takes another's place (their second)."""
+"""Names of checkpoints that transformers and DeepSpeed write into a folder."""
+_REPLACING_EVENTS = ("os.rename", "shutil.copyfile")
+"""Audit events in which one file (the first argument) takes another's place (the second)."""
+
+
+def _place_of(path: Any) -> str:
+    return os.path.abspath(os.fspath(path))
+
+
+# ---- checkpoints
+
+
+def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Callable[..., Any]:
+    """Wrap a function that saves a checkpoint under the path in its argument `file`.
+
+    Under trials it writes beside that path, so that the user's own checkpoint stays. The new one
+    stays until `watch` removes it: overwriting costs more than removing a file before it reaches
+    the disk. Under `trainpace look`, an earlier file at that path is moved aside.
+    """
+    import inspect  # torch has imported it by now, and other processes do not need it
+
+    signature = inspect.signature(save)
+
+    @functools.wraps(save)
+    def maybe(*args: Any, **kwargs: Any) -> Any:
+        trials, earlier = recorder.trials, recorder.earlier
+        if trials is None and earlier is None:
+            return save(*args, **kwargs)
+        call = signature.bind(*args, **kwargs)
+        path = call.arguments[file]
+        if not isinstance(path, str | os.PathLike):
+            return save(*call.args, **call.kwargs)
+        if trials is not None:
+            beside = call.arguments[file] = _place_of(path) + OF_TRIAL
+            if beside not in trials.checkpoints:
+                trials.checkpoints.add(beside)
+                recorder.log.note({"trial_checkpoint": beside})
+                recorder.log.flush()  # so that they are removed even if this process is killed
+            return save(*call.args, **call.kwargs)
+        with contextlib.suppress(Exception):  # for example, a current folder that is gone
+            earlier.set_aside(path)
+        try:
+            return save(*call.args, **call.kwargs)
+        finally:
+            with contextlib.suppress(Exception):
+                earlier.has_saved(path)
+
+    return maybe
+
+
+def loads(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap torch.load under trials: read the checkpoint that this run saved beside that path.
+
+    The script, or another rank, may load its best checkpoint. A file from before this run is
+    ignored: a killed run has left it.
+    """
+    began = time.time() - 0.1  # a file's time comes from a coarser clock
+
+    @functools.wraps(load)
+    def maybe(f: Any, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(Exception):  # for example, a file that is already open
+            beside = _place_of(f) + OF_TRIAL
+            if os.stat(beside).st_mtime >= began:
+                f = beside
+        return load(f, *args, **kwargs)
+
+    return maybe
+
+
+def made_folders(recorder: Recorder) -> Callable[[str, Any], None]:
+    """Return an audit hook that notes new folders.
+
+    Folders for checkpoints are empty once the trial's checkpoints are removed.
+    """
+    process = os.getpid()
+
+    def hook(event: str, args: Any) -> None:
+        if event == "os.mkdir" and args[2] == -1 and os.getpid() == process:
+            with contextlib.suppress(Exception):
+                place = os.path.abspath(os.fsdecode(args[0]))
+                if not os.path.lexists(place):
+                    recorder.log.note({"made_folder": place})
+
+    return hook
 
 
 class Earlier:
-    """`keep` is called before a checkpoint is written."""
+    """Checkpoints of earlier runs, which are moved aside before this run writes in their place."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.folder = os.environ.get("TRAINPACE_WATCH", "")
         self.written: set[str] = set()
-        """Where this run has written: no longer an earlier run's."""
+        """Paths that this run has written."""
         self.saved: dict[str, tuple[int, ...]] = {}
-        """The state of each checkpoint as this run left it: another one is another program's."""
+        """State of each checkpoint as this run left it. Another state means another program."""
         self.holding: dict[str, bool] = {}
         self.copies = Copies(recorder, self.written)
         sys.addaudithook(self._replaced)
         sys.addaudithook(self.copies.opened)
 
-    def keep(self, path: Any) -> None:
-        """Move what lies there aside, if this run has not written it. Where that cannot be, it is as without trainpace."""
-        place = os.path.abspath(os.fspath(path))
+    def set_aside(self, path: Any) -> None:
+        """Move a file of an earlier run aside. If that fails, the script writes over it as usual."""
+        place = _place_of(path)
         if place in self.written:
             return
         self.written.add(place)
         aside = aside_of(place, self.folder)
-        is_aside = os.path.lexists(aside)  # by another rank
+        is_aside = os.path.lexists(aside)  # another rank was first
         if not is_aside and not os.path.lexists(place):
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # where a look that was killed left something, the newest
-                os.rename(
-                    max(glob.glob(glob.escape(place) + EARLIER + "*"), key=os.path.getmtime), place
-                )
+            # a killed `look` may have left files aside: take the newest back
+            with contextlib.suppress(OSError, ValueError):
+                left = glob.glob(glob.escape(place) + EARLIER + "*")
+                os.rename(max(left, key=os.path.getmtime), place)
         if is_aside or os.path.lexists(place):
             self.recorder.log.note({"earlier": place})
-            self.recorder.log.flush()  # so that it is put back also if this process is killed
+            self.recorder.log.flush()  # so that it is put back even if this process is killed
             if not is_aside:
                 with contextlib.suppress(OSError):
                     os.rename(place, aside)
 
     def has_saved(self, path: Any, source: Any = None) -> None:
-        """Remember a checkpoint as it was just written, or as `source` is, which is about to be renamed to it."""
-        place = os.path.abspath(os.fspath(path))
+        """Remember the state of a saved checkpoint, or of `source`, which will be renamed to it."""
+        place = _place_of(path)
         with contextlib.suppress(OSError):
             self.saved[place] = state_of(place if source is None else source)
 
     def note(self) -> None:
-        """Note the checkpoints that this run has written, and what else."""
+        """Log what this run has written."""
         self.recorder.log.note({"saved": list(self.saved.items())})
         self.copies.note()
 
-    def holds_some(self, folder: Any) -> bool:
-        """Whether an earlier run has left checkpoints in a folder whose older ones an engine removes."""
-        place = os.path.abspath(os.fspath(folder))
+    def has_some_in(self, folder: Any) -> bool:
+        """Return True if an earlier run left checkpoints in a folder that an engine cleans up."""
+        place = _place_of(folder)
         if place not in self.holding:
-            self.holding[place] = any(
-                glob.glob(os.path.join(glob.escape(place), name)) for name in _CHECKPOINTS
-            )
+            patterns = (os.path.join(glob.escape(place), name) for name in _CHECKPOINTS)
+            self.holding[place] = any(map(glob.glob, patterns))
         return self.holding[place]
 
     def _replaced(self, event: str, args: Any) -> None:
-        """A checkpoint that was written under another name takes its place."""
-        if event not in _EVENTS or any(folder != -1 for folder in args[2:]):
+        """Audit hook: a checkpoint that was written under another name takes its place."""
+        if event not in _REPLACING_EVENTS or any(folder != -1 for folder in args[2:]):
             return
-        with contextlib.suppress(Exception):  # such as a current folder that is gone
-            source, place = (os.path.abspath(os.fspath(name)) for name in args[:2])
+        with contextlib.suppress(Exception):  # for example, a current folder that is gone
+            source, place = map(_place_of, args[:2])
             if source in self.written and EARLIER not in place:
-                self.keep(place)
+                self.set_aside(place)
                 self.saved.pop(place, None)
                 if event == "os.rename":
                     self.has_saved(place, source)
 
 
+# ---- other files that Python opens for writing, such as a log
+
 MOST_BYTES = 256 * 2**20
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_TRUNC
+"""Size of the largest file that is copied."""
 _NEVER = (".lock", ".pyc")
 
 
 class Copies:
-    """`written`: where this run has written, which its owner adds to as well."""
+    """Copies of files that the script is about to write. The file itself stays the same one.
+
+    Not copied: large files, temporary ones, caches, locks, what compiled libraries write, and files
+    for which the system cannot say whether other programs write them too.
+    """
 
     def __init__(self, recorder: Recorder, written: set[str]) -> None:
+        """`written` holds the paths that this run has written. The caller adds to it as well."""
         self.recorder, self.written = recorder, written
         self.folder = os.environ.get("TRAINPACE_WATCH", "")
         self.writers = Writers()
         self.process, self.began_s = os.getpid(), time.time()
-        elsewhere = (tempfile.gettempdir(), os.path.expanduser("~/.cache"), self.folder)
-        here = os.getcwd()
+        not_copied = (tempfile.gettempdir(), os.path.expanduser("~/.cache"), self.folder)
+        here = f"{os.getcwd()}/"
         self.outside = tuple(
-            f"{f}/"
-            for f in (*elsewhere, "/dev", "/proc", "/sys")
-            if f and not f"{here}/".startswith(f"{f}/")
+            f"{folder}/"
+            for folder in (*not_copied, "/dev", "/proc", "/sys")
+            if folder and not here.startswith(f"{folder}/")
         )
 
     def note(self) -> None:
-        """Note what this process has written, so that what another program wrote meanwhile is told from it."""
-        if (
-            os.getpid() != self.process
-        ):  # a fork shares the account, and would take what is to be read
+        """Log what this process has written, to separate it from what other programs wrote."""
+        if os.getpid() != self.process:  # a fork shares the inotify queue and must not read it
             return
         with contextlib.suppress(Exception):
             self.recorder.log.note({"written": self.writers.accounts()})
 
     def opened(self, event: str, args: Any) -> None:
-        """The audit hook: a file that is opened for writing is copied first."""
+        """Audit hook: copy a file before it is opened for writing."""
         if event != "open" or not args[2] & _WRITES or type(args[0]) not in (str, bytes):
             return
         with contextlib.suppress(Exception):
@@ -155,8 +249,10 @@ class Copies:
 
 
 def keep_first(unfinished: str, aside: str) -> None:
-    """Give a copy its name, or drop it where there is one: who copied later may have copied what another rank had begun to write
-    over."""
+    """Give a copy its name, or drop it if there is one.
+
+    A later copy may hold what another rank had begun to write.
+    """
     try:
         os.link(unfinished, aside)
     except FileExistsError:
@@ -173,7 +269,13 @@ _BUFFER = 65536
 
 
 class Writers:
-    """Counts how often a file was opened for writing by this process, and how often it was closed after that by any."""
+    """Counts how often files are opened for writing by this process, and then closed by any.
+
+    More closings than openings mean that another program writes the file too; restoring it would
+    destroy that program's output. The counts come from inotify(7), which only Linux has. It does
+    not see programs on other hosts, nor programs that had the file open all the time, which
+    `watch.command` looks for.
+    """
 
     def __init__(self) -> None:
         self._inotify = -1
@@ -187,22 +289,17 @@ class Writers:
         return place in self._watches
 
     def watch(self, place: str) -> bool:
-        """Begin to count for the file that is there now; false where that cannot be."""
+        """Begin to count for the file at this path. Returns False if that is not possible."""
         if self._inotify < 0:
             return False
-        mask = (
-            _MODIFIED | _CLOSED_WRITTEN | _OPENED
-        )  # openings and changes only keep two equal events from being merged
+        # openings and changes only prevent the kernel from merging two equal events
+        mask = _MODIFIED | _CLOSED_WRITTEN | _OPENED
         watch = self._libc.inotify_add_watch(self._inotify, os.fsencode(place), mask)
         if watch < 0:
             return False
+        inode = os.stat(place).st_ino
         self._watches[place] = watch
-        self._accounts[watch] = {
-            "place": place,
-            "inode": os.stat(place).st_ino,
-            "opened": 0,
-            "closed": 0,
-        }
+        self._accounts[watch] = {"place": place, "inode": inode, "opened": 0, "closed": 0}
         return True
 
     def opened(self, place: str) -> None:
@@ -211,7 +308,7 @@ class Writers:
         self._accounts[self._watches[place]]["opened"] += 1
 
     def accounts(self) -> list[dict[str, Any]]:
-        """For every file, openings that are not closed by now included as `open`."""
+        """Return the counts of each file. `open` counts openings that are not closed yet."""
         self._read()
         here = _open_for_writing() if self._accounts else []
         return [
@@ -225,23 +322,114 @@ class Writers:
                 while at < len(data):
                     watch, mask, _, length = _EVENT.unpack_from(data, at)
                     at += _EVENT.size + length
-                    lost = self._accounts.values() if mask & _OVERFLOW else ()
-                    for account in lost:
-                        account["closed"] = 2**31  # unknown, and so taken to be another's
+                    if mask & _OVERFLOW:
+                        for account in self._accounts.values():
+                            account["closed"] = 2**31  # unknown, so another program is assumed
                     if mask & _CLOSED_WRITTEN and watch in self._accounts:
                         self._accounts[watch]["closed"] += 1
 
 
 def _open_for_writing() -> list[int]:
-    """The inodes of the regular files that this process has open for writing, one for each opening."""
+    """Return the inode of each regular file that this process has open for writing."""
     import fcntl
 
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             about = os.fstat(int(name))
-            if stat.S_ISREG(about.st_mode) and fcntl.fcntl(int(name), fcntl.F_GETFL) & (
-                os.O_WRONLY | os.O_RDWR
-            ):
+            writes = fcntl.fcntl(int(name), fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR)
+            if stat.S_ISREG(about.st_mode) and writes:
                 found.append(about.st_ino)
     return found
+
+
+# ---- a trial that may write only into its own folders
+
+CACHES = (
+    "XDG_CACHE_HOME",
+    "HF_HOME",
+    "HF_DATASETS_CACHE",
+    "HF_HUB_CACHE",
+    "TORCH_HOME",
+    "TRITON_CACHE_DIR",
+    "TRITON_HOME",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_EXTENSIONS_DIR",
+    "CUDA_CACHE_PATH",
+    "NUMBA_CACHE_DIR",
+    "MPLCONFIGDIR",
+)
+"""Environment variables that name caches, which can be filled again."""
+_REFUSAL = (
+    "trainpace: a trial may write only into its own folder, which {out} in the command stands for"
+)
+_PATHS: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "open": ((0, None),),
+    "os.remove": ((0, 1),),
+    "os.rmdir": ((0, 1),),
+    "os.mkdir": ((0, 2),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.truncate": ((0, None),),
+    "os.link": ((1, 3),),
+    "os.symlink": ((1, 2),),
+    "shutil.rmtree": ((0, None),),
+    "os.chmod": ((0, 2),),
+    "os.chown": ((0, 3),),
+    "os.utime": ((0, 3),),
+    "os.setxattr": ((0, None),),
+    "os.removexattr": ((0, None),),
+}
+"""Positions of the path arguments of each audit event, with the position of the folder's handle.
+
+Source: the table of events at sys.addaudithook.
+"""
+_CHANGE_THE_LINK = ("os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link", "os.symlink")
+"""Events that change a link itself. Others change its target; `shutil.rmtree` refuses links."""
+
+
+def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Refuse to write, remove or rename files outside of these folders until the process ends.
+
+    The trial's temporary folder and caches are allowed. Python's audit hooks (PEP 578) see each file
+    that Python itself opens. They do not see what compiled libraries or other programs write.
+    """
+    home = os.path.expanduser("~")
+    allowed = [*folders, environment.get("TMPDIR", "/dev"), "/dev", "/proc"]
+    allowed += [os.path.join(home, name) for name in (".cache", ".triton", ".nv")]
+    allowed += [environment[name] for name in CACHES if environment.get(name)]
+    inside = tuple(map(os.path.realpath, allowed))
+
+    def check(path: Any, follows: bool) -> None:
+        if not isinstance(path, str | bytes | os.PathLike):  # the number of an open file, or none
+            return
+        name = os.fsdecode(path)
+        if name.endswith(OF_TRIAL) or "__pycache__" in name:
+            return
+        folder, last = os.path.split(os.path.abspath(name))
+        real = os.path.realpath(name) if follows else os.path.join(os.path.realpath(folder), last)
+        if not any(real == folder or real.startswith(folder + os.sep) for folder in inside):
+            raise PermissionError(errno.EACCES, _REFUSAL, name)
+
+    def hook(event: str, args: Any) -> None:
+        if event == "sqlite3.connect":
+            check(_written_database(args[0]), True)
+        elif event != "open" or args[2] & _WRITES:
+            for i, handle in _PATHS.get(event, ()):
+                # a path beside a folder's handle is within a tree that was checked as a whole
+                if handle is None or args[handle] == -1:
+                    check(args[i], event not in _CHANGE_THE_LINK)
+
+    sys.addaudithook(hook)
+
+
+def _written_database(database: Any) -> str | None:
+    """Return the file that SQLite may write, or None if it is in memory or read-only.
+
+    Source: https://sqlite.org/uri.html
+    """
+    name = os.fsdecode(database)
+    if name.startswith("file:"):
+        name, _, query = name.removeprefix("file:").partition("?")
+        if not {"mode=ro", "immutable=1", "mode=memory"}.isdisjoint(query.split("&")):
+            return None
+    return None if name in ("", ":memory:") else name

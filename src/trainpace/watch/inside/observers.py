@@ -1,4 +1,4 @@
-"""What is measured beside the parts of a step: operators, best rates, losses, cores and page faults."""
+"""Measurements beside the parts of a step: operators, best rates, losses, cores and page faults."""
 
 import contextlib
 import functools
@@ -26,31 +26,43 @@ from trainpace.watch.inside.recorder import Recorder, now_ns
 from trainpace.watch.inside.script import line_of
 
 LONGEST_LAUNCH_NS = 20_000
-"""Operators that compute longer than this on their thread are large; shorter ones mostly wait for their launch. By the thread's
-own clock, since a program that takes the core for a while makes any operator long."""
+"""Operators that compute longer than this on their thread are large. Shorter ones mostly wait for
+their launch.
+
+The thread's own clock counts, since a program that takes the core for a while makes any operator
+long.
+"""
 REPEATS = 5
 SIDE, SIDE_ON_ACCELERATOR = 1024, 8192
-"""Of the matrix product that a rate is measured with: large enough to fill the device."""
+"""Side of the matmul that a rate is measured with: large enough to fill the device."""
 LARGEST_COPY_BYTES = 2**30
-"""Of the optimizer and its variants in the host's memory; on an accelerator, half of what is free there."""
+"""Limit for copies of the optimizer and its variants in host memory. An accelerator gives half of
+its free memory.
+"""
 LONGEST_NAME = 160
-"""Characters of a kernel's name that are kept: enough to tell what kind it is."""
+"""Characters of a kernel's name that are logged: enough to recognize its kind."""
 VARIANTS = ("fused", "foreach")
 LONGEST_GAP_NS = 100_000
-"""Between two operators, which the host takes for calling the second one. A judgement: longer ones are other work."""
+"""Longest time between two operators that counts as calling the second one.
+
+A judgement: longer gaps are other work.
+"""
 KEPT_OPERATORS = 12
-"""Of those that take longest in a step, each at a line of the script of its own."""
+"""Number of slowest operators that are logged. Each (operator, line of the script) counts by
+itself.
+"""
 
 
 # ---- operators
 
 
 def count_one_step(recorder: Recorder, note: str = "counted") -> Any:
-    """Count the operators of forward and backward; call the result at the step's end, which notes them under `note`.
+    """Count the operators of forward and backward until the returned function is called.
 
-    Does nothing for compiled models, which a dispatch mode would break. Times are the host's: where a device works
-    asynchronously, all operators look short.
+    That function logs them under `note`. Compiled models are not counted. Times are the host's: if
+    a device works asynchronously, all operators look short.
     """
+    # a dispatch mode would break compiled models
     if "torch._dynamo.eval_frame" in sys.modules and recorder.compiled:
         return lambda: None
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -119,18 +131,29 @@ def count_one_step(recorder: Recorder, note: str = "counted") -> Any:
 
 
 class _OutsideModules:
-    """The time of operators outside of modules that gradients flow through, with what runs between two of them: calling the next
-    one, and operators on what gave them values, such as an index."""
+    """Time of differentiable operators outside of modules, and of the work between them.
+
+    That work is calling the next operator, or operators that prepare its arguments, such as an
+    index.
+    """
 
     def __init__(self) -> None:
         self.ns = self.reads = 0
-        """Their time, and the values that were read between two of them."""
+        """Nanoseconds, and values that the script read between two operators."""
         self._held_ns = self._held_reads = self._since_ns = 0
 
     def sees(
         self, start_ns: int, ended_ns: int, *, is_outside: bool, flows: bool, reads: bool
     ) -> None:
-        """Take an operator into account. `flows`: whether it is one of them. `reads`: whether it reads a value."""
+        """Add one operator.
+
+        Args:
+            start_ns: Start of the operator.
+            ended_ns: End of the operator.
+            is_outside: It runs outside of forward and backward.
+            flows: Gradients flow through it.
+            reads: It reads a value out of a tensor.
+        """
         follows = start_ns - self._since_ns < LONGEST_GAP_NS
         self._held_ns += min(start_ns - self._since_ns, LONGEST_GAP_NS) if self._since_ns else 0
         if flows:
@@ -148,11 +171,14 @@ class _OutsideModules:
 
 _READS = "aten._local_scalar_dense"
 _NO_FORWARD = ("aten.detach", _READS)
-"""Operators that read what a forward pass gave, such as a loss for the log."""
+"""Operators that read the results of a forward pass, such as a loss for the log."""
 
 
 def flows(args: Any) -> bool:
-    """Whether gradients flow through one of an operator's tensors: not so where a script changes parameters by hand."""
+    """Return True if gradients flow through one of an operator's tensors.
+
+    They do not if the script changes parameters by hand.
+    """
     return sys.modules["torch"].is_grad_enabled() and any(
         getattr(one, "requires_grad", False)
         for arg in args
@@ -161,18 +187,20 @@ def flows(args: Any) -> bool:
 
 
 _FACTORS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
-"""Matrix products of aten, by the position of their first factor."""
+"""Matmuls of aten, by the position of their first factor."""
 
 
 def rows_of(function: Any, args: Any) -> int:
-    """The rows of a matrix product's first factor, which in a forward pass are the samples, or the positions, that are computed
-    together; 0 for any other operator."""
+    """Return the rows of a matmul's first factor, or 0 for any other operator.
+
+    In a forward pass they are the samples, or positions, that are computed together.
+    """
     at = _FACTORS.get(function._overloadpacket.__name__)
     return 0 if at is None else math.prod(args[at].shape[:-1])
 
 
 def profile_one_step(recorder: Recorder) -> Callable[[], None]:
-    """Measure what an accelerator does in a step, by its own clock; call the result at the step's end."""
+    """Measure an accelerator's work by its own clock until the returned function is called."""
     from trainpace.measure import device_work, in_use
 
     measured = device_work(in_use())
@@ -194,8 +222,10 @@ def profile_one_step(recorder: Recorder) -> Callable[[], None]:
 
 
 def note_rate(recorder: Recorder) -> None:
-    """Write to the trail the FLOP/s of a large matrix product here, with the script's own settings and number format; on an
-    accelerator that computes in fp32, also in the formats that it could use instead."""
+    """Log the FLOP/s of a large matmul with the script's own settings and number format.
+
+    On an accelerator that computes in fp32, log also the formats that it could use instead.
+    """
     import torch
 
     from trainpace.measure import in_use
@@ -215,7 +245,9 @@ def note_rate(recorder: Recorder) -> None:
 
 
 def matmul_rate_gflops(dtype: Any) -> float:
-    """The best rate of a large matrix product of this number format on the device in use."""
+    """Return the best rate of a large matmul of this number format on the device in use, in
+    GFLOP/s.
+    """
     import torch
 
     from trainpace.measure import in_use
@@ -229,50 +261,44 @@ def matmul_rate_gflops(dtype: Any) -> float:
 
 
 def note_optimizers(recorder: Recorder, within_s: float = math.inf) -> None:
-    """Time the script's optimizer and its other implementations on copies of its parameters and gradients, fewer times where that
-    would take longer."""
-    import torch
+    """Log the times of the script's optimizer and its other implementations.
 
+    They run on copies of the parameters and gradients, fewer times if that would take longer than
+    `within_s`.
+    """
     optimizer = recorder.optimizer() if recorder.optimizer is not None else None
-    if optimizer is None or not any(v in optimizer.defaults for v in VARIANTS):
+    if optimizer is None or not _can_be_copied(optimizer):
         return
-    held = sum(p.numel() * p.element_size() for g in optimizer.param_groups for p in g["params"])
-    if 4 * held > _room_bytes() or any(
-        type(p) is not torch.nn.Parameter for p in optimizer.param_groups[0]["params"]
-    ):
-        return
+    variants = [variant for variant in VARIANTS if variant in optimizer.defaults]
     stepping, took_ns = {}, 0
-    for name in ("as it is", *(v for v in VARIANTS if v in optimizer.defaults)):
-        with contextlib.suppress(
-            Exception
-        ):  # not every implementation exists for every device and type
-            stepping[name] = _copy(
-                torch,
-                optimizer,
-                {} if name == "as it is" else {**dict.fromkeys(VARIANTS), name: True},
-            )
-            took_ns = max(took_ns, _time_ns(stepping[name].step))
+    for name in ("as it is", *variants):
+        chosen = {} if name == "as it is" else {v: v == name or None for v in variants}
+        # an implementation may lack some devices and types
+        with contextlib.suppress(Exception):
+            stepping[name] = _copy(optimizer, chosen).step
+            took_ns = max(took_ns, _time_ns(stepping[name]))
     repeats = int(max(1, min(REPEATS, within_s * 1e9 / max(1, took_ns * len(stepping)))))
-    times: dict[str, list[int]] = {name: [] for name in stepping}
-    for _ in range(repeats):
-        for name, copied in stepping.items():
-            times[name].append(_time_ns(copied.step))
-    recorder.log.note(
-        {
-            "optimizer_variants_ms": {
-                name: sorted(t)[repeats // 2] / 1e6 for name, t in times.items()
-            }
-        }
-    )
+    rounds = [{name: _time_ns(step) for name, step in stepping.items()} for _ in range(repeats)]
+    medians = {name: sorted(each[name] for each in rounds)[repeats // 2] for name in stepping}
+    recorder.log.note({"optimizer_variants_ms": {name: ns / 1e6 for name, ns in medians.items()}})
 
 
-def _room_bytes() -> float:
-    """For the parameters, gradients and states of one variant."""
+def _can_be_copied(optimizer: Any) -> bool:
+    """Return True if the optimizer has variants, plain parameters, and enough free memory."""
     from trainpace.measure import free_gib, in_use
 
     device = in_use()
     free = free_gib(device) if device != "cpu" else None
-    return LARGEST_COPY_BYTES if free is None else free * 2**30 / 2 / (1 + len(VARIANTS))
+    limit = LARGEST_COPY_BYTES if free is None else free * 2**30 / 2 / (1 + len(VARIANTS))
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    # parameters, gradients and two states
+    needed = 4 * sum(p.numel() * p.element_size() for p in parameters)
+    plain = sys.modules["torch"].nn.Parameter
+    return (
+        any(variant in optimizer.defaults for variant in VARIANTS)
+        and needed <= limit
+        and all(type(p) is plain for p in optimizer.param_groups[0]["params"])
+    )
 
 
 def _time_ns(work: Callable[[], Any]) -> int:
@@ -284,21 +310,17 @@ def _time_ns(work: Callable[[], Any]) -> int:
     return now_ns() - start
 
 
-def _copy(torch: Any, optimizer: Any, changed: dict[str, Any]) -> Any:
+def _copy(optimizer: Any, changed: dict[str, Any]) -> Any:
     groups = []
     for group in optimizer.param_groups:
         params = []
         for parameter in group["params"]:
-            copied = torch.nn.Parameter(parameter.detach().clone())
             if parameter.grad is not None:
+                copied = sys.modules["torch"].nn.Parameter(parameter.detach().clone())
                 copied.grad = parameter.grad.detach().clone()
                 params.append(copied)
         settings = {k: v for k, v in group.items() if k in optimizer.defaults and k != "params"}
-        groups.append(
-            settings
-            | {k: v for k, v in changed.items() if k in optimizer.defaults}
-            | {"params": params}
-        )
+        groups.append(settings | changed | {"params": params})
     return type(optimizer)(groups)
 
 
@@ -308,8 +330,11 @@ Backward = Callable[..., Any]
 
 
 class Losses:
-    """Keeps losses on their device until the end, so that nothing waits for them. Under accumulation scripts divide
-    their losses, so that the sum is the mean over the step; DeepSpeed divides them itself."""
+    """Collects losses on their device, so that nothing waits for them until the end.
+
+    Under accumulation scripts divide their losses, so the sum is the mean over the step. DeepSpeed
+    divides them itself.
+    """
 
     def __init__(self, torch: Any, recorder: Recorder) -> None:
         self.torch = torch
@@ -320,7 +345,7 @@ class Losses:
         recorder.after_step.append(lambda step: self._ends_step())
 
     def within(self, backward: Backward, engine: bool = False) -> Backward:
-        """A backward function that records its losses; calls inside it record nothing more."""
+        """Wrap a backward function to record its losses. Calls inside it record nothing more."""
 
         @functools.wraps(backward)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -361,7 +386,7 @@ class Losses:
         self._sum = None
 
     def scaled(self, scale: Callable[..., Any]) -> Callable[..., Any]:
-        """GradScaler.scale, with the unscaled loss remembered for its result."""
+        """Wrap GradScaler.scale to remember the unscaled loss."""
 
         @functools.wraps(scale)
         def call(scaler: Any, outputs: Any) -> Any:
@@ -373,16 +398,26 @@ class Losses:
         return call
 
     def per_step(self) -> list[float]:
-        """One loss per step; empty where any step's loss was not seen."""
+        """Return one loss per step, or nothing if the loss of any step was not seen."""
         return [float(value) for value in self.steps] if self._whole else []
 
 
+# ---- cores and threads
+
 SETTLED_STEP = 3
-"""What it waited before, while others were still importing and compiling, says nothing of the steps."""
+"""Step after which delays are counted. Before it, other programs import and compile."""
+DELAYED = 0.1
+"""Share of its time that the training thread waits for a core, from which on it is reported.
+
+A judgement, not a measurement: in recordings of a busy day it was 0 to 0.03 without disturbance.
+Nobody has measured the share that makes a verdict wrong.
+"""
+TRAINS_WITHIN_S = 10.0
+"""Longest time since the last write of a process that still trains. Even a slow one flushes."""
 
 
 class Scheduled(NamedTuple):
-    """Nanoseconds that a thread was on a core, and that it waited for one, since it began."""
+    """Nanoseconds since a thread began: on a core, and waiting for one."""
 
     thread: int
     ran_ns: int
@@ -390,62 +425,61 @@ class Scheduled(NamedTuple):
 
 
 def scheduled(thread: int | None = None) -> Scheduled | None:
-    """Of this thread, or the one of that number; None where the system does not say. Threads that only help it are left out:
-    while they wait for work they give their core away again and again, and would seem to have none.
+    """Return the times of this thread, or of `thread`. None if the system does not report them.
+
+    Helper threads do not count. They give their core away while they wait for work, so they would
+    seem to lack one.
     """
     thread = thread or threading.get_native_id()
     times = thread_times(thread)
     return None if times is None else Scheduled(thread, *times)
 
 
-def delayed_share(since: Scheduled) -> float | None:
-    """The share of the time since then, in which the thread could have run, that it had no core; None where it is not known."""
-    if (now := scheduled(since.thread)) is None or now.ran_ns <= since.ran_ns:
+def begin_counting_delays(recorder: Recorder) -> None:
+    recorder.scheduled = scheduled()
+
+
+def delayed_share(since: Scheduled | None) -> float | None:
+    """Return the share of runnable time since then without a core, or None if it is unknown."""
+    if since is None or (now := scheduled(since.thread)) is None or now.ran_ns <= since.ran_ns:
         return None
     ran, waited = now.ran_ns - since.ran_ns, max(0, now.waited_ns - since.waited_ns)
     return waited / (ran + waited)
 
 
-DELAYED = 0.1
-"""Share of its time in which the training thread waits for a core, from which on it is said, and others are taken to need cores
-too. A judgement, not a measurement: in recordings of a busy day it was 0 to 0.03 where nothing disturbed; from which share on a
-verdict is wrong, nobody measured."""
-TRAINS_WITHIN_S = 10.0
-"""Since another process last wrote to its trail: several of its flushes, also where it is slow."""
-
-
 def own_threads() -> int:
-    return int(_torch().get_num_threads())
-
-
-def fewer_threads(recorder: Recorder) -> int:
-    """How many threads to try instead of the script's own; 0 where it has a core for each."""
-    threads, cpus = own_threads(), usable_cores()
-    fair = max(1, cpus // (1 + len(beside(recorder.log.path))))
-    if fair < threads:
-        return fair
-    waited = delayed_share(recorder.scheduled) if recorder.scheduled is not None else None
-    return 1 if threads > 1 and waited is not None and waited >= DELAYED else 0
+    return int(sys.modules["torch"].get_num_threads())
 
 
 def computes_with(threads: int) -> None:
-    _torch().set_num_threads(threads)
+    sys.modules["torch"].set_num_threads(threads)
 
 
-def beside(own_trail: str) -> list[str]:
-    """The trails of other processes of this command and host that are training now."""
-    folder, name = os.path.split(own_trail)
-    try:
-        others = os.listdir(folder)
-    except OSError:
-        return []
-    return [
-        path
-        for other in others
-        if other.startswith("process-")
-        and other != name
-        and _trains(path := os.path.join(folder, other))
-    ]
+def fewer_threads(recorder: Recorder) -> int:
+    """Return how many threads to try instead of the script's own, or 0 if it has enough cores.
+
+    With more threads than cores, threads wait for each other at the end of every operator. No clock
+    of one thread shows that, so it takes an intervention.
+    """
+    threads = own_threads()
+    fair = max(1, usable_cores() // (1 + len(training_beside(recorder.log.path))))
+    if fair < threads:
+        return fair
+    waited = delayed_share(recorder.scheduled)
+    return 1 if threads > 1 and waited is not None and waited >= DELAYED else 0
+
+
+def training_beside(own_log: str) -> list[str]:
+    """Return the logs of other processes of this command and host that train now."""
+    folder, own = os.path.split(own_log)
+    with contextlib.suppress(OSError):
+        others = [
+            os.path.join(folder, name)
+            for name in os.listdir(folder)
+            if name.startswith("process-") and name != own
+        ]
+        return [path for path in others if _trains(path)]
+    return []
 
 
 def _trains(path: str) -> bool:
@@ -453,8 +487,7 @@ def _trains(path: str) -> bool:
         if time.time() - os.path.getmtime(path) > TRAINS_WITHIN_S:
             return False
         with open(path, "rb") as file:
-            first = file.readline()
-            rest = file.read()
+            first, rest = file.readline(), file.read()
         if read_header(first).get("host") != socket.gethostname():
             return False
         return any(isinstance(record, Step) for record in records_from(rest, 0))
@@ -462,42 +495,43 @@ def _trains(path: str) -> bool:
         return False
 
 
-def _torch() -> Any:
-    return sys.modules["torch"]
-
+# ---- page faults
+#
+# glibc gives the memory of large tensors back when they are freed. Linux clears each page of it
+# again when the next tensor asks for it.
 
 PAGES = 16 * 2**20 // mmap.PAGESIZE
 ROUNDS = 3
-COVERING = "MALLOC_MMAP_MAX_"
-"""The variable under which glibc keeps freed memory."""
+GLIBC_SETTING = "MALLOC_MMAP_MAX_"
+"""Environment variable that makes glibc keep freed memory."""
 
 
-def count() -> int | None:
-    """How many this process has had so far that needed no disk; None where its C library is not glibc, or its allocator was
-    chosen by the user."""
+def page_faults() -> int | None:
+    """Return the page faults of this process that needed no disk.
+
+    None if its C library is not glibc, or if the user chose how memory is allocated.
+    """
     try:
         import resource
 
         is_glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
     except (ImportError, ValueError, OSError):
         return None
-    if COVERING in os.environ or "malloc" in os.environ.get("LD_PRELOAD", ""):
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if is_glibc else None
+    chosen = GLIBC_SETTING in os.environ or "malloc" in os.environ.get("LD_PRELOAD", "")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if is_glibc and not chosen else None
 
 
-def cost_ns() -> float | None:
-    """Nanoseconds that one takes here and now, by the fastest of some rounds over new pages; None where they are not counted."""
-    rounds = [_round_ns() for _ in range(ROUNDS)]
-    known = [ns for ns in rounds if ns is not None]
-    return min(known, default=None)
+def page_fault_ns() -> float | None:
+    """Return the time of one page fault here, from the fastest of some rounds over new pages."""
+    rounds = (_page_fault_round_ns() for _ in range(ROUNDS))
+    return min((ns for ns in rounds if ns is not None), default=None)
 
 
-def _round_ns() -> float | None:
+def _page_fault_round_ns() -> float | None:
     with mmap.mmap(-1, PAGES * mmap.PAGESIZE) as memory:
-        with contextlib.suppress(AttributeError, OSError):  # of a system without large pages
+        with contextlib.suppress(AttributeError, OSError):  # a system without huge pages
             memory.madvise(mmap.MADV_NOHUGEPAGE)
-        before, began = count(), time.perf_counter_ns()
+        before, began = page_faults(), time.perf_counter_ns()
         memory[:: mmap.PAGESIZE] = bytes(PAGES)
-        took, after = time.perf_counter_ns() - began, count()
+        took, after = time.perf_counter_ns() - began, page_faults()
     return None if before is None or after is None or after <= before else took / (after - before)

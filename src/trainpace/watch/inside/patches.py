@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import trainpace.measure as accelerator
-from trainpace.watch.inside import ranks, trials
+from trainpace.watch.inside import files, ranks, trials
 from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture
 from trainpace.watch.inside.event_log import (
     BACKWARD,
@@ -32,7 +32,7 @@ from trainpace.watch.inside.event_log import (
     Step,
 )
 from trainpace.watch.inside.loaders import Padding
-from trainpace.watch.inside.recorder import Recorder, get_ident
+from trainpace.watch.inside.recorder import EVALUATING, TRAINING, Recorder, get_ident
 
 NUMBERS = 16
 """Of each parameter that is looked at: its first and its last so many."""
@@ -317,7 +317,7 @@ def install(torch: Any, recorder: Recorder) -> None:
     # under both their names, or else pickle finds another function than the one that it was given
     torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip
     save = recorder.wraps(torch.save, CHECKPOINT, "torch.save")
-    torch.save = torch.serialization.save = trials.checkpoints(recorder, save, "f")
+    torch.save = torch.serialization.save = files.checkpoints(recorder, save, "f")
     ends(torch, recorder)
     _outputs(recorder)
 
@@ -398,7 +398,7 @@ class _Calls:
             finally:
                 if depth >= 0:
                     recorder.leave(depth, type(module).__name__)
-                if recorder.undecided or recorder.evaluating:
+                if recorder.undecided or recorder.phase == EVALUATING:
                     recorder.ends_forward()
                 self.inside = False
 
@@ -599,7 +599,7 @@ def _tells(recorder: Recorder, updates: Updates, args: Any, kwargs: Any) -> None
     optimizer."""
     if updates.watches and recorder.part != BACKWARD:
         updates.computes_gradients(args[0] if args else next(iter(kwargs.values()), None))
-    recorder.decides(False)
+    recorder.decides(TRAINING)
 
 
 # ---- copies, synchronisation, output
@@ -782,7 +782,7 @@ def _told(plain: Any, is_grad_enabled: Any, recorder: Recorder) -> Any:
     @functools.wraps(plain)
     def leave(context: Any, *error: Any) -> Any:
         result = plain(context, *error)
-        if recorder.evaluating and get_ident() == recorder.thread and is_grad_enabled():
+        if recorder.phase == EVALUATING and get_ident() == recorder.thread and is_grad_enabled():
             recorder.leaves_evaluation()
         return result
 

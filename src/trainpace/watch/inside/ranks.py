@@ -1,4 +1,4 @@
-"""Several ranks in one training: agreement among them, waits for gradients, and the speed of their links."""
+"""Several ranks in one training: common decisions, the wait for gradients, and link speeds."""
 
 import contextlib
 import datetime
@@ -15,15 +15,24 @@ from typing import Any
 from trainpace.watch.inside.event_log import COMMUNICATION, Step
 from trainpace.watch.inside.recorder import Recorder, get_ident
 
+GRADIENTS = "gradients"
+"""Name of the end of a backward pass, when only the reduction of gradients is left."""
+IN_A_GROUP, STARTED = " in a group", " started"
+"""Suffixes of a collective's name: not all ranks take part; it is waited for later."""
+LINKS_AT, LINKS_AGAIN_EVERY = (3, 10, 20, 40, 80), 1000
+_TCP_INFO_BYTES, _ACKED, _BUSY = 192, 120, 168
+"""Size of struct tcp_info and offsets of two fields (linux/tcp.h, Linux 4.10 and later).
+
+The first field counts the bytes that the peer acknowledged. At the second are the microseconds with
+data in flight, and then those in which the peer's window was full. All are 64-bit numbers.
+"""
+
 
 def process_group() -> Any:
-    """torch.distributed once it is initialised, None before or without it."""
+    """Return torch.distributed if it is initialised, else None."""
     distributed: Any = sys.modules.get("torch.distributed")
-    return (
-        distributed
-        if distributed and distributed.is_available() and distributed.is_initialized()
-        else None
-    )
+    ready = distributed and distributed.is_available() and distributed.is_initialized()
+    return distributed if ready else None
 
 
 def is_distributed() -> bool:
@@ -32,7 +41,7 @@ def is_distributed() -> bool:
 
 
 def agreed(about: str, answer: Any, patience_s: float) -> Any:
-    """The first rank's answer for all: ranks that took different branches would wait for each other until a timeout."""
+    """Return rank 0's answer. Ranks in different branches would wait for each other."""
     if not is_distributed():
         return answer
     with contextlib.suppress(Exception):
@@ -46,31 +55,34 @@ def agreed(about: str, answer: Any, patience_s: float) -> Any:
     return answer
 
 
-GRADIENTS = "gradients"
-"""The name of the stretch of a backward pass in which only the exchange of gradients is left."""
-IN_A_GROUP, STARTED = " in a group", " started"
-"""Behind the name of a collective that not all ranks take part in, and of one that is waited for later."""
-LINKS_AT, LINKS_AGAIN_EVERY = (3, 10, 20, 40, 80), 1000
-_TCP_INFO_BYTES, _ACKED, _BUSY = 192, 120, 168
-"""struct tcp_info of linux/tcp.h: bytes that the peer acknowledged; then microseconds with something on its way, and of them
-those for which the peer's window was full, as 64-bit numbers. Linux 4.10 and later have all of it."""
+def note_rank(recorder: Recorder) -> None:
+    if (distributed := process_group()) is not None:
+        recorder.log.note(
+            {
+                "rank": distributed.get_rank(),
+                "world_size": distributed.get_world_size(),
+                "backend": str(distributed.get_backend()),
+            }
+        )
 
 
 def collective_name(name: str, args: Any, kwargs: Any) -> str:
-    """A collective's name, with what tells whether all ranks leave it together."""
-    group = kwargs.get("group")
-    whole = sys.modules["torch.distributed"].group.WORLD
-    if (group is not None and group is not whole) or any(
-        type(a).__name__ == "ProcessGroup" and a is not whole for a in args
-    ):
+    """Return a collective's name, with suffixes that show if all ranks leave it together."""
+    whole, group = sys.modules["torch.distributed"].group.WORLD, kwargs.get("group")
+    groups = [group] if group is not None else []
+    groups += [value for value in args if type(value).__name__ == "ProcessGroup"]
+    if any(one is not whole for one in groups):
         name += IN_A_GROUP
     started = kwargs.get("async_op") or (args and args[-1] is True)
     return name + STARTED if started else name
 
 
 class Gradients:
-    """Charges the end of a backward pass to communication: from when this rank's own gradients are computed, which is where
-    it arrives, to when all ranks' are exchanged. Only where the host itself waits, as for Gloo. For the training thread alone.
+    """Charges the end of a backward pass to communication, on the training thread.
+
+    It begins when this rank's own gradients are computed, which is where the rank arrives, and ends
+    when the gradients of all ranks are reduced. It is seen only if the host itself waits, as with
+    Gloo.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -86,7 +98,7 @@ class Gradients:
                 return backward(*args, **kwargs)
             handle, self.inside = None, True
             with contextlib.suppress(Exception):
-                handle = self._asks(args[0] if args else next(iter(kwargs.values())))
+                handle = self._ask(args[0] if args else next(iter(kwargs.values())))
             try:
                 return backward(*args, **kwargs)
             finally:
@@ -99,29 +111,30 @@ class Gradients:
 
         return call
 
-    def _asks(self, of: Any) -> Any:
-        """Have the loss's own gradient, the first to be computed, ask autograd to say when the last one is. Autograd calls what
-        was asked for in order, so that DistributedDataParallel, which asks later, waits for the exchange after that.
-        """
-        loss = next(
-            t for t in (of if isinstance(of, list | tuple) else (of,)) if t.grad_fn is not None
-        )
-        engine = sys.modules["torch.autograd"].Variable._execution_engine
-        return loss.register_hook(lambda _: engine.queue_callback(self._arrives))
+    def _ask(self, losses: Any) -> Any:
+        """Ask autograd to call `_arrive` after the last gradient.
 
-    def _arrives(self) -> None:
-        # a device's thread may end a backward pass; the host then does not wait for the exchange either
+        The question is asked with the first gradient, the loss's own. Autograd calls back in order,
+        and DistributedDataParallel asks later, so it waits for the reduction after `_arrive`.
+        """
+        losses = losses if isinstance(losses, list | tuple) else (losses,)
+        loss = next(tensor for tensor in losses if tensor.grad_fn is not None)
+        engine = sys.modules["torch.autograd"].Variable._execution_engine
+        return loss.register_hook(lambda _: engine.queue_callback(self._arrive))
+
+    def _arrive(self) -> None:
+        # If a device's thread ends the backward pass, the host does not wait for the reduction.
         if self.inside and self.depth is None and get_ident() == self.recorder.thread:
             self.depth = self.recorder.enter(COMMUNICATION)
 
 
 def elements(args: Any, kwargs: Any) -> int:
-    """Numbers in the largest tensor that a model is called with: for a language model, its tokens."""
+    """Return the size of the largest input tensor: for a language model, its tokens."""
     return max((_elements(value, 2) for value in (*args, *kwargs.values())), default=0)
 
 
 def _elements(value: Any, deeper: int) -> int:
-    # a tensor of another kind may stand for one in a graph that is being traced, to which a question adds something
+    # A subclass of Tensor may stand for one in a traced graph, and a question would extend the graph.
     if type(value) is sys.modules["torch"].Tensor:
         return int(value.numel())
     if deeper and isinstance(value, list | tuple | dict):
@@ -130,47 +143,47 @@ def _elements(value: Any, deeper: int) -> int:
     return 0
 
 
-def note(recorder: Recorder, step: Step) -> None:
-    """After a step: what its inputs held, of one of several ranks or in a trial, and now and then what this rank's connections
-    have carried so far."""
-    held, recorder.input_elements = recorder.input_elements, 0
-    asks = step.number in LINKS_AT or (step.number and step.number % LINKS_AGAIN_EVERY == 0)
-    if not (held or asks):
+def note_links(recorder: Recorder, step: Step) -> None:
+    """Log the size of the step's inputs, and now and then the traffic of this rank's connections."""
+    size, recorder.input_elements = recorder.input_elements, 0
+    is_due = step.number in LINKS_AT or (step.number and step.number % LINKS_AGAIN_EVERY == 0)
+    if not (size or is_due):
         return
     among_others = is_distributed()
-    if recorder.spans_on and held and (among_others or recorder.losses is not None):
-        recorder.log.note({"input_elements": held})
-    if asks and among_others:
+    if recorder.spans_on and size and (among_others or recorder.losses is not None):
+        recorder.log.note({"input_elements": size})
+    if is_due and among_others:
         recorder.log.note({"links": list(links()), "link_steps": step.number})
 
 
 def links() -> Iterator[tuple[str, str, int, int]]:
-    """(own address, the peer's, bytes that it acknowledged, microseconds in which some were on their way) of each of this
-    process's TCP connections to other hosts. Only Linux says that."""
-    if (
-        socket.getdefaulttimeout() is not None
-    ):  # Python would give it to the connection, which the copy shares
+    """Yield the traffic of each TCP connection to another host. Only Linux reports it.
+
+    Yields:
+        (own address, peer's address, acknowledged bytes, microseconds with data in flight).
+    """
+    # Python would set a default timeout on the connection, which the copy shares
+    if socket.getdefaulttimeout() is not None:
         return
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError, struct.error):
-                if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                    continue
-                with socket.socket(fileno=os.dup(int(name))) as copy:
-                    if (
-                        copy.family not in (socket.AF_INET, socket.AF_INET6)
-                        or copy.type != socket.SOCK_STREAM
-                    ):
-                        continue
-                    own, peer = (_address(at[0]) for at in (copy.getsockname(), copy.getpeername()))
-                    if own == peer or own == "::1" or own.startswith("127."):
-                        continue
-                    info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-                    (acked,) = struct.unpack_from("=Q", info, _ACKED)
-                    busy, window_full = struct.unpack_from("=QQ", info, _BUSY)
-                    yield own, peer, acked, max(0, busy - window_full)
+                if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                    yield from _traffic_of(int(name))
 
 
-def _address(text: str) -> str:
-    """An address of IPv4 that came as one of IPv6 is the same."""
-    return text.removeprefix("::ffff:")
+def _traffic_of(handle: int) -> Iterator[tuple[str, str, int, int]]:
+    with socket.socket(fileno=os.dup(handle)) as copy:
+        is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6)
+        if not is_tcp or copy.type != socket.SOCK_STREAM:
+            return
+        # an IPv4 address may be written as IPv6
+        own, peer = (
+            at[0].removeprefix("::ffff:") for at in (copy.getsockname(), copy.getpeername())
+        )
+        if own == peer or own == "::1" or own.startswith("127."):
+            return
+        info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        (acked,) = struct.unpack_from("=Q", info, _ACKED)
+        busy, window_full = struct.unpack_from("=QQ", info, _BUSY)
+        yield own, peer, acked, max(0, busy - window_full)

@@ -1,7 +1,11 @@
-"""The training thread's time: every nanosecond is charged to the part that runs, so that the parts add up to the step."""
+"""The training thread's time: each nanosecond is charged to the part that runs.
+
+The parts of a step therefore add up to its duration.
+"""
 
 import contextlib
 import functools
+import os
 import sys
 import threading
 import time
@@ -25,26 +29,33 @@ get_ident = threading.get_ident
 
 FLUSH_NS = 300_000_000
 ASK_ALLOCATOR_NS, ASK_FIRST_STEPS = 100_000_000, 3
-"""An allocator is asked after each of the first steps, and then now and then: its answer seems to take longer than all else of a
-step, as watching cost 430 us of a step on an H200 where it was asked twice, and 87 us of a larger one where it was not."""
+"""An allocator is asked after each of the first steps, and then once per interval.
+
+Its answer seems to take longer than the rest of a step's recording. Recording cost 430 us per step
+on an H200 where the allocator was asked twice, and 87 us of a larger step where it was not asked.
+"""
 SPANS_FOR_STEPS = 100
 SPANS_AGAIN_EVERY, SPANS_AGAIN_FOR = 1000, 10
-"""Spans are kept for the first steps and periodically later; the totals of every step are kept."""
+"""Spans are recorded in the first steps and periodically later. Totals are recorded in all steps."""
 
 COVERING = (EVALUATION, CHECKPOINT, TRAINPACE)
 """Parts that also cover everything that runs inside them."""
 
 
+TRAINING, EVALUATING, AFTER_EVALUATION = range(3)
+"""Phases of the training thread. Time after an evaluation belongs to the call that comes next."""
+
+
 def warn(message: str) -> None:
-    """Print one line on stderr: a failure of ours must not become one of the script's."""
+    """Print one line on stderr. A failure of the recorder must not become one of the script."""
     with contextlib.suppress(Exception):  # a closed stderr
         sys.stderr.write(f"trainpace: warning: {message}\n")
 
 
 class Recorder:
-    """The state of one process. Only the training thread is charged; spans of other threads are kept as spans."""
+    """State of one process. Only the training thread is charged; other threads leave only spans."""
 
-    # what every step touches: with as many attributes as this has, Python finds others more slowly
+    # Attributes of every step. In an object with so many attributes Python finds others more slowly.
     __slots__ = (
         "__dict__",
         "__weakref__",
@@ -60,13 +71,13 @@ class Recorder:
         "allocator",
         "bears_backward",
         "calls_as",
-        "evaluating",
         "fetched_from",
         "fetched_samples",
         "log",
         "micro_steps",
         "optimizer",
         "part",
+        "phase",
         "samples",
         "settled_ns",
         "spans_on",
@@ -92,7 +103,7 @@ class Recorder:
         self.losses: Any = None
         self.optimizer: Any = None
         self.optimizers: list[Any] = []
-        """References to all that made a step until the model was captured."""
+        """References to all optimizers that made a step before the model was captured."""
         self.matmul_dtype: Any = None
         self.capture: Any = None
         self.step_is_the_engines = False
@@ -102,52 +113,53 @@ class Recorder:
         self.note_written: Callable[[], None] = lambda: None
         self.peak_allocated_gib: Callable[[], float | None] | None = None
         self.allocator: Callable[[], tuple[float, int]] | None = None
-        """GiB that a device's allocator holds, and how often it had to retry."""
+        """Returns the GiB that a device's allocator holds, and how often it had to retry."""
         self._allocator_says: tuple[float, int] = (0.0, 0)
         self._allocator_asked = 0
         self.calls_as: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
-        """Under an intervention: a module's `__call__` as it is called instead."""
+        """Under an intervention: wraps a module's `__call__`."""
         self.after_step: list[Callable[[Step], None]] = []
-        """Called after every step. Each costs more than it seems: after a step nothing of ours is in the processor's caches."""
+        """Called after every step. Each costs more than it seems, since its code is out of the
+        processor's caches by then.
+        """
         self.after_detailed_step: list[Callable[[Step], None]] = []
-        """Called after a step of which spans are kept."""
+        """Called after a step whose spans are recorded."""
         self.fetched_from = 0
         self.training_loaders: set[int] = set()
-        """The loaders, by their id, of which a batch was trained on."""
+        """Loaders, by id, of which a batch was trained on."""
         self.begins_again: Callable[[], None] | None = None
-        """In a process that was forked before any step: called where it trains."""
+        """In a process that was forked before any step: called when it trains."""
         self._evaluates_with_gradients = False
+        self.sampler: Any = None
         self.thread_is_over = False
         """Whether the training thread has ended, so that another one may go on."""
         self.trains_in_thread: Callable[[], None] = lambda: None
-        """Called in a thread that is no main thread, once it turns out to train."""
+        """Called in a thread other than the main one when it turns out to train."""
         self.begin()
 
     def begin(self) -> None:
-        """Begin the first step here and now."""
+        """Start timing the first step."""
         self.part = OTHER
         self.micro_steps = self.samples = self.fetched_samples = self.input_elements = 0
         self._stack: list[tuple[int, int]] = []
         self._mark = self._step_start = self._flushed = now_ns()
         self._pending: defaultdict[int, int] = defaultdict(int)
         self._spent = [0] * len(PARTS)
-        self.evaluating: bool | None = False
-        """None once an evaluation was left: what follows belongs to the call that comes next."""
-        self._evaluating_before: bool | None = False
+        self.phase = self._phase_before = TRAINING
         self.undecided = self.bears_backward = False
         self._held: defaultdict[int, int] = defaultdict(int)
         self.settled_ns = self._held_until = self._mark
         self._evaluation_start: int | None = None
 
     def _charge(self) -> int:
-        """Charge the time since the last mark to the part that runs; returns the present time."""
+        """Charge the time since the last mark to the running part. Returns the current time."""
         now = now_ns()
         self._pending[self.part] += now - self._mark
         self._mark = now
         return now
 
     def once(self, number: int, action: Callable[[], None]) -> None:
-        """Call `action` after the step of this number, apart from all else, so that its failure is its own."""
+        """Call `action` after the step of this number. Its failure affects nothing else."""
 
         def callback(step: Step) -> None:
             if step.number == number:
@@ -156,10 +168,12 @@ class Recorder:
 
         self.after_step.append(callback)
 
-    # ---- spans; what follows runs some ten times a step, so that _charge is written out in it, and calls are few
+    # ---- spans
+    #
+    # This code runs some ten times per step, so _charge is written out in it, and calls are few.
 
     def enter(self, part: int) -> int:
-        """Begin a part on the training thread; returns the depth for `leave`."""
+        """Begin a part on the training thread. Returns the depth for `leave`."""
         now = now_ns()
         before = self.part
         self._pending[before] += now - self._mark
@@ -168,7 +182,7 @@ class Recorder:
         if before not in COVERING:
             self.part = part
             if part == EVALUATION:
-                self._evaluating_before = self.evaluating
+                self._phase_before = self.phase
         return len(self._stack) - 1
 
     def leave(self, depth: int, name: str) -> None:
@@ -183,10 +197,10 @@ class Recorder:
         del stack[depth:]
         if self.spans_on:
             self.log.span(self.part, depth, name, 0, start, now)
-        if self.part == EVALUATION != before and not self._evaluating_before:
-            self.decides(True)
+        if self.part == EVALUATION != before and self._phase_before != EVALUATING:
+            self.decides(EVALUATING)
             self._settle()
-            self.evaluating = False
+            self.phase = TRAINING
         self.part = before
 
     def charged(
@@ -216,88 +230,96 @@ class Recorder:
 
         return charged
 
-    # ---- what belongs to an evaluation is known only once the model is called
+    # ---- batches and calls: whether they belong to an evaluation is known once the model is called
 
     def enters_batch(self, part: int) -> int:
-        """Begin to fetch a batch, for training or for an evaluation, as `part`; returns the depth for `leave`."""
+        """Begin to fetch a batch for training or an evaluation. Returns the depth for `leave`."""
         depth = self.enter(part)
         if self.undecided:
             self.fetched_samples = 0
             if self.bears_backward:
-                self._notes_gradients()
-            self.decides(True)
-        if self.evaluating is not None:
+                self._note_gradients()
+            self.decides(EVALUATING)
+        if self.phase != AFTER_EVALUATION:
             self._settle()
         return depth
 
     def enters_training(self) -> int:
-        """Begin a call of the trained model for training: the fetch before it counts as training too. Returns the depth for
-        `leave`."""
+        """Begin a call of the model for training. Returns the depth for `leave`.
+
+        The fetch before the call counts as training too.
+        """
         depth = self.enter(FORWARD)
         if self.undecided:
-            self.decides(self.bears_backward)
-        self.evaluating = False
+            self.decides(EVALUATING if self.bears_backward else TRAINING)
+        self.phase = TRAINING
         if self.fetched_samples:
             if self.fetched_from in self.training_loaders:
                 self.samples += self.fetched_samples
                 self.fetched_samples = 0
             else:
-                self._takes_samples()
+                self._count_samples()
         self._settle()
         return depth
 
     def begins_evaluation(self) -> None:
-        """Begin a call of the trained model in an evaluation: the fetch before it counts as evaluation too."""
+        """Begin a call of the trained model in an evaluation. The fetch before it counts too."""
         self._charge()
-        self.decides(True)
-        self.evaluating = True
+        self.decides(EVALUATING)
+        self.phase = EVALUATING
         self.fetched_samples = 0
         self._settle()
 
     def leaves_evaluation(self) -> None:
-        """Gradients are switched on again. What follows, up to the next call and with the batch that is fetched for it, is part
-        of the evaluation where that call is, and of the training else, as what prepares an epoch.
+        """Record that gradients are switched on again.
+
+        The time up to the next call, with the fetch for it, belongs to that call: evaluation if it
+        evaluates, else training, such as the preparation of an epoch.
         """
-        if self.evaluating and not self.undecided and self.part not in COVERING:
+        if self.phase == EVALUATING and not self.undecided and self.part not in COVERING:
             self._charge()
             self._settle()
-            self.evaluating = None
+            self.phase = AFTER_EVALUATION
 
     def begins_undecided(self, with_gradients: bool) -> None:
-        """Begin a call in evaluation mode but with gradients, or in training mode without: it is training once a backward pass
-        uses it, or the step ends, and an evaluation where a batch or another evaluation follows.
+        """Begin a call in evaluation mode with gradients, or in training mode without.
 
-        Where a call for training follows, one with gradients was never used. One without was, as where a GAN's generator makes
-        images for its discriminator.
+        It is training once a backward pass uses it or the step ends, and an evaluation if a batch
+        or another evaluation follows. If a call for training follows, a call with gradients was
+        never used. A call without gradients was used: a GAN's generator makes images for its
+        discriminator so.
         """
         self._charge()
         if self.bears_backward:
-            self.decides(True)
+            self.decides(EVALUATING)
         if not self.undecided:
-            if not self.fetched_samples and self.evaluating is not None:
+            if not self.fetched_samples and self.phase != AFTER_EVALUATION:
                 self._settle()
             self._held_until = self.settled_ns
         self.undecided, self.bears_backward = True, with_gradients
 
-    def decides(self, evaluates: bool) -> None:
-        """What the undecided call was, if there is one: an evaluation, as is what follows up to the next batch, or training."""
+    def decides(self, phase: int) -> None:
+        """Settle the undecided call, if there is one, as training or as evaluation.
+
+        An evaluation goes on up to the next batch.
+        """
         if not self.undecided:
             return
         self.undecided = self.bears_backward = False
-        self.evaluating = evaluates
-        if not evaluates:
-            self._takes_samples()
+        self.phase = phase
+        if phase == TRAINING:
+            self._count_samples()
         since, self._pending = self._pending, self._held
         self._settle(self._held_until)
         self._held, self._pending = self._pending, since
 
-    def _notes_gradients(self) -> None:
-        """Once: an evaluation kept what a backward pass would need."""
+    def _note_gradients(self) -> None:
+        """Log once that an evaluation stored what a backward pass would need."""
         if not self._evaluates_with_gradients:
             self._evaluates_with_gradients = True
             self.log.note({"evaluates_with_gradients": True})
 
-    def _takes_samples(self) -> None:
+    def _count_samples(self) -> None:
         """Count the fetched samples as trained on."""
         if self.fetched_samples and self.fetched_from not in self.training_loaders:
             self.training_loaders.add(self.fetched_from)
@@ -306,29 +328,34 @@ class Recorder:
         self.fetched_samples = 0
 
     def ends_forward(self) -> None:
-        """End a call of the trained model: that of an evaluation counts as such, also where training follows without a batch."""
+        """End a call of the trained model.
+
+        The time of an evaluation is settled here, in case training follows without a batch.
+        """
         if self.undecided:
             for part, ns in self._pending.items():
                 self._held[part] += ns
             self._pending.clear()
             self._held_until = self._mark
-        elif self.evaluating:
+        elif self.phase == EVALUATING:
             self._settle()
 
     def _settle(self, until_ns: int | None = None) -> None:
-        """Count the time up to the last mark, or up to then, as an evaluation's or as its own parts'. A span covers every
-        evaluation."""
-        if self.evaluating and self._evaluation_start is None:
+        """Count the time up to the last mark (or `until_ns`) as evaluation or by its own parts.
+
+        One span covers a whole evaluation.
+        """
+        evaluates = self.phase == EVALUATING
+        if evaluates and self._evaluation_start is None:
             self._evaluation_start = self.settled_ns
-        elif not self.evaluating and self._evaluation_start is not None:
+        elif not evaluates and self._evaluation_start is not None:
             if self.spans_on:
-                self.log.span(
-                    EVALUATION, 0, "evaluation", 0, self._evaluation_start, self.settled_ns
-                )
+                start, end = self._evaluation_start, self.settled_ns
+                self.log.span(EVALUATION, 0, "evaluation", 0, start, end)
             self._evaluation_start = None
         self.settled_ns = self._mark if until_ns is None else until_ns
         spent, pending = self._spent, self._pending
-        if self.evaluating:
+        if evaluates:
             for part, ns in pending.items():
                 spent[part if part in COVERING else EVALUATION] += ns
         else:
@@ -337,16 +364,22 @@ class Recorder:
         pending.clear()
 
     def since_last_step_ns(self) -> dict[str, int]:
-        """Time by part since the last step ended."""
+        """Return the time by part since the last step ended."""
         self._charge()
-        self.decides(True)
+        self.decides(EVALUATING)
         self._settle()
         return {name: ns for name, ns in zip(PARTS, self._spent, strict=True) if ns}
 
+    def write_workload(self) -> None:
+        """Trace the captured model once the script has ended."""
+        self.thread = -1  # the trace's calls are not the script's
+        self.capture.attempt(self.capture.write, os.environ["TRAINPACE_WATCH"])
+        self.log.flush()
+
     # ---- steps
 
-    def leave_out(self) -> None:
-        """Begin the next step here, in what is called at the end of one: what was done there is no part of any."""
+    def restart_step(self) -> None:
+        """Begin the next step now, so that work done at the end of a step belongs to none."""
         self._mark = self.settled_ns = self._step_start = now_ns()
         self._pending.clear()
 
@@ -355,8 +388,8 @@ class Recorder:
         self._pending[self.part] += now - self._mark
         self._mark = now
         if self.undecided:
-            self.decides(False)
-        self.evaluating = False
+            self.decides(TRAINING)
+        self.phase = TRAINING
         self._settle()
         if self.allocator is not None and (
             self.steps < ASK_FIRST_STEPS or now - self._allocator_asked >= ASK_ALLOCATOR_NS
@@ -387,7 +420,7 @@ class Recorder:
         if self.after_step:
             self._calls(self.after_step, Step._make(step))
         if now - self._flushed > FLUSH_NS:
-            self.keeps_up()
+            self.flush_if_due()
         self.settled_ns = ended = now_ns()
         self._pending[TRAINPACE] += ended - self._mark
         self._mark = ended
@@ -401,8 +434,8 @@ class Recorder:
                 callbacks.remove(callback)
                 warn(f"something of this step is not recorded ({type(error).__name__}: {error}).")
 
-    def keeps_up(self) -> None:
-        """Write what waits, where nothing was written for a while."""
+    def flush_if_due(self) -> None:
+        """Write waiting records if nothing was written for a while."""
         now = now_ns()
         if now - self._flushed > FLUSH_NS:
             self._flushed = now

@@ -1,4 +1,4 @@
-"""The script's own code: lines that were seen running, and the length of the training that its variables state."""
+"""The script's own code: the lines that run, and the length of the training that it states."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import sys
 import sysconfig
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from itertools import islice, takewhile
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
@@ -22,31 +23,36 @@ _INSTALLED = (*{sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib
 
 @functools.lru_cache(maxsize=4096)
 def is_installed(file: str) -> bool:
-    """Whether a file is of the standard library or of an installed package; the script's own folder holds none."""
+    """Return True for a file of the standard library or of an installed package.
+
+    The script's own folder holds no installed packages.
+    """
     if file.startswith(_INSTALLED):
         return True
-    folder = top_of(
-        os.path.dirname(os.path.abspath(file))
-    )  # cProfile and the like compile a script by its name alone
+    # cProfile and similar tools compile a script under its bare name
+    folder = top_of(os.path.dirname(os.path.abspath(file)))
     script = getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0]
     return folder != os.path.dirname(os.path.abspath(script)) and holds_packages(folder)
 
 
 INTERVAL_S, INTERVAL_UNDER_TRIALS_S = 0.1, 0.02
 LOOKS_FOR_LOOP = 20
-"""After which the function that has the loop is known."""
+"""Samples after which the function with the training loop is known."""
 OFTEN_LOOKS, SELDOM = 200, 5
-"""After so many looks without trials, they come so many times as seldom: what takes long was seen by then."""
+"""Without trials, samples become less frequent after this many. What takes long was seen by then.
+"""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _WRAPPERS = ("torch._compile", "sklearn.utils._param_validation", "contextlib")
-"""Modules whose functions call others that were named: nobody calls these."""
+"""Modules whose functions only call others."""
 _TORCH = f"{os.sep}torch{os.sep}"
-"""In the names of files of torch itself, whose functions have no training's loop."""
+"""Part of the file names of torch itself, whose functions hold no training loop."""
 
 
 class Sampler:
-    """Counts (part, line of the script, function called) on the training thread, and writes what waits to be written. Begins
-    after the first step."""
+    """Counts (part, line of the script, function called) on the training thread.
+
+    It samples the stack now and then, and also writes the log's waiting records.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -54,10 +60,10 @@ class Sampler:
         self._stop = threading.Event()
         self._looker: threading.Thread | None = None
         self._loop = _Loop()
-        self._told_by: CodeType | None = None
+        self._loop_code: CodeType | None = None
 
     def at_step(self, step: Step) -> None:
-        """Start at the second step, and write the counts to the trail periodically."""
+        """Start at the second step, and log the counts periodically."""
         if self._looker is None:
             thread = (self._recorder.thread,)
             self._looker = threading.Thread(
@@ -68,39 +74,46 @@ class Sampler:
             self._recorder.log.note({"samples": self.counts()})
 
     def stop(self) -> None:
-        """Stop before the interpreter ends: a thread that it cuts off in C++ would abort the process."""
+        """Stop before the interpreter ends. It would abort the process if it cut off this thread in
+        C++.
+        """
         self._stop.set()
         if self._looker is not None:
             self._looker.join(1.0)
 
     def counts(self) -> list[tuple[str, str, str, int]]:
-        """(part, file:line function, function called, count), the most frequent first."""
-        counts = Counter(dict(self._counts))  # copied at one go: the thread goes on counting
+        """Return (part, file:line function, function called, count), the most frequent first."""
+        # copied in one operation, because the thread goes on counting
+        counts = Counter(dict(self._counts))
         return [
             (PARTS[part], line, callee, n) for (part, line, callee), n in counts.most_common(60)
         ]
 
     def _run(self, thread: int) -> None:
-        # each look takes the interpreter's lock from the script for a moment
+        # each sample takes the interpreter's lock from the script for a moment
         interval_s = INTERVAL_S if self._recorder.trials is None else INTERVAL_UNDER_TRIALS_S
         looks, often = 0, OFTEN_LOOKS if self._recorder.trials is None else sys.maxsize
         while not self._stop.wait(interval_s if looks < often else SELDOM * interval_s):
             looks += 1
-            # what waits to be written when no step comes any more, as where the process is killed after its last one
-            self._recorder.keeps_up()
+            # no further step may come: the process may be killed after its last one
+            self._recorder.flush_if_due()
             part = self._recorder.part
             frame = sys._current_frames().get(thread)
             if frame is not None:
                 loop = self._loop.seen_in(frame, part)
-                if loop is not None and loop is not self._told_by:
-                    self._told_by = loop
-                    self._counts.clear()  # until now all was seen at the line that calls the library
+                if loop is not None and loop is not self._loop_code:
+                    self._loop_code = loop
+                    # until now all was counted at the line that calls the library
+                    self._counts.clear()
                 self._counts[(part, *line_of(frame, loop))] += 1
-            del frame  # it holds the function's tensors, which must go when the function ends
+            del frame  # it would keep the function's tensors alive
 
 
 class _Loop:
-    """The function that has the training's loop, where that is a library's: the innermost one that is seen in every look."""
+    """The function with the training loop if that is a library's.
+
+    It is the innermost function that every sample contains.
+    """
 
     def __init__(self) -> None:
         self._common: list[CodeType] | None = None
@@ -108,44 +121,46 @@ class _Loop:
         self._looks = 0
 
     def seen_in(self, frame: FrameType, part: int) -> CodeType | None:
-        """Take one more look into account; the loop's code once it is known, None while it is not or is the script's own."""
-        stack: list[CodeType] = []
-        at: FrameType | None = frame
-        while at is not None:
-            stack.append(at.f_code)
-            at = at.f_back
-        stack.reverse()
+        """Add a sample. Returns the loop's code once it is known, or None if the loop is the
+        script's own.
+        """
+        stack = [at.f_code for at in _frames(frame)][::-1]
         common = stack if self._common is None else self._common
-        same = next(
-            (i for i, (a, b) in enumerate(zip(common, stack, strict=False)) if a is not b),
-            len(stack),
-        )
-        self._common = common[:same]
+        pairs = zip(common, stack, strict=False)
+        self._common = [a for a, _ in takewhile(lambda pair: pair[0] is pair[1], pairs)]
         self._parts.add(part)
         self._looks += 1
         trains = self._parts & {FORWARD, BACKWARD}
         if self._looks < LOOKS_FOR_LOOP or not trains or self._parts == trains or not self._common:
             return None
-        loop = self._common[-1]
-        name = loop.co_filename
-        return (
-            loop if is_installed(name) and not (name.startswith(_OURS) or _TORCH in name) else None
-        )
+        name = self._common[-1].co_filename
+        is_loop = is_installed(name) and not (name.startswith(_OURS) or _TORCH in name)
+        return self._common[-1] if is_loop else None
 
 
 def line_of(frame: FrameType, loop: CodeType | None = None) -> tuple[str, str]:
-    """The innermost line of the script, or of the library's loop if that is further inside, and the function that it calls."""
+    """Return the innermost line of the script, and the function that it calls.
+
+    If the loop is a library's and further inside, its line is returned.
+    """
     below = ""
-    at: FrameType | None = frame
-    while at is not None:
+    for at in _frames(frame):
         name = at.f_code.co_filename
-        if not name.startswith(_OURS):
-            if at.f_code is loop or not is_installed(name):
-                return f"{name}:{at.f_lineno} {at.f_code.co_name}", below
-            module = at.f_globals.get("__name__", "")
-            below = below if module in _WRAPPERS else f"{module}.{at.f_code.co_name}"
-        at = at.f_back
+        if name.startswith(_OURS):
+            continue
+        if at.f_code is loop or not is_installed(name):
+            return f"{name}:{at.f_lineno} {at.f_code.co_name}", below
+        module = at.f_globals.get("__name__", "")
+        if module not in _WRAPPERS:
+            below = f"{module}.{at.f_code.co_name}"
     return "", below
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames of a stack, the innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 EPOCHS = frozenset(
@@ -160,33 +175,32 @@ EPOCHS = frozenset(
         "total_epochs",
     )
 )
-STEPS = frozenset(
+ENDING_STEPS = frozenset(
     (
         "max_steps",
-        "num_steps",
-        "n_steps",
         "total_steps",
         "max_train_steps",
         "num_train_steps",
         "train_steps",
         "max_iters",
-        "num_iters",
-        "n_iters",
-        "iterations",
         "train_iters",
         "max_iterations",
         "max_updates",
     )
 )
-"""Names that scripts give to their numbers of epochs and of optimizer steps: in pytorch/examples, nanoGPT, timm, Lightning,
-Hugging Face and Megatron-LM."""
-ENDING_STEPS = STEPS - {"num_steps", "n_steps", "num_iters", "n_iters", "iterations"}
-"""Those that mean a whole training wherever they stand; the others may be an epoch's steps, or a rollout's."""
+STEPS = ENDING_STEPS | {"num_steps", "n_steps", "num_iters", "n_iters", "iterations"}
+"""Names of the number of epochs and of optimizer steps.
+
+They are taken from pytorch/examples, nanoGPT, timm, Lightning, Hugging Face and Megatron-LM. Names
+in `ENDING_STEPS` mean a whole training anywhere. As a variable, the others may also mean the steps
+of an epoch or of a rollout.
+"""
+LARGEST_LENGTH = 1e15
 _NUMBER = re.compile(r"\d[\d_]*(\.\d+)?([eE]\+?\d{1,3})?")
 
 
 class StatedLength(NamedTuple):
-    """Epochs or steps, and the `words` of the command that say so."""
+    """Epochs or steps, and the `words` of the command or script that state them."""
 
     epochs: float | None
     steps: int | None
@@ -194,71 +208,79 @@ class StatedLength(NamedTuple):
 
 
 def stated_length(command: Sequence[str]) -> StatedLength | None:
-    """The last argument that names epochs or steps with a number above 0: `--epochs 30`, `--max-steps=1000`, Hydra's
-    `trainer.max_epochs=30`; None where none does. Where both are there, steps, since they are what scripts stop at first.
+    """Return the length that a command's last argument of this kind gives, or None.
+
+    Examples are `--epochs 30`, `--max-steps=1000`, and `trainer.max_epochs=30` of Hydra. If both
+    are given, steps are returned, since scripts stop at them first.
     """
     found: dict[str, StatedLength] = {}
     for i, word in enumerate(command):
         name, equals, value = word.partition("=")
         if not equals and word.startswith("-") and i + 1 < len(command):
             value = command[i + 1]
-        if not _NUMBER.fullmatch(value) or not (number := float(value)) or number > 1e15:
+        if not _NUMBER.fullmatch(value):
             continue
         key = name.lstrip("-+").rpartition(".")[2].replace("-", "_").lower()
         words = word if equals else f"{word} {value}"
-        if key in EPOCHS:
-            found["epochs"] = StatedLength(number, None, words)
-        elif key in STEPS and number.is_integer():
-            found["steps"] = StatedLength(None, int(number), words)
+        found |= _named_length(key, float(value), words, STEPS)
     return found.get("steps") or found.get("epochs")
 
 
+def _named_length(
+    key: str, number: float, words: str, names_of_steps: Set[str]
+) -> dict[str, StatedLength]:
+    """Return a length by its kind if the name and the number give one."""
+    if not 0 < number <= LARGEST_LENGTH:
+        return {}
+    if key in EPOCHS:
+        return {"epochs": StatedLength(number, None, words)}
+    if key in names_of_steps and float(number).is_integer():
+        return {"steps": StatedLength(None, int(number), words)}
+    return {}
+
+
 _OWN = ("torch", "trainpace")
-"""Packages whose own variables say nothing of the script."""
+"""Packages whose own variables say nothing about the script."""
 MOST_FRAMES = 100
 MOST_DEEP = 12
 
 
-def note(recorder: Recorder) -> None:
-    """Note the length that the calling functions' variables state, if any does."""
+def note_length(recorder: Recorder) -> None:
+    """Log the length of the training that variables of the calling functions state.
+
+    They are read once, while the first step ends: the variables of the functions that are being
+    called, from the training loop outwards, and the contents of objects among them, such as the
+    arguments of argparse. Steps count only under names that end a training (`max_steps`, not
+    `steps`), and come before epochs.
+    """
     found: dict[str, StatedLength] = {}
     for name, value, place in _variables(sys._getframe(1)):
-        key = name.lstrip("_").lower()
-        kind = "epochs" if key in EPOCHS else "steps" if key in ENDING_STEPS else None
-        if kind is None or kind in found or type(value) not in (int, float):
-            continue
-        if 0 < value < 1e15 and (kind == "epochs" or float(value).is_integer()):
+        if type(value) in (int, float) and 0 < value <= LARGEST_LENGTH:
             words = f"{name} = {value:,.15g} in {place}"
-            found[kind] = (
-                StatedLength(value, None, words)
-                if kind == "epochs"
-                else StatedLength(None, int(value), words)
-            )
+            key = name.lstrip("_").lower()
+            found = _named_length(key, value, words, ENDING_STEPS) | found
     if found:
         recorder.log.note({"stated": found.get("steps") or found["epochs"]})
 
 
 def _variables(frame: FrameType | None) -> Iterator[tuple[str, Any, str]]:
-    """(name, value, file) of every variable, and of what objects among them hold, innermost function first."""
+    """Yield (name, value, file) of each variable and of objects' contents, innermost first."""
     modules = []
-    for _ in range(MOST_FRAMES):
-        if frame is None:
-            break
-        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _OWN:
-            yield from _of(frame.f_locals, frame)
-            if not is_installed(frame.f_code.co_filename) and frame.f_globals is not frame.f_locals:
-                modules.append(frame)
-        frame = frame.f_back
+    for at in islice(_frames(frame), MOST_FRAMES):
+        if str(at.f_globals.get("__name__")).partition(".")[0] not in _OWN:
+            yield from _of(at.f_locals, at)
+            if not is_installed(at.f_code.co_filename) and at.f_globals is not at.f_locals:
+                modules.append(at)
     for each in modules:
         yield from _of(each.f_globals, each)
 
 
 def _of(variables: dict[str, Any], frame: FrameType) -> Iterator[tuple[str, Any, str]]:
-    """By types alone and past `__getattribute__`, so that no code of the script runs."""
+    """Read variables by type and past `__getattribute__`, so that no code of the script runs."""
     place, values = os.path.basename(frame.f_code.co_filename), list(variables.items())
-    yield from (
-        (name, value, place) for name, value in values if issubclass(type(value), int | float)
-    )
+    for name, value in values:
+        if issubclass(type(value), int | float):
+            yield name, value, place
     for _, value in values:
         kind = type(value)
         if issubclass(kind, ModuleType | type) or str(kind.__module__).partition(".")[0] in _OWN:
@@ -273,7 +295,7 @@ def _of(variables: dict[str, Any], frame: FrameType) -> Iterator[tuple[str, Any,
 def _named(
     inner: dict[Any, Any], place: str, deep: int = MOST_DEEP
 ) -> Iterator[tuple[str, Any, str]]:
-    """What an object holds by names, and what an OmegaConf tree does, whose values are objects of its own."""
+    """Yield an object's named contents. OmegaConf keeps values in objects of its own."""
     for name, each in list(inner.items()):
         if not isinstance(name, str) or name == "_parent":
             continue
