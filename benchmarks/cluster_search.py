@@ -24,10 +24,10 @@ from trainpace.core.execution import Execution, Precision
 from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import Forecaster, Target
 from trainpace.job import Schedule
-from trainpace.plan import NO_WAIT, Freedom, Setting
+from trainpace.plan import NO_WAIT, Problem, SearchSpace
 from trainpace.plan.evaluate import part_of
-from trainpace.plan.knobs import config_line
 from trainpace.plan.search import executions_on, search
+from trainpace.plan.settings import config_line
 from trainpace.workload import Variant, Workload, load_workload
 
 ROUNDS = 5
@@ -71,20 +71,20 @@ def large_case() -> list[str]:
         precision="bf16",
         optimizer="adamw",
     )
-    setting = Setting(workload, cluster, JOB)
+    setting = Problem(workload, cluster, JOB)
     lines = [
         "| executions of Llama-3-70B, global batch 1,024 | searched | fit | seconds (median) | of one core | best |",
         "|---|---|---|---|---|---|",
     ]
-    for name, freedom in (
-        ("on all 512 H100", Freedom(keep=("GPUs",))),
-        ("and on parts of them", Freedom()),
+    for name, space in (
+        ("on all 512 H100", SearchSpace(keep=("GPUs",))),
+        ("and on parts of them", SearchSpace()),
     ):
         walls, cores = [], []
         for _ in range(ROUNDS):
             wall, cpu = time.perf_counter(), time.process_time()
             found = search(
-                setting, start, executions_on(cluster, workload, start, freedom), (NO_WAIT,)
+                setting, start, executions_on(cluster, workload, start, space), (NO_WAIT,)
             )
             best = found.best()
             walls.append(time.perf_counter() - wall)
@@ -177,8 +177,8 @@ def small_cases() -> list[str]:
                 best_ms = min(best_ms, f.step.total_ms)
         exhaustive_s = time.perf_counter() - begun
         begun = time.perf_counter()
-        grid = executions_on(cluster, workload, start, Freedom(keep=KEPT))
-        found = search(Setting(workload, cluster, JOB), start, grid, (NO_WAIT,))
+        grid = executions_on(cluster, workload, start, SearchSpace(keep=KEPT))
+        found = search(Problem(workload, cluster, JOB), start, grid, (NO_WAIT,))
         searched_s = time.perf_counter() - begun
         # of steps, as one by one; the best of the whole job may be another, whose checkpoints are smaller
         found_ms = found.evaluation.step_ms[np.isfinite(found.job_s).any(axis=1)].min()

@@ -15,8 +15,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from failing_runs import simulated_s  # type: ignore[import-not-found]
-from trainpace.job.training import DEVICE_MTBF_H, RESTART_S
-from trainpace.job.training import Interruption, best_segments, expected_s, failure_rate
+from trainpace.job.training import (
+    DEVICE_MTBF_H,
+    RESTART_S,
+    Interruption,
+    best_segments,
+    expected_s,
+    failure_rate,
+)
 
 RUNS = 2000
 RESULT = Path(__file__).parent / "results" / "goodput.md"

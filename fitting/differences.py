@@ -1,6 +1,6 @@
 """How well forecasts of two executions of one model are told apart: pairs of packaged measurements of one model on one card.
 
-python -m fitting.differences      prints what `trainpace.plan.resolution` keeps, and how many pairs each figure is from
+python -m fitting.differences      prints what `trainpace.plan.settings` holds, and how many pairs each figure is from
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from trainpace.core.execution import Execution
 from trainpace.forecast import PublicRun, packaged_traces, public_runs
-from trainpace.plan.knobs import KNOBS
+from trainpace.plan.settings import SETTINGS
 
 BESIDE = {"micro-batch", "accumulation", "GPUs"}
 """What may differ too: forecasts of it are told apart more finely than of any other knob."""
@@ -67,7 +67,7 @@ def _a_sample(run: PublicRun, name: str) -> float:
 def _knobs(a: Execution, b: Execution) -> frozenset[str]:
     names = {
         knob.name
-        for knob in KNOBS
+        for knob in SETTINGS
         if any(getattr(a, field) != getattr(b, field) for field in knob.fields)
     }
     return frozenset(names | ({"accumulation"} if a.accumulation != b.accumulation else set()))
@@ -75,7 +75,7 @@ def _knobs(a: Execution, b: Execution) -> frozenset[str]:
 
 def resolutions(share: float = 0.8) -> dict[str, tuple[float, int]]:
     """For every knob the quantile of the absolute errors of pairs that differ in it, and how many pairs there are."""
-    found: dict[str, list[float]] = {knob.name: [] for knob in KNOBS}
+    found: dict[str, list[float]] = {knob.name: [] for knob in SETTINGS}
     for pair in differences():
         for name, errors in found.items():
             others = pair.knobs - {name}

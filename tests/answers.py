@@ -22,7 +22,7 @@ from trainpace.measure.sweep import analyse
 from trainpace.offers import Offer, picks
 from trainpace.offers.match import Job
 from trainpace.offers.match import rank as rank_servers
-from trainpace.plan import DataPath, Setting, layouts_of, plan_changes
+from trainpace.plan import DataPath, Problem, layouts_of, plan_changes
 from trainpace.plan.evaluate import forecast_of
 from trainpace.report.diagnosis import diagnosis_page
 from trainpace.report.forecast import forecast_page
@@ -181,7 +181,7 @@ def a_match():
 
 def a_plan():
     cluster = Cluster(device=find_device("A100"), devices_per_node=2, price_usd_per_device_hour=2.0)
-    setting = Setting(
+    setting = Problem(
         replace(workload(), model=HOSTILE), cluster, Schedule(samples=100_000, epochs=3.0)
     )
     paths = (

@@ -20,7 +20,7 @@ from trainpace.journal import Lesson, Lessons, Odd, compare, scores
 from trainpace.measure.sweep import analyse
 from trainpace.offers import Offer, picks
 from trainpace.offers.match import Job, nearest, rank
-from trainpace.plan import Setting, plan_changes
+from trainpace.plan import Problem, plan_changes
 from trainpace.report import (
     diagnosis,
     forecast,
@@ -411,7 +411,7 @@ def matched(deadline_s=None):
 
 def planned():
     cluster = Cluster(device=find_device("A100"), devices_per_node=2, price_usd_per_device_hour=2.0)
-    s = Setting(workload(), cluster, Schedule(samples=100_000, epochs=3.0))
+    s = Problem(workload(), cluster, Schedule(samples=100_000, epochs=3.0))
     plan.print_plan(
         plan_changes(s, Execution(micro_batch=8, nproc_per_node=2, optimizer="sgd_momentum")),
         workload(),

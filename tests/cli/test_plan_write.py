@@ -13,7 +13,7 @@ from trainpace.configs import Changes, combine, parse_config, rewrite
 from trainpace.core.errors import Contradiction
 from trainpace.core.execution import Execution
 from trainpace.core.records import save
-from trainpace.plan import Change, Choice, Outlook, Plan
+from trainpace.plan import Change, Choice, Plan, Projection
 from trainpace.verbs.plan import PlanRequest
 from trainpace.verbs.request import Misuse
 from trainpace.verbs.settings import rewritten, save_all
@@ -334,7 +334,7 @@ def test_what_no_file_can_hold_is_refused(tmp_path):
         execution=replace(start, precision="fp8", zero_stage=2),
         forecast_saved_s=1.0,
     )
-    outlook = Outlook(
+    outlook = Projection(
         choice=Choice(execution=change.execution),
         changes=1,
         step_ms=1.0,

@@ -1,10 +1,10 @@
-"""What `trainpace.plan` tells apart is what packaged measurements say."""
+"""The resolutions of `trainpace.plan` agree with packaged measurements."""
 
 import pytest
 from fitting.differences import resolutions, several
 
 from trainpace.plan.changes import NOISE
-from trainpace.plan.resolution import RESOLUTION, told_apart
+from trainpace.plan.settings import RESOLUTION, resolution
 
 
 @pytest.mark.slow
@@ -33,5 +33,5 @@ def test_pairs_that_differ_in_several_knobs_err_as_the_worst_of_them():
 
 
 def test_several_knobs_are_told_apart_by_the_largest():
-    assert told_apart(()) == 0
-    assert told_apart(("micro-batch", "compile")) == RESOLUTION["compile"]
+    assert resolution(()) == 0
+    assert resolution(("micro-batch", "compile")) == RESOLUTION["compile"]

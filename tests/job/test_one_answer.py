@@ -13,7 +13,7 @@ from trainpace.forecast import Forecaster, Grid, Target
 from trainpace.job import JobConditions, Question, Schedule, answer, state_bytes, training_of
 from trainpace.offers import Offer
 from trainpace.offers.match import Job, rank
-from trainpace.plan import Choice, Judge, Setting
+from trainpace.plan import Choice, Evaluator, Problem
 from trainpace.plan.evaluate import evaluate, job_seconds
 from trainpace.run.ladder import Ladder, Setup
 from trainpace.run.results import Attempt, job_time
@@ -75,8 +75,8 @@ def test_forecast_match_plan_run_and_schedule_agree(
 
     cluster = Cluster(device=device, devices_per_node=gpus, price_usd_per_device_hour=per_device)
     f = Forecaster(MODEL, Target(cluster)).forecast(e, schedule, conditions)
-    setting = Setting(MODEL, cluster, schedule, conditions=conditions)
-    outlook = Judge(setting, e).outlook(Choice(execution=e), 0)
+    setting = Problem(MODEL, cluster, schedule, conditions=conditions)
+    outlook = Evaluator(setting, e).projection(Choice(execution=e), 0)
     grid = Grid.of([e])
     evaluation = evaluate(setting, grid)
     step_ms, state = f.step.total_ms, state_bytes(MODEL, e)

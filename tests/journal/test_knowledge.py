@@ -16,7 +16,7 @@ from trainpace.forecast import Forecaster, Grid, Target
 from trainpace.job import Schedule
 from trainpace.journal import Journal, Knowledge, may_know
 from trainpace.journal.entry import Entry, new_id, now_utc
-from trainpace.plan import Setting, forecast_of
+from trainpace.plan import Problem, forecast_of
 from trainpace.plan.evaluate import evaluate
 from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.forecast import run as forecast
@@ -197,7 +197,7 @@ def test_match_says_that_it_used_the_journal(journal, tmp_path):
 
 
 def test_a_plan_is_of_the_corrected_forecasts(journal):
-    setting = Setting(
+    setting = Problem(
         workload(),
         Cluster(device=find_device("T4"), devices_per_node=2),
         Schedule(samples=1000, epochs=1.0),

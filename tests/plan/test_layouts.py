@@ -8,14 +8,14 @@ from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import needed_gib
 from trainpace.job import Schedule
-from trainpace.plan import Setting, forecast_of, layouts_of
+from trainpace.plan import Problem, forecast_of, layouts_of
 
 CHOSEN = Execution(micro_batch=4, accumulation=3, nproc_per_node=2, optimizer="sgd_momentum")
 
 
 def setting(gpu="A100", devices=2, of=None):
     cluster = Cluster(device=find_device(gpu), devices_per_node=devices)
-    return Setting(of or workload(), cluster, Schedule(samples=1000, epochs=1.0))
+    return Problem(of or workload(), cluster, Schedule(samples=1000, epochs=1.0))
 
 
 def test_every_way_has_the_same_global_batch_and_its_own_forecast():

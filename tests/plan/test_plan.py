@@ -16,13 +16,19 @@ from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import Grid
 from trainpace.forecast.memory import needed_gib
 from trainpace.job import Schedule, total_steps
-from trainpace.plan import NOISE, Choice, DataPath, Freedom, Judge, Setting, plan_changes
+from trainpace.plan import NOISE, Choice, DataPath, Evaluator, Problem, SearchSpace, plan_changes
 from trainpace.plan.evaluate import device_room_gib, part_of, same_work
-from trainpace.plan.knobs import KNOB_NAMES, KNOBS, differing, turned
-from trainpace.plan.plan import ladder
-from trainpace.plan.resolution import RESOLUTION, told_apart
+from trainpace.plan.plan import ordered_changes
 from trainpace.plan.search import executions_on, is_legal, search
-from trainpace.plan.simplicity import points
+from trainpace.plan.settings import (
+    RESOLUTION,
+    SETTING_NAMES,
+    SETTINGS,
+    changed,
+    differing,
+    points,
+    resolution,
+)
 from trainpace.workload import Variant, load_workload
 from trainpace.workload.trace import trace_task
 
@@ -36,7 +42,7 @@ WAITING = (
 
 def setting(
     gpu="A100", gpus=1, nodes=1, network=None, schedule=None, memory_gib=None, price=None
-) -> Setting:
+) -> Problem:
     device = find_device(gpu)
     if memory_gib:
         device = replace(device, memory_gib=replace(device.memory_gib, value=memory_gib))
@@ -47,10 +53,10 @@ def setting(
         price_usd_per_device_hour=price,
         network_gb_per_s_per_device=None if network is None else network / gpus,
     )
-    return Setting(MODEL, cluster, schedule or Schedule(samples=100_000, epochs=3.0))
+    return Problem(MODEL, cluster, schedule or Schedule(samples=100_000, epochs=3.0))
 
 
-SETTINGS = st.builds(
+PROBLEMS = st.builds(
     setting,
     gpu=st.sampled_from(["A100", "T4", "H100"]),
     gpus=st.sampled_from([1, 2]),
@@ -61,7 +67,7 @@ SETTINGS = st.builds(
 BATCHES = st.sampled_from([4, 12, 64])
 
 
-def start_on(s: Setting, micro_batch=8, **changes) -> Execution:
+def start_on(s: Problem, micro_batch=8, **changes) -> Execution:
     return Execution(
         micro_batch=micro_batch,
         nnodes=s.cluster.nodes,
@@ -72,18 +78,18 @@ def start_on(s: Setting, micro_batch=8, **changes) -> Execution:
 
 
 @settings(max_examples=6)
-@given(SETTINGS, BATCHES, st.sampled_from([WAITING, WAITING[:1]]))
+@given(PROBLEMS, BATCHES, st.sampled_from([WAITING, WAITING[:1]]))
 def test_promises(s, micro_batch, data):
     start = start_on(s, micro_batch)
     plan = plan_changes(s, start, data)
-    found = search(s, start, executions_on(s.cluster, MODEL, start, Freedom()), data)
+    found = search(s, start, executions_on(s.cluster, MODEL, start, SearchSpace()), data)
     if plan.best is None:
         assert found.fitting == 0
         assert plan.reason
         return
     best = plan.best.choice
-    judge = Judge(s, start)
-    assert judge.fits(best)
+    evaluator = Evaluator(s, start)
+    assert evaluator.fits(best)
     # no choice that fits, forecast one by one, is faster than the best by more than what is told apart
     for row in range(0, len(found.grid), 31):
         execution = found.grid.execution(row)
@@ -94,16 +100,16 @@ def test_promises(s, micro_batch, data):
         for path in data:
             choice = Choice(execution=execution, data=path)
             if f.step is not None and f.fits:
-                apart = told_apart(knob.name for knob in differing(best, choice))
-                assert plan.best.job_s <= judge.job_s(choice) * math.exp(apart) * (1 + 1e-9)
-                assert judge.job_s(choice) >= plan.fastest.job_s * (1 - 1e-9)
+                apart = resolution(knob.name for knob in differing(best, choice))
+                assert plan.best.job_s <= evaluator.job_s(choice) * math.exp(apart) * (1 + 1e-9)
+                assert evaluator.job_s(choice) >= plan.fastest.job_s * (1 - 1e-9)
     assert plan.because
     for maybe in plan.maybe:
         assert 0 < maybe.saved_s <= maybe.told_apart * plan.best.job_s
     # the ladder: every rung runs with the same global batch, and the savings add up
     for change in plan.changes:
         rung = Choice(execution=change.execution, data=change.data)
-        assert judge.fits(rung)
+        assert evaluator.fits(rung)
         assert is_legal(rung.execution, start)
         assert change.execution.global_batch == start.global_batch
         assert change.makes_fit or len(plan.changes) == 1 or change.forecast_saved_s > 0
@@ -118,7 +124,7 @@ def test_promises(s, micro_batch, data):
         if first
         else Choice(execution=start, data=data[0])
     )
-    assert plan.saved_s == pytest.approx(judge.job_s(begin) - plan.best.job_s, abs=1e-6)
+    assert plan.saved_s == pytest.approx(evaluator.job_s(begin) - plan.best.job_s, abs=1e-6)
     assert plan.start_fits == (first is None)
 
 
@@ -134,14 +140,14 @@ def test_experts_are_divided_where_that_is_best(nodes, memory_gib):
     found = search(
         s,
         start,
-        executions_on(s.cluster, experts, start, Freedom(keep=("GPUs", "offload"))),
+        executions_on(s.cluster, experts, start, SearchSpace(keep=("GPUs", "offload"))),
         WAITING[1:2],
     )
     assert set(found.grid.ep.tolist()) == {1, 2, 4, 8} - ({8} if nodes == 1 else set())
-    judge = Judge(s, start)
+    evaluator = Evaluator(s, start)
     rows = range(0, len(found.grid), len(found.grid) // 200)
     choices = [Choice(execution=found.grid.execution(row), data=WAITING[1]) for row in rows]
-    alone = [judge.job_s(choice) if judge.fits(choice) else math.inf for choice in choices]
+    alone = [evaluator.job_s(choice) if evaluator.fits(choice) else math.inf for choice in choices]
     assert alone == pytest.approx(found.job_s[list(rows), 0].tolist())
     assert found.job_s[found.best()] <= min(alone)
 
@@ -149,13 +155,13 @@ def test_experts_are_divided_where_that_is_best(nodes, memory_gib):
 def test_the_recommended_is_the_simplest_of_those_that_nothing_is_told_to_beat():
     s = setting(gpus=2)
     start = start_on(s)
-    found = search(s, start, executions_on(s.cluster, MODEL, start, Freedom()), WAITING)
+    found = search(s, start, executions_on(s.cluster, MODEL, start, SearchSpace()), WAITING)
     chosen = found.recommended()
     assert found.as_fast_as(found.best())[chosen]
 
     def beaten(index):
         """Whether any choice is faster than this one by more than forecasts of the two are told apart."""
-        apart = found.told_apart(index)
+        apart = found.resolutions(index)
         return bool(
             (
                 found.job_s[index]
@@ -173,7 +179,7 @@ def test_what_saves_less_than_is_told_apart_is_a_maybe():
     """A loader that is a twentieth faster is no change to make, and half as fast is."""
     s = setting()
     start = start_on(s, micro_batch=256, precision="amp_bf16")
-    only_data = Freedom(keep=tuple(name for name in KNOB_NAMES if name != "data"))
+    only_data = SearchSpace(keep=tuple(name for name in SETTING_NAMES if name != "data"))
     slow = DataPath(workers=1, ms_per_sample=8.0)
     little, much = (
         plan_changes(s, start, (slow, DataPath(workers=2, ms_per_sample=8.0 * share)), only_data)
@@ -232,7 +238,10 @@ def test_changes_are_counted_as_they_are_named():
     s = setting(gpus=4, nodes=2, network=1.0)
     start = start_on(s)
     found = search(
-        s, start, executions_on(s.cluster, MODEL, start, Freedom(allow_global_batch=True)), WAITING
+        s,
+        start,
+        executions_on(s.cluster, MODEL, start, SearchSpace(allow_global_batch=True)),
+        WAITING,
     )
     for row in range(0, len(found.grid), 41):
         for path in range(len(WAITING)):
@@ -254,14 +263,14 @@ def test_nothing_fits_says_by_how_much():
     s = setting(memory_gib=0.45)
     plan = plan_changes(s, start_on(s))
     assert plan.best is None
-    grid = executions_on(s.cluster, MODEL, start_on(s), Freedom())
+    grid = executions_on(s.cluster, MODEL, start_on(s), SearchSpace())
     least = min(
         needed_gib(f.memory)
         for row in range(len(grid))
         if (f := forecast(MODEL, grid.execution(row), s.cluster)).step is not None
     )
     assert f"needs {least:.3g} GiB" in plan.reason
-    assert f"{least - device_room_gib(s.cluster):.3g} too few" in plan.reason
+    assert f"{least - device_room_gib(s.cluster):.3g} more" in plan.reason
     assert "GiB would do" in plan.nearest or "it would fit" in plan.nearest
 
 
@@ -285,7 +294,7 @@ def test_accumulation_gains_nothing_on_one_gpu():
 
 def test_needless_sharding_says_what_the_states_take():
     s = setting(gpus=2)
-    plan = plan_changes(s, start_on(s), freedom=Freedom(keep=("sharding",)))
+    plan = plan_changes(s, start_on(s), space=SearchSpace(keep=("sharding",)))
     assert not [r for r in plan.rejected if "ZeRO" in r.title]
     said = [
         r
@@ -296,26 +305,26 @@ def test_needless_sharding_says_what_the_states_take():
     assert all(r.lost_s is None or r.lost_s > -NOISE * plan.best.job_s for r in said)
 
 
-@pytest.mark.parametrize("knob", KNOB_NAMES)
+@pytest.mark.parametrize("knob", SETTING_NAMES)
 def test_what_is_kept_stays(knob):
     s = setting(gpus=2, nodes=2, network=1.0)
     start = start_on(s)
     plan = plan_changes(
-        s, start, WAITING, Freedom(keep=(knob,), allow_global_batch=knob != "global batch")
+        s, start, WAITING, SearchSpace(keep=(knob,), allow_global_batch=knob != "global batch")
     )
     now = Choice(execution=start, data=WAITING[0])
     assert knob not in {k.name for k in differing(now, plan.best.choice)}
 
 
-def test_a_word_that_is_no_knob():
-    with pytest.raises(TrainpaceError, match="nothing that could be kept"):
-        Freedom(keep=("precisions",))
+def test_search_space_rejects_unknown_setting():
+    with pytest.raises(TrainpaceError):
+        SearchSpace(keep=("precisions",))
 
 
 def test_global_batch_changes_only_where_allowed():
     s = setting()
     start = start_on(s, micro_batch=1)
-    free = plan_changes(s, start, freedom=Freedom(allow_global_batch=True))
+    free = plan_changes(s, start, space=SearchSpace(allow_global_batch=True))
     assert plan_changes(s, start).best.choice.execution.global_batch == 1
     assert free.best.choice.execution.global_batch > 1
     (change,) = [c for c in free.changes if "global batch" in c.title]
@@ -340,7 +349,7 @@ def test_with_a_noise_scale_the_job_ends_at_the_same_loss():
     assert same_work(in_epochs, start, start) == s.schedule
     batches = [
         plan_changes(
-            s._replace(noise_scale=scale), start, freedom=Freedom(allow_global_batch=True)
+            s._replace(noise_scale=scale), start, space=SearchSpace(allow_global_batch=True)
         ).best.choice.execution.global_batch
         for scale in (1e-3, 1e6)
     ]
@@ -356,7 +365,7 @@ def test_precision_goes_down_only_as_allowed():
             "fp32": ("amp_bf16", "amp_fp16", "tf32")
         }.get(precision, (precision, "amp_bf16", "amp_fp16") if precision != "bf16" else ("bf16",))
     free = plan_changes(
-        s, start_on(s, micro_batch=4096, precision="bf16"), freedom=Freedom(allow_fp8=True)
+        s, start_on(s, micro_batch=4096, precision="bf16"), space=SearchSpace(allow_fp8=True)
     )
     assert free.best.choice.execution.precision == "fp8"
     assert [c.risk for c in free.changes if "fp8" in c.title] == ["medium"]
@@ -374,15 +383,17 @@ def test_data_becomes_a_change_when_it_is_waited_for():
     assert plan.best.step_ms >= 8 * 0.01
 
 
-def test_a_ladder_of_one_rung():
+def test_one_change_is_one_step():
     s = setting(memory_gib=1.5)
     start = start_on(s, micro_batch=8)
     assert (
-        turned(Choice(execution=start), Choice(execution=replace(start, micro_batch=3)), KNOBS[1:2])
+        changed(
+            Choice(execution=start), Choice(execution=replace(start, micro_batch=3)), SETTINGS[1:2]
+        )
         is None
     )
-    rungs = ladder(
-        Judge(s, start), Choice(execution=start), Choice(execution=replace(start, compile=True))
+    rungs = ordered_changes(
+        Evaluator(s, start), Choice(execution=start), Choice(execution=replace(start, compile=True))
     )
     assert [r.title for r in rungs] == ["torch.compile"]
 
@@ -402,11 +413,11 @@ def test_a_job_of_seconds_is_not_told_to_compile():
 
 def test_sensitivity_finds_the_number_that_flips_the_choice():
     """Two nodes are as fast as one where the network is just fast enough: a slower one changes the choice."""
-    only_gpus = Freedom(keep=tuple(name for name in KNOB_NAMES if name != "GPUs"))
+    only_gpus = SearchSpace(keep=tuple(name for name in SETTING_NAMES if name != "GPUs"))
 
     def plan_over(network):
         s = setting(gpus=2, nodes=2, network=network)
-        return plan_changes(s, start_on(s), freedom=only_gpus)
+        return plan_changes(s, start_on(s), space=only_gpus)
 
     speeds = np.geomspace(0.01, 1000, 24).tolist()
     nodes = [plan_over(speed).best.choice.execution.nnodes for speed in speeds]
@@ -422,7 +433,7 @@ def test_sensitivity_finds_the_number_that_flips_the_choice():
 def test_a_global_batch_that_no_part_can_share():
     s = setting(gpus=4)
     start = Execution(micro_batch=3, nproc_per_node=2, optimizer="sgd_momentum")
-    shapes = executions_on(s.cluster, MODEL, start, Freedom()).nproc_per_node
+    shapes = executions_on(s.cluster, MODEL, start, SearchSpace()).nproc_per_node
     assert set(shapes.tolist()) == {1, 2}  # 6 samples cannot be divided by 4
 
 
@@ -451,7 +462,7 @@ def test_a_rung_never_needs_what_comes_later():
 def test_memory_formats_are_compared():
     s = setting()._replace(workload=load_workload("resnet18", ("amp",)))
     plan = plan_changes(
-        s, start_on(s, 64, precision="amp_bf16"), freedom=Freedom(keep=("compile",))
+        s, start_on(s, 64, precision="amp_bf16"), space=SearchSpace(keep=("compile",))
     )
     assert plan.best.choice.execution.channels_last
     assert "memory_format" in {key for change in plan.changes for key in change.settings}

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from nouns import workload
 from trainpace.core.execution import Execution
 from trainpace.plan import Choice, DataPath
-from trainpace.plan.knobs import KNOBS, differing
-from trainpace.plan.snippets import snippet
+from trainpace.plan.settings import code_of, differing
 
 START = Execution(micro_batch=4, precision="torch_fp32")
 EIGHT = replace(START, nproc_per_node=8)
@@ -24,7 +23,7 @@ def code(before, after, data=(None, None)):
     a, b = (c if d is None else replace(c, data=d) for c, d in zip((a, b), data, strict=True))
     knobs = differing(a, b)
     assert knobs
-    return snippet(knobs, a, b, workload())
+    return code_of(knobs, a, b, workload())
 
 
 WORKERS = (DataPath(workers=0), DataPath(workers=2))
@@ -146,9 +145,6 @@ def test_every_knob_has_lines():
         "CPUOffloadPolicy",
     ):
         assert words in said
-    from trainpace.plan.snippets import _LINES
-
-    assert _LINES.keys() == {knob.name for knob in KNOBS}
 
 
 def test_numbers_are_the_plans():

@@ -22,8 +22,8 @@ from trainpace.measure.sweep import analyse
 from trainpace.offers import Offer, picks
 from trainpace.offers.match import Job
 from trainpace.offers.match import rank as rank_servers
-from trainpace.plan import NO_WAIT, Change, DataPath, Plan, Setting, layouts_of, plan_changes
-from trainpace.plan.changes import Choice, Outlook
+from trainpace.plan import NO_WAIT, Change, DataPath, Plan, Problem, layouts_of, plan_changes
+from trainpace.plan.changes import Choice, Projection
 from trainpace.report.charts import SHADES, Axis, Cell, Chart, HeatMap, Mark, Segment, Series
 from trainpace.report.diagnosis import proofs_chart, shares_chart
 from trainpace.report.forecast import forecast_pictures
@@ -196,7 +196,7 @@ def test_a_wide_interval_does_not_flatten_the_bars():
 
 
 def test_a_plan_comes_down_step_by_step():
-    setting = Setting(
+    setting = Problem(
         workload(),
         asked(workload(), "A100").forecaster.target.cluster,
         Schedule(samples=100_000, epochs=3.0),
@@ -223,7 +223,7 @@ def test_a_plan_says_what_it_brings():
             title="c", execution=Execution(micro_batch=8), forecast_saved_s=saved_s, **more
         )
 
-    end = Outlook(
+    end = Projection(
         choice=Choice(execution=Execution(micro_batch=8)),
         changes=2,
         step_ms=1,
@@ -298,7 +298,7 @@ def test_a_diagnosis_adds_up_to_the_step():
 
 def test_a_heat_map_has_every_layout_in_its_place_and_marks_the_recommended():
     cluster = Cluster(device=find_device("A100"), devices_per_node=2)
-    setting = Setting(workload(), cluster, Schedule(samples=1000, epochs=1.0))
+    setting = Problem(workload(), cluster, Schedule(samples=1000, epochs=1.0))
     start = Execution(micro_batch=2, accumulation=6, nproc_per_node=2, optimizer="sgd_momentum")
     plan = plan_changes(setting, start, (NO_WAIT,))
     layouts = layouts_of(setting, plan.end)
@@ -426,7 +426,7 @@ def test_the_peak_of_memory_names_its_owners():
 
 def test_a_heat_map_names_a_faster_layout_only_where_it_is_faster_by_something():
     cluster = Cluster(device=find_device("A100"), devices_per_node=2)
-    setting = Setting(workload(), cluster, Schedule(samples=1000, epochs=1.0))
+    setting = Problem(workload(), cluster, Schedule(samples=1000, epochs=1.0))
     plan = plan_changes(
         setting, Execution(micro_batch=4, nproc_per_node=2, optimizer="sgd_momentum"), (NO_WAIT,)
     )

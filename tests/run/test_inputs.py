@@ -5,7 +5,7 @@ import pytest
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.core.execution import Execution
 from trainpace.core.records import save
-from trainpace.plan import Change, Choice, DataPath, Outlook, Plan
+from trainpace.plan import Change, Choice, DataPath, Plan, Projection
 from trainpace.run.climbing import ladder_of_plan, read_ladder
 from trainpace.run.script import fingerprint
 
@@ -100,7 +100,7 @@ def plan(**rest) -> Plan:
     start, two = Execution(micro_batch=8, accumulation=4), DataPath(workers=2, ms_per_sample=1.0)
     bigger = Execution(micro_batch=32)
     ready = DataPath(workers=2, precomputed=True)
-    outlook = Outlook(
+    outlook = Projection(
         choice=Choice(execution=start, data=two),
         changes=0,
         step_ms=1,

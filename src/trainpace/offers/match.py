@@ -34,13 +34,13 @@ from trainpace.job import (
     training_of,
 )
 from trainpace.offers.offer import Offer, transfer_of
-from trainpace.plan import told_apart
+from trainpace.plan import resolution
 from trainpace.workload import Workload, form_of
 
 MOST_BATCH = 10**7
 """Above this a global batch is a typing mistake."""
 
-NEARLY = math.expm1(told_apart(("sharding",)))
+NEARLY = math.expm1(resolution(("sharding",)))
 """A simpler sharding (DDP before ZeRO-1 before FSDP) that is slower by less than this share is taken: forecasts tell no more."""
 
 Counts = NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""What to change, in which order, and what each change saves."""
+"""What to change about a training, in which order, and what each change saves."""
 
 from trainpace.plan.changes import (
     NO_WAIT,
@@ -8,18 +8,16 @@ from trainpace.plan.changes import (
     DataPath,
     Effort,
     Maybe,
-    Outlook,
     Plan,
+    Projection,
     Rejected,
     Risk,
     Sensitivity,
 )
-from trainpace.plan.evaluate import Judge, Setting, forecast_of
-from trainpace.plan.knobs import config_line
-from trainpace.plan.layouts import Layout, layouts_of
+from trainpace.plan.evaluate import Evaluator, Problem, forecast_of
 from trainpace.plan.plan import plan_changes
-from trainpace.plan.resolution import told_apart
-from trainpace.plan.search import PARALLELISM, Freedom, Limit
+from trainpace.plan.search import PARALLELISM, Layout, Limit, SearchSpace, layouts_of
+from trainpace.plan.settings import config_line, resolution
 
 __all__ = [
     "NOISE",
@@ -29,20 +27,20 @@ __all__ = [
     "Choice",
     "DataPath",
     "Effort",
-    "Freedom",
-    "Judge",
+    "Evaluator",
     "Layout",
     "Limit",
     "Maybe",
-    "Outlook",
     "Plan",
+    "Problem",
+    "Projection",
     "Rejected",
     "Risk",
+    "SearchSpace",
     "Sensitivity",
-    "Setting",
     "config_line",
     "forecast_of",
     "layouts_of",
     "plan_changes",
-    "told_apart",
+    "resolution",
 ]

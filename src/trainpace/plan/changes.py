@@ -1,4 +1,4 @@
-"""The nouns that `plan` makes and `run` carries out."""
+"""The records that `plan` makes and `run` carries out."""
 
 import math
 from typing import Literal
@@ -12,13 +12,19 @@ from trainpace.job import ASSUMED, JobConditions, Schedule
 
 Effort = Literal["config key", "code change", "infrastructure"]
 Risk = Literal["none", "low", "medium"]
-"""To convergence. none: the same training, up to the order of sums. low: rounds differently, as many trainings do without
-harm. medium: known to need care, such as a new learning rate."""
+"""Risk to convergence. none: the same training, up to the order of sums. low: rounds differently, as
+many trainings do without harm. medium: needs care, such as a new learning rate."""
+NOISE = 0.05
+"""Share of the job's time after its start below which a change is noise. Repeated measurements differ by
+as much, so no forecast distinguishes two executions more finely."""
 
 
 class DataPath(Record):
-    """How fast samples reach one rank: `ms_per_sample` of its loader, all workers together, and whether they are made
-    `beside` the computation or between computations (no workers)."""
+    """How samples reach one rank.
+
+    `ms_per_sample` is the time of its loader, all workers together. Samples are made `beside` the
+    computation or, without workers, between computations.
+    """
 
     workers: int | None = None
     ms_per_sample: float = 0.0
@@ -28,12 +34,12 @@ class DataPath(Record):
     def __post_init__(self) -> None:
         if not 0 <= self.ms_per_sample < float("inf"):
             raise TrainpaceError(
-                f"a sample takes {self.ms_per_sample} ms to load; that should be 0 or more."
+                f"a sample takes {self.ms_per_sample} ms to load; it must be 0 or more."
             )
 
 
 NO_WAIT = DataPath()
-"""Data that is always there: what a forecast assumes where nothing is known of the loader."""
+"""Data without waits, the assumption of forecasts if nothing is known of the loader."""
 
 
 class Choice(Record):
@@ -44,12 +50,12 @@ class Choice(Record):
 
 
 class Change(Record):
-    """One rung: the execution after it, and the seconds that it is forecast to save in the whole job.
+    """One change: the execution after it, and the seconds that it is forecast to save in the job.
 
-    `settings` are the keys to set, named as torchrun, Hugging Face's TrainingArguments or DeepSpeed name them; `code` is the same
-    in lines of PyTorch.
-    `makes_fit`: what was before does not fit in memory, so that there is no time that it could save. saved_at_least_s: what it
-    saves in 9 of 10 cases, by how well forecasts of two executions are told apart (`plan.resolution`); below 0 it may cost.
+    settings: the keys to set, as torchrun, Hugging Face's TrainingArguments or DeepSpeed name them.
+    code: the same as lines of PyTorch. makes_fit: the execution before does not fit in memory, so no
+    saving can be given. saved_at_least_s: the saving in 90% of cases, by the resolution of forecasts;
+    below 0 the change may cost time.
     """
 
     title: str
@@ -65,9 +71,11 @@ class Change(Record):
     code: str = ""
 
 
-class Outlook(Record):
-    """A choice and what it is forecast to take: the step (with data waits), the whole job, one device's memory. job_low_s,
-    job_high_s: the ends of the job's 90 % interval."""
+class Projection(Record):
+    """What a choice is forecast to take: a step with data waits, the whole job, memory of one device.
+
+    job_low_s and job_high_s are the ends of the job's 90% interval.
+    """
 
     choice: Choice
     changes: int
@@ -81,10 +89,11 @@ class Outlook(Record):
 
 
 class Maybe(Record):
-    """A change that is forecast to save something beside the recommendation, but less than forecasts can tell apart.
+    """A change that may save time, but less than forecasts can distinguish.
 
-    saved_s: forecast, of the whole job. told_apart: the share of the job that it would have to save. title: of one knob, or of
-    all that the fastest choice has and the recommended one has not. settings: as in `Change`.
+    saved_s: the forecast saving in the whole job. told_apart: the share of the job that it would have
+    to save to be distinguishable. title: of one setting, or of all in which the fastest choice differs
+    from the recommended one. settings: as in `Change`.
     """
 
     title: str
@@ -95,7 +104,10 @@ class Maybe(Record):
 
 
 class Rejected(Record):
-    """Something that was looked at and not chosen; `lost_s`: how much longer the job would take with the best that has it."""
+    """An alternative that was not chosen.
+
+    `lost_s` is how much longer the job takes with the best choice that has it.
+    """
 
     title: str
     why: str
@@ -103,10 +115,10 @@ class Rejected(Record):
 
 
 class Sensitivity(Record):
-    """What happens to the choice when one number is wrong by a factor between `low` and `high`.
+    """What happens to the choice if one number is wrong by a factor between `low` and `high`.
 
-    `flips_to` names what would be chosen then, where that differs; `regret` is how much longer today's choice would take than
-    that, as a share, at the worse end. `still_fits`: today's choice would still fit in memory.
+    flips_to: the new choice, if it differs. regret: how much longer the old choice would take than the
+    new one, as a share, at the worse end. still_fits: the old choice would still fit in memory.
     """
 
     number: str
@@ -118,30 +130,26 @@ class Sensitivity(Record):
     still_fits: bool = True
 
 
-NOISE = 0.05
-"""Share of the job's time after its start below which a change is noise: a measurement that is repeated differs by as much, so
-that no forecast tells two executions apart more finely."""
-
-
 class Plan(Record):
-    """An ordered list of changes to an execution, and what else was looked at.
+    """An ordered list of changes to an execution, and the alternatives.
 
-    best: the recommended choice, the simplest of those that forecasts cannot tell from the `fastest`; `because` says in a
-    sentence why, `cautions` what may go wrong with it. maybe: what is worth a measurement, what saves most first. `model` is the
-    spec it was made for; `assumed` is what nobody said of the job, `corrected` which measured runs corrected the forecasts, in
-    words; `job` and `conditions` are the whole training that its times are of. `in_code`: no settings
-    file takes the changes, so that they are lines of PyTorch.
+    best: the recommended choice, the simplest one that forecasts cannot distinguish from the `fastest`.
+    because: the reason, in a sentence. cautions: what may go wrong with it. maybe: changes worth a
+    measurement, the largest saving first. model: the spec. assumed: assumptions about the job.
+    corrected: the measured runs that corrected the forecasts, in words. job and conditions: the whole
+    training that the times are of. in_code: no settings file expresses the changes, so they are given
+    as lines of PyTorch.
     """
 
     start: Execution
     changes: tuple[Change, ...]
-    now: Outlook | None = None
-    best: Outlook | None = None
-    fastest: Outlook | None = None
+    now: Projection | None = None
+    best: Projection | None = None
+    fastest: Projection | None = None
     because: str = ""
     cautions: tuple[str, ...] = ()
     maybe: tuple[Maybe, ...] = ()
-    pareto: tuple[Outlook, ...] = ()
+    pareto: tuple[Projection, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     sensitivity: tuple[Sensitivity, ...] = ()
     searched: int = 0
@@ -161,16 +169,11 @@ class Plan(Record):
         return self.changes[-1].execution if self.changes else self.start
 
     @property
-    def target(self) -> Outlook | None:
+    def target(self) -> Projection | None:
         """The choice to which the changes lead."""
-        if (
-            self.best is not None
-            and self.fastest is not None
-            and self.changes
-            and self.end != self.best.choice.execution
-        ):
-            return self.fastest
-        return self.best
+        if self.best is None or self.fastest is None or not self.changes:
+            return self.best
+        return self.best if self.end == self.best.choice.execution else self.fastest
 
     @property
     def left_s(self) -> list[float]:

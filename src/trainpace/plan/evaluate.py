@@ -1,4 +1,7 @@
-"""What executions take: one by one through `forecast`, many through arrays, with the same numbers."""
+"""Step, memory and job of executions: one by one through `forecast`, or many as arrays.
+
+Both give the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +37,18 @@ from trainpace.job import (
     total_steps,
     training_of,
 )
-from trainpace.plan.changes import NOISE, Choice, DataPath, Outlook
+from trainpace.plan.changes import NOISE, Choice, DataPath, Projection
 from trainpace.workload import Floats, Workload
 
 
-class Setting(NamedTuple):
-    """What stays the same over a search. `host_factor` is how much slower than its CPU says a host launches kernels.
-    `noise_scale`, in samples: with it the work is done when the loss is reached that the present training reaches, not when
-    its samples are seen. `knowledge`: measured runs that correct the forecasts.
-    `forecaster`: whose evaluated kernels are shared."""
+class Problem(NamedTuple):
+    """What stays the same over a search.
+
+    `host_factor` is how much slower than its CPU's rating a host launches kernels. With a
+    `noise_scale` (in samples) the work ends at the loss that the current training reaches, instead of
+    after its samples. `knowledge` are measured runs that correct the forecasts. `forecaster` shares
+    its evaluated kernels.
+    """
 
     workload: Workload
     cluster: Cluster
@@ -54,32 +60,33 @@ class Setting(NamedTuple):
     software: Software = TODAY
     knowledge: Knowledge | None = None
 
+    @property
+    def _target(self) -> Target:
+        kernels = FittedKernels(host_factor=self.host_factor)
+        return Target(self.cluster, kernels, software=self.software)
+
     def on_part(self, nnodes: int, nproc_per_node: int) -> Forecaster:
-        """The forecaster of the part of the cluster that executions of so many processes use."""
-        cluster = part_of(self.cluster, nnodes, nproc_per_node)
+        """Return the forecaster for the part of the cluster that an execution uses."""
+        forecaster = self.forecaster or Forecaster(
+            self.workload, self._target, knowledge=self.knowledge
+        )
+        return forecaster.on(part_of(self.cluster, nnodes, nproc_per_node))
+
+    def with_forecaster(self) -> Problem:
+        whole = self.on_part(self.cluster.nodes, self.cluster.devices_per_node)
+        return self._replace(forecaster=whole)
+
+    def with_host_factor(self, factor: float) -> Problem:
+        slower = self._replace(host_factor=factor)
         if self.forecaster is None:
-            target = Target(
-                cluster, FittedKernels(host_factor=self.host_factor), software=self.software
-            )
-            return Forecaster(self.workload, target, knowledge=self.knowledge)
-        return self.forecaster.on(cluster)
-
-    def with_forecaster(self) -> Setting:
-        return self._replace(
-            forecaster=self.on_part(self.cluster.nodes, self.cluster.devices_per_node)
-        )
-
-    def with_host_factor(self, factor: float) -> Setting:
-        slower = FittedKernels(host_factor=factor)
-        forecaster = (
-            None
-            if self.forecaster is None
-            else self.forecaster.on(Target(self.cluster, slower, software=self.software))
-        )
-        return self._replace(host_factor=factor, forecaster=forecaster)
+            return slower
+        return slower._replace(forecaster=self.forecaster.on(slower._target))
 
     def noise_s(self, job_s: float) -> float:
-        """Seconds of a job that are too few to tell two choices apart: its start takes as long with each."""
+        """Return the difference in seconds below which two choices are equal.
+
+        The start of the job takes as long with each, so it does not count.
+        """
         return NOISE * max(0.0, job_s - self.conditions.startup_s)
 
     @property
@@ -90,8 +97,11 @@ class Setting(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """The step and memory of every execution of a grid: milliseconds of a step whose data is there (NaN where there is a reason
-    why not), and of its forward passes; GiB that one device must have room for. reason: positions in `reasons`, 0 for none.
+    """Step and memory of every execution of a grid.
+
+    `step_ms` and `evaluating_ms` (the step's forward passes) are without waits for data, and NaN if
+    there is a reason. `needed_gib` is the memory that one device must have. `reason` holds positions
+    in `reasons`, 0 for none.
     """
 
     step_ms: Floats
@@ -102,16 +112,16 @@ class Evaluation(NamedTuple):
 
     @property
     def timed_gib(self) -> Floats:
-        """`needed_gib`, infinite where there is a reason why not."""
+        """`needed_gib`, infinite for executions that cannot be forecast."""
         return np.where(self.reason > 0, np.inf, self.needed_gib)
 
     def why_not(self, rows: NDArray[np.int64]) -> str:
-        """The first reason among some executions."""
+        """Return the first reason among some executions, or ""."""
         return next((self.reasons[code] for code in self.reason[rows].tolist() if code), "")
 
 
 def part_of(cluster: Cluster, nnodes: int, nproc_per_node: int) -> Cluster:
-    """A part of a cluster. A node's network is shared by those of its devices that are used."""
+    """Return a part of a cluster. The used devices of a node share its network."""
     per_device = cluster.network_gb_per_s_per_device
     if per_device is not None:
         per_device *= cluster.devices_per_node / nproc_per_node
@@ -123,21 +133,23 @@ def part_of(cluster: Cluster, nnodes: int, nproc_per_node: int) -> Cluster:
     )
 
 
-def forecast_of(setting: Setting, execution: Execution) -> Forecast:
-    """The forecast of one execution on its part of the cluster, without the job."""
-    return setting.on_part(execution.nnodes, execution.nproc_per_node).forecast(execution)
+def forecast_of(problem: Problem, execution: Execution) -> Forecast:
+    """Return the forecast of one execution on its part of the cluster, without the job."""
+    return problem.on_part(execution.nnodes, execution.nproc_per_node).forecast(execution)
 
 
 def device_room_gib(cluster: Cluster) -> float:
-    """The memory of one device that a training can use; infinite where its size is not known."""
+    """Return the memory of one device that a training can use; infinite if unknown."""
     return (
         math.inf if cluster.device.memory_gib is None else room_gib(cluster.device.memory_gib.value)
     )
 
 
-def evaluate(setting: Setting, grid: Grid) -> Evaluation:
-    """Every execution of a grid, those on the same part of the cluster together. One whose lasting states do not fit gets no
-    step, and these states for what it needs."""
+def evaluate(problem: Problem, grid: Grid) -> Evaluation:
+    """Evaluate every execution of a grid.
+
+    An execution whose lasting states do not fit gets no step. Its needed memory are these states.
+    """
     step, evaluating, needed = (np.full(len(grid), np.nan) for _ in range(3))
     reason = np.zeros(len(grid), dtype=np.int64)
     reasons = [""]
@@ -145,9 +157,9 @@ def evaluate(setting: Setting, grid: Grid) -> Evaluation:
         {*zip(grid.nnodes.tolist(), grid.nproc_per_node.tolist(), strict=True)}
     ):
         rows = np.flatnonzero((grid.nnodes == nnodes) & (grid.nproc_per_node == nproc_per_node))
-        forecaster = setting.on_part(nnodes, nproc_per_node)
+        forecaster = problem.on_part(nnodes, nproc_per_node)
         needed[rows] = least = forecaster.least_gib(grid.at(rows))
-        rows = rows[least <= device_room_gib(setting.cluster)]
+        rows = rows[least <= device_room_gib(problem.cluster)]
         if not len(rows):
             continue
         forecasts = forecaster.at(grid.at(rows))
@@ -164,7 +176,7 @@ def evaluate(setting: Setting, grid: Grid) -> Evaluation:
             reason[rows[forecasts.clash == clash]] = len(reasons)
             name = CLASHES[clash]
             reasons.append(
-                "the model has no chain of alike blocks that could be divided"
+                "the model has no chain of repeated blocks to divide"
                 if name == "no blocks"
                 else f"its {name} clashes with the model or the cluster"
             )
@@ -174,21 +186,23 @@ def evaluate(setting: Setting, grid: Grid) -> Evaluation:
 def with_data_ms(
     step_ms: Floats | float, samples_a_rank: NDArray[np.int64] | int, data: DataPath
 ) -> Floats:
-    """A step together with its data: the later of both where samples are made beside the computation, else one after
-    the other (the pipeline model of `loader.costs`, from the pace that it gave)."""
+    """Return the time of a step with its data.
+
+    Data made beside the computation overlaps with it, other data is waited for.
+    """
     wait_ms = np.asarray(samples_a_rank * data.ms_per_sample, dtype=np.float64)
     return np.asarray(np.maximum(step_ms, wait_ms) if data.beside else step_ms + wait_ms)
 
 
 def job_seconds(
-    setting: Setting, start: Execution, grid: Grid, evaluation: Evaluation, step_ms: Floats
+    problem: Problem, start: Execution, grid: Grid, evaluation: Evaluation, step_ms: Floats
 ) -> Floats:
-    """Seconds of the whole job for every execution at its step with the data of each path, executions x paths."""
+    """Return the seconds of the whole job, executions x data paths. `step_ms` has the same shape."""
     kinds = 4 * grid.precision + grid.zero_stage  # the stages of ZeRO are 0 to 3
     _, first, kind = np.unique(kinds, return_index=True, return_inverse=True)
-    states = np.array([state_bytes(setting.workload, grid.execution(row)) for row in first])[kind]
-    steps, batch = _job_steps(setting, start, grid), grid.global_batch
-    passes = steps * batch / (setting.schedule.samples_per_epoch or np.inf)
+    states = np.array([state_bytes(problem.workload, grid.execution(row)) for row in first])[kind]
+    steps, batch = _job_steps(problem, start, grid), grid.global_batch
+    passes = steps * batch / (problem.schedule.samples_per_epoch or np.inf)
     training = Training(
         steps=steps[:, None],
         epochs=passes[:, None],
@@ -196,7 +210,7 @@ def job_seconds(
         nodes=grid.nnodes[:, None],
         devices=grid.world_size[:, None],
         compiles=grid.compile[:, None],
-        conditions=setting.conditions,
+        conditions=problem.conditions,
         state_bytes=states[:, None],
     )
     return training.total_s(
@@ -204,12 +218,12 @@ def job_seconds(
     )
 
 
-def _job_steps(setting: Setting, start: Execution, grid: Grid) -> Floats:
-    """Optimizer updates of the job for every execution; infinite where nothing would be left to train on."""
+def _job_steps(problem: Problem, start: Execution, grid: Grid) -> Floats:
+    """Return the updates of the job for every execution; infinite if no full step is possible."""
 
     def steps_of(execution: Execution) -> float:
         try:
-            return float(total_steps(same_work(setting, execution, start), execution))
+            return float(total_steps(same_work(problem, execution, start), execution))
         except TrainpaceError:
             return math.inf
 
@@ -220,16 +234,17 @@ def _job_steps(setting: Setting, start: Execution, grid: Grid) -> Floats:
     return np.array([steps_of(grid.execution(int(row))) for row in first])[inverse]
 
 
-def same_work(setting: Setting, execution: Execution, start: Execution) -> Schedule:
-    """The schedule under another global batch: the same samples, or with a noise scale those to the same loss.
+def same_work(problem: Problem, execution: Execution, start: Execution) -> Schedule:
+    """Return the schedule under another global batch.
 
-    The law holds from the first weights to a loss, each batch at its own best learning rate, while the noise scale stays what
-    it is (`schedule.noise_scale`): an estimate.
+    It has the same samples, or with a noise scale the samples to the same loss. That law is an
+    estimate: it holds from the first weights to a loss, each batch at its own best learning rate, with a
+    constant noise scale.
     """
-    schedule, old, new = setting.schedule, start.global_batch, execution.global_batch
+    schedule, old, new = problem.schedule, start.global_batch, execution.global_batch
     if new == old:
         return schedule
-    more = 1.0 if setting.noise_scale is None else samples_factor(setting.noise_scale, old, new)
+    more = 1.0 if problem.noise_scale is None else samples_factor(problem.noise_scale, old, new)
     if schedule.epochs is not None and more != 1.0:
         schedule = replace(schedule, epochs=schedule.epochs * more)
     if schedule.max_steps is not None:
@@ -237,59 +252,69 @@ def same_work(setting: Setting, execution: Execution, start: Execution) -> Sched
     return schedule
 
 
-class Judge:
-    def __init__(self, setting: Setting, start: Execution) -> None:
-        self.setting = setting
-        self.start = start
-        self._forecasts: dict[Execution, Forecast | str] = {}
+class Evaluator:
+    """Forecasts of single choices, each computed once."""
 
-    def forecast(self, execution: Execution) -> Forecast | str:
-        """The forecast, or the reason why there is none."""
+    def __init__(self, problem: Problem, start: Execution) -> None:
+        self.problem = problem
+        self.start = start
+        self._forecasts: dict[Execution, Forecast | None] = {}
+
+    def forecast(self, execution: Execution) -> Forecast | None:
+        """Return the forecast if it has a step, else None."""
         if execution not in self._forecasts:
             try:
-                self._forecasts[execution] = forecast_of(self.setting, execution)
-            except TrainpaceError as error:
-                self._forecasts[execution] = str(error)
+                found = forecast_of(self.problem, execution)
+            except TrainpaceError:
+                found = None
+            self._forecasts[execution] = None if found is None or found.step is None else found
         return self._forecasts[execution]
 
     def fits(self, choice: Choice) -> bool:
         f = self.forecast(choice.execution)
-        return not isinstance(f, str) and f.step is not None and f.fits is not False
+        return f is not None and f.fits is not False
 
     def step_ms(self, choice: Choice) -> float:
-        """The step with its data; infinite where there is none."""
-        f, e = self.forecast(choice.execution), choice.execution
-        if isinstance(f, str) or f.step is None:
+        """Return the step with its data; infinite if it cannot be forecast."""
+        f = self.forecast(choice.execution)
+        if f is None or f.step is None:
             return math.inf
-        return float(with_data_ms(f.step.total_ms, e.micro_batch * e.accumulation, choice.data))
+        return self._with_data_ms(f.step.total_ms, choice)
+
+    def _with_data_ms(self, step_ms: float, choice: Choice) -> float:
+        e = choice.execution
+        return float(with_data_ms(step_ms, e.micro_batch * e.accumulation, choice.data))
 
     def job(self, choice: Choice) -> JobTime | None:
-        """The whole job; None where it cannot be done."""
+        """Return the whole job, or None if it is impossible."""
         f = self.forecast(choice.execution)
-        if isinstance(f, str) or f.step is None:
-            return None
-        return self._job_at(choice, self.step_ms(choice), f.step.evaluating_ms)
+        return None if f is None or f.step is None else self._job_at(choice, f, f.step.total_ms)
 
-    def _job_at(self, choice: Choice, step_ms: float, evaluating_ms: float) -> JobTime | None:
-        setting, e = self.setting, choice.execution
+    def _job_at(self, choice: Choice, f: Forecast, step_ms: float) -> JobTime | None:
+        problem, e = self.problem, choice.execution
+        assert f.step is not None
         try:
-            schedule = same_work(setting, e, self.start)
-            training = training_of(schedule, e, setting.priced, state_bytes(setting.workload, e))
+            schedule = same_work(problem, e, self.start)
+            training = training_of(schedule, e, problem.priced, state_bytes(problem.workload, e))
         except TrainpaceError:
             return None
-        return training.time(step_ms / 1e3, evaluating_ms / 1e3)
+        return training.time(self._with_data_ms(step_ms, choice) / 1e3, f.step.evaluating_ms / 1e3)
 
     def job_s(self, choice: Choice) -> float:
-        """Seconds of the whole job; infinite where it cannot be done."""
+        """Return the seconds of the whole job; infinite if it is impossible."""
         time = self.job(choice)
         return math.inf if time is None else time.total_s
 
-    def outlook(self, choice: Choice, changes: int) -> Outlook:
+    def projection(self, choice: Choice, changes: int) -> Projection:
+        """Return everything that a choice is forecast to take. Data is taken as given."""
         f = self.forecast(choice.execution)
-        assert not isinstance(f, str)
-        time = self.job(choice)
-        low_s, high_s = self._ends_s(choice, f)
-        return Outlook(
+        assert f is not None
+        time, ends, jobs = self.job(choice), f.step_time_interval_ms, []
+        if ends is not None and math.isfinite(ends.high):
+            found = [self._job_at(choice, f, ms) for ms in (ends.low, ends.high)]
+            jobs = [job.total_s for job in found if job is not None]
+        low_s, high_s = jobs if len(jobs) == 2 else (None, None)
+        return Projection(
             choice=choice,
             changes=changes,
             step_ms=self.step_ms(choice),
@@ -300,18 +325,3 @@ class Judge:
             job_low_s=low_s,
             job_high_s=high_s,
         )
-
-    def _ends_s(self, choice: Choice, f: Forecast) -> tuple[float | None, float | None]:
-        """The job at the ends of the step's 90 % interval; the data are as they are."""
-        ends, e = f.step_time_interval_ms, choice.execution
-        if ends is None or f.step is None or not math.isfinite(ends.high):
-            return None, None
-        low, high = (
-            self._job_at(
-                choice,
-                float(with_data_ms(ms, e.micro_batch * e.accumulation, choice.data)),
-                f.step.evaluating_ms,
-            )
-            for ms in (ends.low, ends.high)
-        )
-        return (None, None) if low is None or high is None else (low.total_s, high.total_s)

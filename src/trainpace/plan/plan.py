@@ -1,60 +1,75 @@
-"""`plan_changes`: search, choose, order, and name what was left out."""
+"""Plans changes to a training: search, choose, order the changes, and explain the alternatives."""
 
 import math
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from msgspec.structs import replace
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster
 from trainpace.core.units import format_number
 from trainpace.job import assumptions
-from trainpace.plan.alternatives import rejected, sensitivity, worth_measuring
-from trainpace.plan.changes import NO_WAIT, Change, Choice, DataPath, Effort, Outlook, Plan, Risk
-from trainpace.plan.evaluate import Judge, Setting, forecast_of, part_of
-from trainpace.plan.knobs import Knob, config_line, differing, effort_of, risk_of, turned
-from trainpace.plan.reasons import because, cautions
-from trainpace.plan.resolution import told_apart
-from trainpace.plan.search import Freedom, SearchResult, executions_on, is_legal, search
-from trainpace.plan.snippets import snippet
+from trainpace.plan.changes import NO_WAIT, Change, Choice, DataPath, Effort, Plan, Projection, Risk
+from trainpace.plan.evaluate import Evaluator, Problem, forecast_of, part_of
+from trainpace.plan.explain import because, cautions, rejected, sensitivity, worth_measuring
+from trainpace.plan.search import SearchResult, SearchSpace, executions_on, is_legal, search
+from trainpace.plan.settings import (
+    Setting,
+    changed,
+    code_of,
+    config_line,
+    differing,
+    effort_of,
+    resolution,
+    risk_of,
+)
 
-LARGER_FLEETS = (2, 4, 8, 16)
+LARGER_FACTORS = (2, 4, 8, 16)
 SHARED_NETWORK = 0.5
-"""Share of its ports' rate that a network gives where switches are shared, under which a recommendation must still be right."""
+"""Share of its ports' rate that a network with shared switches gives. A recommendation must hold there
+as well."""
 _SIZES = ("nnodes", "nproc_per_node", "micro_batch", "accumulation")
 _RISKS = get_args(Risk)
 _EFFORTS = get_args(Effort)
 
 
 def plan_changes(
-    setting: Setting,
+    problem: Problem,
     start: Execution,
     data: tuple[DataPath, ...] = (NO_WAIT,),
-    freedom: Freedom | None = None,
+    space: SearchSpace | None = None,
     to: Literal["best", "fastest"] = "best",
 ) -> Plan:
-    """Search the executions of a workload on a cluster, and order the changes that lead from `start` to the best: the simplest of
-    those that forecasts cannot tell from the fastest.
+    """Search all executions, and order the changes from `start` to the best or the fastest one.
 
-    `data`: the present data path first, then those that could be had. Where nothing fits, the plan has no best, `reason` says
-    what binds and `nearest` the nearest that would do. Raises TrainpaceError where the start itself is impossible.
+    The best is the simplest choice that forecasts cannot distinguish from the fastest. If nothing fits,
+    the plan has no best, and its `reason` and `nearest` say why and what would do.
+
+    Args:
+        problem: the workload, the cluster and the job
+        start: the current execution
+        data: the current data path first, then the available ones
+        space: what the search may change
+        to: the choice to which the changes lead
+
+    Raises:
+        TrainpaceError: the current execution cannot be forecast
     """
-    freedom, setting = freedom or Freedom(), setting.with_forecaster()
-    present = forecast_of(setting, start)
-    if present.step is None:
-        raise TrainpaceError(
-            f"how it trains now cannot be forecast on this fleet: {present.reason}"
-        )
-    paths = data if freedom.may("data") else data[:1]
+    space, problem = space or SearchSpace(), problem.with_forecaster()
+    current = forecast_of(problem, start)
+    if current.step is None:
+        raise TrainpaceError(f"cannot forecast the current setup on these GPUs: {current.reason}")
+    paths = data if space.may("data") else data[:1]
     now = Choice(execution=start, data=paths[0])
-    grid, cut = freedom.within(executions_on(setting.cluster, setting.workload, start, freedom))
-    result = search(setting, start, grid, paths)
-    judge = Judge(setting, start)
+    grid, limits = space.within(executions_on(problem.cluster, problem.workload, start, space))
+    result = search(problem, start, grid, paths)
+    evaluator = Evaluator(problem, start)
     searched = len(result.grid) * len(paths)
-    fastest, best = result.best(), result.recommended(_elsewhere(setting, result))
+    fastest, best = result.best(), result.recommended(_elsewhere(problem, result))
     if fastest is None or best is None:
         return Plan(
             start=start,
@@ -62,43 +77,46 @@ def plan_changes(
             searched=searched,
             start_fits=False,
             reason=_what_binds(result),
-            nearest=_nearest(setting, start, freedom, result),
+            nearest=_nearest(problem, start, space, result),
         )
 
-    def outlook(choice: Choice) -> Outlook:
-        return judge.outlook(choice, len(differing(now, choice)))
+    def projection(choice: Choice) -> Projection:
+        return evaluator.projection(choice, len(differing(now, choice)))
 
-    target, chosen = result.choice(best if to == "best" else fastest), outlook(result.choice(best))
+    chosen = projection(result.choice(best))
+    target = result.choice(best if to == "best" else fastest)
+    pareto = [best if index == fastest else index for index in result.pareto()]
     return Plan(
         start=start,
-        changes=ladder(judge, now, target),
-        now=outlook(now) if math.isfinite(judge.step_ms(now)) else None,
+        changes=ordered_changes(evaluator, now, target),
+        now=projection(now) if math.isfinite(evaluator.step_ms(now)) else None,
         best=chosen,
-        fastest=outlook(result.choice(fastest)),
-        because=because(setting, judge, result, best),
-        cautions=cautions(chosen, result.room_gib, setting.workload),
-        pareto=tuple(
-            outlook(result.choice(best if index == fastest else index)) for index in result.pareto()
-        ),
-        maybe=worth_measuring(result, judge, best),
-        rejected=rejected(setting, result, judge, best, freedom, cut),
-        sensitivity=sensitivity(setting, result, judge, best),
+        fastest=projection(result.choice(fastest)),
+        because=because(problem, evaluator, result, best),
+        cautions=cautions(chosen, result.room_gib),
+        pareto=tuple(projection(result.choice(index)) for index in pareto),
+        maybe=worth_measuring(result, best),
+        rejected=rejected(problem, result, evaluator, best, space, limits),
+        sensitivity=sensitivity(problem, result, evaluator, best),
         searched=searched,
         fitting=result.fitting,
-        start_fits=judge.fits(now),
-        job=setting.schedule,
-        conditions=setting.conditions,
-        assumed=assumptions(setting.conditions, start.compile or target.execution.compile),
+        start_fits=evaluator.fits(now),
+        job=problem.schedule,
+        conditions=problem.conditions,
+        assumed=assumptions(problem.conditions, start.compile or target.execution.compile),
     )
 
 
-def _elsewhere(setting: Setting, result: SearchResult) -> list[SearchResult]:
-    """The same search where the network between nodes gives what shared switches often do: a recommendation has to hold there."""
-    network = setting.cluster.network_gb_per_s_per_device
-    if setting.cluster.nodes == 1 or network is None or result.best() is None:
+def _elsewhere(problem: Problem, result: SearchResult) -> list[SearchResult]:
+    """Return the same search on a network with shared switches, if there is a network."""
+    network = problem.cluster.network_gb_per_s_per_device
+    if problem.cluster.nodes == 1 or network is None or result.best() is None:
         return []
-    slower = replace(setting.cluster, network_gb_per_s_per_device=network * SHARED_NETWORK)
-    return [search(setting._replace(cluster=slower), result.start, result.grid, result.data)]
+    slower = replace(problem.cluster, network_gb_per_s_per_device=network * SHARED_NETWORK)
+    return [search(problem._replace(cluster=slower), result.start, result.grid, result.data)]
+
+
+# ---- if nothing fits
 
 
 def _what_binds(result: SearchResult) -> str:
@@ -109,28 +127,25 @@ def _what_binds(result: SearchResult) -> str:
     if needed[row] <= result.room_gib:
         return "the job has no step: its samples do not fill one under any of these executions."
     return (
-        f"memory binds: the leanest of {len(result.grid):,} executions needs"
-        f" {format_number(needed[row])} GiB a device, and {format_number(result.room_gib)} can be"
-        f" used, {format_number(needed[row] - result.room_gib)} too few"
+        f"out of memory: the leanest of {len(result.grid):,} executions needs"
+        f" {format_number(needed[row])} GiB per device, {format_number(needed[row] - result.room_gib)}"
+        f" more than the usable {format_number(result.room_gib)}"
         f" ({config_line(result.choice((row, 0)))})."
     )
 
 
-def _nearest(setting: Setting, start: Execution, freedom: Freedom, result: SearchResult) -> str:
-    """The next larger fleet that would do, else the memory that one device would need."""
+def _nearest(problem: Problem, start: Execution, space: SearchSpace, result: SearchResult) -> str:
+    """Return the next larger number of GPUs that would do, else the memory that a GPU would need."""
     least = float(result.evaluation.timed_gib.min(initial=np.inf))
     if not least > result.room_gib or not math.isfinite(least):
         return ""
-    cluster = setting.cluster
-    for factor in LARGER_FLEETS:
-        more = cluster.devices_per_node * factor
-        if cluster.nodes > 1:
-            larger = replace(cluster, nodes=cluster.nodes * factor)
-        elif more <= 8:
-            larger = replace(
-                part_of(cluster, start.nnodes, start.nproc_per_node), devices_per_node=more
-            )
-        else:
+    limits = tuple(limit for limit in space.limits if limit.field not in _SIZES)
+    only = replace(
+        space, keep=tuple({*space.keep, "GPUs"}), allow_global_batch=False, limits=limits
+    )
+    for factor in LARGER_FACTORS:
+        larger = _larger(problem.cluster, start, factor)
+        if larger is None:
             break
         wider = replace(
             start,
@@ -143,107 +158,114 @@ def _nearest(setting: Setting, start: Execution, freedom: Freedom, result: Searc
             accumulation=1,
             virtual_stages=1,
         )
-        limits = tuple(limit for limit in freedom.limits if limit.field not in _SIZES)
-        only = replace(
-            freedom, keep=tuple({*freedom.keep, "GPUs"}), allow_global_batch=False, limits=limits
-        )
         try:
             grid, _ = only.within(
-                executions_on(larger, setting.workload, wider, only, start.global_batch)
+                executions_on(larger, problem.workload, wider, only, start.global_batch)
             )
         except TrainpaceError:
             continue
-        there = search(setting._replace(cluster=larger), wider, grid, (NO_WAIT,))
+        there = search(problem._replace(cluster=larger), wider, grid, (NO_WAIT,))
         index = there.best()
         if index is not None:
-            return (
-                f"on {larger.num_devices} of these devices it would fit:"
-                f" {config_line(there.choice(index))}."
-            )
-    device = (
-        least
-        / result.room_gib
-        * (cluster.device.memory_gib.value if cluster.device.memory_gib else 0.0)
-    )
+            fitting = config_line(there.choice(index))
+            return f"on {larger.num_devices} of these GPUs it would fit: {fitting}."
+    memory = problem.cluster.device.memory_gib
+    needed = least / result.room_gib * (memory.value if memory else 0.0)
     return (
-        f"a device with {format_number(device)} GiB would do; smaller samples or a smaller model"
-        " would too."
+        f"a GPU with {format_number(needed)} GiB would do, or smaller samples or a smaller model."
     )
+
+
+def _larger(cluster: Cluster, start: Execution, factor: int) -> Cluster | None:
+    """Return a cluster with `factor` times the GPUs, or None if one node has no room for them."""
+    if cluster.nodes > 1:
+        return replace(cluster, nodes=cluster.nodes * factor)
+    more = cluster.devices_per_node * factor
+    used = part_of(cluster, start.nnodes, start.nproc_per_node)
+    return replace(used, devices_per_node=more) if more <= 8 else None
 
 
 # ---- the order of changes
 
 
-def ladder(judge: Judge, start: Choice, target: Choice) -> tuple[Change, ...]:
-    """Rungs from start to target, each an execution that runs: greedy, what saves most comes first. Their savings add up.
+class _Step(NamedTuple):
+    settings: tuple[Setting, ...]
+    before: Choice
+    after: Choice
+    fitted: bool
 
-    Knobs are turned one at a time where that gives something that fits and is no slower; where none does (recomputation
-    makes room for a batch), two or more are turned together. One that saves less than `NOISE` by itself goes with the next,
-    for which it may make room, or the last with the one before. Where the start itself does not fit, the first rung makes it
-    fit, and what it saves cannot be said.
+
+def ordered_changes(evaluator: Evaluator, start: Choice, target: Choice) -> tuple[Change, ...]:
+    """Return the changes from start to target. Each leads to an execution that runs.
+
+    Greedy: the largest saving comes first, and the savings add up. Settings change one at a time if
+    that gives something that fits and is no slower. Else two or more change together, as recomputation
+    and the larger batch that it makes room for. A change that saves less than `NOISE` joins the next
+    one, or as the last the one before. If the start does not fit, the first change makes it fit, and its
+    saving is unknown.
     """
-    rungs: list[tuple[tuple[Knob, ...], Choice, Choice, bool]] = []
-    current, fits = start, judge.fits(start)
-    knobs: tuple[Knob, ...] = ()
-    begun, fitted = current, fits
+    steps: list[_Step] = []
+    settings: tuple[Setting, ...] = ()
+    before = current = start
+    fitted = fits = evaluator.fits(start)
     while left := differing(current, target):
-        more, after = _next(
-            judge, current, target, left, math.inf if not fits else judge.job_s(current)
-        )
-        knobs, current, fits = (*knobs, *more), after, True
-        small = fitted and judge.job_s(begun) - judge.job_s(after) < judge.setting.noise_s(
-            judge.job_s(after)
-        )
-        if small and differing(after, target):
+        now_s = evaluator.job_s(current) if fits else math.inf
+        more, current = _next(evaluator, current, target, left, now_s)
+        settings, fits = (*settings, *more), True
+        after_s = evaluator.job_s(current)
+        small = fitted and evaluator.job_s(before) - after_s < evaluator.problem.noise_s(after_s)
+        if small and differing(current, target):
             continue
-        if small and rungs:
-            before, begun, _, fitted = rungs.pop()
-            knobs = (*before, *knobs)
-        rungs.append((knobs, begun, after, fitted))
-        begun, knobs, fitted = after, (), True
-    return tuple(_change(judge, *rung) for rung in rungs)
+        if small and steps:
+            last = steps.pop()
+            settings, before, fitted = (*last.settings, *settings), last.before, last.fitted
+        steps.append(_Step(settings, before, current, fitted))
+        before, settings, fitted = current, (), True
+    return tuple(_change(evaluator, step) for step in steps)
 
 
 def _next(
-    judge: Judge, current: Choice, target: Choice, left: Sequence[Knob], now_s: float
-) -> tuple[tuple[Knob, ...], Choice]:
-    """The fewest knobs that give something no slower that fits, among those the fastest."""
+    evaluator: Evaluator, current: Choice, target: Choice, left: Sequence[Setting], now_s: float
+) -> tuple[tuple[Setting, ...], Choice]:
+    """Return the fewest settings with a choice that fits and is no slower, the fastest of them."""
     for count in range(1, len(left)):
-        options: list[tuple[float, int, tuple[Knob, ...], Choice]] = []
-        for i, knobs in enumerate(combinations(left, count)):
-            after = turned(current, target, knobs)
-            if after is not None and is_legal(after.execution, judge.start) and judge.fits(after):
-                options.append((judge.job_s(after), i, knobs, after))
+        options: list[tuple[float, int, tuple[Setting, ...], Choice]] = []
+        for i, settings in enumerate(combinations(left, count)):
+            after = changed(current, target, settings)
+            if after is None or not is_legal(after.execution, evaluator.start):
+                continue
+            if evaluator.fits(after):
+                options.append((evaluator.job_s(after), i, settings, after))
         if options and min(options)[0] <= now_s:
-            _, _, knobs, after = min(options)
-            return knobs, after
+            _, _, settings, after = min(options)
+            return settings, after
     return tuple(left), target
 
 
-def _change(
-    judge: Judge, knobs: Sequence[Knob], before: Choice, after: Choice, fitted: bool
-) -> Change:
-    risks = [risk_of(knob, before, after, judge.setting.workload) for knob in knobs]
+def _change(evaluator: Evaluator, step: _Step) -> Change:
+    settings, before, after, fitted = step
+    workload = evaluator.problem.workload
+    risks = [risk_of(setting, before, after, workload) for setting in settings]
     worst = max((risk for risk, _ in risks), key=_RISKS.index)
     reasons = dict.fromkeys(reason for risk, reason in risks if risk == worst)
-    settings: dict[str, int | str | bool] = {}
-    for knob in knobs:
-        settings |= knob.settings(after)
+    keys: dict[str, int | str | bool] = {}
+    for setting in settings:
+        keys |= setting.keys(after)
     if before.execution.accumulation != after.execution.accumulation:
-        settings |= {"gradient_accumulation_steps": after.execution.accumulation}
-    before_s, after_s = judge.job_s(before), judge.job_s(after)
-    # the job after it may be longer by what forecasts of the two are told apart by
-    at_least_s = before_s - after_s * math.exp(told_apart(knob.name for knob in knobs))
+        keys |= {"gradient_accumulation_steps": after.execution.accumulation}
+    before_s, after_s = evaluator.job_s(before), evaluator.job_s(after)
+    # the job after the change may be longer than forecast by the resolution
+    longest_s = after_s * math.exp(resolution(setting.name for setting in settings))
     return Change(
-        title=", ".join(knob.title(before, after) for knob in knobs),
+        title=", ".join(setting.title(before, after) for setting in settings),
         execution=after.execution,
         data=after.data,
         forecast_saved_s=before_s - after_s if fitted else 0.0,
         makes_fit=not fitted,
-        saved_at_least_s=at_least_s if fitted else None,
-        effort=max((effort_of(knob, after) for knob in knobs), key=_EFFORTS.index),
+        saved_at_least_s=before_s - longest_s if fitted else None,
+        effort=max((effort_of(setting, after) for setting in settings), key=_EFFORTS.index),
         risk=worst,
         risk_reason="; ".join(reasons),
-        settings=settings,
-        code=snippet(knobs, before, after, judge.setting.workload),
+        settings=keys,
+        code=code_of(settings, before, after, workload),
     )

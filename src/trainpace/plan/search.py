@@ -1,43 +1,51 @@
-"""The legal executions as one grid (a mesh of devices times batches times everything that is independent of both), the best
-of them, and the simplest that is nearly as good."""
+"""The legal executions as one grid, the best of them, and the simplest that is nearly as good.
+
+The grid is a mesh of devices times batches times everything that is independent of both.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.execution import EXECUTION_FIELDS, Checkpointing, Execution, Precision
+from trainpace.core.execution import (
+    EXECUTION_FIELDS,
+    Checkpointing,
+    Execution,
+    Precision,
+    ZeroStage,
+)
 from trainpace.core.hardware import Cluster, Device
 from trainpace.core.records import Record
 from trainpace.forecast import Grid, divisors, doublings
 from trainpace.plan.changes import Choice, DataPath
 from trainpace.plan.evaluate import (
     Evaluation,
-    Setting,
+    Problem,
     device_room_gib,
     evaluate,
     job_seconds,
     with_data_ms,
 )
-from trainpace.plan.knobs import KNOB_NAMES, differing_rows
-from trainpace.plan.resolution import told_apart_each
-from trainpace.plan.simplicity import DATA_POINTS, OFFLINE_POINTS, points
+from trainpace.plan.settings import SETTING_NAMES, data_points, differing_rows, points, resolutions
 from trainpace.workload import CONVOLUTION_KINDS, Blocks, Floats, Workload, form_of
 
 MOST_MICRO_BATCHES = 24
-"""Micro-batches tried at most, of the divisors of a rank's share; the largest and the present one are among them."""
+"""Largest number of micro-batches. The largest and the current one are always among them."""
 LEAST_TOKENS_A_RANK = 2048
-"""Context parallelism is for long sequences: below this its exchange costs more than it divides."""
+"""Least tokens per rank for context parallelism. Below, communication costs more than it saves."""
 LARGEST_VIRTUAL = 8
 ROUNDING = 1e-9
 GLOBAL_BATCH_FACTORS = (1, 2, 4, 8)
 STEPS_DOWN = ("fp32", "torch_fp32", "tf32", "amp_bf16", "amp_fp16")
-"""Precisions in which the same weights are trained; storage in 16 bits is never chosen for the user."""
+"""Precisions with fp32 weights. Storage in 16 bits is never chosen for the user."""
 PARALLELISM = {
     "tp": "tensor parallelism",
     "pp": "pipeline parallelism",
@@ -57,13 +65,16 @@ OTHER = (
     "reshard_after_forward",
     "async_tensor_parallel",
 )
-VARIED = (*MESH, "micro_batch", "accumulation", *OTHER, "pipeline_schedule")
+BATCH = ("micro_batch", "accumulation")
+VARIED = (*MESH, *BATCH, *OTHER, "pipeline_schedule")
 """The fields that differ between the executions of a search."""
 
 
 class Limit(Record):
-    """Executions whose `field` is none of `values` are not looked at, `why`: what the engine lacks, or a settings file cannot
-    state. `title` names what is left out."""
+    """A restriction of one field to some values: the engine or a settings file has no others.
+
+    `title` names the excluded executions, `why` is the reason.
+    """
 
     title: str
     field: str
@@ -74,8 +85,8 @@ class Limit(Record):
         return np.any([grid.has(self.field, value) for value in self.values], axis=0)
 
 
-class Freedom(Record):
-    """What the search may touch: `keep` names knobs (see KNOB_NAMES) that stay as they are."""
+class SearchSpace(Record):
+    """What the search may change. `keep` names settings (see SETTING_NAMES) that stay as they are."""
 
     keep: tuple[str, ...] = ()
     allow_global_batch: bool = False
@@ -84,16 +95,15 @@ class Freedom(Record):
 
     def __post_init__(self) -> None:
         for name in self.keep:
-            if name not in KNOB_NAMES:
-                raise TrainpaceError(
-                    f"{name!r} is nothing that could be kept.", f"Known: {', '.join(KNOB_NAMES)}."
-                )
+            if name not in SETTING_NAMES:
+                known = ", ".join(SETTING_NAMES)
+                raise TrainpaceError(f"unknown setting {name!r}.", f"Known: {known}.")
 
-    def may(self, knob: str) -> bool:
-        return knob not in self.keep
+    def may(self, setting: str) -> bool:
+        return setting not in self.keep
 
     def within(self, grid: Grid) -> tuple[Grid, tuple[Limit, ...]]:
-        """The executions of a grid within all limits, and the limits that left any of the others out."""
+        """Return the executions within all limits, and the limits that excluded any."""
         cut = []
         for limit in self.limits:
             allowed = limit.allows(grid)
@@ -110,31 +120,32 @@ def executions_on(
     cluster: Cluster,
     workload: Workload,
     start: Execution,
-    freedom: Freedom,
+    space: SearchSpace,
     global_batch: int | None = None,
 ) -> Grid:
-    """Every legal execution on the cluster or on a part of it, whether it fits or not; the start is among them.
+    """Return every legal execution on the cluster or a part of it, whether it fits or not.
 
-    `global_batch`: samples an update, those of `start` if not given, or a multiple where `freedom` allows it.
+    `global_batch` are the samples per update, by default those of `start`. Multiples are tried if the
+    space allows it.
     """
     blocks = next(
         (form.blocks for form in workload.forms.values() if form.blocks is not None), None
     )
     batch = global_batch or start.global_batch
-    meshes = _meshes(workload, start, cluster, freedom, blocks)
+    meshes = _meshes(workload, start, cluster, space, blocks)
     batched = np.array(
-        [(*mesh, *b) for mesh in meshes for b in _batches(start, mesh, freedom, batch)],
+        [(*mesh, *b) for mesh in meshes for b in _batches(start, mesh, space, batch)],
         dtype=np.int64,
     )
     if not len(batched):
         raise TrainpaceError(
-            f"a global batch of {batch} cannot be divided over any part of these devices.",
+            f"a global batch of {batch} cannot be divided over these devices or a part of them.",
             "Give a global batch that is a multiple of the number of GPUs.",
         )
-    other = _other(workload, start, cluster.device, freedom, blocks)
-    sizes = (*MESH, "micro_batch", "accumulation")
+    other = _other(workload, start, cluster.device, space, blocks)
     varied = {
-        name: np.repeat(column, len(other)) for name, column in zip(sizes, batched.T, strict=True)
+        name: np.repeat(column, len(other))
+        for name, column in zip((*MESH, *BATCH), batched.T, strict=True)
     }
     for name, values in zip(OTHER, zip(*other, strict=True), strict=True):
         varied[name] = np.tile(
@@ -150,13 +161,13 @@ def executions_on(
 
 
 def is_legal(execution: Execution, start: Execution) -> bool:
-    """Whether the fields of one execution go together as the search from `start` demands."""
+    """Return True if a search from `start` may consider the execution."""
     return bool(_legal(Grid.of([execution]), start)[0])
 
 
 def _legal(grid: Grid, start: Execution) -> NDArray[np.bool_]:
     ranks, stage = grid.data_parallel_size, grid.zero_stage
-    # DeepSpeed offloads from one GPU too, by stage 2, under which gradients leave as they come
+    # DeepSpeed also offloads from one GPU, with stage 2, whose gradients leave as they come
     legal = (
         (stage == 0)
         | (ranks > 1)
@@ -166,7 +177,7 @@ def _legal(grid: Grid, start: Execution) -> NDArray[np.bool_]:
     legal &= ~grid.offload_optimizer | (stage >= 1) | (ranks == 1)
     legal &= ~grid.offload_parameters | (stage == 3)
     legal &= ~grid.sequence_parallel | (grid.tp > 1)
-    # torch splits products to hide their exchange in compiled code, along the sequence
+    # torch splits matmuls to hide their communication only in compiled code, along the sequence
     legal &= ~grid.async_tensor_parallel | (grid.sequence_parallel & grid.compile)
     legal &= (stage == 3) | (grid.reshard_after_forward == start.reshard_after_forward)
     legal &= (grid.virtual_stages == 1) | (grid.accumulation % grid.pp == 0)
@@ -176,17 +187,21 @@ def _legal(grid: Grid, start: Execution) -> NDArray[np.bool_]:
 
 
 def _meshes(
-    workload: Workload, start: Execution, cluster: Cluster, freedom: Freedom, blocks: Blocks | None
+    workload: Workload,
+    start: Execution,
+    cluster: Cluster,
+    space: SearchSpace,
+    blocks: Blocks | None,
 ) -> Iterator[tuple[int, ...]]:
-    """The fields of MESH."""
+    """Yield values of the fields of MESH."""
     shapes = {(start.nnodes, start.nproc_per_node)}
-    if freedom.may("GPUs"):
+    if space.may("GPUs"):
         most = cluster.devices_per_node
         shapes |= {(n, most) for n in doublings(cluster.nodes)} | {(1, k) for k in doublings(most)}
     layouts: set[tuple[int, ...]] = {
         (start.tp, start.pp, start.cp, start.virtual_stages, start.ep, start.expert_tp or 0)
     }
-    if blocks is not None and freedom.may("model parallelism"):
+    if blocks is not None and space.may("model parallelism"):
         layouts |= set(_layouts(workload, blocks, max(k for _, k in shapes)))
     for (nodes, processes), layout in product(sorted(shapes), sorted(layouts)):
         tp, pp, cp, _, ep, expert_tp = layout
@@ -198,8 +213,11 @@ def _meshes(
 def _layouts(
     workload: Workload, blocks: Blocks, devices_per_node: int
 ) -> Iterator[tuple[int, ...]]:
-    """(tp, pp, cp, virtual_stages, ep, expert_tp). Tensor parallelism stays inside a node: its exchange is never hidden;
-    experts that are divided over ranks stay whole there, as their products are small already."""
+    """Yield (tp, pp, cp, virtual_stages, ep, expert_tp).
+
+    Tensor parallelism stays inside a node, because its communication is never hidden. Experts that are
+    divided over ranks stay whole, because their matmuls are small already.
+    """
     heads = max(1, blocks.heads)
     groups = blocks.key_value_heads or heads
     tensor = [
@@ -220,33 +238,36 @@ def _layouts(
 
 
 def _batches(
-    start: Execution, mesh: tuple[int, ...], freedom: Freedom, batch: int
+    start: Execution, mesh: tuple[int, ...], space: SearchSpace, batch: int
 ) -> Iterator[tuple[int, int]]:
     nodes, processes, tp, pp, cp, *_ = mesh
     ranks = nodes * processes // (tp * pp * cp)
-    for factor in GLOBAL_BATCH_FACTORS if freedom.allow_global_batch else (1,):
+    for factor in GLOBAL_BATCH_FACTORS if space.allow_global_batch else (1,):
         share, rest = divmod(batch * factor, ranks)
         if rest:
             continue
         sizes = divisors(share)
-        if not freedom.may("micro-batch"):
+        if not space.may("micro-batch"):
             sizes = [size for size in sizes if size == start.micro_batch]
-        if len(sizes) > MOST_MICRO_BATCHES:
-            spread = {
-                sizes[i] for i in np.linspace(0, len(sizes) - 1, MOST_MICRO_BATCHES).astype(int)
-            }
-            sizes = sorted(spread | ({start.micro_batch} & set(sizes)))
-        for size in sizes:
+        for size in _spread(sizes, MOST_MICRO_BATCHES, start.micro_batch):
             yield size, share // size
 
 
-def _other(
-    workload: Workload, start: Execution, device: Device, freedom: Freedom, blocks: Blocks | None
-) -> list[tuple[Any, ...]]:
-    """Values of the fields of OTHER, in all combinations."""
+def _spread(sizes: list[int], most: int, current: int) -> list[int]:
+    """Return at most `most` sizes, evenly spread, and the current one if it is among them."""
+    if len(sizes) <= most:
+        return sizes
+    spread = {sizes[i] for i in np.linspace(0, len(sizes) - 1, most).astype(int)}
+    return sorted(spread | ({current} & set(sizes)))
 
-    def options(knob: str, now: Any, others: Iterable[Any]) -> list[Any]:
-        return [now, *(v for v in others if v != now)] if freedom.may(knob) else [now]
+
+def _other(
+    workload: Workload, start: Execution, device: Device, space: SearchSpace, blocks: Blocks | None
+) -> list[tuple[Any, ...]]:
+    """Return values of the fields of OTHER, in all combinations."""
+
+    def options(setting: str, now: Any, others: Iterable[Any]) -> list[Any]:
+        return [now, *(v for v in others if v != now)] if space.may(setting) else [now]
 
     convolves = any(
         kind in CONVOLUTION_KINDS
@@ -257,7 +278,7 @@ def _other(
     recomputed: Sequence[Checkpointing] = ("none", "selective", "full") if recomputes else ()
     offloaded = (start.offload_optimizer, start.offload_parameters)
     combinations = product(
-        options("precision", start.precision, precisions(workload, start, freedom, device)),
+        options("precision", start.precision, precisions(workload, start, space, device)),
         options("sharding", start.zero_stage, (0, 1, 2, 3)),
         options("checkpointing", start.activation_checkpointing, recomputed),
         options("offload", offloaded, ((False, False), (True, False), (True, True))),
@@ -279,18 +300,20 @@ def _other(
 
 
 def precisions(
-    workload: Workload, start: Execution, freedom: Freedom, device: Device
+    workload: Workload, start: Execution, space: SearchSpace, device: Device
 ) -> list[Precision]:
-    """Steps down from the present precision that the workload was traced for. FP8 only where it is allowed."""
+    """Return the current precision and lower ones that the workload was traced for.
+
+    FP8 only if the space allows it.
+    """
     allowed: list[Precision] = [start.precision]
     if start.precision in STEPS_DOWN:
         first = min(STEPS_DOWN.index(start.precision), STEPS_DOWN.index("amp_bf16"))
         allowed += [p for p in STEPS_DOWN[first:] if p not in allowed]  # type: ignore[misc]
-    if freedom.allow_fp8 and "fp8" not in allowed:
+    if space.allow_fp8 and "fp8" not in allowed:
         allowed.append("fp8")
-    if (
-        device.tf32_tensor_tflops is None and start.precision != "tf32"
-    ):  # where torch computes it in fp32
+    # without TF32 units torch computes TF32 in fp32
+    if device.tf32_tensor_tflops is None and start.precision != "tf32":
         allowed = [p for p in allowed if p != "tf32"]
     return [p for p in allowed if form_of(p) in workload.forms]
 
@@ -301,9 +324,9 @@ def precisions(
 class SearchResult(NamedTuple):
     """All choices: the executions of a grid times data paths.
 
-    job_s: seconds of the whole job, executions x data paths, infinite where a choice cannot be made or does not fit.
-    changes: how many knobs each is away from the start; points: how much that asks (`plan.simplicity`). startup_s: what every
-    job takes before its first step.
+    job_s: seconds of the whole job, executions x data paths, infinite if a choice is impossible or does
+    not fit. changes: the number of settings in which each differs from the start. points: how much the
+    changes ask of the user. startup_s: the time of every job before its first step.
     """
 
     start: Execution
@@ -323,20 +346,11 @@ class SearchResult(NamedTuple):
     def fitting(self) -> int:
         return int(np.isfinite(self.job_s).sum())
 
-    def place_of(self, choice: Choice) -> tuple[int, int] | None:
-        """Where a choice stands; None where it was not looked at."""
-        same = np.all(
-            [self.grid.has(field, getattr(choice.execution, field)) for field in VARIED], axis=0
-        )
-        rows = np.flatnonzero(same)
-        return (
-            (int(rows[0]), self.data.index(choice.data))
-            if len(rows) and choice.data in self.data
-            else None
-        )
-
     def best(self, among: NDArray[np.bool_] | None = None) -> tuple[int, int] | None:
-        """The fastest choice, of equals the one with fewest changes; None where none can be made. `among`: executions."""
+        """Return the fastest choice, among equals the one with fewest changes, or None.
+
+        `among` selects executions.
+        """
         times = self.job_s if among is None else np.where(among[:, None], self.job_s, np.inf)
         least = times.min(initial=np.inf)
         if not np.isfinite(least):
@@ -346,9 +360,10 @@ class SearchResult(NamedTuple):
         return int(rows[pick]), int(paths[pick])
 
     def recommended(self, elsewhere: Sequence[SearchResult] = ()) -> tuple[int, int] | None:
-        """The simplest choice beside which forecasts tell none that is faster, of equals the fastest; None where there is none.
+        """Return the simplest choice that no other is distinguishably faster than, or None.
 
-        elsewhere: the same executions under other circumstances, where it has to be right too; if none is, here counts.
+        `elsewhere` are the same executions under other circumstances, in which the choice has to be right
+        as well. If none is, only this result counts.
         """
         if self.best() is None:
             return None
@@ -375,39 +390,42 @@ class SearchResult(NamedTuple):
         return self.recommended() if elsewhere else self.best()
 
     def rival(self, index: tuple[int, int]) -> tuple[int, int] | None:
-        """The choice that is furthest ahead of one beyond what forecasts tell apart; None where none is."""
+        """Return the choice that is distinguishably faster by most, or None."""
         beyond = (
             self.job_s[index] / self.job_s
             - 1
-            - self._too_little(self.job_s, self.told_apart(index))
+            - self._least_share(self.job_s, self.resolutions(index))
         )
         row, path = np.unravel_index(np.argmax(beyond), beyond.shape)
         return (int(row), int(path)) if beyond[row, path] > ROUNDING else None
 
     def as_fast_as(self, index: tuple[int, int]) -> NDArray[np.bool_]:
-        """Which choices forecasts cannot tell from one, or are faster: executions x data paths."""
+        """Return True for choices that are as fast within the resolution, executions x data paths."""
         job_s = self.job_s[index]
         return np.asarray(
-            self.job_s / job_s - 1 <= self._too_little(job_s, self.told_apart(index)) + ROUNDING
+            self.job_s / job_s - 1 <= self._least_share(job_s, self.resolutions(index)) + ROUNDING
         )
 
-    def _too_little(self, job_s: Floats, apart: Floats) -> Floats:
-        """By which share another job must be longer than `job_s` to be told from it: its start takes as long."""
+    def _least_share(self, job_s: Floats, apart: Floats) -> Floats:
+        """Return the share by which a job must be longer than `job_s` to be distinguishable.
+
+        The start of the job takes as long with each choice, so it does not count.
+        """
         return np.maximum(0.0, 1 - self.startup_s / job_s) * np.expm1(apart)
 
-    def told_apart(self, index: tuple[int, int]) -> Floats:
-        """By which logarithm each choice would have to differ from one to be told from it: executions x data paths."""
+    def resolutions(self, index: tuple[int, int]) -> Floats:
+        """Return the log ratio that distinguishes each choice from one, executions x data paths."""
         row, path = index
         differ = {
             name: flags[:, None]
             for name, flags in differing_rows(self.grid, self.grid.execution(row)).items()
         }
-        return told_apart_each(
+        return resolutions(
             differ | {"data": np.array([[other != self.data[path] for other in self.data]])}
         )
 
-    def one_knob_away(self, index: tuple[int, int]) -> dict[str, tuple[int, int]]:
-        """By knob, the fastest choice that differs from one in that knob alone."""
+    def one_setting_away(self, index: tuple[int, int]) -> dict[str, tuple[int, int]]:
+        """Return by setting the fastest choice that differs from one in that setting alone."""
         row, path = index
         differ = differing_rows(self.grid, self.grid.execution(row))
         count = np.sum(list(differ.values()), axis=0)
@@ -422,7 +440,7 @@ class SearchResult(NamedTuple):
         return found
 
     def pareto(self) -> list[tuple[int, int]]:
-        """The fastest choice of each number of devices that beats every smaller number."""
+        """Return the fastest choice for each number of devices that beats every smaller number."""
         devices = self.grid.world_size
         front: list[tuple[int, int]] = []
         for count in np.unique(devices):
@@ -433,27 +451,76 @@ class SearchResult(NamedTuple):
 
 
 def search(
-    setting: Setting, start: Execution, grid: Grid, data: tuple[DataPath, ...]
+    problem: Problem, start: Execution, grid: Grid, data: tuple[DataPath, ...]
 ) -> SearchResult:
-    """Evaluate all executions of a grid. The first data path is the present one."""
-    evaluation = evaluate(setting, grid)
+    """Evaluate all executions of a grid. The first data path is the current one."""
+    evaluation = evaluate(problem, grid)
     samples = grid.micro_batch * grid.accumulation
-    room = device_room_gib(setting.cluster)
+    room = device_room_gib(problem.cluster)
     possible = np.isfinite(evaluation.step_ms) & ~(evaluation.needed_gib > room)
     step_ms = np.stack([with_data_ms(evaluation.step_ms, samples, path) for path in data], axis=-1)
     job_s = np.where(
-        possible[:, None], job_seconds(setting, start, grid, evaluation, step_ms), np.inf
+        possible[:, None], job_seconds(problem, start, grid, evaluation, step_ms), np.inf
     )
     differ = list(differing_rows(grid, start).values())
     other_data = np.array([path != data[0] for path in data], dtype=np.int64)
-    turned = np.asarray(np.sum(differ, axis=0, dtype=np.int64))[:, None] + other_data
+    changes = np.asarray(np.sum(differ, axis=0, dtype=np.int64))[:, None] + other_data
     asked = points(grid, start, evaluation.needed_gib, room)[:, None] + np.array(
-        [_data_points(path, data[0]) for path in data]
+        [data_points(path, data[0], path.precomputed) for path in data]
     )
     return SearchResult(
-        start, grid, data, evaluation, room, job_s, turned, asked, setting.conditions.startup_s
+        start, grid, data, evaluation, room, job_s, changes, asked, problem.conditions.startup_s
     )
 
 
-def _data_points(path: DataPath, now: DataPath) -> float:
-    return 0.0 if path == now else OFFLINE_POINTS if path.precomputed else DATA_POINTS
+# ---- one global batch in every layout
+
+MOST_SIZES = 10
+STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
+
+
+class Layout(Record):
+    """One way to divide a global batch over micro-batches, accumulation and stages of ZeRO.
+
+    `step_ms` is an update without waits for data, None if it cannot be forecast. It takes `needed_gib`
+    of the `room_gib` on each device, None if unknown.
+    """
+
+    execution: Execution
+    step_ms: float | None
+    needed_gib: float | None
+    room_gib: float | None
+
+    @property
+    def fits(self) -> bool:
+        """True if training is possible as far as known."""
+        if self.needed_gib is None or self.room_gib is None:
+            return self.step_ms is not None
+        return self.step_ms is not None and self.needed_gib <= self.room_gib
+
+
+def layouts_of(problem: Problem, chosen: Execution) -> tuple[Layout, ...]:
+    """Return all layouts of the global batch of `chosen`, by stage, then by micro-batch."""
+    share = chosen.micro_batch * chosen.accumulation
+    tried = [
+        replace(chosen, zero_stage=stage, micro_batch=size, accumulation=share // size)
+        for stage in STAGES
+        for size in _spread(divisors(share), MOST_SIZES, chosen.micro_batch)
+    ]
+    grid = Grid.of([e for e in tried if is_legal(e, chosen)])
+    found, room_gib = evaluate(problem, grid), device_room_gib(problem.cluster)
+    return tuple(
+        Layout(
+            execution=grid.execution(row),
+            step_ms=_known(step_ms),
+            needed_gib=_known(gib),
+            room_gib=_known(room_gib),
+        )
+        for row, (step_ms, gib) in enumerate(
+            zip(found.step_ms.tolist(), found.needed_gib.tolist(), strict=True)
+        )
+    )
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -12,7 +12,7 @@ from trainpace.core.outcome import Forecast
 from trainpace.core.units import format_count, hours_from_s
 from trainpace.diagnose import Advice
 from trainpace.job import assumed_in_words
-from trainpace.plan import Change, Layout, Outlook, Plan, config_line
+from trainpace.plan import Change, Layout, Plan, Projection, config_line
 from trainpace.report.charts import (
     Axis,
     Bar,
@@ -168,7 +168,7 @@ def _about(plan: Plan, workload: Workload, cluster: Cluster) -> str:
     )
 
 
-def verdict(plan: Plan, target: Outlook) -> str:
+def verdict(plan: Plan, target: Projection) -> str:
     if not plan.changes:
         return (
             f"Nothing to change: {job_range(target)}. No other configuration is forecast to save"
@@ -183,7 +183,7 @@ def verdict(plan: Plan, target: Outlook) -> str:
     )
 
 
-def job_range(outlook: Outlook) -> str:
+def job_range(outlook: Projection) -> str:
     """The whole job, with its 90 % interval."""
     job = duration(outlook.job_s)
     if outlook.job_low_s is None or outlook.job_high_s is None:
@@ -288,7 +288,7 @@ def settings_of(change: Change) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
-def tokens_per_second(outlook: Outlook, workload: Workload) -> str:
+def tokens_per_second(outlook: Projection, workload: Workload) -> str:
     """Of a model of token sequences; empty for others."""
     if not workload.sequence_length:
         return ""
@@ -297,14 +297,14 @@ def tokens_per_second(outlook: Outlook, workload: Workload) -> str:
     )
 
 
-def recommended_in_brief(best: Outlook, workload: Workload) -> str:
+def recommended_in_brief(best: Projection, workload: Workload) -> str:
     rate = tokens_per_second(best, workload)
     return (
         f"{config_line(best.choice)}: {number(best.step_ms)} ms a step{f', {rate}' if rate else ''}"
     )
 
 
-def _print_choices(plan: Plan, best: Outlook, workload: Workload) -> None:
+def _print_choices(plan: Plan, best: Projection, workload: Workload) -> None:
     lines = []
     for name, outlook in (("Now", plan.now), ("Recommended", best)):
         if outlook is not None and not (
@@ -463,7 +463,7 @@ def _job_bar(title: str, end: str, left_s: float, gone_s: float | None = None) -
     return bar(title, end, [("left of the job", "first", hours_from_s(left_s)), *gone])
 
 
-def fleet_chart(points: Sequence[Outlook]) -> Chart | None:
+def fleet_chart(points: Sequence[Projection]) -> Chart | None:
     """The fastest choice with each number of GPUs: hours against GPUs, beside what perfect scaling would give."""
     if len(points) < 2:
         return None

@@ -21,7 +21,7 @@ from trainpace.core.software import TODAY
 from trainpace.core.units import parse_count
 from trainpace.forecast import running_software
 from trainpace.job import Schedule, accumulation_for_global_batch, total_steps
-from trainpace.plan import Freedom, Plan, Setting, plan_changes
+from trainpace.plan import Plan, Problem, SearchSpace, plan_changes
 from trainpace.verbs.data_paths import ALL_OFFLINE, data_paths
 from trainpace.verbs.limits import limits_of
 from trainpace.verbs.places import (
@@ -250,7 +250,7 @@ class Planned(Record):
     """
 
     plan: Plan
-    setting: Setting
+    setting: Problem
     script_changes: tuple[tuple[Advice, float], ...]
     evidence: tuple[Nearness, ...] = ()
 
@@ -295,7 +295,7 @@ def run(
     schedule = schedule_of(r, present, workload)
     start = present.execution(r, cluster, workload)
     limits, fixed_workers = limits_of(texts_of(r), kinds_of(new), start, write)
-    freedom = Freedom(
+    space = SearchSpace(
         keep=r.keep, allow_global_batch=r.allow_global_batch, allow_fp8=r.allow_fp8, limits=limits
     )
     paths = data_paths(r, present, start, cluster)
@@ -307,7 +307,7 @@ def run(
         for name in ("attention", "optimizer_implementation", "cross_entropy")
     }
     software = software_of(replace(r, **files))
-    setting = Setting(
+    setting = Problem(
         workload,
         cluster,
         schedule,
@@ -328,7 +328,7 @@ def run(
         setting = setting._replace(knowledge=knowledge)
         with progress.work("comparing configurations"):
             plan = plan_changes(
-                setting, start, paths, freedom, to="fastest" if r.fastest else "best"
+                setting, start, paths, space, to="fastest" if r.fastest else "best"
             )
         here = setting.on_part(cluster.nodes, cluster.devices_per_node)
         corrected = "" if knowledge is None else knowledge.in_words(here)

@@ -1,0 +1,495 @@
+"""Why the best choice is best: the alternatives with their reasons, cautions, and decisive numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import Any, NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from trainpace.core.execution import EXECUTION_FIELDS, Execution
+from trainpace.core.hardware import Device
+from trainpace.core.outcome import Forecast
+from trainpace.core.units import format_count, format_duration, format_number
+from trainpace.forecast import Grid, needed_gib
+from trainpace.plan.changes import Choice, Maybe, Projection, Rejected, Sensitivity
+from trainpace.plan.evaluate import Evaluator, Problem
+from trainpace.plan.search import PARALLELISM, VARIED, Limit, SearchResult, SearchSpace, search
+from trainpace.plan.settings import TIGHT, data_in_words, differing, gpus_in_words
+
+SAME = 0.002
+"""Relative difference below which two forecasts are the same."""
+CANDIDATES = 48
+"""Number of fastest choices that are evaluated again, besides the fastest of every value."""
+MOST_MAYBES = 4
+WORTH = 0.01
+"""Share of the job below which a saving is not worth a measurement."""
+HIDDEN = 0.05
+"""Share of a step below which the communication of gradients counts as hidden."""
+
+Index = tuple[int, int]
+
+
+# ---- alternatives that were not chosen
+
+
+class _Subject(NamedTuple):
+    """Executions with something that the best lacks. `because` precedes the reason if they fit."""
+
+    title: str
+    executions: NDArray[np.bool_]
+    because: str = ""
+
+
+def rejected(
+    problem: Problem,
+    result: SearchResult,
+    evaluator: Evaluator,
+    best: Index,
+    space: SearchSpace,
+    limits: Sequence[Limit] = (),
+) -> tuple[Rejected, ...]:
+    """Return every alternative that is not faster, with the best time that it allows.
+
+    Executions that were not compared are included, with the reason. `limits` excluded executions.
+    Alternatives that are forecast to be faster are in `worth_measuring`.
+    """
+    chosen, device = result.choice(best).execution, problem.cluster.device
+    subjects = [
+        *_value_subjects(result.grid, chosen, _model_states(evaluator, chosen)),
+        *_gpu_subjects(problem, result, chosen),
+        *_parallelism_subjects(result.grid, chosen),
+    ]
+    entries = [_weigh(result, best, subject) for subject in subjects if subject.executions.any()]
+    entries += _other_data_paths(result, best)
+    entries = [entry for entry in entries if entry.why]
+    if not space.allow_global_batch:
+        why = (
+            f"stays {result.start.global_batch:,}, because it changes how the model learns;"
+            " --allow-global-batch compares multiples"
+        )
+        entries.append(Rejected(title="another global batch", why=why))
+    if not space.allow_fp8 and device.fp8_tensor_tflops and chosen.precision != "fp8":
+        why = "may hurt convergence; --allow-fp8 compares it"
+        entries.append(Rejected(title="fp8", why=why))
+    entries += [Rejected(title=x.title, why=f"not compared: {x.why}") for x in limits]
+    if problem.cluster.num_devices > 1 and space.may("model parallelism"):
+        entries += _undivided(problem, result.grid, chosen, {limit.field for limit in limits})
+    return tuple(entries)
+
+
+def _value_subjects(grid: Grid, chosen: Execution, needless: str) -> Iterator[_Subject]:
+    """Yield the other values of single fields. `needless` is why more sharding is not needed."""
+    for precision in _others(grid, chosen, "precision"):
+        yield _Subject(precision, grid.has("precision", precision))
+    for stage in _others(grid, chosen, "zero_stage"):
+        title = f"ZeRO-{stage}" if stage else "no sharding"
+        yield _Subject(title, grid.has("zero_stage", stage), needless * (stage > chosen.zero_stage))
+    if chosen.accumulation == 1:
+        why = "on one GPU it only splits the same samples; " * (chosen.world_size == 1)
+        yield _Subject("accumulation", grid.accumulation > 1, why)
+    else:
+        yield _Subject("no accumulation", grid.accumulation == 1)
+    for kind in _others(grid, chosen, "activation_checkpointing"):
+        title = "no recomputation" if kind == "none" else f"{kind} recomputation"
+        yield _Subject(title, grid.has("activation_checkpointing", kind))
+    for field, on, off in (
+        ("offload_optimizer", "offload to the host", "no offload"),
+        ("compile", "torch.compile", "no torch.compile"),
+        ("channels_last", "channels_last", "contiguous tensors"),
+    ):
+        if _varies(grid, field):
+            value = getattr(chosen, field)
+            yield _Subject(off if value else on, getattr(grid, field) != value)
+
+
+def _gpu_subjects(problem: Problem, result: SearchResult, chosen: Execution) -> Iterator[_Subject]:
+    """Yield the smallest, the largest, the current and small numbers of GPUs."""
+    grid, network = result.grid, problem.cluster.network_gb_per_s_per_device
+    shapes = sorted({*zip(grid.nnodes.tolist(), grid.nproc_per_node.tolist(), strict=True)})
+    now = (result.start.nnodes, result.start.nproc_per_node)
+    small = [shape for shape in shapes if shape[0] in (1, 2)][-2:]
+    for nodes, gpus in dict.fromkeys((shapes[0], shapes[-1], now, *small)):
+        if (nodes, gpus) == (chosen.nnodes, chosen.nproc_per_node):
+            continue
+        over = ""
+        if nodes > 1 and network is not None:
+            rate = format_number(network * problem.cluster.devices_per_node)
+            over = f"over {rate} GB/s per node: "
+        title = gpus_in_words(Execution(nnodes=nodes, nproc_per_node=gpus))
+        yield _Subject(title, (grid.nnodes == nodes) & (grid.nproc_per_node == gpus), over)
+
+
+def _parallelism_subjects(grid: Grid, chosen: Execution) -> Iterator[_Subject]:
+    for field, name in PARALLELISM.items():
+        without, used = getattr(grid, field) == 1, getattr(chosen, field) > 1
+        if _varies(grid, field):
+            yield _Subject(f"no {name}", without) if used else _Subject(name, ~without)
+
+
+def _undivided(
+    problem: Problem, grid: Grid, chosen: Execution, limited: Set[str]
+) -> Iterator[Rejected]:
+    """Yield the kinds of model parallelism without any execution in the search."""
+    workload, cluster = problem.workload, problem.cluster
+    blocks = next(
+        (form.blocks for form in workload.forms.values() if form.blocks is not None), None
+    )
+    if blocks is None:
+        why = "not compared: this workload has no chain of repeated blocks to divide"
+        yield Rejected(title="tensor and pipeline parallelism", why=why)
+        return
+    whys = {
+        "tp": f"it stays inside a node, where no number of GPUs divides {blocks.heads} heads",
+        "pp": f"no number of these GPUs divides {blocks.count} blocks",
+        "cp": f"a sequence of {workload.sequence_length} tokens is too short to be divided",
+    }
+    if blocks.experts:
+        whys["ep"] = f"no number of these GPUs divides {blocks.experts} experts"
+    if cluster.devices_per_node == 1:
+        whys["tp"] = "it stays inside a node, which has one GPU"
+    for field, why in whys.items():
+        if getattr(chosen, field) == 1 and not _varies(grid, field) and field not in limited:
+            yield Rejected(title=PARALLELISM[field], why=f"not compared: {why}")
+
+
+def _others(grid: Grid, chosen: Execution, name: str) -> list[Any]:
+    """Return the other values of a field in alphabetical or numerical order."""
+    field = EXECUTION_FIELDS[name]
+    values = {field.decode(code) for code in np.unique(getattr(grid, name)).tolist()}
+    return sorted(values - {getattr(chosen, name)})
+
+
+def _varies(grid: Grid, name: str) -> bool:
+    return len(np.unique(getattr(grid, name))) > 1
+
+
+def _weigh(result: SearchResult, best: Index, subject: _Subject) -> Rejected:
+    index = result.best(subject.executions)
+    if index is None:
+        return Rejected(title=subject.title, why=_impossible(result, subject))
+    why, lost_s = _against(result, best, index)
+    why = why or "no gain that forecasts can distinguish" * bool(subject.because)
+    return Rejected(title=subject.title, why=f"{subject.because}{why}", lost_s=lost_s)
+
+
+def _impossible(result: SearchResult, subject: _Subject) -> str:
+    """Return why none of the executions is possible."""
+    rows, found = np.flatnonzero(subject.executions), result.evaluation
+    able = rows[found.reason[rows] == 0]
+    if not len(able):
+        return found.why_not(rows) or "cannot be forecast"
+    least = float(found.needed_gib[able].min())
+    if least <= result.room_gib:
+        return "leaves no full step for the job's samples"
+    return (
+        f"does not fit: it needs at least {format_number(least)} GiB, and"
+        f" {format_number(result.room_gib)} GiB are usable"
+    )
+
+
+def _against(result: SearchResult, best: Index, other: Index) -> tuple[str, float | None]:
+    """Return (comparison with the best, lost seconds). No words if the other choice is faster."""
+    best_s, other_s = float(result.job_s[best]), float(result.job_s[other])
+    if not math.isfinite(other_s):
+        return "does not fit", None
+    lost = other_s - best_s
+    if lost < -SAME * best_s:
+        return "", lost
+    if lost < SAME * best_s:
+        return "no gain: the same time", lost
+    times = f"{other_s / best_s:.2g} times as long"
+    slower = f"{100 * lost / best_s:.2g}% slower" if lost < best_s else times
+    return f"{slower} at its best, {format_duration(lost)} more", lost
+
+
+def _model_states(evaluator: Evaluator, chosen: Execution) -> str:
+    """Return why more sharding is not needed, or ""."""
+    states = _states_gib(evaluator.forecast(_unsharded(chosen)), fitting=True)
+    return (
+        ""
+        if states is None
+        else f"not needed: model states are {format_number(states)} GiB of a device even without"
+        " sharding; "
+    )
+
+
+def _other_data_paths(result: SearchResult, best: Index) -> Iterator[Rejected]:
+    """Yield the fastest data path that is prepared offline, or if the best is, that is not."""
+    row, path = best
+    offline = result.data[path].precomputed
+    others = [j for j, data in enumerate(result.data) if data.precomputed != offline]
+    if others:
+        index = row, min(others, key=lambda j: result.job_s[row, j])
+        why, lost_s = _against(result, best, index)
+        title = data_in_words(result.choice(index))
+        yield Rejected(title=f"only {title}" if offline else title, why=why, lost_s=lost_s)
+
+
+def worth_measuring(result: SearchResult, best: Index) -> tuple[Maybe, ...]:
+    """Return what is forecast to be faster than the best, the largest saving first.
+
+    One setting at a time, and everything in which the fastest choice differs.
+    """
+    chosen, apart, best_s = result.choice(best), result.resolutions(best), result.job_s[best]
+    maybes: dict[Index, Maybe] = {}
+    fastest = result.best()
+    for index in (*([] if fastest is None else [fastest]), *result.one_setting_away(best).values()):
+        saved = float(best_s - result.job_s[index])
+        if index in maybes or not saved >= WORTH * best_s:
+            continue
+        other = result.choice(index)
+        settings = differing(chosen, other)
+        maybes[index] = Maybe(
+            title=", ".join(s.title(chosen, other) for s in settings),
+            saved_s=saved,
+            told_apart=-math.expm1(-float(apart[index])),
+            settings={key: value for s in settings for key, value in s.keys(other).items()},
+            fastest=index == fastest,
+        )
+    return tuple(sorted(maybes.values(), key=lambda maybe: -maybe.saved_s)[:MOST_MAYBES])
+
+
+# ---- the reason, and what may go wrong
+
+
+def because(problem: Problem, evaluator: Evaluator, result: SearchResult, best: Index) -> str:
+    """Return one sentence: the devices, how they divide the model, and the deciding fact."""
+    e = result.choice(best).execution
+    parameters = f"{format_count(problem.workload.parameters)} parameters"
+    if e.world_size > 1 and e.tp * e.pp * e.cp * e.ep == 1:
+        reason = _data_parallel(evaluator, e, result.room_gib, parameters)
+    elif e.world_size > 1:
+        reason = " and ".join(_divided(problem, evaluator, e, parameters))
+    elif e.offload_optimizer or e.offload_parameters:
+        reason = f"{parameters} do not fit on one GPU, so part of their states stays on the host"
+    else:
+        reason = f"one GPU holds all of {parameters}, so there is nothing to divide"
+    if e.activation_checkpointing != "none":
+        reason += "; activations are recomputed, " + _recomputation(evaluator, e)
+    return f"{_devices(problem, e)}: {reason}."
+
+
+def cautions(chosen: Projection, room_gib: float) -> tuple[str, ...]:
+    """Return what may go wrong with the recommended choice."""
+    found, e = [], chosen.choice.execution
+    if math.isfinite(room_gib) and chosen.needed_gib > TIGHT * room_gib:
+        found.append(
+            f"it fills {chosen.needed_gib / room_gib:.0%} of a GPU's usable memory, and memory"
+            " forecasts err by a tenth: watch the first steps"
+        )
+    if e.pp > 1:
+        found.append(
+            "a pipeline needs a model that can be split into stages, and an engine that runs them"
+            " (torchtitan, Megatron)"
+        )
+    elif e.tp > 1 or e.cp > 1 or e.ep > 1:
+        found.append(
+            "the model's code, or its engine, has to divide the layers (DTensor, Megatron)"
+        )
+    return tuple(found)
+
+
+def _devices(problem: Problem, e: Execution) -> str:
+    device, network = problem.cluster.device, problem.cluster.network_gb_per_s_per_device
+    count = "one" if e.world_size == 1 else str(e.world_size)
+    link = " over PCIe" if device.link_gb_per_s is None else " with NVLink"
+    over = f" on {e.nnodes} nodes" if e.nnodes > 1 and network is not None else ""
+    return f"{count} x {device.name}{link * (e.nproc_per_node > 1)}{over}"
+
+
+def _data_parallel(evaluator: Evaluator, e: Execution, room_gib: float, parameters: str) -> str:
+    f = evaluator.forecast(e)
+    assert f is not None
+    assert f.step is not None
+    states, room = _states_gib(f), format_number(room_gib)
+    if e.zero_stage == 0:
+        waits = f.step.communication_ms / f.step.total_ms
+        hidden = "gradients are reduced during the backward pass"
+        exposed = f"exposed communication of gradients takes {waits:.0%} of a step"
+        return (
+            f"plain DDP is right for {parameters}: states take {format_number(states or 0.0)} of"
+            f" {room} GiB, and {exposed if waits > HIDDEN else hidden}"
+        )
+    name = f"ZeRO-{e.zero_stage}" if e.zero_stage < 3 else "full sharding (FSDP, ZeRO-3)"
+    whole = _states_gib(evaluator.forecast(_unsharded(e)))
+    if whole is None or states is None:
+        return f"{name} for {parameters}, which do not fit on one GPU"
+    return (
+        f"{name}, because the states of {parameters} take {format_number(whole)} of {room} GiB on"
+        f" every GPU without sharding, and {format_number(states)} GiB with it"
+    )
+
+
+def _divided(
+    problem: Problem, evaluator: Evaluator, e: Execution, parameters: str
+) -> Iterator[str]:
+    if e.tp > 1:
+        yield f"tensor parallelism over {e.tp} GPUs of a node, which have the fastest links"
+    if e.ep > 1:
+        yield f"experts divided over {e.ep} GPUs"
+    if e.cp > 1:
+        tokens = problem.workload.sequence_length or 0
+        yield f"the sequence of {tokens:,} tokens divided over {e.cp} GPUs"
+    if e.pp > 1:
+        yield f"a pipeline of {e.pp} stages, which communicates least between nodes"
+    states = format_number(_states_gib(evaluator.forecast(e)) or 0.0)
+    name = "FSDP" if e.zero_stage == 3 else f"ZeRO-{e.zero_stage}"
+    sharded = f" with {name} over the rest" if e.zero_stage else ""
+    yield f"{states} GiB of states per GPU of {parameters}{sharded}"
+
+
+def _recomputation(evaluator: Evaluator, e: Execution) -> str:
+    kept = evaluator.forecast(replace(e, activation_checkpointing="none"))
+    if kept is None or kept.memory is None:
+        return "to save memory"
+    return f"because storing all would need {format_number(float(needed_gib(kept.memory)))} GiB"
+
+
+def _unsharded(e: Execution) -> Execution:
+    return replace(
+        e,
+        zero_stage=0,
+        shard_size=None,
+        reshard_after_forward=True,
+        offload_optimizer=False,
+        offload_parameters=False,
+    )
+
+
+def _states_gib(f: Forecast | None, fitting: bool = False) -> float | None:
+    """Return parameters, gradients and optimizer states on one device, or None if unknown."""
+    if f is None or f.memory is None or (fitting and not f.fits):
+        return None
+    return f.memory.parameters_gib + f.memory.gradients_gib + f.memory.optimizer_states_gib
+
+
+# ---- the number that decides
+
+RATES = (
+    "fp32_tflops",
+    "fp16_tflops",
+    "tf32_tensor_tflops",
+    "fp16_tensor_tflops",
+    "bf16_tensor_tflops",
+    "fp8_tensor_tflops",
+)
+
+
+class _Figure(NamedTuple):
+    """A number behind the forecast, the factors by which it may be wrong, and the problem then."""
+
+    number: str
+    low: float
+    high: float
+    basis: str
+    perturbed: Callable[[float], Problem]
+
+
+def sensitivity(
+    problem: Problem, result: SearchResult, evaluator: Evaluator, best: Index
+) -> tuple[Sensitivity, ...]:
+    """Return for every number if the choice changes within its interval, the largest regret first."""
+    rows = _candidates(result, best)
+    grid, here = result.grid.at(rows), (int(np.flatnonzero(rows == best[0])[0]), best[1])
+    entries = []
+    for figure in _figures(problem, evaluator, result.choice(best), result):
+        worst = Sensitivity(
+            number=figure.number, low=figure.low, high=figure.high, basis=figure.basis
+        )
+        for factor in (figure.low, figure.high):
+            paths = result.data
+            if figure.number == "loader":
+                paths = tuple(replace(p, ms_per_sample=p.ms_per_sample * factor) for p in paths)
+            there = search(figure.perturbed(factor), result.start, grid, paths)
+            worst = _worse(worst, there, here)
+        entries.append(worst)
+    return tuple(sorted(entries, key=lambda s: (s.still_fits, -s.regret)))
+
+
+def _worse(so_far: Sensitivity, there: SearchResult, ours: Index) -> Sensitivity:
+    fastest, index = there.best(), there.recommended()
+    if fastest is None or index is None:
+        return so_far
+    least, mine = there.job_s[fastest], there.job_s[ours]
+    still_fits = bool(np.isfinite(mine))
+    regret = float(mine / least - 1) if still_fits else 0.0
+    holds = still_fits and bool(there.as_fast_as(fastest)[ours])
+    if not so_far.still_fits or (still_fits and (holds or regret <= so_far.regret)):
+        return so_far
+    mine_then, other = there.choice(ours), there.choice(index)
+    changed = ", ".join(s.title(mine_then, other) for s in differing(mine_then, other))
+    return replace(so_far, flips_to=changed, regret=regret, still_fits=still_fits)
+
+
+def _figures(
+    problem: Problem, evaluator: Evaluator, chosen: Choice, result: SearchResult
+) -> Iterator[_Figure]:
+    device, cluster = problem.cluster.device, problem.cluster
+
+    def with_cluster(**fields: Any) -> Problem:
+        return problem._replace(cluster=replace(cluster, **fields))
+
+    def scaled(*figures: str) -> Callable[[float], Problem]:
+        return lambda factor: with_cluster(device=_scaled(device, figures, factor))
+
+    f = evaluator.forecast(chosen.execution)
+    low, high, basis = 0.8, 1.25, "a fifth either way"
+    if f is not None and f.step is not None and f.step_time_interval_ms is not None:
+        ends = f.step_time_interval_ms
+        low, high = f.step.total_ms / ends.high, f.step.total_ms / max(ends.low, 1e-9)
+        basis = f"the step's 90% interval ({ends.basis})"
+    yield _Figure("matrix rate", low, high, basis, scaled(*RATES))
+    if device.memory_bandwidth_gb_per_s is not None:
+        basis = "kernels achieve 74% to 90% of a datasheet's"
+        perturbed = scaled("memory_bandwidth_gb_per_s")
+        yield _Figure("memory bandwidth", 0.9, 1.1, basis, perturbed)
+    if cluster.devices_per_node > 1:
+        basis = "collectives achieve part of a datasheet's bandwidth"
+        perturbed = scaled("link_gb_per_s", "pcie_lanes")
+        yield _Figure("links between GPUs", 0.7, 1.3, basis, perturbed)
+    network = cluster.network_gb_per_s_per_device
+    if cluster.nodes > 1 and network is not None:
+        basis = "shared switches seldom give their ports' rate"
+        yield _Figure(
+            "network",
+            0.5,
+            1.2,
+            basis,
+            lambda x: with_cluster(network_gb_per_s_per_device=network * x),
+        )
+    if device.memory_gib is not None:
+        basis = "a tenth either way; memory forecasts have no interval yet"
+        yield _Figure("memory needed", 0.9, 1.1, basis, lambda x: scaled("memory_gib")(1 / x))
+    slower = problem.with_host_factor
+    basis = "hosts differ by a factor of two in launching"
+    yield _Figure("host", 0.5, 2.0, basis, lambda x: slower(problem.host_factor * x))
+    if any(path.ms_per_sample for path in result.data):
+        yield _Figure("loader", 0.8, 1.25, "the measured time of a sample", lambda x: problem)
+
+
+def _scaled(device: Device, figures: tuple[str, ...], factor: float) -> Device:
+    given = {name: figure for name in figures if (figure := getattr(device, name)) is not None}
+    scaled = {name: replace(f, value=f.value * factor) for name, f in given.items()}
+    return replace(device, **scaled)
+
+
+def _candidates(result: SearchResult, best: Index) -> NDArray[np.int64]:
+    """Return executions worth evaluating again.
+
+    The fastest, the fastest of every value, and those that would fit with a little more memory.
+    """
+    step, least = result.evaluation.step_ms, result.job_s.min(axis=1)
+    rows = {best[0], *np.argsort(least, kind="stable")[:CANDIDATES].tolist()}
+    nearly = np.where(
+        np.isfinite(step) & (result.evaluation.needed_gib <= 1.12 * result.room_gib), step, np.inf
+    )
+    rows |= set(np.argsort(nearly, kind="stable")[:CANDIDATES].tolist())
+    for column in (getattr(result.grid, name) for name in VARIED):
+        values = np.unique(column)
+        if len(values) <= 32:
+            rows |= {int(np.argmin(np.where(column == value, least, np.inf))) for value in values}
+    return np.array(sorted(rows), dtype=np.int64)
