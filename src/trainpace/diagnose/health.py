@@ -1,4 +1,7 @@
-"""An examination: every part in a process of its own, so that one which fails, crashes or hangs stops no other."""
+"""The examination of a machine: parts that run in processes of their own, and the checks of their results.
+
+A part that fails, crashes or hangs does not stop the others. Checks are pure functions of a part's values.
+"""
 
 import json
 import sys
@@ -9,8 +12,8 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from trainpace.core.errors import TimedOut, TrainpaceError
 from trainpace.core.hardware import Device
+from trainpace.core.errors import TimedOut, TrainpaceError
 from trainpace.core.outcome import Interval, Measurement
 from trainpace.core.records import Record
 from trainpace.core.worker import run_isolated
@@ -27,20 +30,28 @@ from trainpace.measure import (
 from trainpace.watch import read_recording, watch
 
 Status = Literal["ok", "note", "problem", "failed"]
+PARTS_MODULE = "trainpace.diagnose.health_probes"
+PART_TIMEOUT_S = 60.0
+STEP_TIMEOUT_S = 180.0
+WRITTEN_BYTES = 64 * 2**20
+MODEL, BATCH, BATCH_ALONE = "resnet18", 64, 4
+"""The known step. BATCH_ALONE is for CPUs, and for devices without a forecast of a healthy one."""
+ALLOCATED_GIB = 64 / 1024
 CLOCKS_AGREE = 0.1
-"""The device's events and the host's clock, which also sees the launch of the first kernel and the wait for the last."""
-LEAST_PRODUCT_SHARE = 0.45
-"""Of the datasheet's peak. Products of about 1 TFLOP reach medians of 0.50 to 0.95 of it on cards from A100 to B300, by library
-(measurements of NVIDIA's aiconfigurator)."""
+"""The host's clock also sees the launch of the first kernel and the wait for the last."""
+LEAST_MATMUL_SHARE = 0.45
+"""Least share of the datasheet's peak. Matmuls of about 1 TFLOP reach medians of 0.50 to 0.95 of it on cards
+from A100 to B300, depending on the library (measurements of NVIDIA's aiconfigurator)."""
 LEAST_PINNED_SHARE = 0.5
 ELSEWHERE_SHARE = 0.6
-"""Of the nearest public measurement's samples per second, below which the comparison is put among what is worth knowing."""
+"""Below this share of the nearest public measurement, the comparison becomes a note."""
 PCIE_GB_PER_S_A_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 """By generation, one direction (PCI-SIG, PCI Express Base Specification)."""
 LEAST_SHARED_MEMORY_GIB = 1.0
-"""Docker gives containers 64 MiB, in which a loader's workers end with "bus error"; batches of images take hundreds of MiB."""
+"""Docker gives containers 64 MiB, and a loader's workers then end with "bus error". Batches of images need
+hundreds of MiB."""
 UNJUDGED = ("fp8",)
-"""Formats whose speed is not held against the datasheet: torch's own product of fp8 accumulates more exactly than that counts."""
+"""Formats that are not compared with the datasheet: torch's own fp8 matmul accumulates more exactly."""
 _PEAKS = {
     "fp32": ("fp32_tflops",),
     "tf32": ("tf32_tensor_tflops",),
@@ -48,333 +59,6 @@ _PEAKS = {
     "fp16": ("fp16_tensor_tflops", "fp16_tflops"),
     "fp8": ("fp8_tensor_tflops",),
 }
-
-
-class Check(Record):
-    """One part of the examination. ok: as it should be; note: worth knowing; problem: costs speed or gives wrong numbers, and
-    `advice` says what to do; failed: the part itself did not work, for the reason that `finding` gives.
-    """
-
-    part: str
-    status: Status
-    finding: str
-    advice: str = ""
-
-
-class Elsewhere(Record):
-    """A step of a kindred model that somebody else measured on such a card. `differences`: in words, from the known step."""
-
-    model: str
-    batch: int
-    samples_per_second: float
-    source: str
-    differences: tuple[str, ...] = ()
-
-
-class Expected(Record):
-    """What Trainpace forecasts for the known step on a healthy device of this name, and what others measured there, the nearest
-    first."""
-
-    step_ms: float
-    interval_ms: Interval | None = None
-    elsewhere: tuple[Elsewhere, ...] = ()
-
-
-def machine_checks(machine: Machine) -> Iterator[Check]:
-    """Whatever will disturb or limit measurements, by what the system and the driver say."""
-    found = warnings_of(replace(machine, gpu_problem=None))
-    for sentence in found:
-        yield Check(part="machine", status="note", finding=sentence[0].upper() + sentence[1:])
-    mute = [
-        str(index)
-        for index, gpu in enumerate(machine.gpus)
-        if gpu.name is None and gpu.memory_gib is None
-    ]
-    problem = machine.gpu_problem or (f"GPU {' and '.join(mute)} gives no figures" if mute else "")
-    if problem:
-        yield Check(
-            part="driver",
-            status="problem",
-            finding=f"The NVIDIA driver does not answer as it should: {problem}.",
-            advice=(
-                "See whether nvidia-smi works. After an update of the driver restart the machine; a"
-                " container must be started with its GPUs (--gpus all)."
-            ),
-        )
-    if not found and not problem:
-        yield Check(
-            part="machine",
-            status="ok",
-            finding="Nothing else runs, and nothing holds clocks or cores back.",
-        )
-
-
-def software_check(values: Mapping[str, Any], machine: Machine, kind: str) -> Iterator[Check]:
-    versions = values["versions"]
-    named = [f"{name} {version}" for name, version in versions.items() if name != "gpu"]
-    what = f"{values['count']} x {values['name'] or kind}"
-    if kind == "cpu":
-        what = (
-            "no accelerator"
-            if values["accelerator"] is None
-            else f"a device of kind {values['accelerator']}, not examined"
-        )
-    yield Check(
-        part="torch",
-        status="ok",
-        finding=", ".join([f"torch {values['torch']} sees {what}", *named]) + ".",
-    )
-    driver = next((gpu.cuda for gpu in machine.gpus if gpu.cuda), None)
-    if values["accelerator"] is None and machine.gpus:
-        shown = machine.gpus[0].name or "a GPU"
-        yield Check(
-            part="torch",
-            status="problem",
-            finding=f"The driver shows {shown}, but this torch sees no GPU.",
-            advice="Install a build of torch for CUDA: pytorch.org/get-started.",
-        )
-    if (
-        driver
-        and (built := versions.get("cuda"))
-        and int(built.split(".")[0]) > int(driver.split(".")[0])
-    ):
-        yield Check(
-            part="torch",
-            status="problem",
-            finding=f"torch is built for CUDA {built}, and the driver knows CUDA up to {driver}.",
-            advice="Update the driver, or install a build of torch for an older CUDA.",
-        )
-    if values["count"] > 1 and not values["backend"]:
-        yield Check(
-            part="torch",
-            status="problem",
-            finding="This torch has no library for exchanges between its devices.",
-            advice="Install a build of torch with NCCL (RCCL on AMD GPUs).",
-        )
-    shared = values["shared_memory_gib"]
-    if shared is not None and shared < LEAST_SHARED_MEMORY_GIB:
-        yield Check(
-            part="loader",
-            status="problem",
-            finding=(
-                "Shared memory (/dev/shm), through which workers of a DataLoader give batches, has"
-                f" {1024 * shared:.0f} MiB."
-            ),
-            advice="Start the container with --shm-size=8g or --ipc=host.",
-        )
-
-
-def clock_check(values: Mapping[str, float]) -> Check:
-    device_ms, host_ms = values["device_ms"], values["host_ms"]
-    if abs(device_ms / host_ms - 1) <= CLOCKS_AGREE:
-        said = (
-            f"Events of the device and the host's clock agree: {device_ms:.0f} and"
-            f" {host_ms:.0f} ms."
-        )
-        return Check(part="clock", status="ok", finding=said)
-    return Check(
-        part="clock",
-        status="problem",
-        finding=(
-            f"The device's events say {device_ms:.0f} ms where the host's clock says {host_ms:.0f}."
-        ),
-        advice="Measured step times cannot be trusted here; please send this report to us.",
-    )
-
-
-def products_check(
-    values: Mapping[str, Mapping[str, Any]], device: Device | None
-) -> Iterator[Check]:
-    """TFLOP/s of large products, and beside the datasheet's peaks where the device is in the catalogue; formats that fail."""
-    yield _speed_check(values["tflops"], device)
-    for name, reason in values["failed"].items():
-        if device is None:  # whether it has the format is not known
-            yield Check(
-                part="formats",
-                status="note",
-                finding=f"Products in {name} do not work here: {reason}.",
-            )
-        elif _peak_tflops(device, name) or name == "fp32":
-            yield Check(
-                part="formats",
-                status="problem",
-                finding=f"Products in {name} fail, which a {device.name} has: {reason}.",
-                advice=(
-                    "Install a build of torch for this card and its driver; if it stays, train in"
-                    " another format."
-                ),
-            )
-
-
-def _speed_check(values: Mapping[str, float], device: Device | None) -> Check:
-    parts, low = [], []
-    for name in _PEAKS:
-        if name not in values:
-            continue
-        peak = _peak_tflops(device, name)
-        share = values[name] / peak if peak else None
-        parts.append(
-            f"{name} {_tflops(values[name])}"
-            + (f" ({100 * share:.0f} % of the datasheet)" if share else "")
-        )
-        if share is not None and share < LEAST_PRODUCT_SHARE and name not in UNJUDGED:
-            low.append(name)
-    if not parts:
-        return Check(
-            part="products", status="failed", finding="No matrix product could be computed."
-        )
-    said = f"Large matrix products reach {', '.join(parts)}."
-    if not low:
-        return Check(part="products", status="ok", finding=said)
-    return Check(
-        part="products",
-        status="problem",
-        finding=said,
-        advice=(
-            f"Products in {' and '.join(low)} are far below what such a card does: look for a power"
-            " limit, capped or throttled clocks, another program on the card, or a build of torch"
-            " without kernels for it."
-        ),
-    )
-
-
-def copies_check(values: Mapping[str, float], machine: Machine) -> Check:
-    pinned, plain = values["to_device_pinned"], values["to_device"]
-    said = (
-        f"Copies to the device run at {pinned:.1f} GB/s from pinned memory and {plain:.1f} from"
-        " pageable memory."
-    )
-    slots = {(gpu.pcie_generation_max, gpu.pcie_width_max) for gpu in machine.gpus}
-    gpu = (
-        machine.gpus[0] if len(slots) == 1 else None
-    )  # which of unlike slots is the device's is not known
-    lanes = None if gpu is None else PCIE_GB_PER_S_A_LANE.get(gpu.pcie_generation_max or 0)
-    if gpu is None or lanes is None or not gpu.pcie_width_max:
-        return Check(part="copies", status="ok", finding=said)
-    slot = lanes * gpu.pcie_width_max
-    if pinned >= LEAST_PINNED_SHARE * slot:
-        return Check(part="copies", status="ok", finding=said)
-    return Check(
-        part="copies",
-        status="problem",
-        finding=(
-            f"{said} The slot (PCIe {gpu.pcie_generation_max} x{gpu.pcie_width_max}) can do"
-            f" {slot:.0f}."
-        ),
-        advice="Reseat the card or look for a riser, a slot of fewer lanes, or a BIOS setting.",
-    )
-
-
-def memory_check(values: Mapping[str, Any], expected_gib: float) -> Check:
-    allocated = values["allocated_gib"]
-    if allocated is None:
-        return Check(
-            part="memory",
-            status="note",
-            finding="The system does not say how much memory a process has taken.",
-        )
-    if values.get("recovered") is False:
-        return Check(
-            part="memory",
-            status="problem",
-            finding="After running out of memory the device gives wrong results.",
-            advice="Restart the machine; if it stays, the card or its driver is faulty.",
-        )
-    if not 0.9 * expected_gib <= allocated <= 1.5 * expected_gib + 0.02:
-        return Check(
-            part="memory",
-            status="problem",
-            finding=(
-                f"A tensor of {1024 * expected_gib:.0f} MiB shows as {1024 * allocated:.0f} MiB in"
-                " the peak of memory."
-            ),
-            advice=(
-                "Measured peaks of memory cannot be trusted here; please send this report to us."
-            ),
-        )
-    recovered = ", and running out of memory is survived" if values.get("recovered") else ""
-    return Check(
-        part="memory", status="ok", finding=f"The peak of memory is counted right{recovered}."
-    )
-
-
-def step_check(measured: Measurement, expected: Expected | None) -> Iterator[Check]:
-    """The known step beside its forecast, which rests on what others measured on such cards, and the clock meanwhile."""
-    yield _speed_of_step(measured, expected)
-    if expected is not None and expected.elsewhere:
-        yield _elsewhere_check(measured, expected.elsewhere[0])
-    clock = "" if measured.run is None else clock_in_words(measured.run)
-    if clock:
-        yield Check(
-            part="clocks",
-            status="note",
-            finding=f"During the known step: {clock[0].lower()}{clock[1:]}",
-        )
-
-
-def _elsewhere_check(measured: Measurement, other: Elsewhere) -> Check:
-    """It judges nothing: conditions differ, and the forecast's interval takes account of that."""
-    share = measured.samples_per_second / other.samples_per_second
-    differs = f" ({', '.join(other.differences)})" if other.differences else ""
-    finding = (
-        f"The known step runs at {measured.samples_per_second:,.0f} samples/s, {share:.2g} times"
-        f" what another such card gave: {other.model} at batch {other.batch},"
-        f" {other.samples_per_second:,.0f} samples/s{differs}; {other.source}."
-    )
-    return Check(
-        part="others", status="ok" if share >= ELSEWHERE_SHARE else "note", finding=finding
-    )
-
-
-def _speed_of_step(measured: Measurement, expected: Expected | None) -> Check:
-    what = (
-        f"A training step of {measured.model} at batch {measured.execution.micro_batch} takes"
-        f" {measured.median_ms:.1f} ms"
-    )
-    if expected is None:
-        return Check(
-            part="step",
-            status="ok",
-            finding=f"{what}; no forecast stands beside it for this device.",
-        )
-    speed = 100 * expected.step_ms / measured.median_ms
-    said = (
-        f"{what}: {speed:.0f} % of the speed that measurements of others lead to expect"
-        f" ({expected.step_ms:.1f} ms)."
-    )
-    interval = expected.interval_ms
-    if interval is None or measured.median_ms <= interval.high:
-        return Check(part="step", status="ok", finding=said)
-    return Check(
-        part="step",
-        status="problem",
-        finding=f"{said} That is beyond the forecast's 90 % interval.",
-        advice=(
-            "The notes may say why: clocks held down, a power limit, another program, too few cores"
-            " for the host's work."
-        ),
-    )
-
-
-def _peak_tflops(device: Device | None, name: str) -> float | None:
-    for field in _PEAKS[name] if device is not None else ():
-        figure = getattr(device, field)
-        if figure is not None:
-            return float(figure.value)
-    return None
-
-
-def _tflops(value: float) -> str:
-    return f"{value:.3g} TFLOP/s" if value >= 1 else f"{1e3 * value:.3g} GFLOP/s"
-
-
-PARTS_MODULE = "trainpace.diagnose.health_probes"
-PART_TIMEOUT_S = 60.0
-STEP_TIMEOUT_S = 180.0
-WRITTEN_BYTES = 64 * 2**20
-MODEL, BATCH, BATCH_ALONE = "resnet18", 64, 4
-"""The known step; BATCH_ALONE on a CPU, and where no forecast of a healthy device can stand beside it."""
-ALLOCATED_GIB = 64 / 1024
 WATCHED = """import signal
 signal.alarm({seconds})  # a device that hangs ends this part alone
 import torch
@@ -386,13 +70,45 @@ for _ in range({steps}):
     optimizer.step()
 """
 STEPS_WATCHED = 12
+REPORT_IT = "please send this report to us."
 
 Tell = Callable[[str, int, int], None]
-"""(the part that is tried now, how many are done, of how many)"""
+"""(the part that starts now, how many are done, of how many)"""
+
+
+class Check(Record):
+    """The result of one part of the examination.
+
+    ok: as it should be; note: worth knowing; problem: costs speed or gives wrong numbers, and `advice` says
+    what to do; failed: the part itself did not work, for the reason in `finding`.
+    """
+
+    part: str
+    status: Status
+    finding: str
+    advice: str = ""
+
+
+class Elsewhere(Record):
+    """A public measurement of a related model on such a card, and its differences from the known step."""
+
+    model: str
+    batch: int
+    samples_per_second: float
+    source: str
+    differences: tuple[str, ...] = ()
+
+
+class Expected(Record):
+    """The forecast of the known step on a healthy device, and public measurements, the nearest first."""
+
+    step_ms: float
+    interval_ms: Interval | None = None
+    elsewhere: tuple[Elsewhere, ...] = ()
 
 
 class Examination(Record):
-    """What was examined and found. `device`: the accelerator's name, or the CPU's. `traces`: of parts that failed."""
+    """All checks of a device: the accelerator, or the CPU. `traces` are stack traces of failed parts."""
 
     kind: str
     device: str
@@ -404,6 +120,22 @@ class Examination(Record):
         return not any(check.status in ("problem", "failed") for check in self.checks)
 
 
+def _ok(part: str, finding: str) -> Check:
+    return Check(part=part, status="ok", finding=finding)
+
+
+def _note(part: str, finding: str) -> Check:
+    return Check(part=part, status="note", finding=finding)
+
+
+def _problem(part: str, finding: str, advice: str) -> Check:
+    return Check(part=part, status="problem", finding=finding, advice=advice)
+
+
+def _failed(part: str, finding: str, advice: str | None = None) -> Check:
+    return Check(part=part, status="failed", finding=finding, advice=advice or "")
+
+
 class _PartFailed(Exception):
     def __init__(self, message: str, trace: str) -> None:
         super().__init__(message)
@@ -411,10 +143,10 @@ class _PartFailed(Exception):
 
 
 def unusable(kind: str, machine: Machine, error: TrainpaceError) -> Examination:
-    """What can be said where torch itself crashes or hangs when it is asked for its devices."""
-    failed = Check(part="torch", status="failed", finding=error.message, advice=error.hint or "")
-    name = machine.cpu.name or "CPU"
-    return Examination(kind=kind, device=name, checks=(*machine_checks(machine), failed), traces={})
+    """Examine a machine on which torch itself crashes or hangs when it looks for devices."""
+    failed = _failed("torch", error.message, error.hint)
+    checks = (*machine_checks(machine), failed)
+    return Examination(kind=kind, device=machine.cpu.name or "CPU", checks=checks, traces={})
 
 
 def examine(
@@ -424,36 +156,32 @@ def examine(
     expected: Callable[[Measurement], Expected | None],
     tell: Tell,
 ) -> Examination:
-    """Try every part on a device of that kind. `device`: its catalogue entry; `expected`: the forecast of the known step."""
-    found: list[Check] = list(machine_checks(machine))
-    traces: dict[str, str] = {}
+    """Try every part on a device of this kind.
+
+    Args:
+        device: its entry in the catalogue.
+        expected: returns the forecast of the known step.
+    """
     name = machine.cpu.name or "CPU"
     if kind != "cpu":
         try:
             name = device_here(kind).name or kind
         except TrainpaceError as error:
             return unusable(kind, machine, error)
+    found, traces = list(machine_checks(machine)), dict[str, str]()
     parts = tuple(_parts(kind, machine, device, expected))
-    for done, (part, judged) in enumerate(parts):
+    for done, (part, checks) in enumerate(parts):
         tell(part, done, len(parts))
         try:
-            found += judged()
+            found += checks()
         except TimedOut:
-            found.append(
-                Check(
-                    part=part,
-                    status="failed",
-                    finding="This part hung or took too long, and was ended.",
-                )
-            )
+            found.append(_failed(part, "This part hung or took too long, and was ended."))
         except TrainpaceError as error:
-            found.append(
-                Check(part=part, status="failed", finding=error.message, advice=error.hint or "")
-            )
+            found.append(_failed(part, error.message, error.hint))
         except OSError as error:
-            found.append(Check(part=part, status="failed", finding=f"This part failed: {error}."))
+            found.append(_failed(part, f"This part failed: {error}."))
         except _PartFailed as error:
-            found.append(Check(part=part, status="failed", finding=f"This part failed: {error}"))
+            found.append(_failed(part, f"This part failed: {error}"))
             traces[part] = error.trace
     return Examination(kind=kind, device=name, checks=tuple(found), traces=traces)
 
@@ -464,17 +192,15 @@ def _parts(
     device: Device | None,
     expected: Callable[[Measurement], Expected | None],
 ) -> Iterator[tuple[str, Callable[[], Iterable[Check]]]]:
-    """(name, what tries and judges it)."""
+    """Yield the name of each part, and the function that runs and checks it."""
     yield "torch", lambda: software_check(_values("software", kind), machine, kind)
     yield "products", lambda: products_check(_values("products", kind), device)
     if kind != "cpu":
         yield "clock", lambda: (clock_check(_values("clock", kind)),)
         yield "copies", lambda: (copies_check(_values("copies", kind), machine),)
     yield "memory", lambda: (memory_check(_values("memory", kind), ALLOCATED_GIB),)
-    yield (
-        "step",
-        lambda: step_check(*_step(kind, BATCH if device is not None else BATCH_ALONE, expected)),
-    )
+    batch = BATCH if device is not None else BATCH_ALONE
+    yield "step", lambda: step_check(*_step(kind, batch, expected))
     yield "watch", lambda: (_watched(kind),)
     yield "loader", lambda: (_loaded(_values("loader", "cpu")),)
     yield "storage", lambda: (_stored(),)
@@ -484,9 +210,8 @@ def _parts(
 
 
 def _values(part: str, kind: str) -> dict[str, Any]:
-    answer = json.loads(
-        run_isolated(PARTS_MODULE, {"part": part, "kind": kind}, PART_TIMEOUT_S, f"the part {part}")
-    )
+    request = {"part": part, "kind": kind}
+    answer = json.loads(run_isolated(PARTS_MODULE, request, PART_TIMEOUT_S, f"the part {part}"))
     if "error" in answer:
         raise _PartFailed(answer["error"], answer["trace"])
     values: dict[str, Any] = answer["values"]
@@ -517,24 +242,21 @@ def _watched(kind: str) -> Check:
         ranks = read_recording(recording).ranks
     seen = ranks[0].steps if ranks else 0
     if code == 0 and seen >= STEPS_WATCHED - 3:  # the first ones start the model
-        return Check(part="watch", status="ok", finding="watch records an unchanged script here.")
-    return Check(
-        part="watch",
-        status="problem",
-        finding=(
-            f"watch saw {seen} of {STEPS_WATCHED} steps of a small script, which ended with exit"
-            f" code {code}."
-        ),
-        advice="Please send this report to us.",
+        return _ok("watch", "watch records an unchanged script here.")
+    return _problem(
+        "watch",
+        f"watch saw {seen} of {STEPS_WATCHED} steps of a small script, which ended with exit code"
+        f" {code}.",
+        REPORT_IT.capitalize(),
     )
 
 
 def _loaded(values: dict[str, Any]) -> Check:
-    said = (
-        f"A DataLoader with two workers hands over {values['samples_per_s']:,.0f} images of 224 x"
-        " 224 a second."
+    return _ok(
+        "loader",
+        f"A DataLoader with two workers delivers {values['samples_per_s']:,.0f} images of 224 x 224"
+        " per second.",
     )
-    return Check(part="loader", status="ok", finding=said)
 
 
 def _stored() -> Check:
@@ -542,15 +264,226 @@ def _stored() -> Check:
         s = measure_storage(folder, WRITTEN_BYTES)
     cached = ", from the page cache" if s.read_from_cache else ""
     kind = f" ({s.filesystem})" if s.filesystem else ""
-    said = (
+    return _ok(
+        "storage",
         f"The current folder's storage{kind} writes {s.write_gb_per_s:.2g} GB/s and reads"
-        f" {s.read_gb_per_s:.2g}{cached}."
+        f" {s.read_gb_per_s:.2g}{cached}.",
     )
-    return Check(part="storage", status="ok", finding=said)
 
 
 def _linked(count: int) -> Check:
     links = measure_allreduce(count, "nccl")
     rate = "" if links.bandwidth_gb_per_s is None else f" and {links.bandwidth_gb_per_s:.0f} GB/s"
-    said = f"An all-reduce between {count} GPUs takes {links.latency_us:.0f} µs at least{rate}."
-    return Check(part="links", status="ok", finding=said)
+    return _ok(
+        "links",
+        f"An all-reduce between {count} GPUs takes at least {links.latency_us:.0f} µs{rate}.",
+    )
+
+
+def machine_checks(machine: Machine) -> Iterator[Check]:
+    """Report whatever disturbs or limits measurements, according to the system and the driver."""
+    found = warnings_of(replace(machine, gpu_problem=None))
+    for sentence in found:
+        yield _note("machine", sentence[0].upper() + sentence[1:])
+    mute = [
+        str(index)
+        for index, gpu in enumerate(machine.gpus)
+        if gpu.name is None and gpu.memory_gib is None
+    ]
+    problem = machine.gpu_problem or (f"GPU {' and '.join(mute)} gives no figures" if mute else "")
+    if problem:
+        yield _problem(
+            "driver",
+            f"The NVIDIA driver does not answer as it should: {problem}.",
+            "Check that nvidia-smi works. After an update of the driver restart the machine; a"
+            " container must be started with its GPUs (--gpus all).",
+        )
+    elif not found:
+        yield _ok("machine", "The machine is idle; clocks and cores are not limited.")
+
+
+def software_check(values: Mapping[str, Any], machine: Machine, kind: str) -> Iterator[Check]:
+    versions, accelerator = values["versions"], values["accelerator"]
+    devices = f"{values['count']} x {values['name'] or kind}"
+    if kind == "cpu":
+        devices = (
+            f"a device of kind {accelerator}, not examined" if accelerator else "no accelerator"
+        )
+    named = [f"{name} {version}" for name, version in versions.items() if name != "gpu"]
+    yield _ok("torch", ", ".join([f"torch {values['torch']} sees {devices}", *named]) + ".")
+    if accelerator is None and machine.gpus:
+        yield _problem(
+            "torch",
+            f"The driver shows {machine.gpus[0].name or 'a GPU'}, but this torch sees no GPU.",
+            "Install a build of torch for CUDA: pytorch.org/get-started.",
+        )
+    driver = next((gpu.cuda for gpu in machine.gpus if gpu.cuda), None)
+    built = versions.get("cuda")
+    if driver and built and int(built.split(".")[0]) > int(driver.split(".")[0]):
+        yield _problem(
+            "torch",
+            f"torch is built for CUDA {built}, and the driver supports CUDA up to {driver}.",
+            "Update the driver, or install a build of torch for an older CUDA.",
+        )
+    if values["count"] > 1 and not values["backend"]:
+        yield _problem(
+            "torch",
+            "This torch has no library for collectives between its devices.",
+            "Install a build of torch with NCCL (RCCL on AMD GPUs).",
+        )
+    shared = values["shared_memory_gib"]
+    if shared is not None and shared < LEAST_SHARED_MEMORY_GIB:
+        yield _problem(
+            "loader",
+            "Shared memory (/dev/shm), through which workers of a DataLoader send batches, has"
+            f" {1024 * shared:.0f} MiB.",
+            "Start the container with --shm-size=8g or --ipc=host.",
+        )
+
+
+def clock_check(values: Mapping[str, float]) -> Check:
+    device_ms, host_ms = values["device_ms"], values["host_ms"]
+    if abs(device_ms / host_ms - 1) <= CLOCKS_AGREE:
+        return _ok(
+            "clock",
+            f"Device events and the host's clock agree: {device_ms:.0f} and {host_ms:.0f} ms.",
+        )
+    return _problem(
+        "clock",
+        f"Device events show {device_ms:.0f} ms and the host's clock shows {host_ms:.0f}.",
+        f"Measured step times cannot be trusted here; {REPORT_IT}",
+    )
+
+
+def products_check(
+    values: Mapping[str, Mapping[str, Any]], device: Device | None
+) -> Iterator[Check]:
+    """Compare large matmuls with the datasheet's peaks, and report formats that fail."""
+    yield _speed_check(values["tflops"], device)
+    for name, reason in values["failed"].items():
+        if device is None:  # the format may be missing in the hardware
+            yield _note("formats", f"Matmuls in {name} do not work here: {reason}.")
+        elif _peak_tflops(device, name) or name == "fp32":
+            yield _problem(
+                "formats",
+                f"Matmuls in {name} fail, which a {device.name} supports: {reason}.",
+                "Install a build of torch for this card and its driver; if it still fails, train in"
+                " another format.",
+            )
+
+
+def _speed_check(values: Mapping[str, float], device: Device | None) -> Check:
+    parts, low = [], []
+    for name in [n for n in _PEAKS if n in values]:
+        peak = _peak_tflops(device, name)
+        share = values[name] / peak if peak else None
+        of_peak = f" ({100 * share:.0f}% of the datasheet)" if share else ""
+        parts.append(f"{name} {_tflops(values[name])}{of_peak}")
+        if share is not None and share < LEAST_MATMUL_SHARE and name not in UNJUDGED:
+            low.append(name)
+    if not parts:
+        return _failed("products", "No matrix product could be computed.")
+    finding = f"Large matrix products reach {', '.join(parts)}."
+    if not low:
+        return _ok("products", finding)
+    return _problem(
+        "products",
+        finding,
+        f"Matmuls in {' and '.join(low)} are far below what such a card does: look for a power"
+        " limit, capped or throttled clocks, another program on the card, or a build of torch"
+        " without kernels for it.",
+    )
+
+
+def copies_check(values: Mapping[str, float], machine: Machine) -> Check:
+    pinned, plain = values["to_device_pinned"], values["to_device"]
+    finding = (
+        f"Copies to the device run at {pinned:.1f} GB/s from pinned memory and {plain:.1f} from"
+        " pageable memory."
+    )
+    slots = {(gpu.pcie_generation_max or 0, gpu.pcie_width_max or 0) for gpu in machine.gpus}
+    # with different slots, the device's own slot is unknown
+    generation, width = slots.pop() if len(slots) == 1 else (0, 0)
+    slot = PCIE_GB_PER_S_A_LANE.get(generation, 0.0) * width
+    if pinned >= LEAST_PINNED_SHARE * slot:
+        return _ok("copies", finding)
+    return _problem(
+        "copies",
+        f"{finding} The slot (PCIe {generation} x{width}) supports {slot:.0f}.",
+        "Reseat the card or look for a riser, a slot of fewer lanes, or a BIOS setting.",
+    )
+
+
+def memory_check(values: Mapping[str, Any], expected_gib: float) -> Check:
+    allocated = values["allocated_gib"]
+    if allocated is None:
+        return _note("memory", "The system does not report how much memory a process took.")
+    if values.get("recovered") is False:
+        return _problem(
+            "memory",
+            "After running out of memory the device gives wrong results.",
+            "Restart the machine; if it stays, the card or its driver is faulty.",
+        )
+    if not 0.9 * expected_gib <= allocated <= 1.5 * expected_gib + 0.02:
+        return _problem(
+            "memory",
+            f"A tensor of {1024 * expected_gib:.0f} MiB raises the peak of memory by"
+            f" {1024 * allocated:.0f} MiB.",
+            f"Measured peaks of memory cannot be trusted here; {REPORT_IT}",
+        )
+    recovered = ", and the device recovers from running out of it" if "recovered" in values else ""
+    return _ok("memory", f"The peak of memory is counted correctly{recovered}.")
+
+
+def step_check(measured: Measurement, expected: Expected | None) -> Iterator[Check]:
+    """Compare the known step with its forecast and with public measurements, and report the clock."""
+    yield _speed_of_step(measured, expected)
+    if expected is not None and expected.elsewhere:
+        yield _elsewhere_check(measured, expected.elsewhere[0])
+    clock = "" if measured.run is None else clock_in_words(measured.run)
+    if clock:
+        yield _note("clocks", f"During the known step: {clock[0].lower()}{clock[1:]}")
+
+
+def _elsewhere_check(measured: Measurement, other: Elsewhere) -> Check:
+    """Compare with one measurement. Conditions differ, so a slow result is only a note."""
+    share = measured.samples_per_second / other.samples_per_second
+    differs = f" ({', '.join(other.differences)})" if other.differences else ""
+    return (_ok if share >= ELSEWHERE_SHARE else _note)(
+        "others",
+        f"The known step runs at {measured.samples_per_second:,.0f} samples/s, {share:.2g} times"
+        f" what another such card gave: {other.model} at batch {other.batch},"
+        f" {other.samples_per_second:,.0f} samples/s{differs}; {other.source}.",
+    )
+
+
+def _speed_of_step(measured: Measurement, expected: Expected | None) -> Check:
+    what = (
+        f"A training step of {measured.model} at batch {measured.execution.micro_batch} takes"
+        f" {measured.median_ms:.1f} ms"
+    )
+    if expected is None:
+        return _ok("step", f"{what}. There is no forecast for this device.")
+    speed = 100 * expected.step_ms / measured.median_ms
+    finding = (
+        f"{what}: {speed:.0f}% of the expected speed, from other people's measurements"
+        f" ({expected.step_ms:.1f} ms)."
+    )
+    interval = expected.interval_ms
+    if interval is None or measured.median_ms <= interval.high:
+        return _ok("step", finding)
+    return _problem(
+        "step",
+        f"{finding} That is outside the forecast's 90% interval.",
+        "The notes may say why: clocks held down, a power limit, another program, too few cores for"
+        " the host's work.",
+    )
+
+
+def _peak_tflops(device: Device | None, name: str) -> float | None:
+    figures = [getattr(device, field) for field in _PEAKS[name]] if device is not None else []
+    return next((float(figure.value) for figure in figures if figure is not None), None)
+
+
+def _tflops(value: float) -> str:
+    return f"{value:.3g} TFLOP/s" if value >= 1 else f"{1e3 * value:.3g} GFLOP/s"

@@ -34,14 +34,17 @@ PRODUCTS = {
     "fp16": torch.float16,
 }
 TOLERATED = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 2e-2, "fp16": 2e-3, "fp8": 0.1}
-"""Relative errors of a product beside the CPU's in fp64: some times what the format's own digits allow."""
+"""Relative errors against the CPU's fp64: a multiple of what the format's own digits allow."""
 CHECKED_SIDE = 256
 SMALLEST_SIDE, LARGEST_SIDE = 512, 8192
 LONG_ENOUGH_S, SECONDS_A_PRODUCT = 0.005, 0.7
-"""Products grow until one takes so long, or has the largest side: only large ones reach what a device can do."""
+"""Matmuls grow until one takes this long or has the largest side: only large ones show a device's rate."""
 COPIED_MIB, ALLOCATED_MIB = 256, 64
 MORE_THAN_ANY_CARD_GIB = 4096
 IMAGE, IMAGES, WORKERS = (3, 224, 224), 512, 2
+
+Product = Callable[[torch.Tensor], Callable[[], torch.Tensor]]
+"""A matrix of fp32 -> a function that multiplies it by itself in a number format."""
 
 
 class _Images(Dataset[torch.Tensor]):
@@ -53,11 +56,12 @@ class _Images(Dataset[torch.Tensor]):
 
 
 def software(kind: str) -> dict[str, Any]:
-    """Versions, the number of devices, and room in shared memory, through which a loader's workers hand batches over."""
+    """Return versions, the number of devices, and the size of shared memory, which loader workers use."""
     try:
         backend = collective_backend(kind)
     except TrainpaceError:
         backend = ""
+    shared = "/dev/shm"
     return {
         "torch": torch.__version__,
         "accelerator": accelerator_here(),
@@ -66,13 +70,13 @@ def software(kind: str) -> dict[str, Any]:
         "versions": versions(kind),
         "backend": backend if backend and torch.distributed.is_backend_available(backend) else "",
         "shared_memory_gib": (
-            shutil.disk_usage("/dev/shm").total / 2**30 if os.path.isdir("/dev/shm") else None
+            shutil.disk_usage(shared).total / 2**30 if os.path.isdir(shared) else None
         ),
     }
 
 
 def clock(kind: str) -> dict[str, float]:
-    """The same products by the device's events and by the host's clock, which waits for the device."""
+    """Time the same matmuls by device events and by the host's clock, which waits for the device."""
     a = torch.rand(SMALLEST_SIDE, SMALLEST_SIDE, device=kind)
     _seconds(kind, partial(torch.matmul, a, a), 0.2)
     steps = StepClock(kind)
@@ -89,24 +93,22 @@ def clock(kind: str) -> dict[str, float]:
 
 
 def products(kind: str) -> dict[str, dict[str, Any]]:
-    """`tflops` of large matrix products by number format, and `failed`: why a format gave no right product. Formats that this
-    kind of device does not have are in neither."""
+    """Return `tflops` of large matmuls by number format, and `failed`: why a format gave a wrong one.
+
+    Formats that this kind of device does not have are in neither.
+    """
     tflops: dict[str, float] = {}
     failed: dict[str, str] = {}
     for precision, product in _products(kind).items():
         try:
             error = _relative_error(kind, product)
             if not error <= TOLERATED[precision]:
-                failed[precision] = f"a product is off by {100 * error:.2g} %"
+                failed[precision] = f"a product is off by {100 * error:.2g}%"
                 continue
             tflops[precision] = _tflops(kind, product)
         except Exception as error:
             failed[precision] = _sentence(error)
     return {"tflops": tflops, "failed": failed}
-
-
-Product = Callable[[torch.Tensor], Callable[[], torch.Tensor]]
-"""A matrix of fp32 -> what multiplies it by itself in a number format."""
 
 
 def _products(kind: str) -> dict[str, Product]:
@@ -129,7 +131,7 @@ def _product(
 
 
 def _fp8_product(matrix: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """torch has no public one; torchao and Transformer Engine call this."""
+    # torch has no public function; torchao and Transformer Engine call this one
     rows, columns = (m.to(torch.float8_e4m3fn) for m in (matrix, matrix.t().contiguous()))
     one = torch.ones((), device=matrix.device)
     return lambda: torch._scaled_mm(
@@ -138,16 +140,14 @@ def _fp8_product(matrix: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def _relative_error(kind: str, product: Product) -> float:
-    matrix = (
-        torch.rand(CHECKED_SIDE, CHECKED_SIDE, generator=torch.Generator().manual_seed(0)) - 0.5
-    )
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.rand(CHECKED_SIDE, CHECKED_SIDE, generator=generator) - 0.5
     right = matrix.double() @ matrix.double()
     return float((product(matrix.to(kind))().cpu().double() - right).norm() / right.norm())
 
 
 def _tflops(kind: str, product: Product) -> float:
     side, seconds = SMALLEST_SIDE // 2, 0.0
-    work: Callable[[], object] = lambda: None  # noqa: E731
     while seconds < LONG_ENOUGH_S and side < LARGEST_SIDE:
         side *= 2
         work = product(torch.rand(side, side, device=kind))
@@ -160,21 +160,21 @@ def _sentence(error: Exception) -> str:
 
 
 def copies(kind: str) -> dict[str, float]:
-    """GB/s between host and device, from pageable and from pinned memory."""
+    """Return GB/s between host and device, from pageable and from pinned memory."""
     host, device = (
         torch.empty(COPIED_MIB * 2**20, dtype=torch.uint8, device=where) for where in ("cpu", kind)
     )
-    found = {"to_device": host.nbytes / _seconds(kind, lambda: device.copy_(host), 0.5) / 1e9}
-    found["to_host"] = host.nbytes / _seconds(kind, lambda: host.copy_(device), 0.5) / 1e9
     pinned = host.pin_memory()
-    found["to_device_pinned"] = (
-        host.nbytes / _seconds(kind, lambda: device.copy_(pinned, non_blocking=True), 0.5) / 1e9
-    )
-    return found
+    works = {
+        "to_device": lambda: device.copy_(host),
+        "to_host": lambda: host.copy_(device),
+        "to_device_pinned": lambda: device.copy_(pinned, non_blocking=True),
+    }
+    return {name: host.nbytes / _seconds(kind, work, 0.5) / 1e9 for name, work in works.items()}
 
 
 def memory(kind: str) -> dict[str, Any]:
-    """What a known tensor takes by the allocator's statistics, and whether running out of memory can be recovered from."""
+    """Return a known tensor's memory by the allocator, and whether the device recovers from its limit."""
     meter = MemoryMeter(kind)
     torch.ones(ALLOCATED_MIB * 2**18, device=kind)
     allocated, reserved = meter.peak_gib()
@@ -190,7 +190,7 @@ def memory(kind: str) -> dict[str, Any]:
 
 
 def loader(kind: str) -> dict[str, float]:
-    """Samples per second of a loader whose two workers make images of 224 x 224 and nothing else."""
+    """Return samples per second of a loader whose two workers only make images of 224 x 224."""
     batches = DataLoader(_Images(), batch_size=32, num_workers=WORKERS)
     start = time.perf_counter()
     count = sum(len(batch) for batch in batches)
@@ -198,7 +198,7 @@ def loader(kind: str) -> dict[str, float]:
 
 
 def _seconds(kind: str, work: Callable[[], Any], seconds: float) -> float:
-    """Of one call of `work`, by the host's clock around as many as take about so long; the first one does not count."""
+    """Time one call by the host's clock around many calls, after a first call that warms up."""
     work()
     synchronize(kind)
     calls, start = 0, time.perf_counter()
@@ -212,12 +212,7 @@ def _seconds(kind: str, work: Callable[[], Any], seconds: float) -> float:
 
 
 PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "software": software,
-    "clock": clock,
-    "products": products,
-    "copies": copies,
-    "memory": memory,
-    "loader": loader,
+    part.__name__: part for part in (software, clock, products, copies, memory, loader)
 }
 
 
