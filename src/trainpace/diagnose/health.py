@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from trainpace.core.hardware import Device
 from trainpace.core.errors import TimedOut, TrainpaceError
+from trainpace.core.hardware import Device
 from trainpace.core.outcome import Interval, Measurement
 from trainpace.core.records import Record
 from trainpace.core.worker import run_isolated

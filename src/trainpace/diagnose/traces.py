@@ -1,4 +1,4 @@
-"""What a profiler's trace holds of one process, as columns of times: the one record that every reader gives."""
+"""Profiler traces: which files are traces, one process of a trace as columns of times, and interval arithmetic."""
 
 from __future__ import annotations
 
@@ -18,28 +18,60 @@ Times = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
 LARGEST_IDENTITY = 1 << 62
 LONGEST_NAME = 500
-"""Characters of a kernel's name that are kept; templates of C++ can make it longer than a page."""
+"""Longer names of kernels are cut; C++ templates can make a name longer than a page."""
+ENDINGS = (".json", ".json.gz", ".sqlite")
+UNEXPORTED = (".nsys-rep", ".qdrep")
+LOOKED_AT_BYTES = 1 << 16
+"""Bytes that are searched for a key of traces. Properties of devices may stand before it."""
+MOST_FILES = 4096
+
+
+def is_trace(path: str | os.PathLike[str]) -> bool:
+    """Return True if the path looks like a supported profiler trace. Only the first bytes are read."""
+    place = Path(path)
+    try:
+        if place.is_dir():
+            recorded = (place / "command.json").is_file()
+            return not recorded and any(is_trace(file) for file in trace_files(place))
+        if not place.is_file():
+            return False
+        if place.name.endswith(UNEXPORTED):
+            return True
+        begins = first_bytes(place, LOOKED_AT_BYTES)
+    except (TrainpaceError, OSError, ValueError):
+        return False
+    if begins.startswith(GZIP):
+        return place.name.endswith(".json.gz")
+    if begins.startswith(SQLITE):
+        return place.suffix == ".sqlite"
+    has_key = b'"traceEvents"' in begins or b'"deviceProperties"' in begins
+    is_list = begins.lstrip().startswith(b"[") and b'"ph"' in begins
+    return place.suffix == ".json" and (has_key or is_list)
+
+
+def trace_files(folder: Path) -> list[Path]:
+    files = [f for f in folder.iterdir() if f.name.endswith(ENDINGS) and f.is_file()]
+    return sorted(files)[:MOST_FILES]
 
 
 class Spans(NamedTuple):
-    """Stretches of time in microseconds, in any order; `name` numbers the trace's names."""
+    """Spans of time in microseconds, in any order. `name` is an index into the trace's names."""
 
     start_us: Times
     end_us: Times
     name: Numbers
 
-    def __len__(self) -> int:  # of the stretches, where a tuple would count its fields
+    def __len__(self) -> int:  # a tuple would count its fields
         return len(self.start_us)
 
     def of(self, names: Iterable[int]) -> Spans:
-        """Those with one of these names."""
+        """Return the spans with one of these names."""
         return self.where(np.isin(self.name, np.fromiter(names, np.int64)))
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Spans:
         return Spans(self.start_us[mask], self.end_us[mask], self.name[mask])
 
     def in_order(self) -> Spans:
-        """By their starts."""
         order = np.argsort(self.start_us, kind="stable")
         return Spans(self.start_us[order], self.end_us[order], self.name[order])
 
@@ -47,9 +79,9 @@ class Spans(NamedTuple):
 class Trace(NamedTuple):
     """One process of a training, as its profiler saw it, on one clock.
 
-    `kernels` and `copies` are the device's work, `kernels_launched_us` and `copies_launched_us` when the host asked for each
-    (NaN where the trace does not say). `operators` are the framework's on the host, `calls` those of the device's runtime
-    library, `ranges` what somebody named: steps, the loader, the optimizer, NVTX. `made_by`: the profiler, in words.
+    `kernels` and `copies` are the device's work. `kernels_launched_us` and `copies_launched_us` are the times
+    at which the host launched them (NaN if unknown). `operators` are the framework's on the host, `calls` are
+    of the device's runtime library, and `ranges` are named steps, loaders, optimizers and NVTX ranges.
     """
 
     source: str
@@ -69,17 +101,13 @@ class Trace(NamedTuple):
 
 
 class Names:
-    """Numbers for names, in the order in which they come."""
+    """Numbers names in their order of appearance."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def number(self, name: str) -> int:
-        found = self._numbers.get(name)
-        return self._numbers.setdefault(name, len(self._numbers)) if found is None else found
-
-    def __len__(self) -> int:
-        return len(self._numbers)
+        return self._numbers.setdefault(name, len(self._numbers))
 
     def all(self) -> tuple[str, ...]:
         return tuple(
@@ -88,38 +116,36 @@ class Names:
 
 
 class Column:
-    """Spans as they are read: 32 bytes each, since a trace may hold ten million. `id` joins a call with what it started."""
+    """Spans while they are read. A span takes 32 bytes, since a trace may contain ten million.
+
+    The identity joins a call with the work that it started.
+    """
 
     def __init__(self) -> None:
-        self._start_us, self._end_us, self._name, self._id = (
-            array("d"),
-            array("d"),
-            array("q"),
-            array("q"),
-        )
+        self._times, self._numbers = array("d"), array("q")
 
     def add(self, start_us: float, end_us: float, name: int, identity: int = -1) -> None:
-        self._start_us.append(start_us)
-        self._end_us.append(end_us)
-        self._name.append(name)
-        self._id.append(identity)
+        self._times.extend((start_us, end_us))
+        self._numbers.extend((name, identity))
 
     def spans(self) -> Spans:
-        return Spans(
-            np.array(self._start_us), np.array(self._end_us), np.array(self._name, np.int64)
-        )
+        times, numbers = np.array(self._times).reshape(-1, 2), self._pairs()
+        return Spans(times[:, 0].copy(), times[:, 1].copy(), numbers[:, 0].copy())
 
     def ids(self) -> Numbers:
-        return np.array(self._id, np.int64)
+        return self._pairs()[:, 1].copy()
+
+    def _pairs(self) -> Numbers:
+        return np.array(self._numbers, np.int64).reshape(-1, 2)
 
 
 def identity_of(value: object) -> int:
-    """The number by which a call and its work are joined; -1 for what is none."""
+    """Return the number that joins a call and its work, or -1 if the value is not one."""
     return value if isinstance(value, int) and 0 < value < LARGEST_IDENTITY else -1
 
 
 def launched(ids: Numbers, calls: Spans, call_ids: Numbers) -> Times:
-    """When each thing with one of `ids` was asked for: the start of the call with the same number; NaN where there is none."""
+    """Return the start of the call with each id, or NaN if no call has it."""
     if not len(call_ids):
         return np.full(len(ids), np.nan)
     order = np.argsort(call_ids, kind="stable")
@@ -129,7 +155,7 @@ def launched(ids: Numbers, calls: Spans, call_ids: Numbers) -> Times:
 
 
 class Intervals(NamedTuple):
-    """Stretches of time that neither overlap nor touch, in order."""
+    """Intervals in order, which neither overlap nor touch."""
 
     start_us: Times
     end_us: Times
@@ -139,7 +165,7 @@ class Intervals(NamedTuple):
 
 
 class Segments(NamedTuple):
-    """Time cut wherever anything begins or ends: `start_us` and `width_us` of each piece; for each set, whether it covers it."""
+    """Time cut wherever anything begins or ends: start and width of each piece, and which sets cover it."""
 
     start_us: Times
     width_us: Times
@@ -147,7 +173,7 @@ class Segments(NamedTuple):
 
 
 def union(start_us: Times, end_us: Times) -> Intervals:
-    """What the stretches cover together; those without length cover nothing."""
+    """Merge overlapping and touching intervals; empty ones are dropped."""
     real = end_us > start_us
     order = np.argsort(start_us[real], kind="stable")
     starts, ends = start_us[real][order], end_us[real][order]
@@ -165,17 +191,17 @@ def union_of(*spans: Spans) -> Intervals:
 
 
 def closed(of: Intervals, gap_us: float) -> Intervals:
-    """The same with gaps of at most `gap_us` filled."""
-    if not len(of.start_us):
-        return of
+    """Fill gaps of at most `gap_us`."""
     apart = of.start_us[1:] - of.end_us[:-1] > gap_us
+    edge = [True] * min(1, len(of.start_us))
     return Intervals(
-        of.start_us[np.concatenate(([True], apart))], of.end_us[np.concatenate((apart, [True]))]
+        of.start_us[np.concatenate((edge, apart)).astype(bool)],
+        of.end_us[np.concatenate((apart, edge)).astype(bool)],
     )
 
 
 def sweep(low_us: float, high_us: float, sets: Sequence[Intervals], marks_us: Times) -> Segments:
-    """The time from `low_us` to `high_us` in pieces, cut at the `marks_us` too."""
+    """Cut the time between two moments at the edges of the sets and at the marks."""
     every = [np.array([low_us, high_us]), marks_us, *(edges for one in sets for edges in one)]
     edges = np.unique(np.clip(np.concatenate(every), low_us, high_us))
     within = []
@@ -188,7 +214,10 @@ def sweep(low_us: float, high_us: float, sets: Sequence[Intervals], marks_us: Ti
 
 
 def own_us(spans: Spans) -> Times:
-    """What each stretch takes without those that lie within it, as operators call others. Of one thread."""
+    """Return the time of each span without the spans inside it, such as operators that it calls.
+
+    All spans must be of one thread.
+    """
     order = np.lexsort((-spans.end_us, spans.start_us))
     starts, ends = spans.start_us[order].tolist(), spans.end_us[order].tolist()
     own = [end - start for start, end in zip(starts, ends, strict=True)]
@@ -202,42 +231,3 @@ def own_us(spans: Spans) -> Times:
     result = np.empty(len(own))
     result[order] = np.maximum(own, 0.0)
     return result
-
-
-ENDINGS = (".json", ".json.gz", ".sqlite")
-UNEXPORTED = (".nsys-rep", ".qdrep")
-LOOKED_AT_BYTES = 1 << 16
-"""Of a file, for the word that tells a trace: properties of its devices may stand before it."""
-MOST_FILES = 4096
-
-
-def is_trace(path: str | os.PathLike[str]) -> bool:
-    """Whether a file or folder looks like a trace to be read here, by its beginning or its name. No other is opened whole."""
-    place = Path(path)
-    try:
-        if place.is_dir():
-            return not (place / "command.json").is_file() and any(
-                is_trace(file) for file in trace_files(place)
-            )
-        if not place.is_file():
-            return False
-        if place.name.endswith(UNEXPORTED):
-            return True
-        begins = first_bytes(place, LOOKED_AT_BYTES)
-    except (TrainpaceError, OSError, ValueError):
-        return False
-    if begins.startswith(GZIP):
-        return place.name.endswith(".json.gz")
-    if begins.startswith(SQLITE):
-        return place.suffix == ".sqlite"
-    told = b'"traceEvents"' in begins or b'"deviceProperties"' in begins
-    return place.suffix == ".json" and (
-        told or (begins.lstrip().startswith(b"[") and b'"ph"' in begins)
-    )
-
-
-def trace_files(folder: Path) -> list[Path]:
-    found = sorted(
-        file for file in folder.iterdir() if file.name.endswith(ENDINGS) and file.is_file()
-    )
-    return found[:MOST_FILES]
