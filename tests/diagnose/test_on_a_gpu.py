@@ -45,7 +45,7 @@ def test_copies_that_the_device_waits_for_are_no_computing():
         17.5, abs=0.5
     )  # 16.2 were measured with the batch on the device
     assert share(d, "host_to_device").proved
-    assert "With the batch on the device already a step took 16.2 ms in place of 60.3" in d.why[1]
+    assert "16.2 ms instead of 60.3" in d.why[1]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_shorter_kernels_are_not_advised_where_the_host_sets_the_pace():
     d = of_case("gpu_trainer")
     assert "torch.compile" not in changes(d)
     assert "The device is busy in 71% of the step" in d.why[1]
-    assert d.why[1].endswith("The host sets the pace: faster kernels alone shorten no step.")
+    assert d.why[1].endswith("do not shorten the step.")
 
 
 def test_a_device_that_may_wait_for_other_ranks_does_not_wait_for_its_host():
@@ -91,7 +91,7 @@ def test_kinds_of_kernels_are_named():
         recording(rank(forward=50, backward=50, device_busy_ms=100.0, device_kernels_ms=COMPUTES))
     )
     assert d.why[1] == (
-        "The device is busy in 100% of the step: 60 ms in matrix products, convolutions, attention, 40 ms in element-wise and"
+        "The device is busy in 100% of the step: 60 ms in matmuls, convolutions, attention, 40 ms in element-wise and"
         " other memory-bound kernels."
     )
 

@@ -83,26 +83,20 @@ def test_a_short_time_tells_no_energy(nvml):
 @pytest.mark.parametrize(
     ("mhz", "reasons", "said"),
     [
-        ("1095", "0x4", "The clock was held down by its power limit: 1,095 MHz of 1,410."),
-        ("1395", "0x20", "The clock was held down by its temperature: 1,395 MHz of 1,410."),
+        ("1095", "0x4", "its power limit: 1,095 MHz of 1,410"),
+        ("1395", "0x20", "its temperature: 1,395 MHz of 1,410"),
         ("1410", "0x1", ""),  # idle, which limits nothing
-        (
-            "1095",
-            "0",
-            "The clock ran at 1,095 MHz of 1,410, and the driver gives no reason: it may be locked (nvidia-smi --reset-gpu-clocks).",
-        ),
+        ("1095", "0", "locked"),
         ("1380,1410", "0", ""),
-        (
-            "1320,1410",
-            "0",
-            "The clock moved between 1,320 and 1,410 MHz during the steps, so that they are not all alike.",
-        ),
+        ("1320,1410", "0", "between 1,320 and 1,410 MHz"),
     ],
 )
 def test_clocks_that_are_held_locked_or_moving(nvml, monkeypatch, mhz, reasons, said):
     monkeypatch.setenv("SIM_NVML_MHZ", mhz)
     monkeypatch.setenv("SIM_NVML_REASONS", reasons)
-    assert clock_in_words(watched(nvml, seconds=0.3)) == said
+    words = clock_in_words(watched(nvml, seconds=0.3))
+    assert said in words
+    assert bool(words) == bool(said)
 
 
 @pytest.mark.parametrize("broken", ["init", "calls", "queries"])
@@ -146,10 +140,9 @@ def test_a_warm_up_has_settled_where_two_windows_agree():
 
 def test_words_of_a_run():
     run = DeviceRun(settled=True, launch_ms=18.2, busy_share=0.45, power_w=312.4, energy_j=8.71)
-    assert run_in_words(run) == [
-        "The device works in 45 % of the step and waits in the rest for the host, which needs 18.2 ms to launch it.",
-        "The card drew 312 W, 8.71 J a step.",
-    ]
+    busy, power = run_in_words(run)
+    assert "45%" in busy
+    assert "312 W, 8.71 J" in power
     assert "not settled" in run_in_words(replace(run, settled=False))[0]
     assert run_in_words(DeviceRun(settled=True, launch_ms=3, busy_share=0.97)) == []
     assert run_in_words(DeviceRun()) == []

@@ -41,7 +41,7 @@ from trainpace.measure import (
     KERNEL_KINDS,
     OPTIMIZER_RANGE,
     STEP_RANGE,
-    exchanges,
+    is_collective,
     kind_of,
     kind_of_copy,
     short,
@@ -214,7 +214,7 @@ def _masks(trace: Trace, windows: Windows) -> tuple[dict[str, Mask], Times, Time
         "waiting": union_of(_named(trace, trace.calls, waits_for_device)),
         "host": closed(union_of(launching, trace.operators), BETWEEN_OPERATORS_US),
         "update": union_of(_ranges(trace, OPTIMIZER_RANGE)),
-        "collective": union_of(_named(trace, trace.operators, exchanges)),
+        "collective": union_of(_named(trace, trace.operators, is_collective)),
     }
     marks = np.concatenate((windows.start_us, windows.end_us))
     cut = sweep(float(windows.start_us[0]), float(windows.end_us[-1]), list(sets.values()), marks)

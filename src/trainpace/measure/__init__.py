@@ -64,7 +64,7 @@ if TYPE_CHECKING:
         STEP_RANGE,
         DeviceWork,
         device_work,
-        exchanges,
+        is_collective,
         kind_of,
         kind_of_copy,
         short,

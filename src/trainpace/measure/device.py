@@ -1,4 +1,7 @@
-"""The time of steps by the device's own clock."""
+"""The accelerator of this process: its kind and name, waiting for its work, its clock and its memory.
+
+Only torch is needed here, since a watched script imports this module.
+"""
 
 import contextlib
 import itertools
@@ -13,15 +16,159 @@ import torch
 from trainpace.core.errors import TrainpaceError, UnknownName
 
 if TYPE_CHECKING:
-    from trainpace.core.execution import (
-        Precision,  # which imports msgspec, and a script may lack it
+    from trainpace.core.execution import Precision  # which imports msgspec; a script may lack it
+
+KINDS = {
+    "cuda": "Install a build of torch for CUDA, or for ROCm on an AMD GPU",
+    "xpu": "Install a build of torch for Intel GPUs",
+    "mps": "MPS is for Apple silicon under macOS",
+}
+"""Kinds of accelerators that torch includes, and what to do if this torch has none."""
+COPIED_BYTES = 64 * 2**20
+HEAD_START = 2.0
+"""How long copies keep the device busy before a step, in multiples of the host's time to launch the step."""
+SHORTEST_COPY_MS = 0.05
+MOST_COPIES = 500
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+"""Resets VmHWM (Linux, Documentation/filesystems/proc.rst)."""
+
+
+def accelerator_here() -> str | None:
+    """Return the kind of accelerator that this torch supports and finds."""
+    device = torch.accelerator.current_accelerator()
+    return device.type if device is not None and torch.accelerator.is_available() else None
+
+
+def check_device(kind: str) -> None:
+    """Raise TrainpaceError unless this torch has a device of that kind."""
+    here = accelerator_here()
+    if kind in ("cpu", here):
+        return
+    if kind not in KINDS:
+        raise UnknownName("device", kind, ("cpu", *KINDS))
+    instead = f"use --device {here}, which is here" if here else "use --device cpu"
+    raise TrainpaceError(
+        f"this torch sees no {kind.upper()} device.", f"{KINDS[kind]}; or {instead}."
     )
 
 
-class StepClock:
-    """Moments within steps, and in `spans_ms` the milliseconds between those of each settled step.
+def set_up_device(kind: str, precision: "Precision") -> None:
+    """Let matmuls and convolutions use TF32 in every precision but fp32, and convolutions in torch_fp32.
 
-    On an accelerator they are events in its stream, since the host runs ahead of it; on a CPU the host's clock counts.
+    Raises:
+        TrainpaceError: this torch or this kind of device does not support the precision.
+    """
+    check_device(kind)
+    if precision in ("tf32", "fp8") and kind != "cuda":
+        raise TrainpaceError(
+            f"{precision} is for CUDA GPUs.", "Measure fp32, or a format of 16 bits."
+        )
+    if precision == "fp8":
+        raise TrainpaceError("fp8 cannot be measured yet.", "Measure amp_bf16 or bf16.")
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    torch.backends.cuda.matmul.allow_tf32 = precision not in ("fp32", "torch_fp32")
+
+
+def count_devices(kind: str) -> int:
+    """Return how many devices of that kind this process can use; 1 for the CPU."""
+    if kind == "cpu":
+        return 1
+    return torch.accelerator.device_count() if accelerator_here() == kind else 0
+
+
+def use_device(kind: str, index: int) -> None:
+    """Make one device of that kind the current one. Does nothing on a CPU."""
+    if kind != "cpu":
+        torch.accelerator.set_device_index(index)
+
+
+def collective_backend(kind: str) -> str:
+    """Return torch.distributed's backend for devices of that kind: gloo, nccl (also for ROCm) or xccl.
+
+    Raises:
+        TrainpaceError: no backend is known, as for MPS.
+    """
+    try:
+        return str(torch.distributed.get_default_backend_for_device(kind))
+    except ValueError:
+        raise TrainpaceError(
+            f"torch has no library for collectives between {kind} devices.", "Train on one of them."
+        ) from None
+
+
+def synchronize(kind: str) -> None:
+    """Wait until the current device has done all of its work."""
+    if kind != "cpu":
+        torch.accelerator.synchronize()
+
+
+def finish_stream() -> None:
+    """Wait until the accelerator's current stream has done all of its work; other streams go on."""
+    torch.accelerator.current_stream().synchronize()
+
+
+def _ask(kind: str, name: str, *arguments: Any) -> Any:
+    """Call a function of the device's torch module, or return None if the module does not have it."""
+    function = getattr(torch.get_device_module(kind), name, None)
+    return None if function is None else function(*arguments)
+
+
+def is_capturing(kind: str) -> bool:
+    """Return True while the current stream records a graph, during which nobody may wait for it."""
+    return kind != "cpu" and bool(_ask(kind, "is_current_stream_capturing"))
+
+
+def in_use() -> str:
+    """Return the kind of accelerator that this process has begun to use, or "cpu".
+
+    Asking does not begin it: a script that only imports torch must not get a context on the device.
+    """
+    kind = accelerator_here()
+    if kind is None:
+        return "cpu"
+    begun = _ask(kind, "is_initialized")
+    if begun is None:  # MPS; its memory shows whether a tensor was put there
+        begun = _ask(kind, "current_allocated_memory") != 0
+    return kind if begun else "cpu"
+
+
+def device_name(kind: str) -> str:
+    """Return the name of the current device, or an empty string for a CPU or a nameless kind."""
+    if kind == "cpu":
+        return ""
+    if kind == "mps":  # its name is the whole chip's, which is the CPU's name too
+        named = getattr(torch.backends.mps, "get_name", None)  # from torch 2.8 on
+        return f"{named()} GPU" if named is not None else "Apple GPU"
+    return str(_ask(kind, "get_device_name") or "")
+
+
+def driver_id(kind: str) -> str:
+    """Return the driver's UUID of the current device, or an empty string. No record contains it."""
+    if kind == "cpu":
+        return ""
+    index = torch.accelerator.current_device_index()
+    return str(getattr(_ask(kind, "get_device_properties", index), "uuid", ""))
+
+
+def versions(kind: str) -> dict[str, str]:
+    """Return the name of the device and versions of its libraries, for a measurement's environment."""
+    if kind == "cpu":
+        return {}
+    found: dict[str, Any] = {"gpu": device_name(kind) or None}
+    if kind == "cuda":
+        toolkit = {"rocm": torch.version.hip} if torch.version.hip else {"cuda": torch.version.cuda}
+        found |= {**toolkit, "cudnn": torch.backends.cudnn.version()}
+    if kind == "xpu":
+        found["oneapi"] = torch.version.xpu
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+class StepClock:
+    """Moments within steps. `spans_ms` has the milliseconds between the moments of each settled step.
+
+    On an accelerator, moments are events in its stream, since the host runs ahead of it. On a CPU they are
+    times of the host's clock.
     """
 
     def __init__(self, kind: str) -> None:
@@ -34,12 +181,11 @@ class StepClock:
         self.mark()
 
     def mark(self) -> None:
-        if self._kind == "cpu":
-            self._moments[-1].append(time.perf_counter())
-            return
-        event = torch.Event(self._kind, enable_timing=True)
-        event.record()
-        self._moments[-1].append(event)
+        moment: Any = time.perf_counter()
+        if self._kind != "cpu":
+            moment = torch.Event(self._kind, enable_timing=True)
+            moment.record()
+        self._moments[-1].append(moment)
 
     def wait(self) -> None:
         """Wait until the device has done all of its work."""
@@ -56,15 +202,8 @@ class StepClock:
         self._moments.clear()
 
 
-COPIED_BYTES = 64 * 2**20
-HEAD_START = 2.0
-"""How long the device is kept busy beforehand, in times of what the host needs to launch the step."""
-SHORTEST_COPY_MS = 0.05
-MOST_COPIES = 500
-
-
 def launch_ms(kind: str, step: Callable[[], object]) -> float:
-    """The host's milliseconds to launch one step on an idle device, without waiting for it."""
+    """Return the host's milliseconds to launch one step on an idle device, without waiting for it."""
     synchronize(kind)
     start = time.perf_counter()
     step()
@@ -74,9 +213,11 @@ def launch_ms(kind: str, step: Callable[[], object]) -> float:
 
 
 def queued_ms(kind: str, step: Callable[[], object], host_ms: float) -> float | None:
-    """The device's milliseconds for a step that is launched while copies from pinned memory keep its stream busy. None where the
-    device began before all was launched: where copies take no time, or hold the host, and where a step has more launches than
-    the device queues (about a thousand on CUDA).
+    """Return the device's milliseconds for a step that is launched while copies keep its stream busy.
+
+    The device then never waits for the host. Returns None if the device began before all was launched:
+    copies take no time or block the host, or the step has more launches than the device queues (about a
+    thousand on CUDA).
     """
     host = torch.empty(COPIED_BYTES, dtype=torch.uint8).pin_memory()
     device = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=kind)
@@ -94,7 +235,7 @@ def queued_ms(kind: str, step: Callable[[], object], host_ms: float) -> float | 
 
 
 def _span(kind: str, work: Callable[[], object], before: Callable[[], None]) -> tuple[float, bool]:
-    """(ms between events around `work`, whether all of it was launched before the device came to it), after `before`."""
+    """Return (ms of `work` by events, whether all of it was launched before the device began it)."""
     synchronize(kind)
     begin, end = (torch.Event(kind, enable_timing=True) for _ in range(2))
     before()
@@ -106,32 +247,27 @@ def _span(kind: str, work: Callable[[], object], before: Callable[[], None]) -> 
     return float(begin.elapsed_time(end)), queued
 
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"
-"""What clears VmHWM (Linux, Documentation/filesystems/proc.rst)."""
-
-
 class MemoryMeter:
     """The peak memory of this process. Start it before the model is made.
 
-    On an accelerator the allocator knows: live tensors, and what it keeps. On a CPU the operating system is asked: how much the
-    process grew, and its whole size; with freed pages that the C library keeps, so it is an upper bound of live tensors.
+    An accelerator's allocator reports live tensors and reserved memory. On a CPU the operating system
+    reports how much the process grew, and its whole size. Both include freed pages that the C library keeps,
+    so they are upper bounds of live tensors.
     """
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         if kind != "cpu":
-            if _has_statistics(kind):
-                torch.get_device_module(kind).reset_peak_memory_stats()
+            _ask(kind, "reset_peak_memory_stats")
             return
         with contextlib.suppress(OSError):
             _CLEAR.write_text(_RESET_PEAK)
         self._before_gib = _status_gib("VmRSS")
 
     def peak_gib(self) -> tuple[float | None, float | None]:
-        """(allocated, reserved) in GiB; None where the system does not tell, as on Apple's MPS."""
+        """Return (allocated, reserved) in GiB, with None for what the system does not report."""
         if self._kind != "cpu":
-            return peak_allocated_gib(self._kind), _gib(self._kind, "max_memory_reserved")
+            return peak_allocated_gib(self._kind), _gib(_ask(self._kind, "max_memory_reserved"))
         peak = _status_gib("VmHWM")
         if peak is None or self._before_gib is None:
             return None, None
@@ -139,34 +275,27 @@ class MemoryMeter:
 
 
 def peak_allocated_gib(kind: str) -> float | None:
-    """GiB of live tensors at most, by the device's allocator; None where it keeps no peak."""
-    return _gib(kind, "max_memory_allocated")
+    """Return the peak of live tensors in GiB, or None if the allocator keeps no peak."""
+    return _gib(_ask(kind, "max_memory_allocated"))
 
 
 def reserved_gib(kind: str) -> float | None:
-    """GiB that the device's allocator holds now; None where it does not tell."""
-    return _gib(kind, "memory_reserved")
+    """Return the memory that the device's allocator holds now in GiB, or None if it is unknown."""
+    return _gib(_ask(kind, "memory_reserved"))
 
 
 def free_gib(kind: str) -> float | None:
-    """GiB of the device that nobody holds now, cached blocks of this process counted as held; None where it does not tell."""
-    ask = getattr(torch.get_device_module(kind), "mem_get_info", None)
-    return None if ask is None else float(ask()[0]) / 2**30
+    """Return the device's free memory in GiB, or None. Cached blocks of this process are not free."""
+    return _gib((_ask(kind, "mem_get_info") or (None,))[0])
 
 
 def allocator_retries(kind: str) -> int:
-    """How often the allocator had to give cached blocks back to find room; 0 where it does not count."""
-    statistics = getattr(torch.get_device_module(kind), "memory_stats", None)
-    return int(statistics().get("num_alloc_retries", 0)) if statistics is not None else 0
+    """Return how often the allocator had to free cached blocks; 0 if it does not count."""
+    return int((_ask(kind, "memory_stats") or {}).get("num_alloc_retries", 0))
 
 
-def _has_statistics(kind: str) -> bool:
-    return hasattr(torch.get_device_module(kind), "reset_peak_memory_stats")
-
-
-def _gib(kind: str, statistic: str) -> float | None:
-    ask = getattr(torch.get_device_module(kind), statistic, None)
-    return None if ask is None else float(ask()) / 2**30
+def _gib(size_bytes: float | None) -> float | None:
+    return None if size_bytes is None else float(size_bytes) / 2**30
 
 
 def _status_gib(field: str) -> float | None:
@@ -177,147 +306,3 @@ def _status_gib(field: str) -> float | None:
     return next(
         (int(line.split()[1]) / 2**20 for line in lines if line.startswith(f"{field}:")), None
     )
-
-
-KINDS = {
-    "cuda": "Install a build of torch for CUDA, or for ROCm on an AMD GPU",
-    "xpu": "Install a build of torch for Intel GPUs",
-    "mps": "MPS is for Apple silicon under macOS",
-}
-"""Kinds of devices that torch brings along beside the CPU, and what to do where this torch has none."""
-
-
-def accelerator_here() -> str | None:
-    """The kind of accelerator that this torch was built for and finds a device of."""
-    device = torch.accelerator.current_accelerator()
-    return device.type if device is not None and torch.accelerator.is_available() else None
-
-
-def check_device(kind: str) -> None:
-    """Raises TrainpaceError unless this torch has a device of that kind, with what to do about it."""
-    if kind == "cpu" or accelerator_here() == kind:
-        return
-    if kind not in KINDS:
-        raise UnknownName("device", kind, ("cpu", *KINDS))
-    here = accelerator_here()
-    instead = f"use --device {here}, which is here" if here else "use --device cpu"
-    raise TrainpaceError(
-        f"this torch sees no {kind.upper()} device.", f"{KINDS[kind]}; or {instead}."
-    )
-
-
-def set_up_device(kind: str, precision: "Precision") -> None:
-    """Let products and convolutions use TF32 in every precision but fp32, and convolutions alone in torch_fp32.
-
-    Raises TrainpaceError where this torch or this kind of device does not have the precision.
-    """
-    check_device(kind)
-    if precision in ("tf32", "fp8") and kind != "cuda":
-        raise TrainpaceError(
-            f"{precision} is for CUDA GPUs.", "Measure fp32, or a format of 16 bits."
-        )
-    if precision == "fp8":
-        raise TrainpaceError(
-            "measuring fp8 needs an engine of its own.", "Measure amp_bf16 or bf16."
-        )
-    torch.backends.cudnn.allow_tf32 = precision != "fp32"
-    torch.backends.cuda.matmul.allow_tf32 = precision not in ("fp32", "torch_fp32")
-
-
-def count_devices(kind: str) -> int:
-    """How many devices of that kind this process can use; 1 for the CPU."""
-    return (
-        1
-        if kind == "cpu"
-        else torch.accelerator.device_count()
-        if accelerator_here() == kind
-        else 0
-    )
-
-
-def use_device(kind: str, index: int) -> None:
-    """Make one device of that kind the one that this process trains on. Nothing on a CPU."""
-    if kind != "cpu":
-        torch.accelerator.set_device_index(index)
-
-
-def collective_backend(kind: str) -> str:
-    """torch.distributed's backend for exchanges between devices of that kind: gloo, nccl (also of ROCm), xccl.
-
-    Raises TrainpaceError where no backend is known for it, as for MPS.
-    """
-    try:
-        return str(torch.distributed.get_default_backend_for_device(kind))
-    except ValueError:
-        raise TrainpaceError(
-            f"torch has no library for exchanges between {kind} devices.", "Train on one of them."
-        ) from None
-
-
-def synchronize(kind: str) -> None:
-    """Wait until the device in use has done all of its work."""
-    if kind != "cpu":
-        torch.accelerator.synchronize()
-
-
-def finish_stream() -> None:
-    """Wait until the current stream of the accelerator in use has done all of its work; other streams go on."""
-    torch.accelerator.current_stream().synchronize()
-
-
-def is_capturing(kind: str) -> bool:
-    """Whether the device's present stream records a graph, during which nobody may wait for it."""
-    if kind == "cpu":
-        return False
-    capturing = getattr(torch.get_device_module(kind), "is_current_stream_capturing", None)
-    return capturing is not None and bool(capturing())
-
-
-def in_use() -> str:
-    """The kind of accelerator that this process has begun to use; "cpu" before, and where there is none.
-
-    Asking does not begin it: a script that only imports torch must not get a context on the device from being watched.
-    """
-    kind = accelerator_here()
-    if kind is None:
-        return "cpu"
-    module: Any = torch.get_device_module(kind)
-    begun = getattr(module, "is_initialized", None)
-    if begun is None:  # as of MPS, whose own memory tells whether a tensor was put there
-        allocated = getattr(module, "current_allocated_memory", None)
-        return kind if allocated is None or allocated() > 0 else "cpu"
-    return kind if begun() else "cpu"
-
-
-def device_name(kind: str) -> str:
-    """What the device in use calls itself; "" on a CPU, and where its kind does not say."""
-    if kind == "cpu":
-        return ""
-    if kind == "mps":  # its name is the whole chip's, which the CPU has too
-        named = getattr(torch.backends.mps, "get_name", None)  # from torch 2.8 on
-        return f"{named()} GPU" if named is not None else "Apple GPU"
-    named = getattr(torch.get_device_module(kind), "get_device_name", None)
-    return str(named()) if named is not None else ""
-
-
-def driver_id(kind: str) -> str:
-    """The UUID by which the driver knows the device in use, "" where its kind has none. It goes into no record."""
-    if kind == "cpu":
-        return ""
-    properties = getattr(torch.get_device_module(kind), "get_device_properties", None)
-    if properties is None:
-        return ""
-    return str(getattr(properties(torch.accelerator.current_device_index()), "uuid", ""))
-
-
-def versions(kind: str) -> dict[str, str]:
-    """Names and versions of the device and its libraries, as a measurement's environment holds them."""
-    if kind == "cpu":
-        return {}
-    found: dict[str, Any] = {"gpu": device_name(kind) or None}
-    if kind == "cuda":
-        toolkit = {"rocm": torch.version.hip} if torch.version.hip else {"cuda": torch.version.cuda}
-        found |= {**toolkit, "cudnn": torch.backends.cudnn.version()}
-    if kind == "xpu":
-        found["oneapi"] = torch.version.xpu
-    return {name: str(value) for name, value in found.items() if value is not None}

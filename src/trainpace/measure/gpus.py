@@ -1,6 +1,6 @@
-"""NVIDIA GPUs as the driver describes them through NVML (nvidia-ml-py).
+"""NVIDIA GPUs by NVML (nvidia-ml-py): their description, and how one runs while something computes on it.
 
-A figure that the driver does not give is None. UUIDs, serial numbers and bus addresses are not kept.
+A figure that the driver does not give is None. UUIDs, serial numbers and bus addresses go into no record.
 """
 
 import contextlib
@@ -26,15 +26,25 @@ THROTTLE_REASONS = {
     0x0000000000000040: "its temperature (hardware)",
     0x0000000000000080: "the power supply's brake",
 }
-"""nvml.h, nvmlClocksEventReason*; bit 0 (idle) and 8 (display clocks) limit nothing."""
+"""nvml.h, nvmlClocksEventReason*. Bits 0 (idle) and 8 (display clocks) limit nothing."""
+SAMPLED_EVERY_S = 0.05
+"""Cards refresh their sensors every 20 to 100 ms (Yang et al. 2024, "Part-time Power Measurements:
+nvidia-smi's Lack of Attention")."""
+LEAST_ENERGY_S = 0.4
+"""Shorter times contain too few refreshes of the energy counter, and of the power."""
+FULL_CLOCK = 0.9
+"""Share of the highest clock below which something limits it. Loaded cards stay a few steps of 15 MHz below."""
+STEADY_CLOCK = 0.03
+"""Relative spread of the clock from which on the steps are not alike."""
+BUSY = 0.9
 
 
 class Gpu(Record):
-    """One GPU now. Clocks are of the moment and low when idle; `performance_state` 0 is the fastest, 8 an idle one.
+    """The current state of one GPU. Clocks are low when idle; `performance_state` 0 is the fastest, 8 idle.
 
-    `pcie_*_max`: what this GPU in this slot can do. `throttled_by`: why its clocks are held down. `mig_instances`: names of
-    its MIG slices. `other_processes`: programs other than this one that compute on it (in a container this one
-    counts too, once it has begun: its number outside is another).
+    `pcie_*_max` is what this GPU in this slot supports. `throttled_by` says why its clocks are held down.
+    `mig_instances` are names of its MIG slices. `other_processes` counts other programs that compute on it.
+    In a container, this process counts as another once it computes: its process id differs outside.
     """
 
     name: str | None
@@ -63,26 +73,10 @@ class Gpu(Record):
     other_processes: int | None = None
 
 
-_QUERIES = {
-    "name": "Name",
-    "pcie_generation": "CurrPcieLinkGeneration",
-    "pcie_generation_max": "MaxPcieLinkGeneration",
-    "pcie_width": "CurrPcieLinkWidth",
-    "pcie_width_max": "MaxPcieLinkWidth",
-}
-"""Fields of `Gpu` that are NVML's answer as it is, to nvmlDeviceGet..."""
-_CLOCKS = {"sm_mhz": "NVML_CLOCK_SM", "memory_mhz": "NVML_CLOCK_MEM"}
-_WATTS = {
-    "power_limit_w": "PowerManagementLimit",
-    "power_limit_default_w": "PowerManagementDefaultLimit",
-}
-_SWITCHES = {"mig": "MigMode", "ecc": "EccMode", "persistence": "PersistenceMode"}
-
-
 def detect_gpus(nvml: Any = None) -> tuple[tuple[Gpu, ...], str | None]:
-    """All NVIDIA GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says, and why the driver does not tell of all of them.
+    """Return all NVIDIA GPUs, whatever CUDA_VISIBLE_DEVICES says, and why the driver does not show all.
 
-    There is no problem where there is no driver. `nvml` is the pynvml module, imported here if not given.
+    A machine without a driver has no problem. `nvml` is the pynvml module, imported here if not given.
     """
     if nvml is None:
         import pynvml
@@ -99,7 +93,7 @@ def detect_gpus(nvml: Any = None) -> tuple[tuple[Gpu, ...], str | None]:
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
                 gpus.append(_describe(nvml, nvml.nvmlDeviceGetHandleByIndex(index)))
-            except nvml.NVMLError as error:  # a GPU that has failed, or that this user may not see
+            except nvml.NVMLError as error:  # a GPU that failed, or that this user may not see
                 problem = f"GPU {index}: {error}"
     except nvml.NVMLError as error:
         problem = str(error)
@@ -110,7 +104,7 @@ def detect_gpus(nvml: Any = None) -> tuple[tuple[Gpu, ...], str | None]:
 
 
 def query(nvml: Any, name: str, *arguments: Any) -> Any:
-    """The answer of nvmlNAME; None where this GPU, driver or user gets none, or the module does not know the name."""
+    """Return the answer of nvmlNAME, or None if this GPU, driver, user or module does not give one."""
     try:
         value = getattr(nvml, f"nvml{name}")(*arguments)
     except (AttributeError, nvml.NVMLError):
@@ -118,12 +112,12 @@ def query(nvml: Any, name: str, *arguments: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value  # modules before version 11.5
 
 
-def watts(milliwatts: float | None) -> float | None:
+def _watts(milliwatts: float | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1e3
 
 
-def reasons_of(nvml: Any, handle: Any) -> tuple[str, ...]:
-    """Why the clocks of a GPU are held down now."""
+def _reasons(nvml: Any, handle: Any) -> tuple[str, ...]:
+    """Return why the clocks of a GPU are held down now."""
     bits = query(nvml, "DeviceGetCurrentClocksEventReasons", handle)
     if bits is None:
         bits = query(nvml, "DeviceGetCurrentClocksThrottleReasons", handle)  # the older name
@@ -131,63 +125,63 @@ def reasons_of(nvml: Any, handle: Any) -> tuple[str, ...]:
 
 
 def _describe(nvml: Any, handle: Any) -> Gpu:
-    def of_device(name: str, *arguments: Any) -> Any:
+    def get(name: str, *arguments: Any) -> Any:
         return query(nvml, f"DeviceGet{name}", handle, *arguments)
 
-    fields = {field: of_device(name) for field, name in _QUERIES.items()}
-    fields |= {field: watts(of_device(name)) for field, name in _WATTS.items()}
-    for field, clock in _CLOCKS.items():
-        fields[field] = of_device("ClockInfo", getattr(nvml, clock))
-        fields[f"{field}_max"] = of_device("MaxClockInfo", getattr(nvml, clock))
-    for field, name in _SWITCHES.items():
-        switch = of_device(name)
-        fields[field] = (
-            None
-            if switch is None
-            else bool(switch[0] if isinstance(switch, list | tuple) else switch)
-        )
-    version, memory, users = (
-        query(nvml, "SystemGetCudaDriverVersion"),
-        of_device("MemoryInfo"),
-        of_device("ComputeRunningProcesses"),
-    )
-    capability, limits = (
-        of_device("CudaComputeCapability"),
-        of_device("PowerManagementLimitConstraints"),
-    )
-    slots = range(of_device("MaxMigDeviceCount") or 0) if fields["mig"] else ()
-    slices = [part for i in slots if (part := of_device("MigDeviceHandleByIndex", i)) is not None]
-    state = of_device("PerformanceState")
+    def switch(name: str) -> bool | None:
+        state = get(name)  # some are pairs of the current and the pending state
+        if state is None:
+            return None
+        return bool(state[0] if isinstance(state, list | tuple) else state)
+
+    sm, memory_clock = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM
+    version = query(nvml, "SystemGetCudaDriverVersion")
+    memory, users = get("MemoryInfo"), get("ComputeRunningProcesses")
+    capability, limits = get("CudaComputeCapability"), get("PowerManagementLimitConstraints")
+    mig, state = switch("MigMode"), get("PerformanceState")
     return Gpu(
-        **fields,
+        name=get("Name"),
         driver=query(nvml, "SystemGetDriverVersion"),
         cuda=None if version is None else f"{version // 1000}.{version % 1000 // 10}",
         memory_gib=None if memory is None else gib_from_bytes(memory.total),
-        power_limit_max_w=None if limits is None else watts(limits[1]),
+        pcie_generation=get("CurrPcieLinkGeneration"),
+        pcie_generation_max=get("MaxPcieLinkGeneration"),
+        pcie_width=get("CurrPcieLinkWidth"),
+        pcie_width_max=get("MaxPcieLinkWidth"),
+        sm_mhz=get("ClockInfo", sm),
+        sm_mhz_max=get("MaxClockInfo", sm),
+        memory_mhz=get("ClockInfo", memory_clock),
+        memory_mhz_max=get("MaxClockInfo", memory_clock),
+        power_limit_w=_watts(get("PowerManagementLimit")),
+        power_limit_default_w=_watts(get("PowerManagementDefaultLimit")),
+        power_limit_max_w=None if limits is None else _watts(limits[1]),
         compute_capability=None if capability is None else "{}.{}".format(*capability),
-        mig_instances=tuple(
-            str(query(nvml, "DeviceGetName", part) or "MIG").rpartition("MIG ")[2]
-            for part in slices
-        ),
-        temperature_c=of_device("Temperature", nvml.NVML_TEMPERATURE_GPU),
+        mig=mig,
+        mig_instances=_slices(nvml, handle) if mig else (),
+        ecc=switch("EccMode"),
+        persistence=switch("PersistenceMode"),
+        temperature_c=get("Temperature", nvml.NVML_TEMPERATURE_GPU),
         performance_state=state if state is not None and 0 <= state <= 15 else None,
-        throttled_by=reasons_of(nvml, handle),
-        other_processes=(
-            None if users is None else len({user.pid for user in users} - {os.getpid()})
-        ),
+        throttled_by=_reasons(nvml, handle),
+        other_processes=None if users is None else len({u.pid for u in users} - {os.getpid()}),
     )
 
 
-SAMPLED_EVERY_S = 0.05
-"""Cards refresh their sensors every 20 to 100 ms (Yang et al. 2024, "Part-time Power Measurements: nvidia-smi's Lack of
-Attention")."""
-LEAST_ENERGY_S = 0.4
-"""A shorter time holds too few refreshes of the energy counter, and of the power, to divide it by steps."""
+def _slices(nvml: Any, handle: Any) -> tuple[str, ...]:
+    count = query(nvml, "DeviceGetMaxMigDeviceCount", handle) or 0
+    slices = (query(nvml, "DeviceGetMigDeviceHandleByIndex", handle, i) for i in range(count))
+    return tuple(
+        str(query(nvml, "DeviceGetName", part) or "MIG").rpartition("MIG ")[2]
+        for part in slices
+        if part is not None
+    )
 
 
 class GpuMonitor:
-    """Within its context the GPU is sampled; afterwards `run_of` says how it ran. Without NVML, or for a device that NVML does
-    not know, it samples nothing and says nothing."""
+    """Sample a GPU within a context; afterwards `run_of` says how it ran.
+
+    Without NVML, or for a device that NVML does not know, it samples nothing.
+    """
 
     def __init__(self, uuid: str, nvml: Any = None) -> None:
         self._nvml, self._handle = _handle_of(uuid, nvml)
@@ -195,15 +189,13 @@ class GpuMonitor:
         self._watts: list[float] = []
         self._reasons: dict[str, None] = {}
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._seconds = 0.0
+        self._thread = threading.Thread(target=self._sample, daemon=True)
         self._before_mhz = self._clock()
 
     def __enter__(self) -> Self:
-        self._energy_mj = self._ask("TotalEnergyConsumption")
+        self._energy_mj = self._get("TotalEnergyConsumption")
         self._start = time.perf_counter()
         if self._handle is not None:
-            self._thread = threading.Thread(target=self._sample, daemon=True)
             self._thread.start()
         return self
 
@@ -214,27 +206,24 @@ class GpuMonitor:
         trace: TracebackType | None,
     ) -> None:
         self._seconds = time.perf_counter() - self._start
-        after_mj = self._ask("TotalEnergyConsumption")
-        self._energy_j = (
-            None if None in (self._energy_mj, after_mj) else (after_mj - self._energy_mj) / 1e3
-        )
+        after_mj = self._get("TotalEnergyConsumption")
+        known = None not in (self._energy_mj, after_mj)
+        self._counted_j = (after_mj - self._energy_mj) / 1e3 if known else 0.0
         self._after_mhz = self._clock()
         self._stop.set()
-        if self._thread is not None:
+        if self._handle is not None:
             self._thread.join()
 
     def run_of(self, steps: int, run: DeviceRun) -> DeviceRun:
-        """`run` with what was seen during so many steps."""
+        """Return `run` with what was seen during these steps."""
         if self._handle is None:
             return run
-        mhz = self._mhz or [clock for clock in (self._after_mhz,) if clock is not None]
+        mhz = self._mhz or ([] if self._after_mhz is None else [self._after_mhz])
         power_w = statistics.fmean(self._watts) if self._watts else None
-        energy_j, source = None, ""
-        if steps and self._seconds >= LEAST_ENERGY_S:
-            if self._energy_j:
-                energy_j, source = self._energy_j / steps, "counter"
-            elif power_w is not None:
-                energy_j, source = power_w * self._seconds / steps, "power"
+        energy_j, source = self._counted_j, "counter"
+        if not energy_j and power_w is not None:
+            energy_j, source = power_w * self._seconds, "power"
+        told = bool(energy_j and steps and self._seconds >= LEAST_ENERGY_S)
         return replace(
             run,
             sm_mhz=statistics.median(mhz) if mhz else None,
@@ -242,37 +231,34 @@ class GpuMonitor:
             sm_mhz_high=max(mhz, default=None),
             sm_mhz_before=self._before_mhz,
             sm_mhz_after=self._after_mhz,
-            sm_mhz_max=self._ask("MaxClockInfo", self._sm()),
+            sm_mhz_max=self._get("MaxClockInfo", self._nvml.NVML_CLOCK_SM),
             held_by=tuple(self._reasons),
             power_w=power_w,
-            energy_j=energy_j,
-            energy_source=source,
+            energy_j=energy_j / steps if told else None,
+            energy_source=source if told else "",
         )
 
     def _sample(self) -> None:
         while not self._stop.wait(SAMPLED_EVERY_S):
-            clock, power_w = self._clock(), watts(self._ask("PowerUsage"))
-            self._mhz += [] if clock is None else [clock]
-            self._watts += [] if power_w is None else [power_w]
-            self._reasons |= dict.fromkeys(reasons_of(self._nvml, self._handle))
-
-    def _sm(self) -> Any:
-        return None if self._nvml is None else self._nvml.NVML_CLOCK_SM
+            for values, value in (
+                (self._mhz, self._clock()),
+                (self._watts, _watts(self._get("PowerUsage"))),
+            ):
+                if value is not None:
+                    values.append(value)
+            self._reasons |= dict.fromkeys(_reasons(self._nvml, self._handle))
 
     def _clock(self) -> float | None:
-        clock: float | None = self._ask("ClockInfo", self._sm())
-        return clock
+        mhz: float | None = self._get("ClockInfo", getattr(self._nvml, "NVML_CLOCK_SM", None))
+        return mhz
 
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        return (
-            None
-            if self._handle is None
-            else query(self._nvml, f"DeviceGet{name}", self._handle, *arguments)
-        )
+    def _get(self, name: str, *arguments: Any) -> Any:
+        known = self._handle is not None
+        return query(self._nvml, f"DeviceGet{name}", self._handle, *arguments) if known else None
 
 
 def _handle_of(uuid: str, nvml: Any) -> tuple[Any, Any]:
-    """(the module, NVML's handle of the GPU or MIG slice); None for both where there is none, without a word."""
+    """Return (the module, NVML's handle of the GPU or MIG slice), or None for both."""
     if not uuid:
         return None, None
     if nvml is None:
@@ -281,29 +267,22 @@ def _handle_of(uuid: str, nvml: Any) -> tuple[Any, Any]:
         except ImportError:
             return None, None
         nvml = pynvml
-    try:
+    with contextlib.suppress(nvml.NVMLError):
         nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None, None
-    handles = (query(nvml, "DeviceGetHandleByUUID", f"{kind}-{uuid}") for kind in ("GPU", "MIG"))
-    handle = next((handle for handle in handles if handle is not None), None)
-    return (None, None) if handle is None else (nvml, handle)
-
-
-FULL_CLOCK = 0.9
-"""Of the highest clock. Under load cards stay a few steps of 15 MHz below it; from here on something holds them."""
-STEADY_CLOCK = 0.03
-"""The spread of the clock during the steps, relative, from which on the steps are not alike."""
-BUSY = 0.9
+        for kind in ("GPU", "MIG"):
+            handle = query(nvml, "DeviceGetHandleByUUID", f"{kind}-{uuid}")
+            if handle is not None:
+                return nvml, handle
+    return None, None
 
 
 def clock_in_words(run: DeviceRun) -> str:
-    """One sentence on clocks that were held down, locked or drifting; "" where there is nothing to say."""
+    """Describe a clock that was held down, locked or drifting, or return an empty string."""
     if run.sm_mhz is None:
         return ""
     low, high = run.sm_mhz_low or run.sm_mhz, run.sm_mhz_high or run.sm_mhz
     moved = high - low > STEADY_CLOCK * run.sm_mhz
-    of_most = f" of {run.sm_mhz_max:,.0f}" if run.sm_mhz_max is not None else ""
+    of_most = "" if run.sm_mhz_max is None else f" of {run.sm_mhz_max:,.0f}"
     between = f", moving between {low:,.0f} and {high:,.0f}" if moved else ""
     if run.held_by:
         return (
@@ -317,28 +296,28 @@ def clock_in_words(run: DeviceRun) -> str:
         )
     if moved:
         return (
-            f"The clock moved between {low:,.0f} and {high:,.0f} MHz during the steps, so that they"
-            " are not all alike."
+            f"The clock moved between {low:,.0f} and {high:,.0f} MHz during the steps, so they are"
+            " not all alike."
         )
     return ""
 
 
 def run_in_words(run: DeviceRun) -> list[str]:
-    """Whatever is worth a sentence, the most disturbing first."""
-    said = [clock_in_words(run)]
+    """Describe how a device ran during a measurement, the most disturbing fact first."""
+    lines = [clock_in_words(run)]
     if run.settled is False:
-        said.append(
-            "The steps' time had not settled when the warm-up ended: --seconds 10s gives it longer."
+        lines.append(
+            "The step time had not settled when the warm-up ended: --seconds 10s gives it longer."
         )
     if run.busy_share is not None and run.busy_share < BUSY:
         launch = (
             "" if run.launch_ms is None else f", which needs {run.launch_ms:.3g} ms to launch it"
         )
-        said.append(
-            f"The device works in {100 * run.busy_share:.0f} % of the step and waits in the rest"
-            f" for the host{launch}."
+        lines.append(
+            f"The device works in {100 * run.busy_share:.0f}% of the step and waits for the host in"
+            f" the rest{launch}."
         )
     if run.power_w is not None:
-        energy = "" if run.energy_j is None else f", {run.energy_j:.3g} J a step"
-        said.append(f"The card drew {run.power_w:.0f} W{energy}.")
-    return [sentence for sentence in said if sentence]
+        energy = "" if run.energy_j is None else f", {run.energy_j:.3g} J per step"
+        lines.append(f"The card drew {run.power_w:.0f} W{energy}.")
+    return [line for line in lines if line]

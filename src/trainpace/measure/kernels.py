@@ -1,4 +1,8 @@
-"""What a device does, by the profiler's record of its kernels."""
+"""Kernels of a device: their kinds and short names, and recording them with torch's profiler.
+
+Names come from open sources and traces: cuBLAS and CUTLASS, cuDNN, ATen, Triton, Inductor, NCCL and RCCL
+(which uses NCCL's names), rocBLAS (Cijk) and FlashAttention. Reading a trace does not need torch.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 _FROM_HOST = ("htod", "hosttodevice")
-"""In the names of copies from the host, in small letters: CUDA's and ROCm's."""
-_EXCHANGES = ("nccl", "rccl", "oneccl")
+"""Parts of the names of CUDA's and ROCm's copies from the host, in lower case."""
+_LIBRARIES = ("nccl", "rccl", "oneccl")
 
 
 class DeviceWork(NamedTuple):
-    """Milliseconds that a device was busy, of them those in which it only took copies from the host, and those of each kernel by
-    its name."""
+    """Milliseconds in which a device was busy, in which it only received copies, and of each kernel by name."""
 
     busy_ms: float
     copies_ms: float
@@ -25,10 +28,10 @@ class DeviceWork(NamedTuple):
 
 
 def device_work(kind: str) -> Callable[[], DeviceWork | None] | None:
-    """Begin to record the kernels of the device; the result, called, ends it and gives what the device did.
+    """Begin to record the kernels of the device. The returned function ends it and returns the work.
 
-    Kernels that exchange between ranks do not count, since they mostly wait. None where the script has a profiler of its own,
-    which a second one would end, and where torch's profiler does not record this kind.
+    Kernels that communicate between ranks do not count, since they mostly wait. Returns None if the script
+    has its own profiler, which a second one would end, or if torch's profiler does not record this kind.
     """
     import torch
 
@@ -58,12 +61,12 @@ def device_work(kind: str) -> Callable[[], DeviceWork | None] | None:
 
 
 def work_of(events: Iterable[tuple[str, float, float]]) -> DeviceWork | None:
-    """What the kernels and copies say, each as (name, start, end) in microseconds; None where there are none."""
+    """Add up kernels and copies, each (name, start, end) in microseconds. None if there are none."""
     copies, computing = [], []
     kernels_ms: defaultdict[str, float] = defaultdict(float)
     for name, start, end in events:
         low = name.lower()
-        if any(library in low for library in _EXCHANGES):
+        if any(library in low for library in _LIBRARIES):
             continue
         if any(word in low for word in _FROM_HOST):
             copies.append((start, end))
@@ -71,15 +74,13 @@ def work_of(events: Iterable[tuple[str, float, float]]) -> DeviceWork | None:
             computing.append((start, end))
             kernels_ms[name] += (end - start) / 1e3
     busy = covered([*copies, *computing])
-    return (
-        DeviceWork(busy / 1e3, (busy - covered(computing)) / 1e3, dict(kernels_ms))
-        if busy
-        else None
-    )
+    if not busy:
+        return None
+    return DeviceWork(busy / 1e3, (busy - covered(computing)) / 1e3, dict(kernels_ms))
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """The length of what the spans cover together."""
+    """Return the length of the union of the spans."""
     busy, reached = 0.0, -math.inf
     for start, end in sorted(spans):
         busy += max(0.0, end - max(start, reached))
@@ -88,11 +89,11 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 KERNEL_KINDS = {
-    "matrix": "matrix products, convolutions, attention",
+    "matrix": "matmuls, convolutions, attention",
     "memory": "element-wise and other memory-bound kernels",
     "other": "other kernels",
 }
-"""Kinds of kernels that compute, in words."""
+"""Kinds of kernels that compute, with their descriptions."""
 _COMMUNICATION = re.compile(r"nccl|rccl|oneccl|nvshmem|cross_device_reduce|deep_ep|multimem_all")
 _MATRIX = re.compile(
     r"gemm|cutlass|cublas|nvjet|wgmma|cijk_|winograd|implicit_con|conv(?!ert)|fprop|dgrad|wgrad|xmma|flash|fmha|attention|_mm_|matmul"
@@ -105,12 +106,12 @@ _MEMORY = re.compile(
     r"pool|transpose|permute|fill|triton_(poi|red|per)|nchw|nhwc|memset|memcpy|cast|upsample|nll_loss|cross_entropy|activation"
 )
 DATA_RANGE, STEP_RANGE, OPTIMIZER_RANGE = "enumerate(data", "profilerstep#", "optimizer.step#"
-"""What torch's own ranges begin with, in small letters."""
+"""Beginnings of the names of torch's own ranges, in lower case."""
 
 
 @cache
 def kind_of(name: str) -> str:
-    """communication, matrix, memory or other."""
+    """Return the kind of a kernel: communication, matrix, memory or other."""
     low = name.lower()
     if _COMMUNICATION.search(low):
         return "communication"
@@ -120,15 +121,12 @@ def kind_of(name: str) -> str:
 
 
 def kind_of_copy(name: str) -> str:
-    """Copies between devices are communication, those within one are kernels that only move memory, the others copies."""
+    """Return communication for copies between devices, memory for copies within one, or else copy."""
     low = name.lower()
     if any(between in low for between in ("ptop", "peer")):
         return "communication"
-    return (
-        "memory"
-        if any(within in low for within in ("memset", "dtod", "device -> device"))
-        else "copy"
-    )
+    within = any(word in low for word in ("memset", "dtod", "device -> device"))
+    return "memory" if within else "copy"
 
 
 def waits_for_data(range_name: str) -> bool:
@@ -137,20 +135,20 @@ def waits_for_data(range_name: str) -> bool:
 
 
 def waits_for_device(call: str) -> bool:
-    """Whether a call of the runtime library returns only when the device is done."""
+    """Return True if a call of the runtime library returns only when the device is done."""
     low = call.lower()
     blocking_copy = low.startswith(("cudamemcpy", "hipmemcpy")) and "async" not in low
     return "synchronize" in low or blocking_copy
 
 
-def exchanges(operator: str) -> bool:
-    """Whether an operator on the host exchanges between ranks."""
+def is_collective(operator: str) -> bool:
+    """Return True if an operator on the host communicates between ranks."""
     return operator.lower().startswith(("gloo:", "mpi:", "nccl:", "ucc:", "c10d::"))
 
 
 @cache
 def short(name: str) -> str:
-    """A kernel's name without namespaces and types, with the function that an element-wise one applies."""
+    """Shorten a kernel's name: no namespaces or types, but the function of an element-wise kernel."""
     plain = name.replace("(anonymous namespace)", "").removeprefix("void ")
     head = re.split(r"[<(]", plain, maxsplit=1)[0].split("::")[-1].strip() or plain[:60]
     applied = re.search(
