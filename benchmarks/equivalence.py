@@ -15,7 +15,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from trainpace.report.verify import WAY_IN_WORDS
+from trainpace.report import WAY_IN_WORDS
 from trainpace.run import Equivalence, Question
 from trainpace.run.equivalence import Change, verify
 

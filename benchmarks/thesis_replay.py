@@ -34,7 +34,7 @@ import cpu_share  # noqa: E402
 import netns  # noqa: E402
 import slurm_cluster  # noqa: E402
 
-from trainpace.report.ladder import markdown  # noqa: E402
+from trainpace.report.run import markdown  # noqa: E402
 
 NODES = 4
 CORES_OF_A_NODE = 0.45

@@ -14,19 +14,20 @@ from trainpace.core.records import write_whole
 from trainpace.forecast import case_of, read_runs
 from trainpace.journal import import_file
 from trainpace.offers import SNAPSHOT_KNOWN_ON
-from trainpace.report.forecast import forecast_page
-from trainpace.report.match import cheapest_and_fastest, server
-from trainpace.report.measurement import sweep_page, sweep_verdict
-from trainpace.report.phrases import duration, interval, number, plural, usd
-from trainpace.report.sweep_words import jumps_in_words
-from trainpace.report.terminal import (
-    Column,
-    print_lines,
-    print_named,
-    print_next,
-    print_table,
-    words,
+from trainpace.report import (
+    forecast_sections,
+    forecast_title,
+    page,
+    show,
+    sweep_json,
+    sweep_sections,
+    sweep_title,
+    sweep_verdict,
 )
+from trainpace.report.match import cheapest_and_fastest, server
+from trainpace.report.phrases import duration, interval, number, plural, usd
+from trainpace.report.sections import Column, Lines, Named, Next, Table, words
+from trainpace.report.steps import jumps_in_words
 from trainpace.verbs.request import BATCHES
 
 HERE = Path(__file__).parent
@@ -34,6 +35,10 @@ MODELS = ("vgg16", "vgg19", "resnet50", "mobilenet_v1", "mobilenet_v2")
 CARDS = ("K80", "P100", "V100", "T4")
 SHOWN_SIZES = (1, 16, 32, 64)
 IMAGENET_SAMPLES, EPOCHS = 1_281_167, 90
+
+
+def print_lines(*lines: str) -> None:
+    show([Lines(lines)])
 
 
 def main() -> None:
@@ -145,13 +150,10 @@ def measured_here(options) -> None:
         rows.append([model, options.device, *cells, least, failing])
         said.append((model, " ".join(sweep_verdict(a, sweep.causes))))
         said += [("", f"Batch {failure.batch} failed: {failure.reason}") for failure in a.failures]
-        page = sweep_page(sweep.measurements, a, sweep.forecasts, sweep.causes)
-        write_whole(options.journal.parent / f"{Path(model).stem}_measured.html", page)
-    print_table(
-        [*sweep_columns(options.sizes), Column("least jump seen", 1), words("failing", 2, least=4)],
-        rows,
-    )
-    print_named("", said)
+        text = page(sweep_title(sweep), sweep_sections(sweep), sweep_json(sweep))
+        write_whole(options.journal.parent / f"{Path(model).stem}_measured.html", text)
+    columns = [*sweep_columns(options.sizes), Column("least jump seen", 1)]
+    show([Table([*columns, words("failing", 2, least=4)], rows), Named("", said)])
 
 
 def forecast_on_cards(options) -> None:
@@ -170,9 +172,9 @@ def forecast_on_cards(options) -> None:
             rows.append([model, card, *sweep_cells(options.sizes, steps, shape, here, best)])
             jumps += [(f"{model} on {card}", jump) for jump in here]
         notes |= dict.fromkeys(found.notes)
-        page = forecast_page(found.sweeps, found.jumps, found.notes, found.trends)
-        write_whole(options.journal.parent / f"{Path(model).stem}_forecast.html", page)
-    print_table(sweep_columns(options.sizes), rows)
+        text = page(forecast_title(found), forecast_sections(found), found.as_json())
+        write_whole(options.journal.parent / f"{Path(model).stem}_forecast.html", text)
+    show([Table(sweep_columns(options.sizes), rows)])
     if jumps:
         where, largest = max(jumps, key=lambda each: each[1].excess_ms / each[1].before_ms)
         mechanisms = " and ".join(sorted({jump.mechanism or "not known" for _, jump in jumps}))
@@ -189,8 +191,7 @@ def kept(options) -> None:
         f"3. Kept: {plural(runs, 'run')}, those of {plural(len(sweeps), 'sweep')} measured here and published ones"
         f" ({options.first.name}: {new} new)"
     )
-    print_next(["trainpace", "journal", "list", "--journal", str(options.journal)])
-    print_lines("")
+    show([Next(["trainpace", "journal", "list", "--journal", str(options.journal)])])
 
 
 def second_device_predicted(options, cases) -> None:
@@ -230,8 +231,8 @@ def second_device_predicted(options, cases) -> None:
             ]
         )
         notes |= dict.fromkeys(found.notes)
-    heads = ("batch", "measured ms", "from the code alone", "by the journal", "90 % interval")
-    print_table([words("model"), words("on", 1, least=4), *map(Column, heads)], rows)
+    heads = ("batch", "measured ms", "from the code alone", "by the journal", "90% interval")
+    show([Table([words("model"), words("on", 1, least=4), *map(Column, heads)], rows)])
     without, with_it = (
         100 * sum(map(abs, each)) / len(cases) for each in zip(*errors, strict=True)
     )
@@ -267,7 +268,7 @@ def best_server(options) -> None:
         price = usd(m.nodes * m.offer.price_usd_per_hour)
         rows.append([server(m), m.forecast.execution.precision, price, usd(m.mean_usd), *times])
     heads = (Column("$/h"), Column("cost"), Column("time"), Column("without the journal", 1))
-    print_table([words("server", least=20), words("run in", 2), *heads], rows)
+    show([Table([words("server", least=20), words("run in", 2), *heads], rows)])
     corrected = sum(m.forecast.provenance == "transferred" for m in matches)
     print_lines(
         *cheapest_and_fastest(matches),

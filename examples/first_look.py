@@ -9,18 +9,23 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import forecast_row
 from trainpace.core.records import save, write_whole
 from trainpace.core.units import format_number
 from trainpace.forecast import CalibratedKernels, Forecaster, Target
 from trainpace.measure import Conditions, calibrate, measure
-from trainpace.report.measurement import HEAD, cells_of_pairs, side_by_side_page
-from trainpace.report.terminal import print_lines, print_table
+from trainpace.report import Lines, page, show
+from trainpace.report.measurement import side_by_side_sections
 from trainpace.workload import Variant, load_workload
 
 TASKS = Path(__file__).with_name("photo_tasks.py")
 GPUS = ("T4", "RTX 3090", "A100", "H100")
+
+
+def print_lines(*lines: str) -> None:
+    show([Lines(lines)])
 
 
 def main() -> None:
@@ -60,17 +65,13 @@ def main() -> None:
                 )
                 rows.append((replace(there, model=name, device=gpu), None))
 
-    print_table(
-        HEAD,
-        cells_of_pairs(rows),
-        left=3,
-        title="Time of one training step (fp32): forecast from the code alone, and measured here",
-    )
     meaning = explain(rows, max(machine.spread, machine.drift))
-    print_lines(*meaning)
-    page = options.output / "first_look.html"
-    write_whole(page, side_by_side_page("Trainpace: a first look", meaning, rows))
-    print_lines(f"The same with the parts of a step: {page}")
+    sections = list(side_by_side_sections(meaning, rows))
+    show(sections)
+    file = options.output / "first_look.html"
+    data = [forecast_row(f) | {"measured_ms": m and m.median_ms} for f, m in rows]
+    write_whole(file, page("Trainpace: a first look", sections, data))
+    print_lines(f"The same with the parts of a step: {file}")
     print_lines(
         "Next: trainpace forecast resnet50 --gpu 'RTX 3090' --batch 8:64:8, or your own FILE.py:FUNCTION"
     )

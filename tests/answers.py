@@ -15,6 +15,7 @@ from nouns import measurement, workload
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.outcome import Interval, StepTime
+from trainpace.core.records import to_jsonable
 from trainpace.diagnose import diagnose, read_profiled
 from trainpace.forecast import Forecaster, Target, nearest
 from trainpace.job import Schedule
@@ -22,20 +23,33 @@ from trainpace.measure.sweep import analyse
 from trainpace.offers import Offer, picks
 from trainpace.offers.match import Job
 from trainpace.offers.match import rank as rank_servers
-from trainpace.plan import DataPath, Problem, layouts_of, plan_changes
-from trainpace.plan.evaluate import forecast_of
-from trainpace.report.diagnosis import diagnosis_page
-from trainpace.report.forecast import forecast_page
-from trainpace.report.ladder import ladder_json, ladder_page, table_of
-from trainpace.report.match import match_page, ranking_json
-from trainpace.report.measurement import side_by_side_page, sweep_page
-from trainpace.report.plan import plan_page
-from trainpace.report.profiled import profiled_page
-from trainpace.report.watch import timeline_page
+from trainpace.plan import DataPath, Problem, plan_changes
+from trainpace.report import (
+    diagnosis_sections,
+    forecast_sections,
+    forecast_title,
+    ladder_json,
+    ladder_sections,
+    match_sections,
+    match_title,
+    page,
+    plan_sections,
+    plan_title,
+    profiled_sections,
+    ranking_json,
+    sweep_json,
+    sweep_sections,
+    sweep_title,
+    table_of,
+    timeline_sections,
+)
+from trainpace.report.measurement import side_by_side_sections
 from trainpace.run.climbing import climb
 from trainpace.run.trial import FailedTrial
 from trainpace.verbs.forecast import Forecasts, Sweep
 from trainpace.verbs.match import Matches
+from trainpace.verbs.measure import MeasuredSweep
+from trainpace.verbs.plan import Planned
 from trainpace.watch import timeline_of
 from trainpace.workload import load_workload
 
@@ -68,6 +82,10 @@ def jumps(one):
 def forecasts(sweeps, jumps=None, notes=(), **more):
     rows = tuple(row for one in sweeps for row in one.rows)
     return Forecasts(rows=rows, jumps=jumps or {}, notes=notes, sweeps=tuple(sweeps), **more)
+
+
+def forecast_page(answer):
+    return page(forecast_title(answer), forecast_sections(answer), answer.as_json())
 
 
 def a_forecast():
@@ -125,7 +143,13 @@ def measured(batches=range(1, 41), jump_at=17):
 
 def a_sweep():
     outcomes, one = measured(), asked(workload(), batches=range(1, 41))
-    return sweep_page(outcomes, analyse(outcomes), {f.execution.micro_batch: f for f in one.rows})
+    answer = MeasuredSweep(
+        measurements=tuple(outcomes),
+        failed=(),
+        analysis=analyse(outcomes),
+        forecasts={f.execution.micro_batch: f for f in one.rows},
+    )
+    return page(sweep_title(answer), sweep_sections(answer), sweep_json(answer))
 
 
 def a_timeline():
@@ -141,7 +165,9 @@ def a_diagnosis():
         block("cached_batch", forward=2, backward=3),
     ] * 3
     of = rank(data=16, forward=2, backward=3, blocks=blocks, loader=loader(), fetch=fetch())
-    return diagnosis_page(diagnose(recording(of), epochs=10), f"python {HOSTILE}", a_timeline())
+    found = diagnose(recording(of), epochs=10)
+    sections = diagnosis_sections(found, HOSTILE, timeline=timeline_sections(a_timeline()))
+    return page(f"What slows it down: python {HOSTILE}", sections, to_jsonable(found))
 
 
 def a_trace():
@@ -151,10 +177,11 @@ def a_trace():
         for rank in (0, 1):
             events = events_of(Work(10_000.0, kernels, operators=(("aten::mm", 5.0, 60.0),)))
             write(Path(made) / f"rank{rank}.json", trace_of(events, rank, 2, device=HOSTILE))
-        return profiled_page(read_profiled(made), HOSTILE)
+        found = read_profiled(made)
+        return page(HOSTILE, profiled_sections(found, HOSTILE), to_jsonable(found))
 
 
-def a_match():
+def a_match(top=60):
     offers = [
         Offer(
             provider="p",
@@ -176,7 +203,8 @@ def a_match():
         workload=model, job=job, ranking=ranking, nearest=None, picks=picks(ranking.matches)
     )
     today = datetime.date(2026, 11, 21)
-    return match_page(answer, "usd", "", ranking_json(answer, today), today)
+    sections = match_sections(answer, "usd", top, today)
+    return page(match_title(answer), sections, ranking_json(answer, today, top))
 
 
 def a_plan():
@@ -190,11 +218,8 @@ def a_plan():
     )
     start = Execution(micro_batch=8, nproc_per_node=2, optimizer="sgd_momentum")
     plan = plan_changes(setting, start, paths)
-    before, after = (forecast_of(setting, e) for e in (plan.start, plan.end))
-    layouts = layouts_of(setting, plan.end)
-    return plan_page(
-        plan, setting.workload, cluster, {"record": "Plan"}, before, after, layouts=layouts
-    )
+    answer = Planned(plan=plan, setting=setting, script_changes=())
+    return page(plan_title(answer), plan_sections(answer), to_jsonable(plan))
 
 
 def ms_of(setup):
@@ -222,7 +247,8 @@ def a_ladder():
         ladder(*rungs, job=Schedule(max_steps=36_000), price_usd_per_hour=2.0),
         World(ms_of).actions(),
     )
-    return ladder_page(table_of(climbed), ladder_json(climbed))
+    table = table_of(climbed)
+    return page(table.title, ladder_sections(table), ladder_json(climbed))
 
 
 def pairs(model=HOSTILE):
@@ -237,7 +263,8 @@ def pairs(model=HOSTILE):
 
 
 def a_first_look():
-    return side_by_side_page(f"A first look at {HOSTILE}", ["1 < 2 & 3"], pairs())
+    sections = side_by_side_sections(["1 < 2 & 3"], pairs())
+    return page(f"A first look at {HOSTILE}", sections, {})
 
 
 PAGES = {
@@ -247,7 +274,7 @@ PAGES = {
     "sweep": a_sweep,
     "diagnosis": a_diagnosis,
     "trace": a_trace,
-    "timeline": lambda: timeline_page(a_timeline(), HOSTILE),
+    "timeline": lambda: page(HOSTILE, timeline_sections(a_timeline()), {}),
     "match": a_match,
     "plan": a_plan,
     "ladder": a_ladder,

@@ -1,7 +1,8 @@
-"""What verbs print, from made-up records: the same figures on every machine."""
+"""Answers of verbs as sections, from made-up records: the same figures on every machine."""
 
 import datetime
 from functools import partial
+from types import SimpleNamespace
 
 from msgspec.structs import replace
 
@@ -22,29 +23,39 @@ from trainpace.offers import Offer, picks
 from trainpace.offers.match import Job, nearest, rank
 from trainpace.plan import Problem, plan_changes
 from trainpace.report import (
-    diagnosis,
-    forecast,
-    journal,
-    loader,
-    machine,
-    match,
-    offers,
-    plan,
-    public,
-    schedule,
-    sharing,
-    verify,
-    watch,
+    catalogue_sections,
+    comparison_sections,
+    damage_sections,
+    device_sections,
+    diagnosis_sections,
+    entries_sections,
+    entry_sections,
+    equivalence_sections,
+    forecast_sections,
+    ladder_sections,
+    match_sections,
+    offers_sections,
+    plan_next,
+    plan_sections,
+    public_run_sections,
+    public_runs_sections,
+    public_score_sections,
+    recording_sections,
+    schedule_sections,
+    scores_sections,
+    sweep_sections,
+    table_of,
+    validation_sections,
 )
-from trainpace.report.journal import print_validation
-from trainpace.report.ladder import print_ladder, table_of
-from trainpace.report.measurement import print_sweep
+from trainpace.report.journal import lessons_sections
 from trainpace.run import Question as VerifyQuestion
 from trainpace.run.climbing import climb
 from trainpace.run.equivalence import Equivalence, Facts, Tried, WayResult
 from trainpace.run.trial import FailedTrial
-from trainpace.verbs.forecast import ForecastRequest
+from trainpace.verbs.forecast import ForecastRequest, Forecasts, Sweep
 from trainpace.verbs.match import Matches, MatchRequest
+from trainpace.verbs.measure import MeasuredSweep
+from trainpace.verbs.plan import Planned
 from trainpace.verbs.suite import SuiteRequest
 from trainpace.watch import PARTS, Line, Rank, Recording
 
@@ -76,6 +87,12 @@ def foreseen(gpu, batch, ms, gib=None, fits=True, **more):
     )
 
 
+def forecasts(rows, **more):
+    """Made-up rows as an answer, of a workload that no forecaster has seen."""
+    sweep = Sweep(SimpleNamespace(workload=workload()), rows)
+    return Forecasts(rows=tuple(rows), jumps=more.pop("jumps", {}), sweeps=(sweep,), **more)
+
+
 def step_ms(batch):
     return 5.0 + 2.0 * batch + (30.0 if batch > 16 else 0.0)
 
@@ -86,13 +103,12 @@ def forecast_of_cards():
         foreseen("RTX 3090", 64, 182.4),
         foreseen("A100 SXM 40GB", 64, 148.0),
     ]
-    forecast.print_forecasts(workload(), rows, asked=FORECAST)
+    return forecast_sections(forecasts(rows), FORECAST)
 
 
 def forecast_of_one_that_does_not_fit():
-    forecast.print_forecasts(
-        workload(), [foreseen("T4", 640, 6185.0, gib=51.3, fits=False)], asked=FORECAST
-    )
+    rows = [foreseen("T4", 640, 6185.0, gib=51.3, fits=False)]
+    return forecast_sections(forecasts(rows), FORECAST)
 
 
 def forecast_of_batches():
@@ -109,7 +125,8 @@ def forecast_of_batches():
     )
     steps = [step_ms(b) for b in range(1, 33)]
     trend = trend_of(range(1, 33), steps, [1e3 * b / ms for b, ms in enumerate(steps, 1)])
-    forecast.print_forecasts(workload(), rows, {"T4": [jump]}, (), FORECAST, {"T4": trend})
+    answer = forecasts(rows, jumps={"T4": (jump,)}, trends={"T4": trend})
+    return forecast_sections(answer, FORECAST)
 
 
 def measured_sweep():
@@ -135,14 +152,14 @@ def measured_sweep():
         environment={},
     )
     beside = {b: foreseen("made-up CPU", b, 1.1 * step_ms(b)) for b in range(2, 33, 2)}
-    print_sweep(
-        seen,
-        analyse([*seen, failed]),
-        beside,
-        (),
-        "0123456789abcdef",
-        SuiteRequest(model="resnet50"),
+    answer = MeasuredSweep(
+        measurements=tuple(seen),
+        failed=(failed,),
+        analysis=analyse([*seen, failed]),
+        forecasts=beside,
+        sweep="0123456789abcdef",
     )
+    return sweep_sections(answer, SuiteRequest(model="resnet50"))
 
 
 def climbed_ladder():
@@ -166,7 +183,7 @@ def climbed_ladder():
         rung("shards"),
     )
     job = {"job": Schedule(max_steps=36_000), "price_usd_per_hour": 2.0}
-    print_ladder(
+    return ladder_sections(
         table_of(
             climb(
                 ladder(*rungs, **job),
@@ -195,7 +212,7 @@ def verified(equal):
         way="ddp", sizes=(5, 5), difference=1.2e-7, worst="fc.bias", moved=0.3, equal=True
     )
     ways = (replace(apart, equal=True, difference=2e-7, cause=()) if equal else apart, ddp)
-    verify.print_equivalence(
+    return equivalence_sections(
         Equivalence(question=question, ways=ways, facts=Facts(losses=(2.3, 2.2)))
     )
 
@@ -241,7 +258,7 @@ def diagnosed():
         job_steps=90_000.0,
         share_of_roof=None,
     )
-    diagnosis.print_diagnosis(found, "recordings/train-20261121")
+    return diagnosis_sections(found, "recordings/train-20261121")
 
 
 def watched():
@@ -268,7 +285,7 @@ def watched():
         threads=1,
         lines=(Line(part="other", line="train.py:12", called="", share=0.9),),
     )
-    watch.print_recording(
+    return recording_sections(
         Recording(
             command=("python", "train.py", "--name", "a b"),
             seconds=21.0,
@@ -289,7 +306,7 @@ def scheduled(limit):
         step_time_s=0.21,
         deadline_s=limit,
     )
-    schedule.print_answer(answer(asked))
+    return schedule_sections(answer(asked))
 
 
 def run_of(n, **fields):
@@ -308,7 +325,7 @@ def run_of(n, **fields):
 
 
 def listed():
-    journal.print_entries(
+    return entries_sections(
         [run_of(1), run_of(2), run_of(3, model="transformers:a-rather-long-name.json")],
         1_234,
         "journal.db",
@@ -316,7 +333,7 @@ def listed():
 
 
 def compared():
-    journal.print_comparison(
+    return comparison_sections(
         compare([run_of(1)], [replace(run_of(1), step_time_ms=20.0, device="A100 SXM 40GB")])
     )
 
@@ -355,7 +372,7 @@ def validated():
             unsupported="no such model.",
         )
     )
-    print_validation(
+    return validation_sections(
         rows,
         summarise("all", rows),
         {"file": by(rows, lambda r: r.file), "gpu": by(rows, lambda r: r.gpu)},
@@ -376,8 +393,8 @@ GOLDEN = {
     "schedule-no": partial(scheduled, 86_400.0),
     "journal-list": listed,
     "journal-compare": compared,
-    "journal-show": lambda: journal.print_entry(run_of(1)),
-    "journal-score": lambda: journal.print_scores(scores([run_of(i) for i in range(1, 30)])),
+    "journal-show": lambda: entry_sections(run_of(1)),
+    "journal-score": lambda: scores_sections(scores([run_of(i) for i in range(1, 30)])),
     "validate": validated,
 }
 """Those whose figures no fit and no catalogue changes."""
@@ -404,7 +421,7 @@ def matched(deadline_s=None):
     answer = Matches(
         workload=workload(), job=job, ranking=ranking, nearest=close, picks=picks(ranking.matches)
     )
-    match.print_ranking(
+    return match_sections(
         answer, "cost", 12, TODAY, MatchRequest(model="resnet50", samples=100_000, epochs=90)
     )
 
@@ -412,16 +429,14 @@ def matched(deadline_s=None):
 def planned():
     cluster = Cluster(device=find_device("A100"), devices_per_node=2, price_usd_per_device_hour=2.0)
     s = Problem(workload(), cluster, Schedule(samples=100_000, epochs=3.0))
-    plan.print_plan(
-        plan_changes(s, Execution(micro_batch=8, nproc_per_node=2, optimizer="sgd_momentum")),
-        workload(),
-        cluster,
-    )
-    plan.print_plan_next(["trainpace", "plan", "resnet50", "--gpu", "A100"], None, None)
+    start = Execution(micro_batch=8, nproc_per_node=2, optimizer="sgd_momentum")
+    answer = Planned(plan=plan_changes(s, start), setting=s, script_changes=())
+    command = ["trainpace", "plan", "resnet50", "--gpu", "A100"]
+    return plan_sections(answer, following=[plan_next(command, None, None)])
 
 
 def offered():
-    offers.print_offers(
+    return offers_sections(
         [
             Offer(
                 provider="p",
@@ -460,7 +475,7 @@ def scored_publicly():
         ScoreLine(name=name, in_fit=fitted, not_in_fit=new)
         for name in ("T4", "a card with a rather long name")
     )
-    public.print_public_score(
+    return public_score_sections(
         Score(
             fingerprint="x",
             runs=3,
@@ -499,21 +514,23 @@ def taught():
         forecast_ms=100.0,
         times=10.0,
     )
-    sharing.print_lessons(Lessons(by=tuple(lessons), odd=(odd,), accepted_odd=False, unchecked=3))
+    return lessons_sections(
+        Lessons(by=tuple(lessons), odd=(odd,), accepted_odd=False, unchecked=3)
+    )
 
 
 OTHERS = {
-    "public-list": lambda: public.print_public_runs(RUNS, 100),
-    "public-show": lambda: public.print_public_run(RUNS[3]),
+    "public-list": lambda: public_runs_sections(RUNS, 100),
+    "public-show": lambda: public_run_sections(RUNS[3]),
     "public-score": scored_publicly,
     "lessons": taught,
     "match": matched,
     "match-no": partial(matched, 1.0),
     "plan": planned,
     "offers": offered,
-    "gpus": lambda: machine.print_catalogue(
+    "gpus": lambda: catalogue_sections(
         [find_device(name) for name in ("T4", "A100 SXM 40GB")]
     ),
-    "gpu": lambda: machine.print_device(find_device("T4")),
-    "damage": lambda: loader.print_damage(3, [], "shards"),
+    "gpu": lambda: device_sections(find_device("T4")),
+    "damage": lambda: damage_sections(3, [], "shards"),
 }

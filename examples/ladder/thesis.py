@@ -6,7 +6,7 @@ speed-up of a rung and the days follow from these. It states no spread, memory, 
     python examples/ladder/thesis.py
 """
 
-from trainpace.report.ladder import LadderTable, markdown
+from trainpace.report.run import LadderTable, markdown
 from trainpace.run import LadderRow
 
 EPOCH_MS = 10.7 * 3600 * 1e3

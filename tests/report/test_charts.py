@@ -7,7 +7,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from answers import asked, jumps, measured, traced
+from answers import asked, forecasts, jumps, measured, traced
 from diagnose.recordings import block, fetch, loader, rank, recording
 from nouns import stacked, workload
 from trainpace.core.errors import TrainpaceError
@@ -27,19 +27,21 @@ from trainpace.plan.changes import Choice, Projection
 from trainpace.report.charts import SHADES, Axis, Cell, Chart, HeatMap, Mark, Segment, Series
 from trainpace.report.diagnosis import proofs_chart, shares_chart
 from trainpace.report.forecast import forecast_pictures
-from trainpace.report.ladder import LadderTable, rung_times, speedups
 from trainpace.report.match import match_pictures
 from trainpace.report.pages import tables_of
 from trainpace.report.plan import SHARDING, layout_map, plan_ladder
-from trainpace.report.step_charts import (
+from trainpace.report.run import LadderTable, rung_times, speedups
+from trainpace.report.steps import (
     Timed,
+    forecast_sweep,
+    measured_sweep,
     memory_at_peak,
     role_chart,
     roofline_chart,
+    scaling_chart,
     step_breakdown,
     step_gantt,
 )
-from trainpace.report.sweep_charts import forecast_sweep, measured_sweep, scaling_chart
 from trainpace.run import LadderRow
 
 AXIS = Axis(label="x")
@@ -238,7 +240,7 @@ def test_a_plan_says_what_it_brings():
     too_big = replace(plan, changes=(change(0, makes_fit=True), change(7200)), start_fits=False)
     assert (
         plan_ladder(too_big).finding
-        == "As it is, it does not fit in memory. With 2 changes it does, and the job takes 2 h."
+        == "The current setup does not fit in memory. With 2 changes it does, and the job takes 2 h."
     )
 
 
@@ -416,7 +418,7 @@ def test_the_peak_of_memory_names_its_owners():
     one = asked(traced(), batches=(8,))
     (made,) = [
         c
-        for c in forecast_pictures([one], {})
+        for c in forecast_pictures(forecasts([one]))
         if c is not None and c.title == "Memory over the step"
     ]
     whole = one.rows[0].memory.allocated_gib

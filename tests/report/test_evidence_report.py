@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from trainpace.cli.program import main
-from trainpace.core.execution import Execution
 from trainpace.core.hardware import find_device
+from trainpace.core.execution import Execution
 from trainpace.forecast import nearest, public_runs
-from trainpace.report.evidence import evidence_rows, print_evidence, rate, what
+from trainpace.report.evidence import evidence_sections, rate, what
 from trainpace.verbs.traced import evidence_json
 from trainpace.workload import load_workload
 
@@ -34,42 +34,40 @@ def code_of(arguments):
         return stop.code or 0
 
 
-def lines_of(capsys, *evidence):
-    print_evidence(evidence)
-    return capsys.readouterr().out.splitlines()
+def rows_of(*evidence):
+    return next(iter(evidence_sections(evidence))).rows
 
 
-def test_each_near_run_is_a_line_with_both_figures(capsys, found):
-    head, *lines = lines_of(capsys, found)
-    assert len(lines) == len(found.runs) == 3
-    assert head == "Measured by others, and the forecast of the same (* it was in the fit):"
-    for line, near in zip(lines, found.runs, strict=True):
+def test_each_near_run_is_a_row_with_both_figures_and_its_source(found):
+    rows = rows_of(found)
+    assert len(rows) == len(found.runs) == 3
+    for row, near in zip(rows, found.runs, strict=True):
         run = near.run
         assert run.in_fit
         measured, forecast = (
             1e3 * run.global_batch / ms for ms in (run.step_time_ms, run.forecast_ms)
         )
-        assert line.startswith(
-            f"  {run.model} on T4, batch {run.micro_batch}, fp32: {measured:.0f} images/s, forecast"
-        )
-        assert f"({100 * (forecast / measured - 1):+.0f} %*)" in line
+        assert row[0] == f"{run.model} on T4, batch {run.micro_batch}, fp32"
+        assert row[1] == f"{measured:.0f} images/s"
+        assert f"({100 * (forecast / measured - 1):+.0f} %)*" in row[2]
+        assert run.url in row[4]
+        assert row[5] == run.licence
 
 
-def test_a_run_that_was_not_in_the_fit_has_no_star(capsys, found):
+def test_only_runs_that_were_in_the_fit_have_a_star(found):
     mine = replace(
         found, runs=tuple(replace(near, run=replace(near.run, in_fit=False)) for near in found.runs)
     )
-    assert not any("*" in line for line in lines_of(capsys, mine))
+    assert not any("*" in cell for row in rows_of(mine) for cell in row)
 
 
-def test_where_nothing_is_near_the_nearest_is_named(capsys, found):
+def test_the_nearest_run_is_named_if_none_is_near(found):
     far = replace(found, runs=(), closest=replace(found.closest, distance=2.0))
-    text = " ".join(" ".join(lines_of(capsys, far)).split())
-    assert text.startswith(
-        "Measured by others: nothing near. The nearest is ResNet50 on T4, batch 32, fp32 ("
-    )
-    assert lines_of(capsys, replace(far, closest=None)) == []
-    assert lines_of(capsys) == []
+    [row] = rows_of(far)
+    assert row[0].startswith("ResNet50 on T4, batch 32, fp32")
+    assert row[3].startswith("not near: ")
+    assert rows_of(replace(far, closest=None)) == []
+    assert rows_of() == []
 
 
 def test_json_has_the_source_and_what_makes_it_near(found):
@@ -102,14 +100,8 @@ def test_rates_are_in_the_units_of_samples():
     images = next(run for run in runs if run.image_size and run.global_batch)
     assert rate(tokens, 1000.0) == (tokens.global_batch * tokens.sequence_length, "tokens/s")
     assert rate(images, 500.0) == (2 * images.global_batch, "images/s")
-    assert rate(replace(images, global_batch=0), 7.0) == (7.0, "ms a step")
+    assert rate(replace(images, global_batch=0), 7.0) == (7.0, "ms per step")
     assert "forward" in what(replace(images, mode="inference"))
-
-
-def test_rows_of_a_page_say_what_is_not_near(found):
-    rows = evidence_rows([found, replace(found, runs=())])
-    assert [row["is_near"] for row in rows[:3]] == [True] * 3
-    assert rows[3]["url"] == found.closest.run.url
 
 
 def test_forecast_shows_them_and_leaves_them_out(capsys, tmp_path):
@@ -118,7 +110,7 @@ def test_forecast_shows_them_and_leaves_them_out(capsys, tmp_path):
         code_of(["forecast", "resnet50", "--gpu", "T4", "--batch", "32", "--html", str(page)]) == 0
     )
     assert "ResNet50 on T4, batch 32, fp32: " in capsys.readouterr().out
-    assert "Measured by others" in page.read_text()
+    assert "measured by others" in page.read_text()
     assert (
         code_of(["forecast", "resnet50", "--gpu", "T4", "--batch", "32", "--evidence", "none"]) == 0
     )
@@ -137,12 +129,12 @@ def test_forecast_shows_them_and_leaves_them_out(capsys, tmp_path):
 def test_match_and_plan_show_them(capsys):
     match = ["match", "resnet50", "--samples", "1.28M", "--epochs", "1", "--gpu", "T4"]
     assert code_of([*match, "--details"]) == 0
-    assert "Measured by others" in capsys.readouterr().out
+    assert "measured by others" in capsys.readouterr().out
     assert code_of([*match, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["evidence"]
     plan = ["plan", "resnet50", "--gpu", "T4", "--samples", "100000", "--epochs", "1"]
     assert code_of([*plan, "--details"]) == 0
-    assert "Measured by others" in capsys.readouterr().out
+    assert "measured by others" in capsys.readouterr().out
     assert code_of([*plan, "--json", "--evidence", "none"]) == 0
     assert json.loads(capsys.readouterr().out)["evidence"] == []
 

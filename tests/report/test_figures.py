@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-from answers import asked, jumps, measured
+from answers import asked, forecasts, jumps, measured
 from nouns import workload
 from trainpace.core.errors import TrainpaceError
 from trainpace.measure.sweep import analyse
 from trainpace.report.figures import chart_figure, check_suffix, save_figures
 from trainpace.report.forecast import forecast_pictures
-from trainpace.report.measurement import sweep_pictures
+from trainpace.report.steps import measured_sweep
 
 BEGINS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 
@@ -18,7 +18,11 @@ BEGINS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 @pytest.fixture(scope="module")
 def pictures():
     one = asked(workload(), batches=range(1, 41))
-    return [picture for picture in forecast_pictures([one], jumps(one)) if picture is not None]
+    return [
+        picture
+        for picture in forecast_pictures(forecasts([one], jumps(one)))
+        if picture is not None
+    ]
 
 
 @pytest.mark.parametrize("suffix", BEGINS)
@@ -43,7 +47,7 @@ def test_the_same_chart_is_the_same_file(pictures, tmp_path):
 def test_a_jump_is_named_in_the_picture():
     pytest.importorskip("matplotlib")
     outcomes = measured()
-    (axes,) = chart_figure(sweep_pictures(outcomes, analyse(outcomes), {})[0]).axes
+    (axes,) = chart_figure(measured_sweep(analyse(outcomes), {})).axes
     texts = [text.get_text() for text in axes.texts]
     assert any(text.startswith("16 to 17: +") for text in texts)
     assert "best throughput" in texts

@@ -1,4 +1,7 @@
-"""What verbs print at three widths, word for word. TRAINPACE_WRITE_GOLDEN=1 writes it anew; look at the difference before it is kept."""
+"""Answers of verbs at three widths, word for word.
+
+TRAINPACE_WRITE_GOLDEN=1 writes the golden files. Read the difference before you commit it.
+"""
 
 import contextlib
 import io
@@ -10,8 +13,8 @@ import pytest
 from rich.cells import cell_len
 
 from scenes import GOLDEN, OTHERS
-from trainpace.report import one_screen
-from trainpace.report.screen import LINES
+from trainpace.report import show
+from trainpace.report.terminal import LINES
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -20,8 +23,7 @@ def shown(scene, width, details=False):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
         patch.setenv("COLUMNS", str(width))
         patch.delenv("FORCE_COLOR", raising=False)
-        with one_screen(details):
-            scene()
+        show(scene(), details)
     return out.getvalue()
 
 

@@ -8,7 +8,7 @@ from nouns import stacked
 from trainpace.core.hardware import find_device
 from trainpace.report.charts import SERIES_TONES
 from trainpace.report.forecast import verdict
-from trainpace.report.lengths import lengths_chart
+from trainpace.report.steps import lengths_chart
 
 LENGTHS = (512, 1024, 2048)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpace.report.charts import tick_step
-from trainpace.report.plots import HEIGHT, chart
+from trainpace.report.figures import PLOT_ROWS, plot
 from trainpace.report.streams import plain
 from trainpace.report.terminal import bars
 
@@ -43,9 +43,9 @@ def dots(body):
 @given(points, points, widths)
 def test_a_plot_fits_and_shows_both_series(measured, foreseen, width):
     marked = {measured[-1][0]}
-    lines = chart(measured, marked, "title", foreseen, width)
+    lines = plot(measured, marked, "title", foreseen, width)
     assert all(len(line) <= width for line in lines[1:])
-    assert HEIGHT - 3 <= len(lines) - 3 <= HEIGHT + 3
+    assert PLOT_ROWS - 3 <= len(lines) - 3 <= PLOT_ROWS + 3
     scale = [i for i, line in enumerate(lines) if "┤" in line or "└" in line]
     assert len({below - above for above, below in itertools.pairwise(scale)}) == 1, (
         "ticks are evenly far apart"
@@ -59,7 +59,7 @@ def test_a_plot_fits_and_shows_both_series(measured, foreseen, width):
 
 
 def test_what_is_twice_as_high_is_drawn_twice_as_high():
-    lines = chart([(1, 50.0), (2, 100.0)], (), "", (), 60)
+    lines = plot([(1, 50.0), (2, 100.0)], (), "", (), 60)
     zero = next(i for i, line in enumerate(lines) if "└" in line)
     high, low = (zero - i for i, line in enumerate(lines) if "●" in line)
     assert high == pytest.approx(2 * low, abs=1)
@@ -67,7 +67,7 @@ def test_what_is_twice_as_high_is_drawn_twice_as_high():
 
 
 def test_a_curve_is_as_high_as_its_values_to_a_dot_and_has_no_gap():
-    drawn = dots(chart((), (), "", [(x, 10.0 * x) for x in range(1, 11)], 60))
+    drawn = dots(plot((), (), "", [(x, 10.0 * x) for x in range(1, 11)], 60))
     columns = sorted({x for x, _ in drawn})
     assert columns == list(range(columns[0], columns[-1] + 1))
     lowest, highest = min(y for _, y in drawn), max(y for _, y in drawn)
@@ -80,7 +80,7 @@ def test_a_curve_is_as_high_as_its_values_to_a_dot_and_has_no_gap():
 
 
 def test_a_jump_is_an_upright_part_of_the_curve():
-    drawn = dots(chart((), {5}, "", [(x, 10.0 if x < 5 else 40.0) for x in range(1, 9)], 60))
+    drawn = dots(plot((), {5}, "", [(x, 10.0 if x < 5 else 40.0) for x in range(1, 9)], 60))
     tall = [
         x
         for x in {x for x, _ in drawn}
@@ -91,7 +91,7 @@ def test_a_jump_is_an_upright_part_of_the_curve():
 
 
 def test_without_braille_a_curve_is_drawn_in_ascii():
-    lines = chart((), {8}, "", [(x, 10.0 * x) for x in range(1, 11)], 60)
+    lines = plot((), {8}, "", [(x, 10.0 * x) for x in range(1, 11)], 60)
     drawn = [plain(line) for line in lines]
     assert all(line.isascii() for line in drawn)
     assert "?" not in "".join(drawn)

@@ -9,31 +9,31 @@ from public_made import RUNS, public
 from trainpace.forecast import Row, Score, ScoreLine, summarise
 from trainpace.report import (
     accuracy_chart,
-    print_public_run,
-    print_public_runs,
-    print_public_score,
     public_facts,
+    public_run_sections,
+    public_runs_sections,
+    public_score_sections,
+    show,
 )
-from trainpace.report.public import MOST_POINTS
+from trainpace.report.evidence import MOST_POINTS
 
 
-def said(show, *arguments, width=120):
+def printed(sections, *arguments, width=120):
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
         patch.setenv("COLUMNS", str(width))
-        show(*arguments)
+        show(sections(*arguments))
     return out.getvalue()
 
 
 def test_a_list_marks_what_is_in_the_fit():
-    text = said(print_public_runs, RUNS, 5)
+    text = printed(public_runs_sections, RUNS, 5)
     assert "5 runs of others in the public journal." in text
     assert "-25*" in text
-    assert "* constants" in text
-    assert "*" not in said(print_public_runs, RUNS[:1], 1)
+    assert "*" not in printed(public_runs_sections, RUNS[:1], 1)
 
 
 def test_a_list_tells_runs_of_other_sizes_apart():
-    text = said(print_public_runs, [public(image_size=64), RUNS[3]], 2, width=160)
+    text = printed(public_runs_sections, [public(image_size=64), RUNS[3]], 2, width=160)
     assert "64 px" in text
     assert "1,024 tokens" in text
 
@@ -43,7 +43,7 @@ def test_a_run_is_shown_with_its_source_and_licence():
     assert facts["licence"] == "MIT"
     assert facts["forecast"] == "nobody traced it."
     assert facts["device"] == "8 x A100 SXM 80GB"
-    assert "https://example.org/bench" in said(print_public_run, RUNS[0])
+    assert "https://example.org/bench" in printed(public_run_sections, RUNS[0])
     assert dict(public_facts(RUNS[1]))["in the fit"].startswith("yes")
 
 
@@ -84,7 +84,7 @@ def test_the_score_says_first_what_no_constant_was_fitted_on():
         by_way=(line,),
         rows=(),
     )
-    text = said(print_public_score, score)
+    text = printed(public_score_sections, score)
     assert text.startswith(
         "2 forecasts of public runs that no constant was fitted on are off by 20.0 % on average (median 20.0 %);"
     )
@@ -104,7 +104,7 @@ def test_the_score_says_first_what_no_constant_was_fitted_on():
         by_way=(),
         rows=(),
     )
-    assert "None of the public runs" in said(print_public_score, nothing)
+    assert "None of the public runs" in printed(public_score_sections, nothing)
 
 
 def test_the_chart_has_a_diagonal_and_the_two_kinds_of_runs_apart():

@@ -15,8 +15,9 @@ from rich.cells import cell_len
 from rich.color import Color
 
 from trainpace.report import terminal
+from trainpace.report.sections import Column, Next, Table, filled_only, words
 from trainpace.report.streams import PLAIN, plain
-from trainpace.report.terminal import Column, layout, words
+from trainpace.report.terminal import layout, show
 
 texts = st.text("abcdefgh /_.-é", max_size=40)
 numbers = st.one_of(
@@ -38,17 +39,17 @@ def tables(draw):
     return columns, draw(st.lists(row, max_size=5))
 
 
-def printed(width, do):
+def printed(width, section):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
         patch.setenv("COLUMNS", str(width))
-        do()
+        show([section])
     return out.getvalue()
 
 
 @given(tables(), widths)
 def test_no_line_is_wider_and_no_number_is_cut(table, width):
     columns, rows = table
-    out = printed(width, lambda: terminal.print_table(columns, rows))
+    out = printed(width, Table(columns, rows))
     assert all(cell_len(line) <= width for line in out.splitlines())
     assert all(line == line.rstrip() for line in out.splitlines())
     found = layout(columns, rows, width)
@@ -72,21 +73,21 @@ def test_columns_of_rank_0_stay_and_the_highest_rank_goes_first(table, width):
 def test_what_is_left_out_is_named():
     columns = [words("GPU"), Column("step ms"), Column("MFU", 1)]
     row = ["GTX 1080 Ti", "123,456 to 234,567", "30 %"]
-    wide = printed(60, lambda: terminal.print_table(columns, [row]))
+    wide = printed(60, Table(columns, [row]))
     assert "30 %" in wide
     assert "Columns hidden" not in wide
-    narrow = printed(32, lambda: terminal.print_table(columns, [row]))
+    narrow = printed(32, Table(columns, [row]))
     assert "30 %" not in narrow
     assert "Columns hidden for lack of width: MFU." in " ".join(narrow.split())
-    paragraphs = printed(22, lambda: terminal.print_table(columns, [row]))
+    paragraphs = printed(22, Table(columns, [row]))
     assert "step ms:" in paragraphs
 
 
 def test_columns_that_are_empty_in_every_row_are_left_out_where_that_is_asked():
     columns = [words("change"), Column("an epoch"), Column("at most")]
     rows = [["workers", "", "3 ms"], ["batch", "", ""]]
-    assert "an epoch" in printed(60, lambda: terminal.print_table(columns, rows))
-    told = printed(60, lambda: terminal.print_table(columns, rows, filled_only=True))
+    assert "an epoch" in printed(60, Table(columns, rows))
+    told = printed(60, filled_only(columns, rows))
     assert "an epoch" not in told
     assert "3 ms" in told
 
@@ -94,11 +95,8 @@ def test_columns_that_are_empty_in_every_row_are_left_out_where_that_is_asked():
 def test_bars_shrink_with_the_room():
     rows = [["forward", "1", "█" * 20], ["backward", "2", "█" * 10], ["none", "3", ""]]
     for width in (60, 26):
-        out = printed(
-            width,
-            lambda: terminal.print_table([words("part"), Column("ms"), words("", least=8)], rows),
-        )
-        long, short = (out.splitlines()[i].count("█") for i in (3, 4))
+        out = printed(width, Table([words("part"), Column("ms"), words("", least=8)], rows))
+        long, short = (out.splitlines()[i].count("█") for i in (2, 3))
         assert short == pytest.approx(long / 2, abs=1)
     assert long < 20
 
@@ -121,7 +119,7 @@ def test_a_number_stays_with_its_unit(parts, width):
 @given(st.lists(st.text("ab-=/ '\"$", min_size=1, max_size=12), min_size=1, max_size=12), widths)
 @example(["trainpace", "forecast", "a b.py:f", "--gpu", "RTX 3090"], 40)
 def test_the_next_command_can_be_copied(command, width):
-    out = printed(width, lambda: terminal.print_next(command))
+    out = printed(width, Next(command))
     assert out.startswith("Next: ")
     assert shlex.split(out.removeprefix("Next: ").replace(" \\\n", " ")) == command
 
@@ -137,20 +135,15 @@ def test_a_shell_reads_the_command_as_it_was_meant():
         "--gpu",
         "a long one, of many words",
     ]
-    out = printed(40, lambda: terminal.print_next(command)).removeprefix("Next: ")
+    out = printed(40, Next(command)).removeprefix("Next: ")
     assert out.count("\\\n") == 2
     said = subprocess.run(["sh", "-c", out], capture_output=True, text=True, check=True).stdout
     assert said == "".join(f"{word}|" for word in command[2:])
 
 
 def test_why_stands_beside_the_command_or_below_it():
-    assert (
-        printed(60, lambda: terminal.print_next("trainpace gpus", "all cards"))
-        == "Next: trainpace gpus  (all cards)\n"
-    )
-    below = printed(
-        40, lambda: terminal.print_next("trainpace gpus", "all cards that the catalogue has")
-    )
+    assert printed(60, Next("trainpace gpus", "all cards")) == "Next: trainpace gpus  (all cards)\n"
+    below = printed(40, Next("trainpace gpus", "all cards that the catalogue has"))
     assert below.splitlines()[0] == "Next: trainpace gpus"
 
 
@@ -171,12 +164,14 @@ def test_colours_are_readable_on_white_and_on_black(style):
         )
 
 
-SHOWN = (
-    "from trainpace.report.streams import never_fail_to_encode as n; n()\n"
-    "from trainpace.report.terminal import *\n"
-    "print_verdict('No: 3 µs are over.', good=False)\n"
-    "print_table([words('part'), Column('ms'), words('', least=8)], [['forward', '3', '█' * 9]])"
-)
+SHOWN = """
+from trainpace.report.sections import Column, Headline, Table, words
+from trainpace.report.streams import never_fail_to_encode
+from trainpace.report.terminal import show
+never_fail_to_encode()
+table = Table([words("part"), Column("ms"), words("", least=8)], [["forward", "3", "█" * 9]])
+show([Headline("No: 3 µs are over.", good=False), table])
+"""
 
 
 def run(**environment):

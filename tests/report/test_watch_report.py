@@ -7,13 +7,14 @@ import pytest
 
 from diagnose import recordings
 from made_logs import simple_run, write_process, write_worker
+from trainpace.core.records import to_jsonable
+from trainpace.report import page, show
 from trainpace.report.watch import (
     LOOK,
     cells,
     findings,
-    print_recording,
-    print_timeline,
-    timeline_page,
+    recording_sections,
+    timeline_sections,
     timeline_svg,
     trained_on,
 )
@@ -33,7 +34,7 @@ def waiting(tmp_path):
 
 def printed(timeline, capsys, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
-    print_timeline(timeline)
+    show(timeline_sections(timeline))
     return capsys.readouterr().out.splitlines()
 
 
@@ -71,7 +72,7 @@ def test_a_log_has_letters_and_keeps_to_its_width(waiting, capsys, monkeypatch, 
     assert any(line.strip().startswith("0 ") and line.endswith(" ms") for line in lines)
     assert any("waiting for data" in line and "F forward" in line for line in lines)
     assert (
-        "Training waits for data 40 % of the time (4 ms a step); its worker process prepares batches 100 % of"
+        "Training waits for data 40 % of the time (4 ms per step); its worker process prepares batches 100 % of"
         in " ".join(" ".join(lines).split())
     )
 
@@ -86,9 +87,9 @@ def test_without_workers_data_is_no_waiting(tmp_path):
     simple_run(tmp_path)
     timeline = timeline_of(tmp_path)
     assert findings(timeline) == [
-        "Training spends 40 % of the time (4 ms a step) loading data in the main process, without workers."
+        "Training spends 40 % of the time (4 ms per step) loading data in the main process, without workers."
     ]
-    assert "waiting for data" not in timeline_page(timeline, "t")
+    assert "waiting for data" not in page("t", timeline_sections(timeline), {})
 
 
 def test_waiting_for_the_loader_to_start_is_said(tmp_path):
@@ -99,7 +100,7 @@ def test_waiting_for_the_loader_to_start_is_said(tmp_path):
     )
     write_worker(tmp_path, 0, [(1, 6)])
     assert findings(timeline_of(tmp_path)) == [
-        "Training waits for data 20 % of the time (2 ms a step) and for the loader's start 60 %; its worker process prepares batches 50 %"
+        "Training waits for data 20 % of the time (2 ms per step) and for the loader's start 60 %; its worker process prepares batches 50 %"
         " of the time."
     ]
 
@@ -128,7 +129,7 @@ def test_the_picture_stands_alone_and_is_described(waiting):
     titles = {e.get("id"): e.text for e in root if e.get("id")}
     assert [titles[name] for name in root.get("aria-labelledby").split()] == [
         "Timeline of steps 5 to 14: 100 ms, 0.05 s after the first began",
-        "Training waits for data 40 % of the time (4 ms a step); its worker process prepares batches 100 % of the time.",
+        "Training waits for data 40 % of the time (4 ms per step); its worker process prepares batches 100 % of the time.",
     ]
     assert not list(root.iter(f"{SVG}script"))
 
@@ -152,17 +153,17 @@ def test_bars_are_as_long_as_they_took(waiting):
 
 
 def test_names_are_escaped(waiting):
-    page = timeline_page(waiting, "A < B")
-    assert "Net<&>" not in page.split('<script type="application/json"')[0]
-    assert "Net&lt;&amp;&gt;" in page
-    assert "<h1>A &lt; B</h1>" in page
+    text = page("A < B", timeline_sections(waiting), {})
+    assert "Net<&>" not in text.split('<script type="application/json"')[0]
+    assert "Net&lt;&amp;&gt;" in text
+    assert "<h1>A &lt; B</h1>" in text
 
 
 def test_the_page_carries_figures_and_data(waiting):
-    page = timeline_page(waiting, "t")
+    text = page("t", timeline_sections(waiting), to_jsonable(waiting))
     assert re.findall(
         r'<td class="l">0</td><td class="l">10</td><td class="l">(.*?)</td><td>(.*?)</td><td>(.*?)</td>',
-        page,
+        text,
     ) == [
         ("waiting for data", "4", "40 %"),
         ("forward", "3", "30 %"),
@@ -171,10 +172,10 @@ def test_the_page_carries_figures_and_data(waiting):
     ]
     assert (
         '<td class="l">0</td><td class="l">worker 0</td><td>10</td><td>10</td><td>100 %</td>'
-        in page
+        in text
     )
     data = json.loads(
-        re.search(r'<script type="application/json" id="data">(.*?)</script>', page).group(1)
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', text).group(1)
     )
     assert data["record"] == "Timeline"
     assert len(data["lanes"][0]["bars"]) == 40
@@ -202,6 +203,10 @@ def test_the_device_is_the_one_that_the_recorder_named():
 
 @pytest.mark.parametrize("reason", ["", "RuntimeError: no item() on meta tensors"])
 def test_why_the_model_cannot_be_read_is_said(reason, capsys):
-    print_recording(recordings.recording(recordings.rank(forward=10, no_workload=reason)), "here")
+    show(
+        recording_sections(
+            recordings.recording(recordings.rank(forward=10, no_workload=reason)), "here"
+        )
+    )
     said = "Trainpace cannot trace this training's model: RuntimeError: no item() on meta tensors. So there is no forecast of other GPUs"
     assert (said in " ".join(capsys.readouterr().out.split())) == bool(reason)

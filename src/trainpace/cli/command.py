@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, get_type_hints
 
 import click
@@ -13,7 +13,7 @@ import click
 from trainpace import report
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import write_whole
-from trainpace.report import tell
+from trainpace.report import Section, tell
 from trainpace.verbs.defaults import ProjectDefaults, defaults_for
 from trainpace.verbs.request import (
     NEW_FILE,
@@ -89,8 +89,7 @@ def command_of(function: Callable[[Any, Any], int]) -> click.Command:
             request, view = (
                 kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds
             )
-            with report.one_screen(not isinstance(view, View) or view.details or view.json):
-                return function(request, view)
+            return function(request, view)
         except TrainpaceError as error:
             hints = [error.hint]
             if isinstance(error, Misuse):
@@ -188,14 +187,28 @@ def save_shared(view: SharedView, answer: object) -> None:
         tell(f"Page to share: {view.share}", err=True)
 
 
-def save_pictures(view: PicturedView, page: Callable[[], str], pictures: Callable[[], Any]) -> None:
-    """Save the page and the pictures that were asked for; both are made only then."""
+def print_answer(view: View, sections: Iterable[Section]) -> None:
+    """Print an answer, cut to one screen unless --details is given."""
+    report.show(sections, view.details)
+
+
+def save_pictures(
+    view: PicturedView,
+    title: str,
+    sections: Callable[[], Iterable[Section]],
+    data: Callable[[], Any],
+) -> None:
+    """Save the page and the charts that were asked for. Sections and data are made only for these."""
     if view.html:
-        write_whole(view.html, page())
-        tell(f"Page: {view.html}", err=True)
+        save_page(view.html, title, sections(), data())
     if view.figure:
-        for file in report.save_figures(pictures(), view.figure):
+        for file in report.save_figures(report.pictures_of(sections()), view.figure):
             tell(f"Picture: {file}", err=True)
+
+
+def save_page(file: str, title: str, sections: Iterable[Section], data: Any) -> None:
+    write_whole(file, report.page(title, sections, data))
+    tell(f"Page: {file}", err=True)
 
 
 class _Value(click.ParamType):

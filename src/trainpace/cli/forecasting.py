@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,7 @@ from trainpace.cli.command import (
     PicturedView,
     View,
     echo_json,
+    print_answer,
     save_pictures,
     save_shared,
     typed_words,
@@ -57,32 +58,21 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
     answer = verbs.forecast.run(
         replace(request, save_workload=view.save_workload), report.TerminalProgress()
     )
-    rows, jumps, sweeps = answer.rows, answer.jumps, answer.sweeps
     if view.json:
         echo_json(answer.as_json())
     else:
-        workload = sweeps[0].forecaster.workload
-        report.print_forecasts(
-            workload,
-            rows,
-            jumps,
-            answer.notes,
-            request,
-            answer.trends,
-            answer.padded,
-            answer.evidence,
-            answer.recorded,
-        )
+        print_answer(view, report.forecast_sections(answer, request))
     save_shared(view, answer)
     save_pictures(
         view,
-        lambda: report.forecast_page(answer),
-        lambda: report.forecast_pictures(sweeps, jumps, answer.evidence),
+        report.forecast_title(answer),
+        lambda: report.forecast_sections(answer, request),
+        answer.as_json,
     )
-    if all(row.step is None for row in rows):
-        for reason in dict.fromkeys(row.reason for row in rows if row.reason):
+    if all(row.step is None for row in answer.rows):
+        for reason in dict.fromkeys(row.reason for row in answer.rows if row.reason):
             tell(f"trainpace: not forecast: {reason}", err=True)
-    return 0 if any(row.step is not None and row.fits is not False for row in rows) else 1
+    return 0 if any(row.step is not None and row.fits is not False for row in answer.rows) else 1
 
 
 class MatchView(TracedView):
@@ -116,22 +106,23 @@ def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
     answer = verbs.match.run(
         replace(request, save_workload=view.save_workload), report.TerminalProgress()
     )
-    ranking, close = answer.ranking, answer.nearest
     today = datetime.date.today()
+
+    def sections(top: int) -> Iterable[report.Section]:
+        return report.match_sections(answer, request.by, top, today, request)
+
     if view.json:
         echo_json(report.ranking_json(answer, today))
     else:
-        report.print_ranking(answer, request.by, view.top, today, request)
-    why = "" if close is None else f"{close[1][:1].upper()}{close[1][1:]}."
-    save_shared(view, ranking)
+        print_answer(view, sections(view.top))
+    save_shared(view, answer.ranking)
     save_pictures(
         view,
-        lambda: report.match_page(
-            answer, request.by, why, report.ranking_json(answer, today), today
-        ),
-        lambda: report.match_pictures(ranking, answer.picks),
+        report.match_title(answer),
+        lambda: sections(report.PAGE_ROWS),
+        lambda: report.ranking_json(answer, today, report.PAGE_ROWS),
     )
-    return 0 if ranking.matches else 1
+    return 0 if answer.ranking.matches else 1
 
 
 def offers(request: verbs.offers.OffersRequest, view: View) -> int:
@@ -145,7 +136,7 @@ def offers(request: verbs.offers.OffersRequest, view: View) -> int:
     if view.json:
         echo_json({"record": "Offers", "schema_version": 1, "rows": answer.to_dicts()})
     else:
-        report.print_offers(list(answer.offers), datetime.date.today(), request)
+        print_answer(view, report.offers_sections(answer.offers, datetime.date.today(), request))
     return 0
 
 
@@ -161,9 +152,9 @@ def gpus(request: verbs.gpus.GpusRequest, view: View) -> int:
         rows = [to_jsonable(device) for device in devices]
         echo_json(rows if request.name is None else rows[0])
     elif request.name is None:
-        report.print_catalogue(devices, request)
+        print_answer(view, report.catalogue_sections(devices, request))
     else:
-        report.print_device(devices[0], request)
+        print_answer(view, report.device_sections(devices[0], request))
     return 0
 
 
@@ -188,19 +179,9 @@ def schedule(request: verbs.schedule.ScheduleRequest, view: View) -> int:
         total_s = None if answer.time is None else answer.time.total_s
         echo_json({**to_jsonable(answer), "total_s": total_s, **files.as_json()})
     else:
-        _print_settings(files.combined)
-        report.print_answer(answer, request)
+        found = report.settings_sections(files.combined)
+        print_answer(view, [*found, *report.schedule_sections(answer, request)])
     return 1 if answer.meets_limit is False else 0
-
-
-def _print_settings(combined: Any) -> None:
-    if combined is None:
-        return
-    for setting in combined.values.values():
-        tell(f"  {setting.name:22} {setting.value!s:14} {setting.file}: {setting.key}")
-    for note in combined.notes:
-        tell(f"  {'warning' if note.severity == 'warning' else 'note'}: {note.file}: {note.text}")
-    tell()
 
 
 def validate(request: verbs.validate.ValidateRequest, view: View) -> int:
@@ -231,7 +212,7 @@ def validate(request: verbs.validate.ValidateRequest, view: View) -> int:
         echo_json({"record": "Validation", "schema_version": 1, "rows": rows, "summary": summary})
     else:
         groups = {name: list(group) for name, group in validated.groups.items()}
-        report.print_validation(list(validated.rows), validated.overall, groups)
+        print_answer(view, report.validation_sections(validated.rows, validated.overall, groups))
     return 0 if validated.overall.n else 1
 
 
@@ -278,8 +259,6 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
         (8 cards of 400 Gbit/s in each node are 400 GB/s)
     trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json --write
     """
-    from trainpace.plan import forecast_of, layouts_of
-
     _check_write(request, view)
     answer = verbs.plan.run(request, report.TerminalProgress(), view.write, view.new)
     plan, setting = answer.plan, answer.setting
@@ -290,39 +269,21 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
     if view.json:
         echo_json({**answer.as_json(), **(_files_json(files, backups) if view.write else {})})
     else:
-        report.print_plan(
-            plan, setting.workload, setting.cluster, setting.noise_scale, answer.evidence
-        )
-        report.print_script_changes(answer.script_changes)
-        if view.write:
-            _print_files(files, backups, view.yes)
-        report.print_code(verbs.settings.changes_in_code(plan, files))
-        if plan.changes and (typed := typed_words()):
+        written = _written(files, backups, view.yes) if view.write else ()
+        code = verbs.settings.changes_in_code(plan, files)
+        following = []
+        if typed := typed_words():
             model = request.model_name if ModelSpec.of(request.model_name).runs_code else None
-            report.print_plan_next(
-                _without_write(typed) if backups else typed, view.output, model, request
-            )
+            command = _without_write(typed) if backups else typed
+            following.append(report.plan_next(command, view.output, model, request))
+        print_answer(view, report.plan_sections(answer, written, code, following))
     save_shared(view, plan)
-    if view.html or view.figure:
-        before, after = (
-            forecast_of(setting, e) if plan.best is not None else None
-            for e in (plan.start, plan.end)
-        )
-        layouts = layouts_of(setting, plan.end) if plan.best is not None else ()
-        save_pictures(
-            view,
-            lambda: report.plan_page(
-                plan,
-                setting.workload,
-                setting.cluster,
-                to_jsonable(plan),
-                before,
-                after,
-                answer.evidence,
-                layouts,
-            ),
-            lambda: report.plan_pictures(plan, before, after, layouts),
-        )
+    save_pictures(
+        view,
+        report.plan_title(answer),
+        lambda: report.plan_sections(answer),
+        answer.as_json,
+    )
     return 0 if plan.best is not None else 1
 
 
@@ -367,21 +328,21 @@ def _files_json(files: Rewritten | None, backups: dict[str, str]) -> dict[str, A
     return {"files": shown, "not_written": files.left}
 
 
-def _print_files(files: Rewritten | None, backups: dict[str, str], wrote: bool) -> None:
-    """The diffs, what no file takes, and what to do next."""
+def _written(
+    files: Rewritten | None, backups: dict[str, str], wrote: bool
+) -> Iterator[report.Section]:
+    """Show the diffs, what no file can express, and what to do next."""
     if files is None:
-        tell(
-            "Nothing to write. Without --write the plan may also change what these files cannot"
-            " state."
-        )
+        nothing = "Nothing to write. Without --write the plan may also change other settings."
+        yield report.Lines([nothing])
         return
     for f in files.files:
-        tell(f"\n{f.diff}" if f.diff else f"\n{f.file}: nothing changes.\n", nl=False)
-    tell()
-    report.print_named("Not expressible in these files; change your code", files.left.items())
-    for note in dict.fromkeys(note for f in files.files for note in f.notes):
-        tell(f"Note: {note}.")
+        yield report.Verbatim(f"\n{f.diff}" if f.diff else f"\n{f.file}: nothing changes.\n")
+    yield report.Named("Not expressible in these files; change your code", list(files.left.items()))
+    notes = [f"Note: {note}." for note in dict.fromkeys(n for f in files.files for n in f.notes)]
     for file, backup in backups.items():
-        tell(f"Wrote {file}; as it was: {backup}" if backup else f"Wrote {file}, which is new.")
+        old = f"; the old file is {backup}" if backup else ", which is new"
+        notes.append(f"Wrote {file}{old}.")
     if not wrote and any(f.diff for f in files.files if f.file != verbs.settings.COMMAND):
-        tell("Nothing was written: add --yes to write it. Each old file is kept as FILE.bak.")
+        notes.append("Nothing was written. Add --yes to write; old files are saved as FILE.bak.")
+    yield report.Lines(notes)

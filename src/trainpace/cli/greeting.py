@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
-from trainpace.report import print_lines, print_named, print_verdict
+from trainpace.report import Headline, Lines, Named, show
 
 EXAMPLES = (
     (
@@ -20,11 +20,11 @@ EXAMPLES = (
 
 
 def greet() -> None:
-    print_verdict(
+    question = (
         "How long will this training take, what will it cost, why, and how do I make it faster?"
     )
-    print_named("", EXAMPLES)
-    print_lines(*_machine(), "All verbs: trainpace --help")
+    machine = Lines([*_machine(), "All verbs: trainpace --help"])
+    show([Headline(question), Named("", EXAMPLES), machine])
 
 
 def _machine() -> list[str]:

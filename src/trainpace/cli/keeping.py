@@ -6,7 +6,7 @@ import shlex
 import click
 
 from trainpace import report, verbs
-from trainpace.cli.command import View, command_of, echo_json, typed_words
+from trainpace.cli.command import View, command_of, echo_json, print_answer, typed_words
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import Record, to_jsonable
 from trainpace.journal import Entry, Scores
@@ -39,11 +39,13 @@ def _list(request: verb.ListRequest, view: View) -> int:
     if view.json:
         echo_json([to_jsonable(row) for row in listing.sweeps or listing.public or listing.runs])
     elif request.public:
-        report.print_public_runs(listing.public, listing.total)
+        print_answer(view, report.public_runs_sections(listing.public, listing.total))
     elif request.sweeps:
-        report.print_sweeps(listing.sweeps, request)
+        print_answer(view, report.sweeps_sections(listing.sweeps, request))
     else:
-        report.print_entries(listing.runs, listing.total, listing.place, request)
+        print_answer(
+            view, report.entries_sections(listing.runs, listing.total, listing.place, request)
+        )
     return 0
 
 
@@ -53,9 +55,9 @@ def show(request: verb.ShowRequest, view: View) -> int:
     if view.json:
         echo_json(to_jsonable(run))
     elif isinstance(run, Entry):
-        report.print_entry(run, request)
+        print_answer(view, report.entry_sections(run, request))
     else:
-        report.print_public_run(run, request)
+        print_answer(view, report.public_run_sections(run, request))
     return 0
 
 
@@ -66,7 +68,10 @@ def compare(request: verb.CompareRequest, view: View) -> int:
     Exit code 1 if they have no batch size in common that was timed on both sides.
     """
     comparison = verb.compare_runs(request)
-    echo_json(to_jsonable(comparison)) if view.json else report.print_comparison(comparison)
+    if view.json:
+        echo_json(to_jsonable(comparison))
+    else:
+        print_answer(view, report.comparison_sections(comparison))
     return 0 if comparison.ratios else 1
 
 
@@ -84,7 +89,7 @@ def _import(request: verb.ImportRequest, view: View) -> int:
     if view.json:
         echo_json({**to_jsonable(imports), "files": [to_jsonable(one) for one in imports.files]})
     else:
-        report.print_imported(list(imports.files), place, request)
+        print_answer(view, report.imported_sections(imports.files, place, request))
         for refused in imports.refused:
             tell(f"trainpace: nothing imported: {refused.reason}", err=True)
     if imports.refused:
@@ -124,17 +129,15 @@ def share(request: verb.ShareRequest, view: View) -> int:
     trainpace journal share --output mine.json
     """
     shared = verb.share_runs(request)
-    written, again = (
-        request.output is not None,
-        (
-            ""
-            if request.output or view.json
-            else shlex.join([*typed_words(), "--output", "mine.json"])
-        ),
-    )
-    report.print_shared(
-        shared.text, len(shared.shared.runs), shared.left_out, view.json, written, again
-    )
+    runs, written = len(shared.shared.runs), request.output is not None
+    if view.json:
+        tell(shared.text, nl=False)
+        for note in report.shared_notes(runs, shared.left_out, written):
+            tell(note, err=True)
+    else:
+        again = "" if written else shlex.join([*typed_words(), "--output", "mine.json"])
+        sections = report.shared_sections(shared.text, runs, shared.left_out, written, again)
+        report.show(sections)
     if request.output:
         verb.write_shared(shared, request.output)
         report.tell(f"Written to {request.output}.", err=True)
@@ -183,14 +186,17 @@ def score(request: verb.ScoreRequest, view: View) -> int:
     if view.json:
         echo_json(to_jsonable(scores))
     elif isinstance(scores, Scores):
-        report.print_scores(scores, request)
+        print_answer(view, report.scores_sections(scores, request))
     else:
-        report.print_public_score(scores)
+        print_answer(view, report.public_score_sections(scores))
     return 0 if scores.overall.n else 1
 
 
 def _answer(done: Record, words: str, view: View) -> int:
-    echo_json(to_jsonable(done)) if view.json else report.print_verdict(words)
+    if view.json:
+        echo_json(to_jsonable(done))
+    else:
+        print_answer(view, [report.Headline(words)])
     return 0
 
 

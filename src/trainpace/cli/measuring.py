@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,8 @@ from trainpace.cli.command import (
     View,
     echo_json,
     json_stdout,
+    print_answer,
+    save_page,
     save_pictures,
     save_shared,
     typed_words,
@@ -80,15 +83,17 @@ def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
     sweep = verbs.measure.run(request, report.TerminalProgress())
     if view.output:
         write_whole(view.output, json.dumps([to_jsonable(m) for m in sweep], indent=1) + "\n")
-    shown = (sweep.measurements, sweep.analysis, sweep.forecasts, sweep.causes)
     save_shared(view, sweep)
-    save_pictures(view, lambda: report.sweep_page(*shown), lambda: report.sweep_pictures(*shown))
+    save_pictures(
+        view,
+        report.sweep_title(sweep),
+        lambda: report.sweep_sections(sweep, request),
+        lambda: report.sweep_json(sweep),
+    )
     if view.json:
-        echo_json(
-            report.sweep_json(sweep.measurements, sweep.analysis, sweep.forecasts, sweep.sweep)
-        )
+        echo_json(report.sweep_json(sweep))
     else:
-        report.print_sweep(*shown, sweep.sweep, request)
+        print_answer(view, report.sweep_sections(sweep, request))
     crashed = any(failed.failure == "crashed" for failed in sweep.failed)
     return 1 if crashed and len(sweep.analysis.points) < FEWEST_MEASURED else 0
 
@@ -135,18 +140,21 @@ def calibrate(request: verbs.calibrate.CalibrateRequest, view: CalibrateView) ->
             (
                 echo_json(to_jsonable(links))
                 if view.json
-                else report.print_host_links(links, file, request)
+                else print_answer(view, report.host_links_sections(links, file, request))
             )
         return 0
     machine = verbs.calibrate.machine_of(request, progress)
     if not view.json:
-        report.print_machine(machine)
+        print_answer(view, report.machine_sections(machine))
     elif view.detect_only:
         echo_json(to_jsonable(machine))
     if view.detect_only:
         return 0
     profile = verbs.calibrate.run(request, progress, machine)
-    echo_json(to_jsonable(profile)) if view.json else report.print_profile(profile, file, request)
+    if view.json:
+        echo_json(to_jsonable(profile))
+    else:
+        print_answer(view, report.profile_sections(profile, file, request))
     return 0
 
 
@@ -182,13 +190,14 @@ def doctor(request: verbs.doctor.DoctorRequest, view: DoctorView) -> int:
             view.trace, "".join(f"{part}\n{trace}\n" for part, trace in examination.traces.items())
         )
     if view.html:
-        write_whole(view.html, report.examination_page(examination))
-        tell(f"Page: {view.html}", err=True)
+        title = f"Examination of {examination.device}"
+        data = report.examination_json(examination)
+        save_page(view.html, title, report.examination_sections(examination), data)
     save_shared(view, examination)
     if view.json:
         echo_json(report.examination_json(examination))
     else:
-        report.print_examination(examination, view.trace)
+        print_answer(view, report.examination_sections(examination, view.trace))
     return 0 if examination.is_well else 1
 
 
@@ -219,11 +228,11 @@ def loader(request: verbs.loader.LoaderRequest, view: LoaderView) -> int:
                 to_jsonable(answer) | {"verdict": report.comparison_verdict(answer.comparison)}
             )
         else:
-            report.print_loader_comparison(answer.comparison)
+            print_answer(view, report.loader_comparison_sections(answer.comparison))
     elif view.json:
         echo_json(report.loader_json(answer.measurement, answer.advice))
     else:
-        report.print_loader(answer.measurement, answer.advice)
+        print_answer(view, report.loader_sections(answer.measurement, answer.advice))
     return 0
 
 
@@ -256,11 +265,11 @@ def precompute(request: verbs.precompute.PrecomputeRequest, view: PrecomputeView
     if view.json:
         echo_json(to_jsonable(answer))
     elif isinstance(answer, verbs.precompute.Verified):
-        report.print_damage(answer.shards, answer.damaged, request.out)
+        print_answer(view, report.damage_sections(answer.shards, answer.damaged, request.out))
     elif isinstance(answer, Estimate):
-        report.print_estimate(answer)
+        print_answer(view, report.estimate_sections(answer))
     else:
-        report.print_precomputed(answer)
+        print_answer(view, report.precomputed_sections(answer))
     if isinstance(answer, verbs.precompute.Verified):
         return 1 if answer.damaged else 0
     return 0 if not isinstance(answer, Estimate) or answer.pays else 1
@@ -279,11 +288,10 @@ def verify(request: verbs.verify.VerifyRequest, view: View) -> int:
     trainpace verify train.py:task --batch 10 --accumulate 4 --way accumulate
     """
     equivalence = verbs.verify.run(request, report.TerminalProgress())
-    (
+    if view.json:
         echo_json(report.equivalence_json(equivalence))
-        if view.json
-        else report.print_equivalence(equivalence, request)
-    )
+    else:
+        print_answer(view, report.equivalence_sections(equivalence, request))
     return 0 if equivalence.equal else 1
 
 
@@ -318,17 +326,21 @@ def run(request: verbs.run.RunRequest, view: RunView) -> int:
     """
     if view.dry_run:
         preview = verbs.run.dry_run(request, report.TerminalProgress())
-        echo_json(report.ahead_json(*preview)) if view.json else report.print_ahead(*preview)
+        if view.json:
+            echo_json(report.ahead_json(*preview))
+        else:
+            print_answer(view, report.ahead_sections(*preview))
         return 0
     climbed = verbs.run.run(request, report.TerminalProgress())
     table, answer = report.table_of(climbed), report.ladder_json(climbed)
     if view.markdown:
         write_whole(view.markdown, report.markdown(table))
     save_shared(view, climbed)
-    save_pictures(
-        view, lambda: report.ladder_page(table, answer), lambda: report.ladder_pictures(table)
-    )
-    echo_json(answer) if view.json else report.print_ladder(table)
+    save_pictures(view, table.title, lambda: report.ladder_sections(table), lambda: answer)
+    if view.json:
+        echo_json(answer)
+    else:
+        print_answer(view, report.ladder_sections(table))
     return 0 if any(rung.kept for rung in climbed.rungs) else 1
 
 
@@ -413,19 +425,19 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
         if view.json:
             echo_json({"folder": str(folder), **to_jsonable(recording), **compared})
         else:
-            report.print_recording(recording, str(folder))
+            sections = [*report.recording_sections(recording, str(folder))]
             if view.timeline and recording.ranks:
-                report.print_timeline(timeline_of(folder, view.steps))
+                sections += report.timeline_sections(timeline_of(folder, view.steps))
             if comparison is not None:
-                report.print_guarded(comparison)
+                sections += report.guarded_sections(comparison)
+            print_answer(view, sections)
         save_shared(view, recording)
         if view.trace:
             write_trace(folder, Path(view.trace))
         if view.html:
-            write_whole(
-                view.html,
-                report.timeline_page(timeline_of(folder, view.steps), f"Timeline of {folder.name}"),
-            )
+            timeline = timeline_of(folder, view.steps)
+            page = report.timeline_sections(timeline)
+            save_page(view.html, f"Timeline of {folder.name}", page, to_jsonable(timeline))
         if view.svg:
             write_whole(view.svg, report.timeline_svg(timeline_of(folder, view.steps)))
     return code if comparison is None else int(comparison.regressed)
@@ -471,26 +483,25 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
     else:
         tried = any(rank.blocks for rank in watched.recording.ranks)
         again = watched.recording.proved_by if answer.was_read and not tried else ()
-        report.print_diagnosis(
-            diagnosis,
-            str(watched.folder),
-            again,
-            report.restored_notes(watched.recording, watched.folder),
-        )
+        restored = report.restored_notes(watched.recording, watched.folder)
+        folder = str(watched.folder)
+        print_answer(view, report.diagnosis_sections(diagnosis, folder, again, restored))
     words = " ".join(watched.recording.command)
 
-    def page() -> str:
-        timeline = None
+    def sections() -> Iterable[report.Section]:
+        timeline: Iterable[report.Section] = ()
         with contextlib.suppress(TrainpaceError):  # only some recordings have steps in detail
-            timeline = timeline_of(watched.folder)
-        return report.diagnosis_page(diagnosis, words, timeline)
+            timeline = report.timeline_sections(timeline_of(watched.folder))
+        folder = str(watched.folder)
+        return report.diagnosis_sections(diagnosis, folder, timeline=timeline)
 
     stopped = watched.exit_code > 128
     ours = any(r.ended_among_the_last for r in watched.recording.ranks)
     code = watched.exit_code if stopped or not (diagnosis.proofs or ours) else 0
     with ending_with(code or TrainpaceError.exit_code):
         save_shared(view, diagnosis)
-        save_pictures(view, page, lambda: report.diagnosis_pictures(diagnosis))
+        title = f"What slows it down: {words}"
+        save_pictures(view, title, sections, lambda: to_jsonable(diagnosis))
     return code
 
 
@@ -499,12 +510,13 @@ def _show_profiled(answer: verbs.diagnose.Profiled, view: DiagnoseView) -> int:
     if view.json:
         echo_json({"trace": place, **to_jsonable(training)})
     else:
-        report.print_profiled(training, place)
+        print_answer(view, report.profiled_sections(training, place))
     save_shared(view, training)
     save_pictures(
         view,
-        lambda: report.profiled_page(training, place),
-        lambda: report.profiled_pictures(training),
+        report.profiled_title(place),
+        lambda: report.profiled_sections(training, place),
+        lambda: to_jsonable(training),
     )
     return 0
 
@@ -525,5 +537,8 @@ def look(request: verbs.look.LookRequest, view: View) -> int:
     trainpace look --for 60s torchrun --nproc-per-node 2 train.py
     """
     looked = verbs.look.run(request, report.TerminalProgress())
-    echo_json(report.look_json(looked)) if view.json else report.print_looked(looked, request)
+    if view.json:
+        echo_json(report.look_json(looked))
+    else:
+        print_answer(view, report.look_sections(looked, request))
     return 0

@@ -1,6 +1,6 @@
-"""Records for the terminal, as JSON rows, as one-file HTML and as figures. This room computes nothing.
+"""Answers as sections, and sections as terminal text, pages, notebook cells and figures. This package computes nothing.
 
-Other rooms import from here; a name is loaded when it is first used, since some need rich, numpy or a whole verb's records.
+Other packages import from here. A name is loaded when it is first used, because some need rich, numpy or a whole verb.
 """
 
 from typing import TYPE_CHECKING
@@ -9,81 +9,84 @@ from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.report.charts import Axis, BarChart, Chart, Mark, Picture, Series, series
-    from trainpace.report.diagnosis import diagnosis_page, diagnosis_pictures, print_diagnosis
-    from trainpace.report.doctor import examination_json, examination_page, print_examination
-    from trainpace.report.evidence import print_evidence
-    from trainpace.report.figures import check_suffix, save_figures
-    from trainpace.report.forecast import forecast_page, forecast_pictures, print_forecasts
-    from trainpace.report.journal import (
-        print_comparison,
-        print_entries,
-        print_entry,
-        print_imported,
-        print_scores,
-        print_sweeps,
-        print_validation,
+    from trainpace.report.diagnosis import diagnosis_sections, profiled_sections, profiled_title
+    from trainpace.report.evidence import (
+        accuracy_chart,
+        public_facts,
+        public_run_sections,
+        public_runs_sections,
+        public_score_sections,
+        score_meaning,
     )
-    from trainpace.report.ladder import (
-        ahead_json,
-        ladder_json,
-        ladder_page,
-        ladder_pictures,
-        markdown,
-        print_ahead,
-        print_ladder,
-        table_of,
+    from trainpace.report.figures import check_suffix, save_figures
+    from trainpace.report.forecast import forecast_sections, forecast_title
+    from trainpace.report.journal import (
+        comparison_sections,
+        entries_sections,
+        entry_sections,
+        imported_sections,
+        scores_sections,
+        shared_notes,
+        shared_sections,
+        sweeps_sections,
+        validation_sections,
     )
     from trainpace.report.leaving import shared_page
-    from trainpace.report.loader import (
-        comparison_verdict,
-        loader_json,
-        print_damage,
-        print_estimate,
-        print_loader,
-        print_loader_comparison,
-        print_precomputed,
-    )
-    from trainpace.report.look import look_json, print_looked
     from trainpace.report.machine import (
-        print_catalogue,
-        print_device,
-        print_host_links,
-        print_machine,
-        print_profile,
+        catalogue_sections,
+        device_sections,
+        examination_json,
+        examination_sections,
+        host_links_sections,
+        machine_sections,
+        profile_sections,
     )
-    from trainpace.report.match import match_page, match_pictures, print_ranking, ranking_json
+    from trainpace.report.match import (
+        PAGE_ROWS,
+        match_sections,
+        match_title,
+        offers_sections,
+        ranking_json,
+        schedule_sections,
+        settings_sections,
+    )
     from trainpace.report.measurement import (
-        print_sweep,
+        comparison_verdict,
+        damage_sections,
+        estimate_sections,
+        loader_comparison_sections,
+        loader_json,
+        loader_sections,
+        precomputed_sections,
         sweep_json,
-        sweep_page,
-        sweep_pictures,
+        sweep_sections,
+        sweep_title,
         sweep_verdict,
     )
     from trainpace.report.notebook import html_of
-    from trainpace.report.offers import print_offers
-    from trainpace.report.pages import SCRIPTS, STYLES, asset, environment, figure
+    from trainpace.report.pages import SCRIPTS, STYLES, asset, environment, figure, page
     from trainpace.report.phrases import stated
-    from trainpace.report.plan import (
-        plan_page,
-        plan_pictures,
-        print_code,
-        print_plan,
-        print_plan_next,
-        print_script_changes,
+    from trainpace.report.plan import plan_next, plan_sections, plan_title
+    from trainpace.report.run import (
+        WAY_IN_WORDS,
+        ahead_json,
+        ahead_sections,
+        equivalence_json,
+        equivalence_sections,
+        ladder_json,
+        ladder_sections,
+        markdown,
+        table_of,
     )
-    from trainpace.report.profiled import print_profiled, profiled_page, profiled_pictures
-    from trainpace.report.public import (
-        accuracy_chart,
-        print_public_run,
-        print_public_runs,
-        print_public_score,
-        public_facts,
-        score_meaning,
+    from trainpace.report.sections import Headline, Lines, Named, Section, Verbatim, pictures_of
+    from trainpace.report.steps import (
+        BATCH,
+        FEWEST,
+        Timed,
+        measured_sweep,
+        memory_at_peak,
+        step_breakdown,
     )
-    from trainpace.report.restored import restored_notes
-    from trainpace.report.schedule import print_answer
-    from trainpace.report.sharing import print_lessons, print_shared
-    from trainpace.report.step_charts import Timed, memory_at_peak, step_breakdown
     from trainpace.report.streams import (
         Bar,
         TerminalProgress,
@@ -92,20 +95,14 @@ if TYPE_CHECKING:
         tell,
         visible,
     )
-    from trainpace.report.sweep_charts import BATCH, FEWEST, measured_sweep
-    from trainpace.report.terminal import (
-        one_screen,
-        print_lines,
-        print_named,
-        print_table,
-        print_verdict,
-    )
-    from trainpace.report.verify import WAY_IN_WORDS, equivalence_json, print_equivalence
+    from trainpace.report.terminal import show
     from trainpace.report.watch import (
-        print_guarded,
-        print_recording,
-        print_timeline,
-        timeline_page,
+        guarded_sections,
+        look_json,
+        look_sections,
+        recording_sections,
+        restored_notes,
+        timeline_sections,
         timeline_svg,
     )
 

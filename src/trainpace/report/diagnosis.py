@@ -1,26 +1,39 @@
-"""A diagnosis for the terminal, as pictures and as a page: the verdict, why, the interventions, and what to change."""
+"""Diagnoses and profiler traces as sections: the cause, its proof, what each rank does, and what to change."""
 
-from collections.abc import Iterable, Sequence
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
 
 from trainpace.core.outcome import Interval
-from trainpace.core.records import to_jsonable
-from trainpace.diagnose import IN_WORDS, WORTH, Advice, Diagnosis, Proof, Share
-from trainpace.report.among_ranks import print_ranks, ranks_chart
+from trainpace.diagnose import (
+    IN_WORDS,
+    WORTH,
+    Advice,
+    Diagnosis,
+    Kernel,
+    ProfiledTraining,
+    Proof,
+    RankShares,
+    Share,
+    faults_in_words,
+)
 from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
-from trainpace.report.pages import page
-from trainpace.report.phrases import duration, number, percent, span
-from trainpace.report.screen import in_details
-from trainpace.report.terminal import (
+from trainpace.report.phrases import duration, listed, number, percent, plural, sentence, span
+from trainpace.report.sections import (
+    Charts,
     Column,
-    print_lines,
-    print_next,
-    print_notes,
-    print_table,
-    print_verdict,
+    Headline,
+    Lines,
+    Next,
+    Notes,
+    Section,
+    Table,
+    brief,
+    details,
+    filled_only,
     words,
 )
-from trainpace.report.watch import timeline_context
-from trainpace.watch import Timeline
+from trainpace.watch import Recording, Together
 
 LEAST_SHARE = 0.005
 LEAST_ROOF = 0.01
@@ -53,38 +66,34 @@ PROVED = (
 
 
 def nothing_worth(d: Diagnosis) -> str:
-    """That nothing is advised, and what was not tried."""
+    """Say that no change is worth it, and what was not tried."""
     tried = any(p.trial == "bf16" and p.settles for p in d.proofs)
     others = "a faster device may" if tried else "a lower precision or a faster device may"
     return f"No change known here saves {percent(WORTH)} of a step; {others}."
 
 
-def print_diagnosis(
-    d: Diagnosis, folder: str, again: Sequence[str] = (), notes: Iterable[str] = ()
-) -> None:
-    """`again`: of a recording without interventions, the command that would prove it. `notes`: of the run itself."""
+def diagnosis_sections(
+    d: Diagnosis,
+    folder: str,
+    again: Sequence[str] = (),
+    notes: Iterable[str] = (),
+    timeline: Iterable[Section] = (),
+) -> Iterator[Section]:
+    """Turn a diagnosis into sections.
+
+    Args:
+        d: The diagnosis.
+        folder: The recording's folder.
+        again: The command that proves the shares, if the recording has no interventions.
+        notes: Notes about the run.
+        timeline: Sections of a timeline, for a page.
+    """
     step = f"{number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
-    print_lines(f"A step takes {step}, as recorded in {folder}")
-    most = max(d.shares, key=lambda s: s.share, default=None)
-    share = roof = ""
-    if most is not None and most.in_words == IN_WORDS[d.verdict]:
-        share = (
-            f", {percent(most.share)} of the step{'' if most.proved else ', seen but not proved'}"
-        )
-    if d.verdict == "compute" and d.share_of_roof is not None and d.share_of_roof >= LEAST_ROOF:
-        measured = "the FLOP/s measured for a large matrix product in the same number format"
-        # a convolution may need fewer multiplications than its definition, by which FLOPs are counted
-        roof = (
-            f" While computing, the model reaches {percent(d.share_of_roof)} of {measured}."
-            if d.share_of_roof <= 1
-            else (
-                f" While computing, the model exceeds {measured}: convolutions may need fewer"
-                " multiplications than are counted, or another program slowed that product down."
-            )
-        )
-    print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}.{roof}")
+    yield Lines([f"A step takes {step}, as recorded in {folder}"])
+    yield Headline(_verdict(d))
+    yield Charts(lambda: diagnosis_pictures(d))
     rows = [
-        (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", s.share)
+        (s.in_words, number(s.ms), percent(s.share, digits=1), "yes" if s.proved else "", s.share)
         for s in d.shares
         if s.share >= LEAST_SHARE
     ]
@@ -95,49 +104,63 @@ def print_diagnosis(
         words("proved", 1, 6),
         words("", 2, 8),
     )
-    print_table(causes, rows)
-    with in_details("what proved means"):
-        print_lines(f"Proved: {PROVED}.")
-    print_lines(
-        *(f"Why: {line}" for line in d.why), *(f"Note: {line}" for line in (*d.warnings, *notes))
-    )
+    yield Table(causes, rows)
+    yield from details("what proved means", Lines([f"Proved: {PROVED}."]))
+    yield Lines([f"Why: {line}" for line in d.why])
+    yield Lines([f"Note: {line}" for line in (*d.warnings, *notes)])
     if d.advice:
         columns = [
             words("what to change", least=16),
-            Column("saves a step"),
-            Column("an epoch", 1),
+            Column("saved per step"),
+            Column("per epoch", 1),
             Column("the job", 1),
             Column("at most", 2),
         ]
-        print_table(columns, [[a.title, *savings(a, d)] for a in d.advice], filled_only=True)
+        yield filled_only(columns, [[a.title, *savings(a, d)] for a in d.advice])
         if d.job_by and d.job_steps is not None:
-            print_lines(f"The job's length is taken from {d.job_by}; --epochs N changes it.")
-    print_notes(*(f"{a.title}: {a.how}" for a in d.advice))
+            yield Lines([f"The job's length is taken from {d.job_by}; --epochs N changes it."])
+    yield Notes([f"{a.title}: {a.how}" for a in d.advice])
     if d.together is not None:
-        print_ranks(d.together)
-    with in_details("what is not worth a change"):
-        for a in d.not_worth:
-            epoch = d.seconds_an_epoch(a.saves_ms)
-            saved = (
-                f"{number(a.saves_ms)} ms a step"
-                if epoch is None
-                else f"{duration(epoch)} an epoch"
-            )
-            print_lines(
-                f"Not worth it: {a.title} saves {saved if a.saves_ms > 0 else 'nothing here'}."
-            )
+        yield from ranks_sections(d.together)
+    not_worth = Lines([_not_worth(a, d) for a in d.not_worth])
+    yield from details("what is not worth a change", not_worth)
     if not d.advice:
-        print_lines(nothing_worth(d))
+        yield Lines([nothing_worth(d)])
+    yield from timeline
     if again:
-        print_next(again, "proves the shares, by taking one cause after another away")
+        yield Next(again, "proves the cause by removing one suspect at a time")
     else:
-        print_next(
-            ["trainpace", "watch", "--from", folder, "--timeline"], "the same steps on a timeline"
-        )
+        command = ["trainpace", "watch", "--from", folder, "--timeline"]
+        yield Next(command, "the same steps on a timeline")
+
+
+def _verdict(d: Diagnosis) -> str:
+    verdict = f"Verdict: {IN_WORDS[d.verdict]}"
+    most = max(d.shares, key=lambda s: s.share, default=None)
+    if most is not None and most.in_words == IN_WORDS[d.verdict]:
+        unproved = "" if most.proved else ", seen but not proved"
+        verdict += f", {percent(most.share)} of the step{unproved}"
+    if d.verdict != "compute" or d.share_of_roof is None or d.share_of_roof < LEAST_ROOF:
+        return f"{verdict}."
+    measured = "the FLOP/s measured for a large matmul in the same number format"
+    if d.share_of_roof <= 1:
+        reaches = f"reaches {percent(d.share_of_roof)} of {measured}"
+        return f"{verdict}. While computing, the model {reaches}."
+    # a convolution may need fewer multiplications than its definition, by which FLOPs are counted
+    return (
+        f"{verdict}. While computing, the model exceeds {measured}: convolutions may need fewer"
+        " multiplications than are counted, or another program slowed that matmul down."
+    )
+
+
+def _not_worth(a: Advice, d: Diagnosis) -> str:
+    epoch = d.seconds_an_epoch(a.saves_ms)
+    saved = f"{number(a.saves_ms)} ms per step" if epoch is None else f"{duration(epoch)} per epoch"
+    return f"Not worth it: {a.title} saves {saved if a.saves_ms > 0 else 'nothing here'}."
 
 
 def savings(a: Advice, d: Diagnosis) -> list[str]:
-    """What a change saves in a step, an epoch and the job, and in a step at most."""
+    """Return what a change saves per step, per epoch and of the job, and per step at most."""
     epoch, job = d.seconds_an_epoch(a.saves_ms), d.seconds_a_job(a.saves_ms)
     return [
         f"{saved_ms(a)} ({percent(a.saves_ms / d.step_ms)})",
@@ -147,13 +170,13 @@ def savings(a: Advice, d: Diagnosis) -> list[str]:
 
 
 def saved_ms(a: Advice) -> str:
-    """What a change saves in a step; "up to", where a part of that stays, or it is all of its cause's time."""
+    """Return what a change saves per step. "up to" marks an upper limit."""
     is_most = a.at_most or a.saves_ms > MOST_OF_ALL * a.ceiling_ms
     return f"{'up to ' if is_most else ''}{number(a.saves_ms)} ms"
 
 
 def shares_chart(shares: Sequence[Share], verdict: str, note: str) -> BarChart:
-    """A bar a cause, the longest first; together they are the step."""
+    """Draw a bar for each cause, the longest first. Together they are the step."""
     shown = [s for s in shares if s.share >= LEAST_SHARE]
     top = next((s for s in shown if s.cause == verdict), shown[0])
     parts = [("of the step", _TONES.get(s.cause, "muted"), max(s.ms, 0.0)) for s in shown]
@@ -170,7 +193,7 @@ def shares_chart(shares: Sequence[Share], verdict: str, note: str) -> BarChart:
 
 
 def proofs_chart(d: Diagnosis) -> BarChart | None:
-    """The step as it is beside the step without a cause; None where no intervention was tried."""
+    """Draw the current step beside the step without a cause. None without interventions."""
     if not d.proofs:
         return None
     strongest = max(d.proofs, key=lambda p: p.saved_ms)
@@ -187,7 +210,7 @@ def proofs_chart(d: Diagnosis) -> BarChart | None:
             for p in d.proofs
         ),
         note=(
-            "Whiskers: 90 % interval of the step without the cause, from alternating blocks of"
+            "Whiskers: 90% interval of the step without the cause, from alternating blocks of"
             " steps."
         ),
     )
@@ -199,29 +222,8 @@ def _proof_bars(p: Proof) -> tuple[Bar, Bar]:
     low, high = (max(p.plain_ms - saved_ms, 0.0) for saved_ms in (p.high_ms, p.low_ms))
     between = Interval(low=low, high=high, coverage=0.9, basis="alternating blocks of steps")
     return (
-        bar("as it is", plain, [("as it is", "muted", p.plain_ms)]),
+        bar("current", plain, [("current", "muted", p.plain_ms)]),
         bar("without", without, [("without", "best", p.without_ms)], between),
-    )
-
-
-def diagnosis_page(d: Diagnosis, command: str, timeline: Timeline | None = None) -> str:
-    """The page as text. `command`: what was run."""
-    step = f"{number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
-    answer = f"What slows it down: {IN_WORDS[d.verdict]}. A step takes {step}."
-    return page(
-        "diagnosis.html",
-        f"What slows it down: {command}",
-        [answer, *d.why],
-        diagnosis_pictures(d),
-        to_jsonable(d),
-        styles=() if timeline is None else ("timeline.css",),
-        d=d,
-        advice=[[a.title, *savings(a, d), a.how] for a in d.advice],
-        not_worth=[
-            f"Not worth it: {a.title} saves {number(a.saves_ms)} ms a step." for a in d.not_worth
-        ],
-        nothing=nothing_worth(d),
-        timeline=None if timeline is None else timeline_context(timeline),
     )
 
 
@@ -231,3 +233,274 @@ def diagnosis_pictures(d: Diagnosis) -> list[Picture | None]:
         ranks_chart(d.together),
         proofs_chart(d),
     ]
+
+
+def recorded_ranks_sections(recording: Recording) -> Iterator[Section]:
+    """Show who is behind, and each rank's step. Nothing for a single rank."""
+    if recording.together is not None:
+        yield Lines(list(faults_in_words(recording)))
+        yield from ranks_sections(recording.together)
+
+
+def ranks_sections(found: Together) -> Iterator[Section]:
+    ranks = [
+        [
+            f"{r.rank} on {r.node}",
+            number(r.step_ms),
+            *(number(getattr(r, field)) for field, _, _ in _PARTS),
+            number(r.input_elements),
+        ]
+        for r in found.ranks
+    ]
+    collectives = [
+        [c.name, *map(number, (c.per_step, c.exposed_ms, c.waiting_ms, c.transfer_ms))]
+        for c in found.collectives
+    ]
+    yield from details(
+        "each rank's waiting and transfer, by collective",
+        Table(_RANKS, ranks),
+        Table(_COLLECTIVES, collectives),
+        Lines(list(_clocks_and_links(found))),
+    )
+
+
+def _clocks_and_links(found: Together) -> Iterator[str]:
+    for c in found.clocks:
+        side = "ahead of" if c.wall_ms >= 0 else "behind"
+        yield (
+            f"The clock of {c.node} is {number(abs(c.wall_ms))} ms {side} that of the first rank's"
+            f" node, give or take {number(c.uncertainty_ms)} ms."
+        )
+    for link in found.links:
+        yield (
+            f"Link from {link.sender} to {link.receiver}: {number(link.mb_per_step)} MB per step,"
+            f" at {number(link.mbit_per_s)} Mbit/s while it sends."
+        )
+
+
+def ranks_chart(found: Together | None) -> BarChart | None:
+    """Draw the mean step of each rank by its parts. Of many ranks, those that wait least are drawn."""
+    if found is None:
+        return None
+    shown = sorted(
+        sorted(found.ranks, key=lambda r: r.waiting_ms)[:MOST_BARS], key=lambda r: r.rank
+    )
+    least = min(found.ranks, key=lambda r: r.waiting_ms)
+    bars = [
+        bar(
+            f"rank {r.rank} on {r.node}",
+            f"{number(r.step_ms)} ms, {number(r.waiting_ms)} of them waiting",
+            [(name, tone, getattr(r, field)) for field, name, tone in _PARTS],
+        )
+        for r in shown
+    ]
+    more = len(found.ranks) - len(shown)
+    return BarChart(
+        title="Each rank's step",
+        label="mean step",
+        unit="ms",
+        groups=(BarGroup(bars=tuple(bars)),),
+        finding=(
+            f"Rank {least.rank} on {least.node} waits least for the others:"
+            f" {number(least.waiting_ms)} ms of a step."
+        ),
+        note=(
+            f"Over {found.steps} steps. A rank waits from its own arrival at a collective to that"
+            " of the last one."
+        )
+        + (f" {more} ranks that wait longer are not drawn." if more else ""),
+    )
+
+
+MOST_BARS = 16
+_PARTS = (
+    ("compute_ms", "computing", "forward"),
+    ("data_ms", "waiting for data", "data"),
+    ("host_ms", "host", "host_overhead"),
+    ("waiting_ms", "waiting for the last rank", "idle"),
+    ("transfer_ms", "transfer", "communication"),
+    ("undivided_ms", "other communication", "muted"),
+)
+_RANKS = (
+    words("rank and node", least=12),
+    Column("step ms"),
+    Column("computing"),
+    Column("data"),
+    Column("host", 1),
+    Column("waiting for the last"),
+    Column("transfer"),
+    Column("other communication", 2),
+    Column("input", 3),
+)
+_COLLECTIVES = (
+    words("collective", least=10),
+    Column("per step"),
+    Column("exposed ms"),
+    Column("waiting for the last"),
+    Column("transfer"),
+)
+
+
+WORTH_A_LINE = 0.03
+"""Share of a step that a change must be able to save for a line in the short answer."""
+FEW_KERNELS = 3
+MOST_RANKS = 64
+APART = 0.05
+"""Difference of mean and median step from which both are printed."""
+_BOUNDS = (words("what a change could save", least=20), Column("at most"), Column("share"))
+
+
+def profiled_title(place: str) -> str:
+    return f"What a trace shows: {place}"
+
+
+def profiled_sections(p: ProfiledTraining, place: str) -> Iterator[Section]:
+    """Turn a profiler's trace into sections. `place` is its file or folder."""
+    yield Lines([f"{place}: {source_words(p)}"])
+    yield Headline(verdict_words(p))
+    yield Charts(lambda: [shares_chart(p.shares, p.verdict, source_words(p))])
+    columns = (words("where it goes", least=18), Column("ms"), Column("share"), words("", 1, 8))
+    yield Table(columns, _share_rows(p))
+    bounds = [b for b in p.bounds if b.at_most_ms >= LEAST_SHARE * p.step_ms]
+    rows = [
+        (b.title, f"{number(b.at_most_ms)} ms", percent(b.at_most_ms / p.step_ms)) for b in bounds
+    ]
+    few = [b.at_most_ms >= WORTH_A_LINE * p.step_ms for b in bounds]
+    yield from brief(
+        Table(_BOUNDS, [row for row, is_large in zip(rows, few, strict=True) if is_large])
+    )
+    yield from details("", Table(_BOUNDS, rows))
+    how = Notes([f"{sentence(b.title)}: {b.how}" for b in bounds])
+    yield from details("how to make each change", how)
+    if len(p.ranks) > 1:
+        ranks = [_rank_row(rank, rank.rank == p.straggler) for rank in p.ranks[:MOST_RANKS]]
+        yield from details("each rank", Table(RANK_COLUMNS, ranks))
+    kernels = [_kernel_row(k, p.step_ms) for k in p.kernels]
+    yield from details("the kernels", Table(KERNEL_COLUMNS, kernels))
+    ranks_line = [ranks_words(p)] if len(p.ranks) > 1 else []
+    heavy = [k for k in p.kernels[:FEW_KERNELS] if k.ms >= LEAST_SHARE * p.step_ms]
+    named = listed(f"{k.name} {percent(k.ms / p.step_ms)}" for k in heavy)
+    kind = "kernels" if p.on_device else "operators"
+    heaviest = [f"Heaviest {kind}: {named}."] if heavy else []
+    yield from brief(Notes([*ranks_line, *heaviest, *p.warnings]))
+    yield from details("", Notes([*ranks_line, *p.warnings]))
+    yield Next("trainpace diagnose -- python train.py", "proves it on the machine that trains")
+
+
+def source_words(p: ProfiledTraining) -> str:
+    """Say where the numbers come from."""
+    first = p.ranks[0]
+    who = f"{len(p.ranks)} ranks" if len(p.ranks) > 1 else f"rank {first.rank}"
+    on = f" on {first.device}" if first.device and p.on_device else ""
+    if not first.told_by:
+        return f"{who}{on}, recorded by {first.made_by}; no steps are marked."
+    fewest = min(rank.steps for rank in p.ranks)
+    each = " each" if len(p.ranks) > 1 else ""
+    return (
+        f"{who}{on}, recorded by {first.made_by}; {plural(fewest, 'step')}{each}, marked by"
+        f" {first.told_by}."
+    )
+
+
+def verdict_words(p: ProfiledTraining) -> str:
+    top = p.shares[0]
+    of = "a step" if p.ranks[0].told_by else "the whole trace"
+    if not p.ranks[0].told_by:
+        return (
+            f"Verdict: {top.in_words}, {percent(top.share)} of {of}, which takes"
+            f" {number(p.step_ms)} ms."
+        )
+    mean = (
+        f", the mean step {number(p.step_ms)}"
+        if abs(p.step_ms - p.median_ms) > APART * p.median_ms
+        else ""
+    )
+    between = (
+        ""
+        if min(rank.steps for rank in p.ranks) < 2
+        else f" ({span(p.median_ms_low, p.median_ms_high)})"
+    )
+    takes = f"The median step takes {number(p.median_ms)} ms{between}{mean}."
+    return f"Verdict: {top.in_words}, {percent(top.share)} of {of}. {takes}"
+
+
+def _share_rows(p: ProfiledTraining) -> list[tuple[str, str, str, float]]:
+    """Return causes, which add up to the step, then the parts of some of them, which are cut first."""
+    rows = [
+        (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", s.share)
+        for s in p.shares
+        if s.share >= LEAST_SHARE
+    ]
+    if len(p.compute) > 1:
+        rows += [
+            (f"- {k.in_words}", number(k.ms), f"{100 * k.share:.1f} %", k.share)
+            for k in p.compute
+            if k.share >= LEAST_SHARE
+        ]
+    hidden = sum(rank.hidden_ms for rank in p.ranks) / len(p.ranks)
+    if hidden >= LEAST_SHARE * p.step_ms:
+        rows.append(
+            (
+                "- communication hidden behind compute",
+                number(hidden),
+                f"{100 * hidden / p.step_ms:.1f} %",
+                0.0,
+            )
+        )
+    return rows
+
+
+def ranks_words(p: ProfiledTraining) -> str:
+    slowest, fastest = (choose(p.ranks, key=lambda r: r.median_ms) for choose in (max, min))
+    ends = list(dict.fromkeys(number(rank.median_ms) for rank in (fastest, slowest)))
+    steps = f"{len(p.ranks)} ranks: median steps of {' to '.join(ends)} ms"
+    if p.straggler is None:
+        return f"{steps}; none makes the others wait."
+    late = next(rank for rank in p.ranks if rank.rank == p.straggler)
+    rest = [rank for rank in p.ranks if rank is not late]
+    more = {
+        name: ms - sum(rank.causes_ms[name] for rank in rest) / len(rest)
+        for name, ms in late.causes_ms.items()
+        if name != "communication"
+    }
+    cause = max(more, key=lambda name: more[name])
+    in_words = next(s.in_words for s in p.shares if s.cause == cause)
+    spends = f"which spends {number(max(0.0, more[cause]))} ms more than they do in {in_words}"
+    return f"{steps}; they wait for rank {late.rank}, {spends}."
+
+
+RANK_COLUMNS = (
+    words("rank", least=4),
+    Column("steps", 3),
+    Column("median ms"),
+    Column("computing"),
+    Column("communication"),
+    Column("hidden", 2),
+    Column("data", 1),
+    Column("launching", 1),
+    Column("waiting", 2),
+)
+KERNEL_COLUMNS = (
+    words("kernel", least=24),
+    Column("ms per step"),
+    Column("share"),
+    Column("number", 1),
+    words("kind", 2, 10),
+)
+
+
+def _rank_row(r: RankShares, late: bool) -> Sequence[str]:
+    causes = ("compute", "communication"), ("data", "launch", "logging")
+    first, last = ([number(r.causes_ms[cause]) for cause in group] for group in causes)
+    return [
+        f"{r.rank}{' ◀' if late else ''}",
+        str(r.steps),
+        number(r.median_ms),
+        *first,
+        number(r.hidden_ms),
+        *last,
+    ]
+
+
+def _kernel_row(k: Kernel, step_ms: float) -> Sequence[str]:
+    return [k.name, number(k.ms), f"{100 * k.ms / step_ms:.1f} %", number(k.count), k.kind]

@@ -1,91 +1,95 @@
-"""Public measurements beside a forecast: as lines, as JSON and as rows of a page."""
+"""Public measurements: beside a forecast, as a list, and against the forecasts of the installed version."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from trainpace.report.phrases import devices, number
-from trainpace.report.terminal import console, print_lines, wrapped
+from trainpace.report.charts import Axis, Chart, Series
+from trainpace.report.phrases import change, devices, number, plural, span
+from trainpace.report.sections import (
+    Column,
+    Headline,
+    Lines,
+    Named,
+    Next,
+    Section,
+    Table,
+    details,
+    words,
+)
+from trainpace.verbs.carried import carried
 
 if TYPE_CHECKING:
-    from trainpace.forecast import Near, Nearness, PublicRun
+    from trainpace.forecast import Near, Nearness, PublicRun, Score, ScoreLine, Summary
+    from trainpace.verbs.request import Request
 
 MOST_DIFFERENCES = 3
-MOST_LINES = 4
-"""Below the title, on a terminal."""
 TITLE = "Measured by others"
+_EVIDENCE = (
+    words("measured by others", least=20),
+    Column("measured"),
+    Column("forecast of the same"),
+    words("beside this answer", 1, 20),
+    words("source", 2, 16),
+    words("licence", 3, 8),
+    words("trust", 4, 5),
+)
 
 
-def print_evidence(evidence: Sequence[Nearness]) -> None:
-    """A line for each of the nearest runs, with the forecast of the same run, and a line where none is near."""
+def evidence_sections(evidence: Sequence[Nearness]) -> Iterator[Section]:
+    """Show the nearest runs with the forecast of the same run. If none is near, name the nearest one."""
     shown = [near for nearness in evidence for near in nearness.runs]
-    if shown:
-        fitted = " (* it was in the fit)" if any(near.run.in_fit for near in shown) else ""
-        print_lines(
-            f"{TITLE}, and the forecast of the same{fitted}:",
-            *_fitting([f"  {_line(near)}" for near in shown]),
-        )
-    far = (_none_near(nearness, len(evidence) > 1) for nearness in evidence if not nearness.runs)
-    print_lines(*filter(None, far))
+    far = [n.closest for n in evidence if not n.runs and n.closest is not None]
+    rows = [_evidence_row(near) for near in (*shown, *far)]
+    in_fit = "* The constants of the forecast were fitted on this run, among others."
+    notes = [in_fit] if any(near.run.in_fit for near in (*shown, *far)) else []
+    yield from details("measurements by others", Table(_EVIDENCE, rows), Lines(notes))
 
 
 def nearest_in_brief(evidence: Sequence[Nearness]) -> list[str]:
-    """The nearest run in a line; nothing where none is near."""
+    """Return the nearest run in a line. Nothing if no run is near."""
     near = next((near for nearness in evidence for near in nearness.runs), None)
     if near is None:
         return []
-    fitted = " It was in the fit." if near.run.in_fit else ""
-    return [f"{TITLE}: {_line(near).replace('*)', ')')}.{fitted}"]
+    measured, forecast = _figures_of(near)
+    more = [word for word in near.unlike if not _IN_WHAT.search(word)]
+    against = f", forecast {forecast.rstrip('*')}" if forecast != "-" else ""
+    in_fit = " It was in the fit." if near.run.in_fit else ""
+    return [f"{TITLE}: {what(near.run)}: {'; '.join([measured + against, *more])}.{in_fit}"]
 
 
-def _fitting(lines: list[str]) -> list[str]:
-    """The first, and further ones as far as they stay short on this terminal; --json and pages have all."""
-    width, taken = console().width, 0
-    for n, line in enumerate(lines):
-        taken += len(wrapped(line, width).splitlines())
-        if n and taken > MOST_LINES:
-            return lines[:n]
-    return lines
-
-
-def _line(near: Near) -> str:
+def _figures_of(near: Near) -> tuple[str, str]:
+    """Return the measured rate and its forecast, marked * if the run was in the fit."""
     run = near.run
     measured, unit = rate(run, run.step_time_ms)
-    text = f"{what(run)}: {number(measured)} {unit}"
-    if run.forecast_ms is not None:
-        forecast, _ = rate(run, run.forecast_ms)
-        text += (
-            f", forecast {number(forecast)} ({100 * (forecast / measured - 1):+.0f}"
-            f" %{'*' if run.in_fit else ''})"
-        )
-    more = [word for word in near.unlike if not _IN_WHAT.search(word)]
-    return f"{text}; {', '.join(more)}" if more else text
+    if run.forecast_ms is None:
+        return f"{number(measured)} {unit}", "-"
+    forecast, _ = rate(run, run.forecast_ms)
+    star = "*" if run.in_fit else ""
+    return f"{number(measured)} {unit}", f"{number(forecast)} ({change(forecast / measured)}){star}"
 
 
-def _none_near(nearness: Nearness, with_device: bool) -> str:
-    closest = nearness.closest
-    if closest is None:
-        return ""
-    where = f" on {nearness.device}" if with_device else ""
-    return (
-        f"{TITLE}: nothing near{where}. The nearest is {what(closest.run)}"
-        f" ({', '.join(closest.unlike[:2])})."
-    )
+def _evidence_row(near: Near) -> list[str]:
+    run = near.run
+    source = f"{run.source}{f', {run.date}' if run.date else ''}: {run.url}"
+    beside = f"{'' if near.is_near else 'not near: '}{differences(near)}"
+    return [what(run), *_figures_of(near), beside, source, run.licence, run.trust]
 
 
 def what(run: PublicRun) -> str:
-    """The run by its main conditions."""
+    """Return the main conditions of a run."""
     mode = {"inference": ", forward", "forward_backward": ", no optimizer"}.get(run.mode, "")
     batch = f", batch {run.micro_batch:,}" if run.micro_batch else ""
     return f"{run.model} on {devices(run.gpus, run.device)}{batch}, {run.precision}{mode}"
 
 
 def rate(run: PublicRun, ms: float) -> tuple[float, str]:
-    """(number, unit) of a step: what it does a second, of all GPUs, or its milliseconds where no batch is known."""
+    """Return (number, unit) of a step: throughput of all GPUs, or milliseconds if the batch is unknown."""
     if not run.global_batch:
-        return ms, "ms a step"
+        return ms, "ms per step"
     samples = 1e3 * run.global_batch / ms
     if run.sequence_length:
         return samples * run.sequence_length, "tokens/s"
@@ -93,7 +97,7 @@ def rate(run: PublicRun, ms: float) -> tuple[float, str]:
 
 
 def differences(near: Near) -> str:
-    """What it is like, and where it differs most."""
+    """Return what makes a run alike, and its largest differences."""
     return ", ".join((*near.alike, *near.unlike[:MOST_DIFFERENCES])) or "the same"
 
 
@@ -101,35 +105,262 @@ _IN_WHAT = re.compile(
     r"^(batch [\d,]+|[\d,]+ GPUs?|\w*(16|32|8)) instead of | card\b|^a card|a forward pass|the"
     r" optimizer$"
 )
-"""Words for what stands in `what` too."""
+"""Differences that `what` shows already."""
 
 
-def evidence_rows(evidence: Sequence[Nearness]) -> list[dict[str, Any]]:
-    """For a page's table: the runs that are near, and of each GPU without any the nearest one."""
-    rows = []
-    for nearness in evidence:
-        shown = nearness.runs or ((nearness.closest,) if nearness.closest is not None else ())
-        for near in shown:
-            measured, unit = rate(near.run, near.run.step_time_ms)
-            forecast = (
-                None if near.run.forecast_ms is None else rate(near.run, near.run.forecast_ms)[0]
-            )
-            off = None if forecast is None else f"{100 * (forecast / measured - 1):+.0f} %"
-            rows.append(
-                {
-                    "what": what(near.run),
-                    "measured": measured,
-                    "unit": unit,
-                    "forecast": forecast,
-                    "off": off,
-                    "in_fit": near.run.in_fit,
-                    "differences": differences(near),
-                    "is_near": near.is_near,
-                    "source": near.run.source,
-                    "url": near.run.url,
-                    "licence": near.run.licence,
-                    "date": near.run.date or "",
-                    "trust": near.run.trust,
-                }
-            )
-    return rows
+MOST_POINTS = 3000
+"""Points of an accuracy chart. More would overlap, and make a page of a megabyte."""
+_LISTED = (
+    words("id", least=17),
+    words("model", least=14),
+    words("device", 2, least=12),
+    Column("batch"),
+    Column("size", 1),
+    words("precision", 3),
+    words("mode", 5),
+    Column("step ms"),
+    Column("forecast ms", 1),
+    Column("off %"),
+    words("source", 4, least=16),
+)
+TRUST = {
+    "A": "repeated or well documented, under stated conditions",
+    "B": "single readings, a vendor's own figures, or conditions partly inferred",
+    "C": "read off a chart, or derived from another figure",
+}
+
+
+def public_runs_sections(runs: Sequence[PublicRun], total: int) -> Iterator[Section]:
+    if not runs:
+        yield Headline("No such runs in the public journal.")
+        yield Next("trainpace journal list --public", "all of them")
+        return
+    shown = "" if total == len(runs) else f", {len(runs)} of them shown"
+    yield Headline(f"{plural(total, 'run')} of others in the public journal{shown}.")
+    yield Table(_LISTED, [_line(run) for run in runs])
+    if any(run.in_fit for run in runs):
+        yield Lines(["* Trainpace's constants were fitted on this run, so its error says little."])
+    yield Next(
+        f"trainpace journal show public:{runs[0].id}",
+        "everything about one run, with its source and licence",
+    )
+
+
+def _line(run: PublicRun) -> tuple[str, ...]:
+    off = "-" if run.error_pct is None else f"{run.error_pct:+.0f}{'*' * run.in_fit}"
+    batch = f"{run.micro_batch:,}" if run.micro_batch else "-"
+    return (
+        f"public:{run.id}",
+        run.model,
+        devices(run.gpus, run.device),
+        batch,
+        _size(run),
+        run.precision or "-",
+        run.mode,
+        number(run.step_time_ms),
+        number(run.forecast_ms),
+        off,
+        run.source,
+    )
+
+
+def _size(run: PublicRun) -> str:
+    """Return the size of a sample: the side of its image, or its length."""
+    sizes = [(run.image_size, "px"), (run.sequence_length, "tokens")]
+    return ", ".join(f"{size:,} {unit}" for size, unit in sizes if size) or "-"
+
+
+def public_facts(run: PublicRun) -> list[tuple[str, str]]:
+    """Return (name, value) of everything that is known of a run, including source and licence."""
+    r = run
+    forecast = r.why_no_forecast
+    if r.forecast_ms is not None and r.low_ms is not None and r.high_ms is not None:
+        forecast = (
+            f"{number(r.forecast_ms)} ms (90% interval {span(r.low_ms, r.high_ms)}), off by"
+            f" {r.error_pct or 0.0:+.0f} %"
+        )
+    in_fit = "yes: constants were fitted on it, so its error says little" if r.in_fit else "no"
+    facts = [
+        ("id", f"public:{r.id}"),
+        ("model", f"{r.model} ({r.model_kind})"),
+        ("device", devices(r.gpus, r.device)),
+        ("nodes", str(r.nodes) if r.nodes > 1 else ""),
+        ("mode", r.mode),
+        ("micro-batch", f"{r.micro_batch:,}" if r.micro_batch else "not stated"),
+        ("accumulation", str(r.accumulation) if r.accumulation > 1 else ""),
+        ("sequence length", str(r.sequence_length or "")),
+        ("image", str(r.image_size or "")),
+        ("precision", r.precision or "not stated"),
+        ("optimizer", r.optimizer or ""),
+        ("compile", r.compile),
+        ("memory format", r.memory_format),
+        ("parallelism", r.parallelism or ""),
+        ("software", r.software),
+        ("throughput", f"{number(r.samples_per_second)} samples/s" if r.samples_per_second else ""),
+        ("memory", "" if r.peak_memory_gib is None else f"peak {number(r.peak_memory_gib)} GiB"),
+        ("forecast", forecast),
+        ("assumed for it", r.assumed),
+        ("in the fit", in_fit),
+        ("source", r.source),
+        ("address", r.url),
+        ("licence", r.licence),
+        ("date", r.date or "not stated"),
+        ("trust", f"{r.trust}: {TRUST[r.trust]}" if r.trust in TRUST else r.trust),
+        ("notes", r.notes),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def public_run_sections(run: PublicRun, asked: Request | None = None) -> Iterator[Section]:
+    from trainpace.verbs.journal import JournalRequest
+
+    yield Headline(f"A step took {number(run.step_time_ms)} ms, as {run.source} measured it.")
+    yield Named("", public_facts(run))
+    yield Next(
+        [
+            *("trainpace", "journal", "compare", f"public:{run.id}", "mine"),
+            *carried(asked, JournalRequest),
+        ],
+        "with your newest run that is most like it",
+    )
+
+
+def public_score_sections(score: Score) -> Iterator[Section]:
+    """Show the accuracy of the installed version, first of runs that no constant was fitted on."""
+    s = score.not_in_fit if score.not_in_fit.n else score.in_fit
+    if s.mape is None or s.median is None:
+        yield Headline("None of the public runs can be forecast.", good=False)
+        return
+    which = "no constant was" if s is score.not_in_fit else "constants were"
+    inside = (
+        ""
+        if s.coverage is None
+        else f"; {s.coverage:.0f} % of the measured times lie inside the 90% interval"
+    )
+    yield Headline(
+        f"{s.n:,} forecasts of public runs that {which} fitted on are off by {s.mape:.1f} % on"
+        f" average (median {s.median:.1f} %){inside}."
+    )
+    yield Lines(
+        [
+            "Columns: runs that no constant was fitted on, then fitted runs; inside: their share in"
+            " the 90% interval."
+        ]
+    )
+    yield _score_table("what was run", (*score.by_way, _whole(score)))
+    yield from details(
+        "cards, kinds of models and sources",
+        _score_table("card", score.by_card),
+        _score_table("kind of model", score.by_model_kind),
+        _score_table("source", score.by_source),
+    )
+    yield Lines(
+        [
+            score_meaning(),
+            f"{score.without_forecast:,} public runs have no forecast; show public:ID says why.",
+        ]
+    )
+    yield Next(
+        "trainpace serve", "the same as a chart, by card and kind of model, on the page Accuracy"
+    )
+
+
+def _score_table(title: str, lines: Sequence[ScoreLine]) -> Table:
+    columns = (
+        words(title, least=16),
+        Column("runs"),
+        Column("mean %"),
+        Column("median %"),
+        Column("inside %"),
+        Column("fitted runs", 1),
+        Column("their mean %", 1),
+        Column("their median %", 2),
+        Column("their inside %", 1),
+    )
+    return Table(
+        columns, [(line.name, *_figures(line.not_in_fit), *_figures(line.in_fit)) for line in lines]
+    )
+
+
+def score_meaning() -> str:
+    """Explain the two halves of an accuracy table."""
+    return (
+        "Not in the fit: no constant of Trainpace was fitted on these runs. A run of your own"
+        " should be forecast about as well as those of its kind: look at the lines of what you run,"
+        " of your card and of your kind of model. In the fit: constants or intervals were fitted on"
+        " these runs, so their errors are smaller than yours will be."
+    )
+
+
+def _whole(score: Score) -> ScoreLine:
+    from trainpace.forecast import ScoreLine
+
+    return ScoreLine(name="all", in_fit=score.in_fit, not_in_fit=score.not_in_fit)
+
+
+def _figures(s: Summary) -> tuple[str, ...]:
+    shares = ("-" if value is None else f"{value:.1f}" for value in (s.mape, s.median, s.coverage))
+    return (f"{s.n:,}" if s.n else "-", *shares)
+
+
+def accuracy_chart(
+    runs: Sequence[PublicRun], title: str = "Forecast against measured"
+) -> Chart | None:
+    """Draw every run at its measured and its forecast step. None for fewer than two runs."""
+    known = [run for run in runs if run.forecast_ms]
+    if len(known) < 2:
+        return None
+    step = math.ceil(len(known) / MOST_POINTS)
+    shown = known[::step]
+    low = min(min(run.step_time_ms, run.forecast_ms or math.inf) for run in known)
+    high = max(max(run.step_time_ms, run.forecast_ms or 0.0) for run in known)
+    ends = (low / 1.3, high * 1.3)
+    near = sum(0.8 <= (run.forecast_ms or 0.0) / run.step_time_ms <= 1.25 for run in known)
+    groups = [
+        ("not in the fit", "measured", [r for r in shown if not r.in_fit]),
+        ("in the fit", "muted", [r for r in shown if r.in_fit]),
+    ]
+    points = tuple(
+        Series(
+            name=name,
+            kind="points",
+            tone=tone,
+            x=tuple(run.step_time_ms for run in group),
+            y=tuple(run.forecast_ms for run in group),
+            labels=tuple(map(_label, group)),
+        )
+        for name, tone, group in reversed(groups)
+        if group
+    )
+    diagonals = tuple(
+        Series(
+            name=name,
+            kind="line",
+            tone=tone,
+            dashed=tone == "ideal",
+            x=ends,
+            y=tuple(at * factor for at in ends),
+        )
+        for name, tone, factor in (
+            ("as measured", "forecast", 1.0),
+            ("a quarter longer", "ideal", 1.25),
+            ("a fifth shorter", "ideal", 0.8),
+        )
+    )
+    return Chart(
+        title=title,
+        finding=(
+            f"{near:,} of {plural(len(known), 'forecast')} lie from a fifth below to a quarter"
+            " above what was measured."
+        ),
+        x=Axis(label="measured step", unit="ms", scale="log10", low=ends[0], high=ends[1]),
+        y=Axis(label="forecast step", unit="ms", scale="log10", low=ends[0], high=ends[1]),
+        series=(*diagonals, *points),
+        nearest="point",
+        note=f"One run in {step} is drawn." if step > 1 else "",
+    )
+
+
+def _label(run: PublicRun) -> str:
+    batch = f", batch {run.micro_batch:,}" if run.micro_batch else ""
+    return f"{run.model} on {devices(run.gpus, run.device)}{batch}, {run.precision} ({run.id})"

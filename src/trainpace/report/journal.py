@@ -1,42 +1,46 @@
-"""The journal, and errors of forecasts against measured runs, for the terminal."""
+"""The journal as sections: runs, comparisons, imports, shared files, and errors of forecasts against measurements."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainpace.core.outcome import STEP_PARTS
 from trainpace.forecast import Row, Summary
 from trainpace.journal import Comparison, Difference, Entry, Scores, Sweep, printable
 from trainpace.report.phrases import (
-    bracketed,
+    change,
     devices,
     interval,
+    listed,
     number,
     percent,
     plural,
+    sentence,
+    span,
     stated,
     when,
 )
-from trainpace.report.screen import in_details
-from trainpace.report.sharing import print_lessons
-from trainpace.report.terminal import (
+from trainpace.report.sections import (
     Column,
-    print_lines,
-    print_named,
-    print_next,
-    print_notes,
-    print_table,
-    print_verdict,
+    Headline,
+    Lines,
+    Named,
+    Next,
+    Notes,
+    Section,
+    Table,
+    Verbatim,
+    details,
     words,
 )
 from trainpace.verbs.carried import carried
 from trainpace.verbs.request import Request
 
 if TYPE_CHECKING:
-    from trainpace.journal import Imported
+    from trainpace.journal import Imported, Lesson, Lessons
 
 _LISTED = (
     words("id", least=8),
@@ -52,42 +56,45 @@ _LISTED = (
     words("outcome", 3, least=7),
 )
 _MAYBE_ALIKE = ("device", "precision", "optimizer", "outcome")
+"""Columns that become one line if all rows agree."""
 
 
-def print_entries(
+def entries_sections(
     entries: Sequence[Entry], total: int, place: str, asked: Request | None = None
-) -> None:
-    """One line a run; columns that are the same in all of them become one line."""
+) -> Iterator[Section]:
+    """Show one line per run."""
     if not entries:
-        print_verdict(f"No such runs in {place}.")
-        print_lines(
-            "The journal keeps what trainpace measure and run measured; recordings of watch stay in"
-            " their folders."
+        yield Headline(f"No such runs in {place}.")
+        yield Lines(
+            [
+                "The journal stores what trainpace measure and run measured; recordings of watch"
+                " stay in their folders."
+            ]
         )
         return
-    shown = "" if total == len(entries) else f", of which {len(entries)} are shown"
-    print_verdict(f"{plural(total, 'run')} in {place}{shown}.")
+    shown = "" if total == len(entries) else f", {len(entries)} of them shown"
+    yield Headline(f"{plural(total, 'run')} in {place}{shown}.")
     rows = [_line(entry) for entry in entries]
     maybe = [i for i, column in enumerate(_LISTED) if column.name in _MAYBE_ALIKE]
     same = [i for i in maybe if len({row[i] for row in rows}) == 1 < len(rows)]
     others = [i for i in range(len(_LISTED)) if i not in same]
-    print_table([_LISTED[i] for i in others], [[row[i] for i in others] for row in rows])
+    yield Table([_LISTED[i] for i in others], [[row[i] for i in others] for row in rows])
     if same:
-        print_lines(f"All: {', '.join(rows[0][i] for i in same)}.")
-    print_next(
+        yield Lines([f"All: {', '.join(rows[0][i] for i in same)}."])
+    yield Next(
         ["trainpace", "journal", "show", entries[0].id[:8], *_place(asked)],
         "everything about one run; --limit and --offset list others",
     )
 
 
 def _place(asked: Request | None) -> list[str]:
-    """The journal asked for, where it is not the usual one."""
+    """Return the option for a journal other than the default one."""
     from trainpace.verbs.journal import JournalRequest
 
     return [] if asked is None else carried(asked, JournalRequest)
 
 
-def print_sweeps(sweeps: Sequence[Sweep], asked: Request | None = None) -> None:
+def sweeps_sections(sweeps: Sequence[Sweep], asked: Request | None = None) -> Iterator[Section]:
     rows = [
         (
             s.id[:8],
@@ -99,7 +106,7 @@ def print_sweeps(sweeps: Sequence[Sweep], asked: Request | None = None) -> None:
         )
         for s in sweeps
     ]
-    print_verdict(f"{plural(len(sweeps), 'sweep')}.")
+    yield Headline(f"{plural(len(sweeps), 'sweep')}.")
     columns = (
         words("id", least=8),
         words("when (UTC)", 2, least=16),
@@ -108,48 +115,52 @@ def print_sweeps(sweeps: Sequence[Sweep], asked: Request | None = None) -> None:
         words("batches"),
         words("finished", 1, least=16),
     )
-    print_table(columns, rows)
+    yield Table(columns, rows)
     if sweeps:
-        print_next(
+        yield Next(
             ["trainpace", "journal", "list", "--sweep", sweeps[0].id[:8], *_place(asked)],
             "the runs of one sweep",
         )
 
 
-def print_entry(entry: Entry, asked: Request | None = None) -> None:
-    e, always = entry, ("micro_batch", "precision", "optimizer")
+def entry_sections(e: Entry, asked: Request | None = None) -> Iterator[Section]:
+    """Show everything about one run."""
+    step = _step_in_words(e)
+    timed = (step or "nothing was timed") if e.outcome == "ok" else printable(e.reason)
+    yield Headline(f"{e.outcome}: {timed}")
+    yield Named("", [(_text(name), _text(value)) for name, value in _facts(e, step) if value])
+    yield Next(
+        ["trainpace", "journal", "compare", e.id[:8], "ID", *_place(asked)],
+        "this run with another: do they differ by more than the noise?",
+    )
+
+
+def _step_in_words(e: Entry) -> str:
     step = "" if e.step_time_ms is None else f"{number(e.step_time_ms)} ms"
     if step and (i := e.interval_ms) is not None:
-        step += bracketed(i, after=f" at {percent(i.coverage)}, {i.basis}")
+        step += f" ({span(i.low, i.high)} at {percent(i.coverage)}, {i.basis})"
+    return step
+
+
+def _facts(e: Entry, step: str) -> list[tuple[str, str]]:
+    always = ("micro_batch", "precision", "optimizer")
+    timed = f"{len(e.step_times_ms)} after {len(e.warmup_ms)} of warm-up"
+    shape = {"sequence length": e.sequence_length, "image": e.image_size}
     parts = {name.removesuffix("_ms"): getattr(e.step, name, 0.0) for name in STEP_PARTS}
     memory = {"peak": e.peak_memory_gib, "reserved": e.reserved_memory_gib}
-    facts = [
+    return [
         ("id", e.id),
         ("made", f"{e.created_at} by {e.kind}"),
         ("model", e.model),
         ("device", devices(e.num_devices, e.device)),
         ("execution", ", ".join(f"{name} {value}" for name, value in stated(e.execution, always))),
-        (
-            "shape",
-            ", ".join(
-                f"{n} {v}"
-                for n, v in (("sequence length", e.sequence_length), ("image", e.image_size))
-                if v
-            ),
-        ),
+        ("shape", ", ".join(f"{name} {size}" for name, size in shape.items() if size)),
         ("mode", e.mode),
         ("loss", e.loss or ""),
         ("outcome", e.outcome if not e.reason else f"{e.outcome}: {e.reason}"),
         ("step", step),
         ("parts", ", ".join(f"{name} {number(ms)}" for name, ms in parts.items() if ms)),
-        (
-            "steps timed",
-            (
-                f"{len(e.step_times_ms)} after {len(e.warmup_ms)} of warm-up"
-                if e.step_times_ms
-                else ""
-            ),
-        ),
+        ("steps timed", timed if e.step_times_ms else ""),
         ("throughput", f"{number(e.samples_per_second)} samples/s" if e.samples_per_second else ""),
         (
             "memory",
@@ -167,30 +178,20 @@ def print_entry(entry: Entry, asked: Request | None = None) -> None:
         *sorted(e.environment.items()),
         ("notes", e.notes),
     ]
-    print_verdict(
-        f"{e.outcome}:"
-        f" {(step or 'nothing was timed') if e.outcome == 'ok' else printable(e.reason)}"
-    )
-    print_named("", [(_text(name), _text(value)) for name, value in facts if value])
-    print_next(
-        ["trainpace", "journal", "compare", e.id[:8], "ID", *_place(asked)],
-        "this run with another: do they differ by more than the noise?",
-    )
 
 
-def print_comparison(c: Comparison) -> None:
-    print_verdict(_verdict(c))
+def comparison_sections(c: Comparison) -> Iterator[Section]:
+    yield Headline(_verdict(c))
     if c.conditions:
-        print_table(
-            (words("differs"), words("A"), words("B")), [_difference(d) for d in c.conditions]
-        )
+        heads = (words("differs"), words("A"), words("B"))
+        yield Table(heads, [_difference(d) for d in c.conditions])
     else:
-        print_lines("A and B ran under the same conditions, as far as these were recorded.")
+        yield Lines(["A and B ran under the same conditions, as far as these were recorded."])
     for title, rows in (("part, ms", c.parts_ms), ("memory, GiB", c.memory_gib)):
         if rows:
-            print_table((title, "A", "B"), [_difference(d) for d in rows], spaced=False)
+            yield Table((words(title), Column("A"), Column("B")), [_difference(d) for d in rows])
     if c.ratios:
-        columns = (*map(Column, ("batch", "A ms", "B ms", "B / A", "90 % interval")), words("", 1))
+        columns = (*map(Column, ("batch", "A ms", "B ms", "B / A", "90% interval")), words("", 1))
         ratios = [
             (
                 str(r.batch),
@@ -202,42 +203,45 @@ def print_comparison(c: Comparison) -> None:
             )
             for r in c.ratios
         ]
-        print_table(columns, ratios, spaced=False)
+        yield Table(columns, ratios)
     if c.samples_per_second is not None and len(c.ratios) > 1:
         a, b = c.samples_per_second.a, c.samples_per_second.b
-        print_lines(f"Best throughput: A {number(float(a))}, B {number(float(b))} samples/s.")
+        line = f"Best throughput: A {number(float(a))}, B {number(float(b))} samples/s."
+        yield Lines([line])
 
 
-def print_imported(imported: Sequence[Imported], place: str, asked: Request | None = None) -> None:
+def imported_sections(
+    imported: Sequence[Imported], place: str, asked: Request | None = None
+) -> Iterator[Section]:
     if imported:
         new, there = (
             sum(getattr(one, name) for one in imported) for name in ("new", "already_there")
         )
-        print_verdict(f"{plural(new, 'new run')} in {place}, {there:,} there already.")
+        yield Headline(f"{plural(new, 'new run')} in {place}, {there:,} there already.")
     for one in imported:
         skipped = sum(one.skipped.values())
         left_out = f", {skipped:,} skipped" if skipped else ""
-        print_notes(
-            f"{one.file} ({one.format}): {one.new:,} new, {one.already_there:,} there"
-            f" already{left_out}",
-            *(f"  {count:,} skipped: {printable(reason)}" for reason, count in one.skipped.items()),
+        head = f"{one.file} ({one.format}): {one.new:,} new, {one.already_there:,} there already"
+        reasons = (
+            f"  {count:,} skipped: {printable(reason)}" for reason, count in one.skipped.items()
         )
+        yield Notes([f"{head}{left_out}", *reasons])
         if one.lessons is not None:
-            print_lessons(one.lessons)
+            yield from lessons_sections(one.lessons)
     if imported:
-        print_next(["trainpace", "journal", "list", *_place(asked)], "the newest runs")
+        yield Next(["trainpace", "journal", "list", *_place(asked)], "the newest runs")
 
 
-def print_scores(scores: Scores, asked: Request | None = None) -> None:
+def scores_sections(scores: Scores, asked: Request | None = None) -> Iterator[Section]:
     s = scores.overall
     if s.mean_pct is None:
-        print_verdict("No run in the journal has a forecast that was made before it.")
-        print_next(
+        yield Headline("No run in the journal has a forecast that was made before it.")
+        yield Next(
             ["trainpace", "measure", "resnet50", *_place(asked)],
             "measures beside a forecast; FILE.py:FUNCTION for your own model",
         )
         return
-    print_verdict(f"{s.n:,} forecasts {_off_by('were', s.mean_pct, s.median_pct, s.bias_pct)}.")
+    yield Headline(f"{s.n:,} forecasts {_off_by('were', s.mean_pct, s.median_pct, s.bias_pct)}.")
     for title, group in (("device", scores.by_device), ("model", scores.by_model)):
         columns = (
             words(title, least=16),
@@ -251,15 +255,14 @@ def print_scores(scores: Scores, asked: Request | None = None) -> None:
             _errors(_text(s.name), s.n, s.mean_pct, s.median_pct, s.bias_pct, s.coverage_pct)
             for s in group
         ]
-        print_table(columns, rows, spaced=title == "device")
+        yield Table(columns, rows)
     if s.coverage_pct is not None:
         inside = f"{s.coverage_pct:.0f} % of the measured steps were inside it"
-        print_lines(f"Of {s.n_with_interval:,} with an interval, {inside}.")
+        yield Lines([f"Of {s.n_with_interval:,} with an interval, {inside}."])
     if scores.lately.n < s.n and scores.lately.mean_pct is not None:
-        print_lines(
-            f"The last {scores.lately.n} were off by {scores.lately.mean_pct:.1f} % on average."
-        )
-    print_next("trainpace calibrate", "measures this machine again, on which its forecasts rest")
+        last = f"The last {scores.lately.n} were off by {scores.lately.mean_pct:.1f} % on average."
+        yield Lines([last])
+    yield Next("trainpace calibrate", "measures this machine again, on which its forecasts rest")
 
 
 def _line(e: Entry) -> tuple[str, ...]:
@@ -282,16 +285,11 @@ def _line(e: Entry) -> tuple[str, ...]:
 def _forecast(e: Entry) -> str:
     if e.forecast_ms is None:
         return ""
-    ends = (
-        f" ({number(e.forecast_low_ms)} to {number(e.forecast_high_ms)})"
-        if e.forecast_low_ms is not None
-        else ""
-    )
-    off = f", off by {100 * (e.forecast_ms / e.step_time_ms - 1):+.1f} %" if e.step_time_ms else ""
-    return (
-        f"{number(e.forecast_ms)}"
-        f" ms{ends}{off}{f', {e.forecast_basis}' if e.forecast_basis else ''}"
-    )
+    low, high = e.forecast_low_ms, e.forecast_high_ms
+    ends = "" if low is None else f" ({span(low, high or math.inf)})"
+    off = f", off by {change(e.forecast_ms / e.step_time_ms, 1)}" if e.step_time_ms else ""
+    basis = f", {e.forecast_basis}" if e.forecast_basis else ""
+    return f"{number(e.forecast_ms)} ms{ends}{off}{basis}"
 
 
 def _difference(d: Difference) -> tuple[str, str, str]:
@@ -299,19 +297,19 @@ def _difference(d: Difference) -> tuple[str, str, str]:
     return _text(d.name), a, b
 
 
-_NOISE = {None: "noise not known", True: "beyond the noise", False: "within the noise"}
+_NOISE = {None: "noise unknown", True: "beyond the noise", False: "within the noise"}
 
 
 def _verdict(c: Comparison) -> str:
     if c.median_ratio is None:
         return "Nothing was timed on both sides, so the two cannot be compared."
     per_cent = 100 * (c.median_ratio - 1)
-    answer = f"B takes {abs(per_cent):.1f} % {'more' if per_cent > 0 else 'less'} time a step"
+    answer = f"B takes {abs(per_cent):.1f} % {'more' if per_cent > 0 else 'less'} time per step"
     beyond = [r.beyond_noise for r in c.ratios]
     if not any(beyond):
         unknown = all(one is None for one in beyond)
         return (
-            f"{answer}; the noise is not known."
+            f"{answer}; the noise is unknown."
             if unknown
             else f"{answer}, which is within the noise of the steps."
         )
@@ -328,15 +326,15 @@ def _text(value: str | float) -> str:
 WORST = 10
 
 
-def print_validation(
+def validation_sections(
     rows: Sequence[Row], overall: Summary, groups: Mapping[str, Sequence[Summary]]
-) -> None:
+) -> Iterator[Section]:
     if overall.mape is None:
-        print_verdict(f"No: none of {overall.unsupported} runs could be forecast.", good=False)
+        yield Headline(f"No: none of {overall.unsupported} runs could be forecast.", good=False)
     else:
         c = overall.coverage
-        held = "" if c is None else f"; {c:.0f} % of the measurements lie in the 90 % interval"
-        print_verdict(
+        held = "" if c is None else f"; {c:.0f} % of the measurements lie in the 90% interval"
+        yield Headline(
             f"{overall.n:,} forecasts"
             f" {_off_by('are', overall.mape, overall.median, overall.bias)}{held}."
         )
@@ -360,9 +358,8 @@ def print_validation(
             (s, (s.mape, s.median, s.p95, s.bias, s.coverage, s.half_width, s.memory_mape))
             for s in shown
         )
-        table = columns, [_errors(s.name, s.n, *figures) for s, figures in errors]
-        with nullcontext() if name == "file" else in_details(f"the errors by {name}"):
-            print_table(*table, spaced=name == "file")
+        table = Table(columns, [_errors(s.name, s.n, *figures) for s, figures in errors])
+        yield from [table] if name == "file" else details(f"the errors by {name}", table)
     failed = sorted(
         (row for row in rows if row.error_pct is not None),
         key=lambda row: -abs(row.error_pct or 0.0),
@@ -388,12 +385,14 @@ def print_validation(
         Column("forecast ms"),
         Column("error %"),
     )
-    print_table(worst_columns, worst, spaced=False)
+    yield Table(worst_columns, worst)
     reasons = Counter(row.unsupported for row in rows if row.unsupported)
-    print_notes(*(f"{count} not forecast: {reason}" for reason, count in reasons.most_common(8)))
-    print_lines(
-        "Errors are (forecast - measured) / measured. In interval: share of measurements inside the"
-        " forecast's 90 % interval."
+    yield Notes([f"{count} not forecast: {reason}" for reason, count in reasons.most_common(8)])
+    yield Lines(
+        [
+            "Errors are (forecast - measured) / measured. In interval: share of measurements inside"
+            " the forecast's 90% interval."
+        ]
     )
 
 
@@ -409,3 +408,103 @@ def _off_by(were: str, mean: float, median: float | None, bias: float | None) ->
 
 def _errors(name: str, n: int, *percentages: float | None) -> tuple[str, ...]:
     return (name, str(n), *("-" if value is None else f"{value:.1f}" for value in percentages))
+
+
+MOST_SHOWN = 20
+MOST_BATCHES = 6
+
+
+def shared_sections(
+    text: str, runs: int, left_out: Mapping[str, int], written: bool = True, again: str = ""
+) -> Iterator[Section]:
+    """Show a shared file to the letter. `again` is the command that writes it, if it is not written."""
+    yield Verbatim(text.removesuffix("\n"))
+    yield Lines(shared_notes(runs, left_out, written))
+    if again:
+        yield Next(again, "write this to a file, which you may hand on")
+
+
+def shared_notes(runs: int, left_out: Mapping[str, int], written: bool = True) -> list[str]:
+    """Say what a shared file contains, and which runs it does not contain."""
+    count = plural(runs, "run")
+    if written:
+        note = f"The file holds nothing else: {count}. Nothing is sent anywhere; you may share it."
+    else:
+        note = f"The file would hold nothing else: {count}. Nothing is written or sent anywhere."
+    return [
+        note,
+        *(f"Not included: {plural(n, 'run')} {reason}." for reason, n in left_out.items()),
+    ]
+
+
+def lessons_sections(lessons: Lessons) -> Iterator[Section]:
+    """Show what a file of shared runs contains, what is odd in it, and which forecasts change."""
+    rows = [
+        (
+            one.model,
+            one.device,
+            str(one.new),
+            listed(one.batches, MOST_BATCHES),
+            _off(one.forecast_off_pct),
+        )
+        for one in lessons.by[:MOST_SHOWN]
+    ]
+    columns = (
+        words("model", least=14),
+        words("device", least=10),
+        Column("new"),
+        words("batches"),
+        Column("forecast off %"),
+    )
+    yield Table(columns, rows)
+    if len(lessons.by) > MOST_SHOWN:
+        yield Lines([f"and {len(lessons.by) - MOST_SHOWN:,} more pairs of model and device"])
+    yield Notes([*_corrected(lessons.by), *_odd(lessons)])
+    if lessons.unchecked:
+        yield Lines(
+            [
+                f"{plural(lessons.unchecked, 'new run')} could not be compared with a forecast of"
+                " this version: the model is the sharer's own, or could not be traced here."
+            ]
+        )
+
+
+def _corrected(lessons: Sequence[Lesson]) -> list[str]:
+    teaching = [one for one in lessons if one.corrects]
+    if not teaching:
+        return ["No forecast will be corrected by them."] if lessons else []
+    of_models = sorted({one.model for one in teaching if one.traced})
+    cards = sorted({one.device for one in teaching})
+    named = (
+        f"Forecasts of {listed(of_models, MOST_BATCHES)} will be corrected by them, the more the nearer the"
+        " card; "
+        if of_models
+        else ""
+    )
+    others = (
+        f"forecasts of other models on {listed(cards, MOST_BATCHES)} will be corrected a little."
+    )
+    return [named + (others if named else sentence(others))]
+
+
+def _odd(lessons: Lessons) -> list[str]:
+    if not lessons.odd:
+        return []
+    n, verb = len(lessons.odd), "is" if len(lessons.odd) == 1 else "are"
+    head = f"{plural(n, 'run')} {verb} 3 times off the forecast or more"
+    kept = (
+        ", imported nevertheless:"
+        if lessons.accepted_odd
+        else "; not imported, --accept-odd imports them too:"
+    )
+    lines = [
+        f"  {odd.model} on {odd.device}, batch {odd.batch:,}, {odd.precision}:"
+        f" {number(odd.measured_ms)} ms, forecast {number(odd.forecast_ms)} ms"
+        for odd in lessons.odd[:MOST_SHOWN]
+    ]
+    more = [f"  and {n - MOST_SHOWN:,} more"] if n > MOST_SHOWN else []
+    return [head + kept, *lines, *more]
+
+
+def _off(per_cent: float | None) -> str:
+    return "-" if per_cent is None else f"{per_cent:+.0f}"

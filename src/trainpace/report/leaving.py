@@ -32,6 +32,7 @@ from trainpace.offers import snapshot
 from trainpace.plan import Effort, Risk
 from trainpace.report.notebook import FIRST, fields_of, html_of, row_of
 from trainpace.report.pages import page
+from trainpace.report.sections import Drawing, Headline
 from trainpace.verbs.request import Rows
 from trainpace.workload import Mode
 
@@ -53,14 +54,9 @@ MODEL_FIELDS = ("model", "name", "model_name")
 def shared_page(answer: object, title: str) -> str:
     """The file, of any answer. `title`: what it is, in Trainpace's own words."""
     left = leaving(answer)
-    return page(
-        "shared.html",
-        title,
-        [SAID],
-        [],
-        msgspec.to_builtins(left),
-        tables=Markup(html_of(left, titled=False)),
-    )
+    tables = Markup(html_of(left, titled=False))
+    sections = [Headline(SAID), Drawing(html=lambda: tables)]
+    return page(title, sections, msgspec.to_builtins(left), shared=True)
 
 
 def leaving(value: Any, depth: int = 0) -> Any:

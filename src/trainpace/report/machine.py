@@ -1,24 +1,30 @@
-"""This machine, what a calibration found on it, and the hardware catalogue, for the terminal."""
+"""This machine as sections: its parts, its calibration, its health, and the hardware catalogue."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trainpace.core.hardware import Device, Figure, HostLinks
+from trainpace.core.records import to_jsonable
+from trainpace.diagnose import Check, Examination
 from trainpace.forecast import step_factor
 from trainpace.measure import Machine, MachineProfile
 from trainpace.report.phrases import number, percent
-from trainpace.report.screen import in_details, is_brief
-from trainpace.report.terminal import (
+from trainpace.report.sections import (
     Column,
-    print_lines,
-    print_named,
-    print_next,
-    print_table,
-    print_verdict,
+    Headline,
+    Lines,
+    Named,
+    Next,
+    Section,
+    Table,
+    Verbatim,
+    brief,
+    details,
     words,
 )
 from trainpace.verbs.carried import carried
@@ -28,12 +34,12 @@ if TYPE_CHECKING:
     from trainpace.verbs.gpus import GpusRequest
 
 USUAL = ("RTX 3090", "RTX 4090", "T4", "A100 SXM 40GB", "H100 SXM")
-"""Devices that stay in a catalogue that is cut."""
+"""Devices that stay in a table that is cut."""
 STEADY, SHAKY = 0.1, 0.3
-"""Drift and spread up to the first are good; beyond the second the figures say little."""
+"""Drift and spread: good up to the first value, unreliable beyond the second."""
 
 
-def print_machine(machine: Machine) -> None:
+def machine_sections(machine: Machine) -> Iterator[Section]:
     cpu = machine.cpu
     cores = [
         cpu.physical_cores and f"{cpu.physical_cores} cores",
@@ -68,15 +74,15 @@ def print_machine(machine: Machine) -> None:
         )
         lines.append(("storage", [s.filesystem, f"writes {s.write_gb_per_s:.2f} GB/s", reads]))
     lines.append(("system", [machine.operating_system, machine.kernel, f"Python {machine.python}"]))
-    print_named("", [(name, ", ".join(part for part in parts if part)) for name, parts in lines])
+    yield Named("", [(name, ", ".join(part for part in parts if part)) for name, parts in lines])
 
 
-def print_profile(
+def profile_sections(
     profile: MachineProfile, file: str, asked: CalibrateRequest | None = None
-) -> None:
+) -> Iterator[Section]:
     m = profile.kernels
     rows = [
-        ("matrix multiplication, fp32", f"{m.flop_per_s / 1e9:.0f} GFLOP/s"),
+        ("matmul, fp32", f"{m.flop_per_s / 1e9:.0f} GFLOP/s"),
         ("memory bandwidth in an operator", f"{m.bytes_per_s / 1e9:.1f} GB/s"),
         ("smallest operator", f"{m.start_us:.1f} µs"),
         ("host time per operator", f"{m.host_us_per_operator:.1f} µs"),
@@ -95,27 +101,32 @@ def print_profile(
         if worst > SHAKY
         else ""
     )
-    print_verdict(
+    yield Headline(
         f"The machine was {steady}. Repeated passes differ by {percent(profile.spread)} (median),"
         f" and the machine drifted by {percent(profile.drift)}.{shaky}"
     )
-    print_table((words("measured"), ""), rows)
+    yield Table((words("measured"), Column("")), rows)
     if m.step_factors:
         scatter = float(np.std(np.log(m.step_factors), ddof=1)) if len(m.step_factors) > 1 else 0.0
-        print_lines(
+        line = (
             f"{len(m.step_factors)} whole random networks took {step_factor(m):.2f} times the sum"
             f" of their operators, with a scatter of {percent(scatter)}: forecasts are multiplied"
-            " by that factor, and the intervals rest on the scatter."
+            " by that factor, and the scatter determines their intervals."
         )
-    print_lines(f"Profile: {file}")
+        yield Lines([line])
+    yield Lines([f"Profile: {file}"])
+    why = "a step on this machine; FILE.py:FUNCTION for your own model"
+    yield Next(_forecast_here(file, asked), why)
+
+
+def _forecast_here(file: str, asked: CalibrateRequest | None) -> list[str]:
     where = ["--calibrated", file] if asked is not None and asked.output else ["--gpu", "cpu"]
-    print_next(
-        ["trainpace", "forecast", "resnet50", *where],
-        "a step on this machine; FILE.py:FUNCTION for your own model",
-    )
+    return ["trainpace", "forecast", "resnet50", *where]
 
 
-def print_host_links(links: HostLinks, file: str, asked: CalibrateRequest | None = None) -> None:
+def host_links_sections(
+    links: HostLinks, file: str, asked: CalibrateRequest | None = None
+) -> Iterator[Section]:
     worst = max(links.host_us_per_mib.values(), default=0.0)
     rows = [
         (
@@ -126,16 +137,15 @@ def print_host_links(links: HostLinks, file: str, asked: CalibrateRequest | None
         ("latency of each of its steps", f"{links.message_us:.0f} µs"),
         ("host time per MiB", f"up to {worst:.0f} µs"),
     ]
-    print_verdict(f"The hosts send {links.gb_per_s:.3g} GB/s to each other.")
-    print_table((words("between hosts, gloo"), ""), rows)
-    print_lines(f"Profile: {file}")
-    where = ["--calibrated", file] if asked is not None and asked.output else ["--gpu", "cpu"]
-    print_next(
-        ["trainpace", "forecast", "resnet50", *where, "--nodes", "2"], "a step on two such hosts"
-    )
+    yield Headline(f"The hosts send {links.gb_per_s:.3g} GB/s to each other.")
+    yield Table((words("between hosts, gloo"), Column("")), rows)
+    yield Lines([f"Profile: {file}"])
+    yield Next([*_forecast_here(file, asked), "--nodes", "2"], "a step on two such hosts")
 
 
-def print_catalogue(devices: Sequence[Device], asked: GpusRequest | None = None) -> None:
+def catalogue_sections(
+    devices: Sequence[Device], asked: GpusRequest | None = None
+) -> Iterator[Section]:
     rows = [
         (
             d.name,
@@ -150,7 +160,7 @@ def print_catalogue(devices: Sequence[Device], asked: GpusRequest | None = None)
         )
         for d in devices
     ]
-    print_verdict(f"{len(devices)} devices.")
+    yield Headline(f"{len(devices)} devices.")
     columns = (
         words("GPU", least=20),
         words("architecture", 2),
@@ -162,43 +172,70 @@ def print_catalogue(devices: Sequence[Device], asked: GpusRequest | None = None)
         Column("fp8", 3),
         Column("W", 4),
     )
-    print_table(columns, rows, keep=[i for i, d in enumerate(devices) if d.name in USUAL])
-    print_lines("Rates in TFLOP/s, dense, with fp32 accumulation.")
+    yield Table(columns, rows, keep=[i for i, d in enumerate(devices) if d.name in USUAL])
+    yield Lines(["Rates in TFLOP/s, dense, with fp32 accumulation."])
     if devices:
         own = [] if asked is None else carried(asked, type(asked))
-        print_next(
-            ["trainpace", "gpus", devices[0].name, *own],
-            "every figure of one device, with its source",
-        )
+        why = "every figure of one device, with its source"
+        yield Next(["trainpace", "gpus", devices[0].name, *own], why)
 
 
-def print_device(device: Device, asked: GpusRequest | None = None) -> None:
-    print_verdict(f"{device.name} ({device.vendor} {device.architecture}, {device.form_factor})")
+def device_sections(device: Device, asked: GpusRequest | None = None) -> Iterator[Section]:
+    yield Headline(f"{device.name} ({device.vendor} {device.architecture}, {device.form_factor})")
     if device.aliases:
-        print_lines(f"Also known as: {', '.join(device.aliases)}")
+        yield Lines([f"Also known as: {', '.join(device.aliases)}"])
     figures = ((name, getattr(device, name)) for name in device.__struct_fields__)
     rows = [
         (name, f"{f.value:g}", f.kind, f.source) for name, f in figures if isinstance(f, Figure)
     ]
-    with in_details("the source of every figure"):
-        print_table(
-            (
-                words("figure", least=16),
-                Column("value"),
-                words("kind", 1, 6),
-                words("source", least=16),
-            ),
-            rows,
-        )
-    if is_brief():
-        print_table(
-            (words("figure", least=16), Column("value"), words("kind", least=6)),
-            [row[:3] for row in rows],
-        )
+    columns = (words("figure", least=16), Column("value"), words("kind", 1, 6))
+    yield from brief(Table(columns, [row[:3] for row in rows]))
+    sourced = Table([*columns, words("source", least=16)], rows)
+    yield from details("the source of every figure", sourced)
     own = [] if asked is None else carried(asked, type(asked))
     forecast = ["trainpace", "forecast", "resnet50", "--gpu", device.name, *own]
-    print_next(forecast, "a step of a model on it; FILE.py:FUNCTION for your own model")
+    yield Next(forecast, "a step of a model on it; FILE.py:FUNCTION for your own model")
 
 
 def _short(figure: Figure | None) -> str:
     return "-" if figure is None else f"{figure.value:g}"
+
+
+ORDER = ("failed", "problem", "note", "ok")
+TITLES = {"failed": "Failed", "problem": "To fix", "note": "Worth knowing", "ok": "In order"}
+
+
+def examination_sections(
+    examination: Examination, trace_file: str | None = None
+) -> Iterator[Section]:
+    yield Headline(examination_verdict(examination), good=examination.is_well)
+    checks = sorted(examination.checks, key=lambda check: ORDER.index(check.status))
+    for status, same in groupby(checks, key=lambda check: check.status):
+        yield Named(TITLES[status], [(check.part, _words(check)) for check in same])
+    if examination.traces:
+        where = f"are in {trace_file}" if trace_file else "can be saved with --trace FILE.txt"
+        yield Lines([f"The stack traces of failed checks {where}; please send them to us."])
+    for part, trace in examination.traces.items():
+        yield Verbatim(trace, only="page", aside=f"stack trace of {part}")
+    if examination.is_well:
+        kind = [] if examination.kind == "cpu" else ["--device", examination.kind]
+        yield Next(
+            ["trainpace", "measure", "resnet18", *kind],
+            "real steps over batch sizes; FILE.py:FUNCTION for your own model",
+        )
+
+
+def examination_verdict(examination: Examination) -> str:
+    if examination.is_well:
+        return f"{examination.device} is in order, and measuring works on it."
+    bad = sum(check.status in ("failed", "problem") for check in examination.checks)
+    count = "one thing" if bad == 1 else f"{bad} things"
+    return f"Not all is well with {examination.device}: {count} to look at."
+
+
+def examination_json(examination: Examination) -> dict[str, Any]:
+    return to_jsonable(examination) | {"well": examination.is_well}
+
+
+def _words(check: Check) -> str:
+    return f"{check.finding} {check.advice}".strip()

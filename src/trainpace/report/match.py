@@ -1,34 +1,34 @@
-"""A ranking of servers and the offers themselves: for the terminal, as JSON, as a picture and as a page."""
+"""Servers: rankings of them, offers, and how long a schedule takes, as sections and as JSON."""
 
 from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from trainpace.core.execution import Execution
 from trainpace.core.outcome import Interval
-from trainpace.job import JobConditions
+from trainpace.core.units import format_count
+from trainpace.job import Answer
 from trainpace.offers import (
+    OWN,
     SNAPSHOT_KNOWN_ON,
     Binding,
     Job,
     Match,
+    Offer,
     Pick,
     Ranking,
     Rejected,
     is_stale,
     near_misses,
 )
-from trainpace.report.assumptions import software_lines, taken_for_granted
 from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
-from trainpace.report.demands import demands, price_date, steps_in_words, tokens_in_words
-from trainpace.report.evidence import evidence_rows, print_evidence
-from trainpace.report.next_steps import print_next_after_match
-from trainpace.report.pages import page
+from trainpace.report.evidence import evidence_sections
+from trainpace.report.forecast import can_be_measured
 from trainpace.report.phrases import (
     devices,
     duration,
@@ -36,33 +36,45 @@ from trainpace.report.phrases import (
     number,
     percent,
     plural,
+    rate_in_words,
     sentence,
+    software_lines,
     span,
+    trace_notes,
     usd,
 )
-from trainpace.report.screen import in_details, is_brief
-from trainpace.report.step_charts import Timed, step_breakdown
-from trainpace.report.terminal import (
+from trainpace.report.sections import (
+    Bars,
+    Charts,
     Column,
-    print_bars,
-    print_lines,
-    print_named,
-    print_notes,
-    print_table,
-    print_verdict,
+    Headline,
+    Lines,
+    Named,
+    Next,
+    Notes,
+    Section,
+    Table,
+    brief,
+    details,
     words,
 )
+from trainpace.report.steps import Timed, step_breakdown
+from trainpace.verbs.carried import carried
 from trainpace.verbs.traced import evidence_json
-from trainpace.workload import Workload
+from trainpace.verbs.forecast import ForecastRequest
+from trainpace.verbs.match import Matches, MatchRequest
+from trainpace.verbs.measure import MeasureRequest
+from trainpace.verbs.training import USUAL_BATCH
 
 if TYPE_CHECKING:
-    from trainpace.verbs.match import Matches, MatchRequest
+    from trainpace.verbs.offers import OffersRequest
+    from trainpace.verbs.schedule import ScheduleRequest
 
 FEWEST_SHOWN = 3
 MOST_POINTS = 300
-"""Points of the chart beside the front: the cheapest of the rest."""
-MOST_ROWS = 60
-FIRST_ROWS = 15
+"""Points of the chart besides the Pareto front: the cheapest of the rest."""
+PAGE_ROWS = 60
+"""Rows of a page's ranking besides the Pareto front."""
 MOST_BARS = 8
 MOST_REJECTED = 12
 _UNMET: dict[Binding, str] = {
@@ -73,72 +85,102 @@ _UNMET: dict[Binding, str] = {
     "budget": "No server meets the budget.",
     "failures": "No server can finish this.",
 }
-Nearest = tuple[Binding, str, Match | Rejected]
-"""What binds, by how much, and the choice that comes nearest."""
+_NAMES = {"cheapest": "Cheapest", "knee": "In between", "fastest": "Fastest"}
+_PICKED = (
+    words("", least=8),
+    words("server", least=20),
+    Column("hours"),
+    Column("90% interval"),
+    Column("cost"),
+    Column("$/h", 1),
+)
+_RANKED = (
+    words("#", least=3),
+    words("server", least=14),
+    words("region", 7),
+    words("GPUs"),
+    words("run", 3),
+    Column("step ms", 4),
+    Column("hours"),
+    Column("90% interval", 1),
+    Column("cost"),
+    Column("cost, 90%", 10),
+    Column("$/h", 2),
+    Column("GiB", 5),
+    Column("$/1000 steps", 8),
+    Column("kWh", 9),
+    words("price of", 11, 10),
+)
 
 
-def print_ranking(
+def match_sections(
     answer: Matches, by: str, top: int, today: datetime.date, request: MatchRequest | None = None
-) -> None:
-    """The cheapest, the fastest, the knee between them; the chart; the table. `request`: what the next command goes on from."""
-    workload, ranking, job = answer.workload, answer.ranking, answer.job
-    print_lines(f"{workload.model}: {asked(answer, by)}")
+) -> Iterator[Section]:
+    """Turn a ranking into sections.
+
+    Args:
+        answer: The ranking.
+        by: What the servers are ranked by.
+        top: Rows of the ranking besides the Pareto front.
+        today: The date to which the age of prices is compared.
+        request: The request that the next command continues.
+    """
+    ranking, job, picks = answer.ranking, answer.job, answer.picks
+    yield Lines([f"{answer.workload.model}: {asked(answer, by)}"])
     if not ranking.matches:
-        _print_none(workload, ranking, answer.nearest, job)
+        yield from _none(answer)
+        yield Lines(within_limits(ranking, job), only="page")
+        yield Named("", _demands(answer, by), only="page", aside="what was asked")
+        yield from _rejected(ranking)
         return
     first = ranking.matches[0]
-    print_verdict(_verdict(answer.picks))
-    with in_details("what an hour less costs"):
-        print_named("", three(answer.picks))
-    if is_brief():
-        _print_three(answer.picks)
-    print_lines(*answer.recorded)
-    beside = [*within_limits(ranking, job), *in_mixed_precision(answer)]
-    print_lines(*beside)
-    with in_details("cost against time"):
-        print_lines(*[""] * bool(beside))
-        drawn = _print_front(ranking.matches)
+    yield Headline(" ".join(f"{_NAMES[p.name]}: {usd_and_hours(p.match)}." for p in picks))
+    yield from details("what an hour less costs", Named("", three(picks)))
+    yield from _three(picks)
+    yield Lines([*answer.recorded, *within_limits(ranking, job), *_in_mixed_precision(answer)])
+    yield Charts(lambda: match_pictures(ranking, picks))
+    front = sorted((m for m in ranking.matches if _is_priced(m) and m.on_front), key=_hours)
+    if len(front) >= FEWEST_SHOWN:
+        bars = [
+            (duration(3600 * m.mean_hours), m.mean_usd, f"{usd(m.mean_usd)} {_short(m)}", True)
+            for m in front
+        ]
+        title = "Cost against time, of the options that no other beats in both"
+        yield from details("cost against time", Bars(title, bars))
     shown = _shown(ranking.matches, top)
-    columns = (
-        words("#", least=3),
-        words("server", least=14),
-        words("region", 7),
-        words("GPUs"),
-        words("run", 3),
-        Column("step ms", 4),
-        Column("hours"),
-        Column("90 %", 1),
-        Column("cost"),
-        Column("$/h", 2),
-        Column("GiB", 5),
-        Column("$/1000 steps", 8),
-        Column("kWh", 9),
-    )
-    with in_details("the ranking"):
-        print_table(columns, [_cells(rank, m) for rank, m in shown], spaced=not drawn)
-        print_lines("* No other option is both faster and cheaper.", _overhead(first, job))
-        print_lines("Energy is estimated from the TDP of the GPUs alone.")
-        _print_not_listed(ranking)
-    print_lines(*[answer.journal_note] * bool(answer.journal_note))
-    _print_notes(
-        [p.match for p in answer.picks] if is_brief() else [m for _, m in shown],
-        job.conditions,
-        today,
-    )
-    with in_details("measurements by others"):
-        print_evidence(answer.evidence)
-    print_next_after_match(first, workload, request)
+    best = [i for i, (_, m) in enumerate(shown) if m.on_front]
+    table = Table(_RANKED, [_cells(rank, m) for rank, m in shown], best=best)
+    meaning = [
+        "* No other option is both faster and cheaper.",
+        _overhead(first, job),
+        "Energy is estimated from the TDP of the GPUs alone.",
+    ]
+    yield from details("the ranking", table, Lines(meaning))
+    yield from details("what was asked", Named("", _demands(answer, by)))
+    yield from _rejected(ranking)
+    yield Lines([answer.journal_note] if answer.journal_note else [])
+    yield from brief(*_old_prices([p.match for p in picks], today, short=True))
+    yield from details("", *_old_prices([m for _, m in shown], today, short=False))
+    yield from brief(_assumptions(answer, [p.match for p in picks]))
+    yield from details("", _assumptions(answer, [m for _, m in shown]))
+    yield from evidence_sections(answer.evidence)
+    yield from _next(first, answer, request)
 
 
-def _print_three(picks: Sequence[Pick]) -> None:
-    columns = (
-        words("", least=8),
-        words("server", least=20),
-        Column("hours"),
-        Column("90 %"),
-        Column("cost"),
-        Column("$/h", 1),
-    )
+def match_title(answer: Matches) -> str:
+    return f"{answer.workload.model}: which server"
+
+
+def _hours(m: Match) -> float:
+    return m.mean_hours
+
+
+def _is_priced(m: Match) -> bool:
+    return math.isfinite(m.mean_hours) and math.isfinite(m.mean_usd)
+
+
+def _three(picks: Sequence[Pick]) -> Iterator[Section]:
+    """Show the three picks in the short answer."""
     lengths = [pick.match.forecast.sequence_length for pick in picks]
     rows = [
         (
@@ -152,34 +194,60 @@ def _print_three(picks: Sequence[Pick]) -> None:
         )
         for pick, length in zip(picks, lengths, strict=True)
     ]
-    print_table([*columns, Column("tokens/s", 2)] if all(lengths) else columns, rows)
-    pick = next((pick for pick in picks if pick.as_fast is not None), None)
-    if pick is not None and pick.as_fast is not None:
-        shown = any(pick.as_fast is other.match for other in picks)
-        print_lines(
-            f"Forecasts cannot tell {_short(pick.as_fast)} from the {_NAMES[pick.name].lower()}"
-            f"{'.' if shown else f': it takes {usd_and_hours(pick.as_fast)}.'}"
-        )
+    yield from brief(Table([*_PICKED, Column("tokens/s", 2)] if all(lengths) else _PICKED, rows))
+    for pick in picks:
+        if pick.as_fast is not None:
+            shown = any(pick.as_fast is other.match for other in picks)
+            costs = "" if shown else f", for {usd_and_hours(pick.as_fast)}"
+            name = _NAMES[pick.name].lower()
+            line = f"{_short(pick.as_fast)} is as fast as the {name} within the forecast's error{costs}."
+            yield from brief(Lines([line]))
+            return
 
 
-def _print_not_listed(ranking: Ranking) -> None:
+def _demands(answer: Matches, by: str) -> list[tuple[str, str]]:
+    """Repeat the question, for readers who see the answer only."""
+    job, schedule = answer.job, answer.job.schedule
+    work = f"{schedule.max_steps or 0:,} steps"
+    if schedule.epochs is not None:
+        work = f"{schedule.epochs:g} epochs of {schedule.samples_per_epoch:,} samples"
+    return [
+        ("the job", work),
+        ("global batch", f"{job.global_batch:,} samples"),
+        ("deadline", duration(job.deadline_s, "none")),
+        ("budget", usd(job.budget_usd, "none")),
+        ("ranked by", by),
+    ]
+
+
+def _rejected(ranking: Ranking) -> Iterator[Section]:
+    """Count the servers that cannot run the job. Pages have the reasons."""
+    if not ranking.rejected:
+        return
     short = sum(r.binding == "memory" for r in ranking.rejected)
-    reasons = {"with too little memory": short, "for other reasons": len(ranking.rejected) - short}
-    if ranking.rejected:
-        counted = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
-        print_lines(f"Not listed: {counted} (--json says which and why).")
+    counts = {"with too little memory": short, "for other reasons": len(ranking.rejected) - short}
+    counted = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
+    if ranking.matches:
+        line = f"Not listed: {counted} (--json says which and why)."
+        yield from details("the ranking", Lines([line]))
+    reasons = list(dict.fromkeys(f"{r.offer.device}: {r.reason}." for r in ranking.rejected))
+    more = len(reasons) - MOST_REJECTED
+    reasons[MOST_REJECTED:] = [f"And {more} more."] if more > 0 else []
+    yield Lines(reasons, only="page", aside="servers that cannot run the job")
 
 
 def asked(answer: Matches, by: str) -> str:
-    """What was compared: the model's training, in which format, and how many servers can do it."""
+    """Say what was compared: the training, its number format, and how many servers can do it."""
     workload, job, matches = answer.workload, answer.job, answer.ranking.matches
-    formats = " or ".join(
-        dict.fromkeys(m.forecast.execution.precision for m in matches) or job.precisions
-    )
+    formats = dict.fromkeys(m.forecast.execution.precision for m in matches) or job.precisions
+    usual = f" (assumed: {USUAL_BATCH} for each GPU of eight; --global-batch)" * answer.usual_batch
+    samples = f"{job.global_batch:,} samples"
     parts = [
-        steps_in_words(answer),
+        f"{matches[0].time.steps:,} steps of {samples}{usual}"
+        if matches
+        else f"{samples} per step{usual}",
         workload.sample if workload.sequence_length else "",
-        formats,
+        " or ".join(formats),
         workload.optimizer_in_words,
         "NHWC" if job.channels_last else "",
         "torch.compile" if job.compile else "",
@@ -187,98 +255,72 @@ def asked(answer: Matches, by: str) -> str:
     return f"{', '.join(filter(None, parts))}. {plural(len(matches), 'option')}, ranked by {by}."
 
 
-def _verdict(picks: Sequence[Pick]) -> str:
-    said = [f"{_NAMES[pick.name]}: {usd_and_hours(pick.match)}." for pick in picks]
-    return " ".join(said)
-
-
-_NAMES = {"cheapest": "Cheapest", "knee": "In between", "fastest": "Fastest"}
-
-
 def three(picks: Sequence[Pick]) -> list[tuple[str, str]]:
-    """Each with its server, the interval of its time, and what an hour is worth there."""
+    """Describe each pick: its server, the interval of its time, and the price of an hour less."""
     lines = []
     for pick in picks:
         m = pick.match
-        between = span(3600 * m.hours.low, 3600 * m.hours.high, duration)
-        said = (
-            f"{server(m)}: {usd_and_hours(m)} ({between} in 9 of 10 cases), {usd(_hourly(m))} an"
-            " hour"
+        f = m.forecast
+        tokens = (
+            f", {rate_in_words(f.samples_per_second, f.sequence_length)}"
+            if f.sequence_length
+            else ""
         )
-        said += f"{tokens_in_words(m.forecast)}."
-        said += _against_cheaper(pick)
+        text = f"{_server_and_time(m)}, {usd(_hourly(m))} per hour{tokens}.{_against_cheaper(pick)}"
         if pick.as_fast is not None:
-            said += (
-                f" Forecasts cannot tell {server(pick.as_fast)} from it, for"
+            text += (
+                f" {server(pick.as_fast)} is as fast within the forecast's error, for"
                 f" {usd_and_hours(pick.as_fast)}."
             )
-        lines.append((_NAMES[pick.name], said))
+        lines.append((_NAMES[pick.name], text))
     return lines
 
 
+def _server_and_time(m: Match) -> str:
+    between = span(3600 * m.hours.low, 3600 * m.hours.high, duration)
+    return f"{server(m)}: {usd_and_hours(m)} (90% interval {between})"
+
+
 def _against_cheaper(pick: Pick) -> str:
-    """What the time that a pick saves costs; where it saves hours, what one hour is worth."""
+    """Compare a pick with the one before it: cost of the time saved, and of one hour if it saves hours."""
     if pick.hours_less is None or pick.usd_more is None or pick.hour_less_usd is None:
         return ""
-    said = (
+    text = (
         f" {duration(3600 * pick.hours_less)} less than the option before, for {usd(pick.usd_more)}"
         " more"
     )
     if pick.hours_less < 1:
-        return f"{said}."
-    return f"{said}: one hour more would save {usd(pick.hour_less_usd)}."
+        return f"{text}."
+    return f"{text}: one hour more would save {usd(pick.hour_less_usd)}."
 
 
 def within_limits(ranking: Ranking, job: Job) -> list[str]:
-    """Deadline and budget, and how many options they leave."""
+    """Say how many options meet the deadline and the budget."""
     limits = [f"the deadline of {duration(job.deadline_s)}"] if job.deadline_s is not None else []
     limits += [f"the budget of {usd(job.budget_usd)}"] if job.budget_usd is not None else []
     if not limits:
         return []
-    left, every = len(ranking.matches), len(ranking.matches) + len(ranking.missed)
-    leave = "leaves" if len(limits) == 1 else "leave"
-    if not ranking.matches:
-        return [sentence(f"{' and '.join(limits)} {leave} none of {every:,} options.")]
-    return [
-        sentence(
-            f"{' and '.join(limits)} {leave} {left:,} of {every:,} options; the others are not"
-            " shown."
-        )
-    ]
+    met, every = len(ranking.matches), len(ranking.matches) + len(ranking.missed)
+    leave = f"{' and '.join(limits)} {'leaves' if len(limits) == 1 else 'leave'}"
+    if not met:
+        return [sentence(f"{leave} none of {every:,} options.")]
+    return [sentence(f"{leave} {met:,} of {every:,} options; the others are not shown.")]
 
 
-def in_mixed_precision(answer: Matches) -> list[str]:
-    """What the cheapest server would take in mixed precision, where nobody asked for a format."""
+def _in_mixed_precision(answer: Matches) -> list[str]:
+    """Say what mixed precision would cost on the cheapest server, if no precision was given."""
     m = answer.mixed
     if m is None or not answer.picks or m.mean_usd >= answer.picks[0].match.mean_usd:
         return []
-    name = m.forecast.execution.precision
     return [
-        f"In mixed precision ({name}) the cheapest takes {usd_and_hours(m)}: --precision amp_bf16"
-        " --precision amp_fp16."
+        f"In mixed precision ({m.forecast.execution.precision}) the cheapest takes"
+        f" {usd_and_hours(m)}: --precision amp_bf16 --precision amp_fp16."
     ]
-
-
-def _print_front(matches: Sequence[Match]) -> bool:
-    """The options that no other beats in both, as bars of cost from the fastest to the cheapest; whether there were enough."""
-    front = sorted(
-        (m for m in matches if m.on_front and math.isfinite(m.mean_usd)), key=lambda m: m.mean_hours
-    )
-    if len(front) < FEWEST_SHOWN:
-        return False
-    rows = [
-        (duration(3600 * m.mean_hours), m.mean_usd, f"{usd(m.mean_usd)} {_short(m)}", True)
-        for m in front
-    ]
-    print_bars("Cost against time, of the options that no other beats in both", rows)
-    return True
 
 
 def _short(m: Match) -> str:
-    return (
-        f"{m.offer.provider},"
-        f" {devices(m.offer.count * m.nodes, m.offer.device)}{', spot' if m.spot else ''}"
-    )
+    gpus = devices(m.offer.count * m.nodes, m.offer.device)
+    return f"{m.offer.provider}, {gpus}{', spot' if m.spot else ''}"
 
 
 def _hourly(m: Match) -> float | None:
@@ -290,13 +332,11 @@ def _cells(rank: int, m: Match) -> list[str]:
     f, offer = m.forecast, m.offer
     assert f.step is not None
     nodes = f"{m.nodes} x " if m.nodes > 1 else ""
-    name = (
-        f"{nodes}{offer.provider}"
-        f" {offer.instance_type.removeprefix('Standard_')}{' (spot)' if m.spot else ''}"
-    )
+    kind = offer.instance_type.removeprefix("Standard_")
+    own = "your own" if offer.provider == OWN else None
     return [
         f"{rank}{'*' if m.on_front else ''}",
-        name,
+        f"{nodes}{offer.provider} {kind}{' (spot)' if m.spot else ''}",
         offer.region,
         devices(offer.count, offer.device),
         _run(f.execution),
@@ -304,26 +344,25 @@ def _cells(rank: int, m: Match) -> list[str]:
         number(m.mean_hours),
         interval(m.hours),
         usd(m.mean_usd),
+        interval(m.usd, form=usd),
         usd(_hourly(m)),
         number(f.memory.allocated_gib if f.memory else 0.0),
         number(1e3 * m.mean_usd / m.time.steps),
         number(m.time.kwh),
+        own or offer.as_of or f"{SNAPSHOT_KNOWN_ON} or before",
     ]
 
 
 def _run(e: Execution) -> str:
-    """Precision, micro-batch, and ZeRO-1 or FSDP with the number of GPUs where those are not all."""
+    """Return precision, micro-batch, and sharding with its size if that is not all GPUs."""
     micro = f"{e.micro_batch}x{e.accumulation}" if e.accumulation > 1 else f"{e.micro_batch}"
     sharding = {0: "", 3: "FSDP"}.get(e.zero_stage, f"ZeRO-{e.zero_stage}")
-    return " ".join(
-        filter(
-            None, (e.precision, micro, f"{sharding}/{e.shard_size}" if e.shard_size else sharding)
-        )
-    )
+    size = f"/{e.shard_size}" if e.shard_size else ""
+    return " ".join(filter(None, (e.precision, micro, f"{sharding}{size}")))
 
 
 def _shown(matches: Sequence[Match], top: int) -> list[tuple[int, Match]]:
-    """With their ranks: the first `top`, and what else is on the front, thinned where that is long."""
+    """Return the first `top` options and others of the Pareto front, thinned if there are many."""
     ranked = list(enumerate(matches, 1))
     front = [(rank, m) for rank, m in ranked[top:] if m.on_front]
     every = max(1, math.ceil(len(front) / max(FEWEST_SHOWN, top // 2)))
@@ -339,73 +378,113 @@ def _overhead(first: Match, job: Job) -> str:
     return f"{line} Best checkpoint interval: {duration(first.time.checkpoint_interval_s)}."
 
 
-def _print_none(workload: Workload, ranking: Ranking, close: Nearest | None, job: Job) -> None:
-    if close is None:
-        print_verdict("No server was considered.", good=False)
+def _none(answer: Matches) -> Iterator[Section]:
+    """Say which limit no server meets, what comes closest, and what to try."""
+    if answer.nearest is None:
+        yield Headline("No server was considered.", good=False)
         return
-    binding, reason, choice = close
-    print_verdict(f"{_UNMET[binding]} The closest is {server(choice)}: {reason}.", good=False)
+    binding, reason, choice = answer.nearest
+    ranking, job = answer.ranking, answer.job
+    yield Headline(f"{_UNMET[binding]} The closest is {server(choice)}: {reason}.", good=False)
     if binding == "failures":
         return
-    if isinstance(choice, Match) and job.deadline_s is not None and job.budget_usd is not None:
-        limits = f"{duration(job.deadline_s)} and {usd(job.budget_usd)}"
-        print_lines(f"No server meets both the deadline and the budget, {limits}.")
-        names = ("Cheapest that meets the deadline", "Fastest within the budget")
-        for name, met in zip(names, near_misses(ranking, job), strict=True):
-            print_lines(
-                f"{name}: {'none' if met is None else f'{server(met)}, {usd_and_hours(met)}'}."
-            )
+    lines = []
     if isinstance(choice, Match):
-        print_lines(f"The closest takes {usd_and_hours(choice)}.")
+        if job.deadline_s is not None and job.budget_usd is not None:
+            limits = f"{duration(job.deadline_s)} and {usd(job.budget_usd)}"
+            lines.append(f"No server meets both the deadline and the budget, {limits}.")
+            names = ("Cheapest that meets the deadline", "Fastest within the budget")
+            for name, met in zip(names, near_misses(ranking, job), strict=True):
+                choice_met = "none" if met is None else f"{server(met)}, {usd_and_hours(met)}"
+                lines.append(f"{name}: {choice_met}.")
+        lines.append(f"The closest takes {usd_and_hours(choice)}.")
     elif binding == "memory":
-        recompute = "" if job.checkpointing or workload.checkpointed else "--checkpointing, "
-        print_lines(
+        recomputes = job.checkpointing or answer.workload.checkpointed
+        recompute = "" if recomputes else "--checkpointing, "
+        lines.append(
             f"Try {recompute}a smaller --global-batch if that is the limit, or more --max-nodes."
         )
     else:
-        print_lines("Try another --global-batch, --precision, or fewer restrictions on servers.")
-    if len(ranking.missed) + len(ranking.rejected) > 1:
-        slow, unable = len(ranking.missed), len(ranking.rejected)
-        print_lines(f"{slow} are too slow or too expensive, {unable} cannot run it at all.")
+        lines.append("Try another --global-batch, --precision, or fewer restrictions on servers.")
+    slow, unable = len(ranking.missed), len(ranking.rejected)
+    if slow + unable > 1:
+        lines.append(f"{slow} are too slow or too expensive, {unable} cannot run it at all.")
+    yield Lines(lines)
 
 
-def _print_notes(shown: Sequence[Match], conditions: JobConditions, today: datetime.date) -> None:
-    stale = [m for m in shown if is_stale(m.offer, today)]
-    if stale and is_brief():
-        print_lines(
-            f"{plural(len(stale), 'price')} may be old: trainpace offers --refresh fetches today's."
-        )
-    elif stale:
-        dated = sorted({m.offer.as_of for m in stale if m.offer.as_of})
-        dates = " to ".join(dict.fromkeys([*dated[:1], *dated[-1:]]))
-        undated = sum(m.offer.as_of is None for m in stale)
-        parts = [f"{undated} are as known on {SNAPSHOT_KNOWN_ON} and may be older"] * bool(undated)
-        parts += [f"{len(stale) - undated} are from {dates}"] * bool(dates)
-        print_lines(
-            f"Old prices: {'; '.join(parts)}. `trainpace offers --refresh` fetches today's."
-        )
+def _old_prices(matches: Sequence[Match], today: datetime.date, short: bool) -> Iterator[Lines]:
+    stale = [m for m in matches if is_stale(m.offer, today)]
+    if not stale:
+        return
+    if short:
+        count = plural(len(stale), "price")
+        yield Lines([f"{count} may be old: trainpace offers --refresh fetches today's."])
+        return
+    dated = sorted({m.offer.as_of for m in stale if m.offer.as_of})
+    undated = sum(m.offer.as_of is None for m in stale)
+    parts = [f"{undated} are as known on {SNAPSHOT_KNOWN_ON} and may be older"] * bool(undated)
+    if dated:
+        dates = " to ".join(dict.fromkeys([dated[0], dated[-1]]))
+        parts.append(f"{len(stale) - undated} are from {dates}")
+    yield Lines([f"Old prices: {'; '.join(parts)}. `trainpace offers --refresh` fetches today's."])
+
+
+def _assumptions(answer: Matches, shown: Sequence[Match]) -> Notes:
+    conditions, forecasts = answer.job.conditions, [m.forecast for m in shown]
     loading = ", assuming that data loading keeps up (--loader-rate)"
     if conditions.samples_per_cpu_s or conditions.sample_bytes:
         loading = ""
-    print_notes(
-        f"Forecasts, not measurements{loading}. Assumed: a GPU fails every"
-        f" {number(conditions.device_mtbf_h or math.inf)} h, a spot server is preempted every"
-        f" {number(conditions.preemption_mean_h)} h, storage reads and writes"
-        f" {number(conditions.storage_gb_per_s)} GB/s, a host CPU is typical of its card where it"
-        " is not published (--host).",
-        *taken_for_granted([m.forecast for m in shown]),
-        *software_lines([m.forecast for m in shown]),
+    return Notes(
+        [
+            f"Forecasts, not measurements{loading}. Assumed: a GPU fails every"
+            f" {number(conditions.device_mtbf_h or math.inf)} h, a spot server is preempted every"
+            f" {number(conditions.preemption_mean_h)} h, storage reads and writes"
+            f" {number(conditions.storage_gb_per_s)} GB/s, and a host CPU that is not published is"
+            " typical of its card (--host).",
+            *trace_notes(forecasts),
+            *software_lines(forecasts),
+        ]
+    )
+
+
+def _next(first: Match, answer: Matches, asked: MatchRequest | None) -> Iterator[Next]:
+    """Suggest real steps on the first option, or else the parts of its step."""
+    e, offer = first.forecast.execution, first.offer
+    spec = answer.workload.model if asked is None else asked.model_name
+    fixed = ["batch", "precision", "accumulate", "gpu", "global_batch", "timeout"]
+    run = ["--batch", str(e.micro_batch), "--precision", e.precision]
+    if can_be_measured(spec, asked, fixed):
+        same = carried(asked, MeasureRequest, fixed)
+        why = "on option 1, rented for a few minutes: real steps narrow the interval"
+        yield Next(["trainpace", "measure", spec, *run, *same, "--device", "cuda"], why)
+        return
+    options = {
+        "--gpu": offer.device,
+        "--num-gpus": offer.count,
+        "--nodes": first.nodes if first.nodes > 1 else None,
+        "--network": f"{offer.network_gb_per_s:g}" if first.nodes > 1 else None,
+        "--batch": e.micro_batch,
+        "--precision": e.precision,
+        "--accumulate": e.accumulation if e.accumulation > 1 else None,
+        "--zero": e.zero_stage,
+        "--shard-size": e.shard_size,
+        "--global-batch": e.global_batch
+        if asked and asked.global_batch == e.global_batch
+        else None,
+    }
+    command = [word for name, value in options.items() if value for word in (name, str(value))]
+    command += carried(asked, ForecastRequest, [*fixed, "max_steps", "host", "checkpointing"])
+    if e.activation_checkpointing != "none":
+        command += ["--checkpointing", e.activation_checkpointing]
+    yield Next(
+        ["trainpace", "forecast", spec, *command], "option 1: where the time of its step goes"
     )
 
 
 def cost_against_time(matches: Sequence[Match], picks: Sequence[Pick] = ()) -> Chart | None:
-    """The three `picks` are named, without them the ends of the front. None where nothing finishes."""
-    able = [
-        m
-        for m in matches
-        if math.isfinite(m.mean_hours) and math.isfinite(m.mean_usd) and m.mean_usd > 0
-    ]
-    front = sorted((m for m in able if m.on_front), key=lambda m: m.mean_hours)
+    """Draw cost over time with the picks named, or else the ends of the front. None if nothing finishes."""
+    able = [m for m in matches if _is_priced(m) and m.mean_usd > 0]
+    front = sorted((m for m in able if m.on_front), key=_hours)
     if not front:
         return None
     rest = sorted((m for m in able if not m.on_front), key=lambda m: m.mean_usd)[:MOST_POINTS]
@@ -419,6 +498,11 @@ def cost_against_time(matches: Sequence[Match], picks: Sequence[Pick] = ()) -> C
     bounds = [
         replace(m.usd, high=m.usd.high if math.isfinite(m.usd.high) else m.mean_usd) for m in front
     ]
+    marks = (
+        Mark(axis="point", at=m.mean_hours, y=m.mean_usd, text=f"{name}: {server(m)}", tone="best")
+        for name, m in ends.items()
+    )
+    line = [(m.mean_hours, m.mean_usd) for m in front]
     return Chart(
         title="Cost against time",
         finding=" ".join(cheapest_and_fastest(able)),
@@ -426,27 +510,21 @@ def cost_against_time(matches: Sequence[Match], picks: Sequence[Pick] = ()) -> C
         y=Axis(label="cost of the whole job", unit="$", scale="log10"),
         series=(
             *([_points("worse in both time and cost", "muted", rest)] if rest else []),
-            series(
-                "no other is both faster and cheaper",
-                "line",
-                "best",
-                [(m.mean_hours, m.mean_usd) for m in front],
-            ),
-            _points("the same, with the 90 % interval of the cost", "best", front, bounds),
+            series("no other is both faster and cheaper", "line", "best", line),
+            _points("the same, with the 90% interval of the cost", "best", front, bounds),
         ),
-        marks=tuple(
-            Mark(
-                axis="point",
-                at=m.mean_hours,
-                y=m.mean_usd,
-                text=f"{name}: {server(m)}",
-                tone="best",
-            )
-            for name, m in ends.items()
-        ),
+        marks=tuple(marks),
         nearest="point",
         note=f"Shown: {shown}. Forecasts, not measurements.",
     )
+
+
+def cheapest_and_fastest(matches: Sequence[Match]) -> list[str]:
+    best, fastest = min(matches, key=lambda m: m.mean_usd), min(matches, key=_hours)
+    sentences = [f"Cheapest: {_server_and_time(best)}."]
+    if fastest is not best:
+        sentences.append(f"Fastest: {server(fastest)}, {usd_and_hours(fastest)}.")
+    return sentences
 
 
 def _points(
@@ -454,17 +532,6 @@ def _points(
 ) -> Series:
     points = ((m.mean_hours, m.mean_usd) for m in matches)
     return series(name, "points", tone, points, bounds, labels=tuple(map(server, matches)))
-
-
-def cheapest_and_fastest(matches: Sequence[Match]) -> list[str]:
-    best, fastest = min(matches, key=lambda m: m.mean_usd), min(matches, key=lambda m: m.mean_hours)
-    between = span(3600 * best.hours.low, 3600 * best.hours.high, duration)
-    sentences = [f"Cheapest: {server(best)}, {usd_and_hours(best)} ({between} in 9 of 10 cases)."]
-    return (
-        sentences
-        if fastest is best
-        else [*sentences, f"Fastest: {server(fastest)}, {usd_and_hours(fastest)}."]
-    )
 
 
 def usd_and_hours(m: Match) -> str:
@@ -481,9 +548,22 @@ def server(choice: Match | Rejected) -> str:
     )
 
 
-def ranking_json(answer: Matches, today: datetime.date) -> dict[str, Any]:
-    """The documented contract of `match --json`: the three picks, rows in rank order, those that miss, those that cannot, what
-    binds."""
+def match_pictures(ranking: Ranking, picks: Sequence[Pick] = ()) -> list[Picture | None]:
+    front = [m for m in ranking.matches if m.on_front]
+    timed = [
+        Timed("", server(m), m.forecast.step, m.forecast.step_time_interval_ms)
+        for m in front[:: max(1, math.ceil(len(front) / MOST_BARS))]
+        if m.forecast.step is not None
+    ]
+    return [cost_against_time(ranking.matches, picks), step_breakdown(timed)]
+
+
+def ranking_json(answer: Matches, today: datetime.date, top: int | None = None) -> dict[str, Any]:
+    """Return what `trainpace match --json` prints. `top` limits it to the rows of a page."""
+    rows = list(enumerate(answer.ranking.matches, 1))
+    if top is not None:
+        rows = _shown(answer.ranking.matches, top)
+    most = None if top is None else MOST_REJECTED
     workload, ranking, job, close = answer.workload, answer.ranking, answer.job, answer.nearest
     binds = None
     if close is not None:
@@ -508,10 +588,8 @@ def ranking_json(answer: Matches, today: datetime.date) -> dict[str, Any]:
             }
             for pick in answer.picks
         ],
-        "rows": [
-            _match_json(match, today, rank) for rank, match in enumerate(ranking.matches, start=1)
-        ],
-        "missed": [_match_json(match, today) for match in ranking.missed],
+        "rows": [_match_json(match, today, rank) for rank, match in rows],
+        "missed": [_match_json(match, today) for match in ranking.missed[:most]],
         "rejected": [
             {
                 **_server_json(r, today),
@@ -519,7 +597,7 @@ def ranking_json(answer: Matches, today: datetime.date) -> dict[str, Any]:
                 "reason": r.reason,
                 "short_gib": r.short_gib,
             }
-            for r in ranking.rejected
+            for r in ranking.rejected[: 0 if top else None]
         ],
         "binds": binds,
         "evidence": evidence_json(answer.evidence),
@@ -592,66 +670,180 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def match_page(
-    answer: Matches, by: str, why_none: str, data: dict[str, Any], today: datetime.date
-) -> str:
-    """The page as text. `why_none`: what binds where nothing meets the demands. `data`: `match --json`, of which the page keeps
-    the rows that it shows."""
-    workload, ranking, job = answer.workload, answer.ranking, answer.job
-    matches = ranking.matches
-    shown = [(rank, m) for rank, m in enumerate(matches, 1) if rank <= MOST_ROWS or m.on_front]
-    data = {
-        **data,
-        "rows": [data["rows"][rank - 1] for rank, _ in shown],
-        "missed": data["missed"][:MOST_REJECTED],
-    }
-    data["rejected"] = []
-    sentences = [f"No server meets this. {why_none}", *within_limits(ranking, job)]
-    if matches:
-        trust = "Forecasts, not measurements: the intervals should hold in 9 of 10 cases."
-        said = [f"{name}: {what}" for name, what in three(answer.picks)]
-        sentences = [
-            *said,
-            *answer.recorded,
-            *within_limits(ranking, job),
-            *in_mixed_precision(answer),
-            trust,
-        ]
-        stale = sum(is_stale(m.offer, today) for _, m in shown)
-        if stale:
-            sentences.append(
-                f"{stale} of the prices shown are old: trainpace offers --refresh fetches today's."
-            )
-    reasons = list(dict.fromkeys(f"{r.offer.device}: {r.reason}." for r in ranking.rejected))
-    left_out = reasons[:MOST_REJECTED]
-    if len(reasons) > MOST_REJECTED:
-        left_out.append(f"And {len(reasons) - MOST_REJECTED} more.")
-    return page(
-        "match.html",
-        f"{workload.model}: which server",
-        sentences,
-        match_pictures(ranking, answer.picks),
-        data,
-        bool(matches),
-        asked(answer, by),
-        shown=shown,
-        first_rows=FIRST_ROWS,
-        further=len(matches) - len(shown),
-        left_out=left_out,
-        server=server,
-        hourly=_hourly,
-        price_date=price_date,
-        evidence=evidence_rows(answer.evidence),
-        demands=demands(answer, by, _hourly(answer.picks[0].match) if answer.picks else None),
-    )
-
-
-def match_pictures(ranking: Ranking, picks: Sequence[Pick] = ()) -> list[Picture | None]:
-    front = [m for m in ranking.matches if m.on_front]
-    shown = [(m, m.forecast.step) for m in front[:: max(1, math.ceil(len(front) / MOST_BARS))]]
-    steps = [
-        Timed("", server(m), step, m.forecast.step_time_interval_ms)
-        for m, step in shown
-        if step is not None
+def offers_sections(
+    offers: Sequence[Offer], today: datetime.date, asked: OffersRequest | None = None
+) -> Iterator[Section]:
+    offers = sorted(offers, key=lambda o: o.price_usd_per_hour)
+    rows = [
+        (
+            o.provider,
+            o.instance_type,
+            o.region,
+            devices(o.count, o.device),
+            usd(o.price_usd_per_hour),
+            usd(o.spot_price_usd_per_hour),
+            f"{8 * o.network_gb_per_s:g}" if o.network_gb_per_s else "-",
+            o.as_of or "undated",
+        )
+        for o in offers
     ]
-    return [cost_against_time(ranking.matches, picks), step_breakdown(steps)]
+    least = ""
+    if offers:
+        price, kind = usd(offers[0].price_usd_per_hour), offers[0].instance_type
+        least = f", from {price} per hour ({offers[0].provider} {kind})"
+    yield Headline(f"{plural(len(offers), 'offer')}{least}.")
+    columns = (
+        words("provider"),
+        words("server", least=16),
+        words("region", 3),
+        words("GPUs"),
+        Column("$/h"),
+        Column("spot $/h", 1),
+        Column("Gbit/s", 4),
+        words("as of", 2, 7),
+    )
+    yield Table(columns, rows)
+    yield Lines(["Gbit/s: bandwidth between servers of one kind, if several can be joined."])
+    stale = sum(is_stale(offer, today) for offer in offers)
+    if stale:
+        undated = f"undated ones are as known on {SNAPSHOT_KNOWN_ON} and may be older"
+        are = "price is" if stale == 1 else "prices are"
+        yield Lines([f"{stale} {are} old: {undated}. --json shows every source."])
+        filters = [] if asked is None else carried(asked, type(asked), ["refresh"])
+        yield Next(["trainpace", "offers", *filters, "--refresh"], "fetches today's prices")
+
+
+def settings_sections(combined: Any) -> Iterator[Section]:
+    """Show the settings that a schedule took from files."""
+    if combined is None:
+        return
+    columns = (words("setting"), words("value"), words("from", least=16))
+    rows = [(s.name, str(s.value), f"{s.file}: {s.key}") for s in combined.values.values()]
+    yield Table(columns, rows)
+    yield Lines([f"{sentence(note.severity)}: {note.file}: {note.text}" for note in combined.notes])
+
+
+NOT_CARRIED = ("samples", "epochs", "global_batch", "sequence_length", "checkpoint_every", "mtbf")
+"""Options of a schedule that match gets separately, or does not share."""
+
+
+def schedule_sections(a: Answer, asked: ScheduleRequest | None = None) -> Iterator[Section]:
+    if a.time is not None:
+        yield _schedule_verdict(a, a.time.total_s)
+    yield Table((words(""), words("", least=16)), _schedule_rows(a))
+    if a.speedups and a.time is not None:
+        rows = [
+            (
+                f"{s.ratio:.4g}x",
+                f"{s.percent_of_old_speed:.4g} %",
+                f"{100 * s.share_of_old_time:.3g} %",
+                duration(s.new_time_s(a.time.total_s)),
+            )
+            for s in a.speedups
+        ]
+        heads = ("speed-up", "of the old speed", "of the old time", "total then")
+        yield Table([Column(head) for head in heads], rows)
+        line = "363 % means 3.63 times as fast (old time / new time), not 363 % faster."
+        yield Lines([line])
+    yield Lines(_learning_rates(a))
+    yield Notes([f"Note: {note}." for note in a.notes])
+    if a.execution is not None and a.schedule.samples and a.schedule.epochs:
+        job = ["--samples", str(a.schedule.samples), "--epochs", f"{a.schedule.epochs:g}"]
+        job += ["--global-batch", str(a.execution.global_batch)]
+        limits = carried(asked, MatchRequest, NOT_CARRIED)
+        why = "servers for this job; put your model, FILE.py:FUNCTION, in place of resnet50"
+        yield Next(["trainpace", "match", "resnet50", *job, *limits], why)
+
+
+def _learning_rates(a: Answer) -> list[str]:
+    rate = a.learning_rate
+    if rate is None:
+        return []
+    rules = (
+        ("linear", rate.linear, rate.linear_factor, rate.linear_source),
+        ("square root", rate.square_root, rate.square_root_factor, rate.square_root_source),
+    )
+    values = ((f"x {factor:.4g}" if v is None else f"{v:.4g}") for _, v, factor, _ in rules)
+    return [
+        f"The global batch is {rate.new_global_batch}, and the learning rate was tuned at"
+        f" {rate.old_global_batch}. Nothing is changed for you; these are the usual rules:",
+        *(
+            f"  {name}: {value}, {source.partition(': ')[2]}"
+            for (name, _, _, source), value in zip(rules, values, strict=True)
+        ),
+        f"  {rate.limit}",
+    ]
+
+
+def _schedule_verdict(a: Answer, total_s: float) -> Headline:
+    total = f"{duration(total_s)}{'' if a.cost_usd is None else f' for {usd(a.cost_usd)}'}"
+    if a.meets_limit is None or a.limit_s is None:
+        return Headline(f"The training takes {total}.")
+    limit = duration(a.limit_s)
+    cost = "" if a.cost_usd is None else f" for {usd(a.cost_usd)}"
+    so_that = f", for the training to end within {limit}{cost}."
+    if "step_time" in a.solved and a.step_time_s is not None:
+        return Headline(f"A step may take at most {duration(a.step_time_s)}{so_that}")
+    if "samples" in a.solved:
+        return Headline(f"An epoch may have at most {a.schedule.samples:,} samples{so_that}")
+    if {"micro_batch", "global_batch"} <= set(a.solved) and a.execution is not None:
+        batch = a.execution.global_batch
+        return Headline(f"The global batch must be at least {batch:,}{so_that}")
+    if a.meets_limit:
+        return Headline(f"Yes: {total} is within {limit}.", good=True)
+    return Headline(f"No: {total} is {duration(total_s - a.limit_s)} over {limit}.", good=False)
+
+
+def _schedule_rows(a: Answer) -> list[tuple[str, str]]:
+    """Return what is known of a schedule. Arrows mark the values that were computed."""
+    t, rate, solved = a.time, a.throughput_samples_per_s, set(a.solved)
+    needed = "  <- needed" if "step_time" in solved else ""
+    fits = "  <- fits" if "epochs" in solved else ""
+    rows = [
+        *_batch_rows(a),
+        ("samples per epoch", f"{a.schedule.samples:,}  <- fit" if "samples" in solved else ""),
+        ("epochs", "" if a.schedule.epochs is None else f"{a.schedule.epochs:g}{fits}"),
+        ("steps", f"{t.steps:,}" if t is not None and t.steps else ""),
+        ("step time", "" if a.step_time_s is None else f"{duration(a.step_time_s)}{needed}"),
+    ]
+    if a.step_time_s is not None and rate is not None:
+        rows.append(("throughput", f"{number(rate)} samples/s{needed}"))
+        if a.schedule.sequence_length:
+            rows.append(("", f"{format_count(rate * a.schedule.sequence_length)} tokens/s"))
+    if a.gpus_choice is not None:
+        rows.append(("data-parallel GPUs", f"{a.gpus_choice.data_parallel_size:,}  <- needed"))
+    if t is not None:
+        parts = {
+            "steps": t.stepping_s,
+            "start-up": t.startup_s,
+            "evaluation": t.evaluation_s,
+            "checkpoints": t.checkpoint_s,
+            "failures": t.failures_s,
+        }
+        shown = [f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds]
+        rows += [
+            ("runs in sequence", f"{t.repeats}" if t.repeats > 1 else ""),
+            ("of which", ", ".join(shown) if len(shown) > 1 else ""),
+            ("training time", duration(t.total_s)),
+        ]
+    return [(name, text) for name, text in (*rows, ("cost", usd(a.cost_usd, ""))) if text]
+
+
+def _batch_rows(a: Answer) -> list[tuple[str, str]]:
+    e = a.execution
+    if e is None:
+        return []
+    formula = (
+        f"{e.micro_batch} micro-batch x {e.accumulation} accumulation x {e.data_parallel_size}"
+        " data parallel"
+    )
+    needed = "  <- needed" if {"micro_batch", "global_batch"} <= set(a.solved) else ""
+    rows = [("global batch", f"{e.global_batch:,} samples = {formula}{needed}")]
+    if e.data_parallel_size != e.world_size:
+        sizes = f"(tp {e.tp} x pp {e.pp} x cp {e.cp}) = {e.data_parallel_size}"
+        rows.append(("data parallel", f"{e.world_size} GPUs / {sizes}"))
+    if a.epoch is not None:
+        partial = a.epoch.last_step_samples != e.global_batch
+        last = f", the last of {a.epoch.last_step_samples} samples" if partial else ""
+        rows.append(("steps per epoch", f"{a.epoch.steps:,}{last}"))
+    return rows

@@ -1,24 +1,28 @@
-"""A measured sweep, and forecasts beside measurements: for the terminal, as JSON, as pictures and as pages."""
+"""Measured sweeps over batch sizes, and measured loaders and shards, as sections and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from trainpace.core.outcome import (
-    STEP_PARTS,
-    Forecast,
-    Jump,
-    MeasuredNoiseScale,
-    Measurement,
-    forecast_row,
+from trainpace.core.outcome import Forecast, Jump, MeasuredNoiseScale, Measurement, forecast_row
+from trainpace.core.records import to_jsonable
+from trainpace.measure import (
+    LoaderAdvice,
+    LoaderComparison,
+    LoaderMeasurement,
+    LoaderPoint,
+    MeasuredJump,
+    SweepAnalysis,
+    SweepPoint,
+    run_in_words,
 )
-from trainpace.measure import MeasuredJump, SweepAnalysis, SweepPoint, run_in_words
 from trainpace.report.charts import Picture
-from trainpace.report.pages import page
 from trainpace.report.phrases import (
+    change,
+    duration,
     interval,
     noise_scale,
     number,
@@ -27,246 +31,101 @@ from trainpace.report.phrases import (
     rate_in_words,
     span,
 )
-from trainpace.report.screen import in_details
-from trainpace.report.step_charts import Timed, step_breakdown
-from trainpace.report.sweep_charts import FEWEST_FOR_A_PLOT, measured_sweep, throughput
-from trainpace.report.sweep_words import shape_in_words
-from trainpace.report.terminal import (
+from trainpace.report.sections import (
+    Charts,
     Column,
-    print_chart,
-    print_lines,
-    print_next,
-    print_notes,
-    print_table,
-    print_verdict,
+    Headline,
+    Lines,
+    Next,
+    Notes,
+    Plot,
+    Section,
+    Table,
+    details,
     words,
 )
+from trainpace.report.steps import (
+    FEWEST_FOR_A_PLOT,
+    Timed,
+    measured_sweep,
+    shape_in_words,
+    step_breakdown,
+    throughput,
+)
+from trainpace.shards import Damage, Estimate, Precomputed
 from trainpace.verbs.carried import carried
 from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.journal import JournalRequest
+from trainpace.verbs.measure import MeasuredSweep
+from trainpace.workload import ModelSpec
 
 if TYPE_CHECKING:
     from trainpace.verbs.measure import MeasureRequest
 
 MOST_LIMIT = 2.0
-"""Steps, of which a jump would have to be larger to be seen: from here on that is no answer."""
+"""Largest jump, in steps, that a sweep may miss for the limit to be worth printing."""
 MOST_KEPT = 3
 """Jumps whose sizes stay in a table that is cut."""
 WORTH_SAYING = 0.03
-"""A batch whose throughput is this much better than the largest's is worth a sentence."""
+"""Gain in throughput over the largest batch from which it is mentioned."""
+_FAILURES = {"out_of_memory": "does not fit", "timeout": "took too long", "crashed": "failed"}
 
 
-def print_sweep(
-    measured: Sequence[Measurement],
-    a: SweepAnalysis,
-    foreseen: Mapping[int, Forecast],
-    causes: Sequence[Jump] = (),
-    sweep: str | None = None,
-    asked: MeasureRequest | None = None,
-) -> None:
-    """`foreseen` maps batch sizes to forecasts; `causes` are the forecast's own jumps, with their operators; `sweep` is its
-    name in the journal; `asked` what the next command goes on from."""
-    first = measured[0]
-    e = first.execution
-    accumulated = f", {e.accumulation} micro-batches a step" if e.accumulation > 1 else ""
-    threads = int(first.environment.get("threads", 0)) if "gpu" not in first.environment else 0
+def sweep_title(answer: MeasuredSweep) -> str:
+    first = answer.measurements[0]
+    return f"{first.model} on {first.device}: step time over the batch size"
+
+
+def sweep_sections(answer: MeasuredSweep, asked: MeasureRequest | None = None) -> Iterator[Section]:
+    """Turn a measured sweep into sections. `asked` is the request that the next command continues."""
+    a, foreseen, causes = answer.analysis, answer.forecasts, answer.causes
+    measured, first = answer.measurements, answer.measurements[0]
+    e, best = first.execution, a.best.best
+    accumulated = f", {e.accumulation} micro-batches per step" if e.accumulation > 1 else ""
+    threads = 0 if "gpu" in first.environment else int(first.environment.get("threads", 0))
     where = f"{first.device}, {plural(threads, 'thread')}" if threads else first.device
-    print_lines(f"{first.model} on {where}: {e.precision}, {e.optimizer}{accumulated}, measured")
-    answer, *others = sweep_verdict(a, causes)
-    print_verdict(answer)
+    yield Lines([f"{first.model} on {where}: {e.precision}, {e.optimizer}{accumulated}, measured"])
+    headline, *others = sweep_verdict(a, causes)
+    yield Headline(headline)
     if first.sequence_length:
-        best = a.best.best
         rate = rate_in_words(best.measured_samples_per_second, first.sequence_length)
-        print_lines(
-            f"Batch {best.batch}: {rate}, of {first.sequence_length:,} tokens a sample.", ""
-        )
+        line = f"Batch {best.batch}: {rate}, of {first.sequence_length:,} tokens per sample."
+        yield Lines([line])
+    yield Charts(lambda: sweep_pictures(answer))
+    yield _table(a, foreseen)
+    yield Lines([f"Batch {f.batch} {_FAILURES[f.failure]}: {f.reason}" for f in a.failures])
+    if len(a.points) >= FEWEST_FOR_A_PLOT:
+        yield from details("the plot", _plot(a, foreseen))
+    yield Notes([*others, *_runs_in_words(measured, a)])
+    if measured[-1].noise_scale is not None:
+        yield Lines(noise_scale_in_words(measured[-1].noise_scale))
+    environment = [f"{name}: {value}" for name, value in sorted(first.environment.items())]
+    yield Lines(environment, only="page", aside="where it was measured")
+    yield _next(answer, asked)
+
+
+def _table(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Table:
     columns = [
         words("batch", least=6),
         Column("step ms"),
-        Column("90 % of repeats", 1),
+        Column("90% of repeats", 1),
         Column("samples/s"),
         Column("memory GiB", 3),
         Column("probes", 4),
+        *([Column("forecast ms", 2), Column("error", 2)] if foreseen else []),
     ]
-    columns += [Column("forecast ms", 2), Column("error", 2)] if foreseen else []
+    best = a.best.best.batch
     marks = {p.batch: "" for p in a.points} | {jump.after: " ▲" for jump in a.curve.jumps}
-    marks[a.best.best.batch] += (
-        ""
-        if len(a.points) == 1 or a.too_noisy
-        else " best"
-        if _measured_above(a) is None
-        else " as good"
+    if len(a.points) > 1 and not a.too_noisy:
+        marks[best] += " best" if _measured_above(a) is None else " as good"
+    kept = {a.points[0].batch, best, a.points[-1].batch}
+    kept |= {jump.after for jump in a.curve.jumps[:MOST_KEPT]}
+    return Table(
+        columns,
+        [_cells(p, foreseen, marks[p.batch]) for p in a.points],
+        keep=[i for i, p in enumerate(a.points) if p.batch in kept],
+        best=[i for i, p in enumerate(a.points) if p.batch == best],
     )
-    told = {
-        a.points[0].batch,
-        a.best.best.batch,
-        a.points[-1].batch,
-        *(jump.after for jump in a.curve.jumps[:MOST_KEPT]),
-    }
-    keep = [i for i, p in enumerate(a.points) if p.batch in told]
-    print_table(columns, [_cells(p, foreseen, marks[p.batch]) for p in a.points], keep=keep)
-    for failure in a.failures:
-        what = {"out_of_memory": "does not fit", "timeout": "took too long", "crashed": "failed"}[
-            failure.failure
-        ]
-        print_lines(f"Batch {failure.batch} {what}: {failure.reason}")
-    if len(a.points) >= FEWEST_FOR_A_PLOT:
-        behind = [
-            (float(b), f.step.total_ms) for b, f in sorted(foreseen.items()) if f.step is not None
-        ]
-        jumped = ", ▲ after a jump" if a.curve.jumps else ""
-        title = (
-            "Step time in ms over the batch size: ●"
-            f" measured{jumped}{', line: forecast' if behind else ''}"
-        )
-        dots = [(float(p.batch), p.step_ms) for p in a.points]
-        with in_details("the plot"):
-            print_chart(dots, {float(jump.after) for jump in a.curve.jumps}, title, behind)
-    print_notes(*others, *_runs_in_words(measured, a))
-    if measured[-1].noise_scale is not None:
-        print_lines(*noise_scale_in_words(measured[-1].noise_scale))
-    if sweep:
-        place = carried(asked, JournalRequest)
-        print_next(
-            ["trainpace", "journal", "list", "--sweep", sweep[:8], *place],
-            "the runs of this sweep, kept in the journal",
-        )
-    else:
-        spec = asked.model if asked is not None and asked.model is not None else first.model
-        gpu = "A100" if "bf16" in e.precision or e.precision == "tf32" else "T4"  # a T4 has neither
-        same = carried(asked, ForecastRequest, ["batch", "precision", "timeout", "no_journal"])
-        command = ["trainpace", "forecast", spec, "--gpu", gpu, "--batch", str(a.best.best.batch)]
-        print_next(
-            [*command, "--precision", e.precision, *same], "the same on a GPU that you do not have"
-        )
-
-
-def _measured_above(a: SweepAnalysis) -> SweepPoint | None:
-    """The highest point where it is not the one that is recommended: the fit says that the noise lifted it."""
-    highest = max(a.points, key=lambda p: p.samples_per_second)
-    return highest if highest.samples_per_second > a.best.best.measured_samples_per_second else None
-
-
-def sweep_verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
-    """What the sweep says, in sentences, the most important first."""
-    lines = []
-    best, last = a.best.best, a.points[-1]
-    plotted = len(a.points) >= FEWEST_FOR_A_PLOT
-    if a.too_noisy:
-        lines.append(
-            "No batch size can be called the best: the measurements scatter by"
-            f" {100 * a.scatter:.0f} %. Nothing else should run here meanwhile; longer probes"
-            " (--seconds 10s) and more of them (--every --repeats 5) help."
-        )
-    elif len(a.points) == 1:
-        lines.append(
-            f"A step of batch {last.batch} takes {number(last.step_ms)} ms"
-            f" ({interval(last.interval_ms)}): {number(last.samples_per_second)} samples/s."
-        )
-    else:
-        gain = best.measured_samples_per_second / last.samples_per_second - 1
-        over = ""
-        if best.batch != last.batch and gain > WORTH_SAYING:
-            over = f", {percent(gain)} more than at {last.batch}"
-        rate = number(best.measured_samples_per_second)
-        said = f"Best throughput: batch {best.batch}, {rate} samples/s{over}."
-        if (higher := _measured_above(a)) is not None:
-            said = (
-                f"Batch {best.batch} is the smallest that the noise cannot tell from the best:"
-                f" {rate} samples/s, where batch {higher.batch} measured"
-                f" {number(higher.samples_per_second)}."
-            )
-        lines.append(said)
-    if a.largest_that_fits is not None:
-        lines.append(f"Largest batch that fits: {a.largest_that_fits}.")
-    lines += [_jump_in_words(jump, a, causes) for jump in a.curve.jumps]
-    lines += [_unresolved_in_words(*gap) for gap in a.unresolved]
-    lines += [_limit_in_words(a)] if plotted else []
-    slopes = [s for s in a.curve.segments if s.last_batch > s.first_batch]
-    if slopes and plotted and not a.too_noisy:
-        widest = max(slopes, key=lambda s: s.last_batch - s.first_batch)
-        low, high = widest.slope_low, widest.slope_high
-        bounds = "" if low is None or high is None else f" ({span(low, high)})"
-        lines.append(
-            f"From batch {widest.first_batch} to {widest.last_batch} one more sample costs"
-            f" {number(widest.slope_ms_per_sample)} ms{bounds}."
-        )
-    if a.trend is not None and plotted and not a.too_noisy:
-        lines.append(shape_in_words(a.trend))
-        if a.trend.knee_batch < best.batch:
-            lines.append(f"Batch {a.trend.knee_batch} already reaches 95 % of the best throughput.")
-    if a.best.launch_bound_until is not None and not a.too_noisy:
-        lines.append(
-            f"Up to batch {a.best.launch_bound_until} a larger batch costs next to nothing: the"
-            " limit is the host, which launches the operators, not the device."
-        )
-    if a.noise is None:
-        noise = (
-            "Each batch size was measured once, so the machine's noise is not known; --repeats 2"
-            " measures it."
-        )
-    else:
-        spread = (
-            f"{100 * a.noise.relative:.1f} % (standard deviation of {a.noise.degrees + 1} repeats)"
-        )
-        noise = f"Repeats in separate processes differ by {spread}."
-    return [*lines, noise]
-
-
-def _runs_in_words(measured: Sequence[Measurement], a: SweepAnalysis) -> list[str]:
-    """How the device ran at the best batch."""
-    batch = a.best.best.batch
-    run = next(
-        (m.run for m in measured if m.execution.micro_batch == batch and m.run is not None), None
-    )
-    said = [] if run is None else run_in_words(run)
-    return [f"Batch {batch}: {sentence}" for sentence in said] if len(a.points) > 1 else said
-
-
-def noise_scale_in_words(measured: MeasuredNoiseScale) -> list[str]:
-    scale, cost = measured.scale, measured.norms_ms / measured.step_ms
-    gathered = (
-        f"Gathering it in a training loop, two norms a step, would cost {100 * cost:.1f} % of the"
-        " step."
-    )
-    if scale.samples is None:
-        return [f"Gradient noise scale: {scale.reason} {gathered}"]
-    return [
-        f"{noise_scale(scale.samples, scale.low or 0.0, scale.high, scale.steps, measured.batch)}.",
-        (
-            "With a global batch far below it, twice the batch needs half the steps; with one of"
-            " that size, training takes twice the fewest possible steps and samples; far beyond"
-            f" it, a larger batch saves next to no steps. {gathered}"
-        ),
-    ]
-
-
-def sweep_json(
-    measured: Sequence[Measurement],
-    a: SweepAnalysis,
-    foreseen: Mapping[int, Forecast],
-    sweep: str | None,
-) -> dict[str, Any]:
-    return {
-        "record": "MeasuredSweep",
-        "schema_version": 1,
-        "sweep": sweep,
-        "model": measured[0].model,
-        "device": measured[0].device,
-        "environment": measured[0].environment,
-        "execution": msgspec.to_builtins(measured[0].execution),
-        "analysis": msgspec.to_builtins(a),
-        "noise_scale": msgspec.to_builtins(measured[-1].noise_scale),
-        "verdict": sweep_verdict(a),
-        "runs": [
-            {"batch": m.execution.micro_batch, **msgspec.to_builtins(m.run)}
-            for m in measured
-            if m.run is not None
-        ],
-        "forecasts": [
-            forecast_row(foreseen[b]) for b in sorted(foreseen) if foreseen[b].step is not None
-        ],
-    }
 
 
 def _cells(p: SweepPoint, foreseen: Mapping[int, Forecast], mark: str) -> list[str]:
@@ -281,19 +140,176 @@ def _cells(p: SweepPoint, foreseen: Mapping[int, Forecast], mark: str) -> list[s
     forecast = foreseen.get(p.batch)
     if forecast is not None and forecast.step is not None:
         ms = forecast.step.total_ms
-        return [*cells, number(ms), _error(ms, p.step_ms)]
+        return [*cells, number(ms), change(ms / p.step_ms)]
     return [*cells, "", ""] if foreseen else cells
 
 
+def _plot(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Plot:
+    forecast = [
+        (float(b), f.step.total_ms) for b, f in sorted(foreseen.items()) if f.step is not None
+    ]
+    jumped = ", ▲ after a jump" if a.curve.jumps else ""
+    line = ", line: forecast" if forecast else ""
+    title = f"Step time in ms over the batch size: ● measured{jumped}{line}"
+    dots = [(float(p.batch), p.step_ms) for p in a.points]
+    return Plot(title, dots, {float(jump.after) for jump in a.curve.jumps}, forecast)
+
+
+def _next(answer: MeasuredSweep, asked: MeasureRequest | None) -> Next:
+    if answer.sweep:
+        command = ["trainpace", "journal", "list", "--sweep", answer.sweep[:8]]
+        why = "the runs of this sweep, stored in the journal"
+        return Next([*command, *carried(asked, JournalRequest)], why)
+    first = answer.measurements[0]
+    precision = first.execution.precision
+    spec = asked.model if asked is not None and asked.model is not None else first.model
+    gpu = "A100" if "bf16" in precision or precision == "tf32" else "T4"  # a T4 has neither
+    batch = str(answer.analysis.best.best.batch)
+    command = ["trainpace", "forecast", spec, "--gpu", gpu, "--batch", batch]
+    same = carried(asked, ForecastRequest, ["batch", "precision", "timeout", "no_journal"])
+    why = "the same on a GPU that you do not have"
+    return Next([*command, "--precision", precision, *same], why)
+
+
+def _measured_above(a: SweepAnalysis) -> SweepPoint | None:
+    """Return the highest point if it is not the recommended one: the fit attributes it to noise."""
+    highest = max(a.points, key=lambda p: p.samples_per_second)
+    return highest if highest.samples_per_second > a.best.best.measured_samples_per_second else None
+
+
+def sweep_verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
+    """Describe a sweep in sentences, the most important first."""
+    best, plotted = a.best.best, len(a.points) >= FEWEST_FOR_A_PLOT
+    lines = [_best_in_words(a)]
+    if a.largest_that_fits is not None:
+        lines.append(f"Largest batch that fits: {a.largest_that_fits}.")
+    lines += [_jump_in_words(jump, a, causes) for jump in a.curve.jumps]
+    lines += [_unresolved_in_words(*gap) for gap in a.unresolved]
+    if plotted:
+        lines.append(_limit_in_words(a))
+    if plotted and not a.too_noisy:
+        lines += _slope_in_words(a)
+        if a.trend is not None:
+            lines.append(shape_in_words(a.trend))
+            if a.trend.knee_batch < best.batch:
+                knee = a.trend.knee_batch
+                lines.append(f"Batch {knee} already reaches 95 % of the best throughput.")
+    if a.best.launch_bound_until is not None and not a.too_noisy:
+        lines.append(
+            f"Up to batch {a.best.launch_bound_until} a larger batch costs next to nothing: the"
+            " limit is the host, which launches the operators, not the device."
+        )
+    return [*lines, _noise_in_words(a)]
+
+
+def _best_in_words(a: SweepAnalysis) -> str:
+    best, last = a.best.best, a.points[-1]
+    if a.too_noisy:
+        return (
+            "No batch size can be called the best: the measurements scatter by"
+            f" {100 * a.scatter:.0f} %. Stop other programs, or use longer probes (--seconds 10s)"
+            " and more of them (--every --repeats 5)."
+        )
+    if len(a.points) == 1:
+        return (
+            f"A step of batch {last.batch} takes {number(last.step_ms)} ms"
+            f" ({interval(last.interval_ms)}): {number(last.samples_per_second)} samples/s."
+        )
+    rate = number(best.measured_samples_per_second)
+    if (higher := _measured_above(a)) is not None:
+        return (
+            f"Batch {best.batch} is the smallest that is as good as the best within the noise:"
+            f" {rate} samples/s; batch {higher.batch} measured {number(higher.samples_per_second)}."
+        )
+    gain = best.measured_samples_per_second / last.samples_per_second - 1
+    is_more = best.batch != last.batch and gain > WORTH_SAYING
+    over = f", {percent(gain)} more than at {last.batch}" if is_more else ""
+    return f"Best throughput: batch {best.batch}, {rate} samples/s{over}."
+
+
+def _slope_in_words(a: SweepAnalysis) -> list[str]:
+    slopes = [s for s in a.curve.segments if s.last_batch > s.first_batch]
+    if not slopes:
+        return []
+    widest = max(slopes, key=lambda s: s.last_batch - s.first_batch)
+    low, high = widest.slope_low, widest.slope_high
+    bounds = "" if low is None or high is None else f" ({span(low, high)})"
+    return [
+        f"From batch {widest.first_batch} to {widest.last_batch} one more sample costs"
+        f" {number(widest.slope_ms_per_sample)} ms{bounds}."
+    ]
+
+
+def _noise_in_words(a: SweepAnalysis) -> str:
+    if a.noise is None:
+        return (
+            "Each batch size was measured once, so the machine's noise is unknown; --repeats 2"
+            " measures it."
+        )
+    repeats = a.noise.degrees + 1
+    return (
+        f"Repeats in separate processes differ by {100 * a.noise.relative:.1f} % (standard"
+        f" deviation of {repeats} repeats)."
+    )
+
+
+def _runs_in_words(measured: Sequence[Measurement], a: SweepAnalysis) -> list[str]:
+    """Say how the device ran at the best batch."""
+    batch = a.best.best.batch
+    run = next(
+        (m.run for m in measured if m.execution.micro_batch == batch and m.run is not None), None
+    )
+    lines = [] if run is None else run_in_words(run)
+    return [f"Batch {batch}: {line}" for line in lines] if len(a.points) > 1 else lines
+
+
+def noise_scale_in_words(measured: MeasuredNoiseScale) -> list[str]:
+    scale, cost = measured.scale, measured.norms_ms / measured.step_ms
+    gathered = (
+        "Measuring it in a training loop, two norms per step, would cost"
+        f" {percent(cost, digits=1)} of the step."
+    )
+    if scale.samples is None:
+        return [f"Gradient noise scale: {scale.reason} {gathered}"]
+    return [
+        f"{noise_scale(scale.samples, scale.low or 0.0, scale.high, scale.steps, measured.batch)}.",
+        "With a global batch far below it, twice the batch needs half the steps; with one of"
+        " that size, training takes twice the fewest possible steps and samples; far beyond it,"
+        f" a larger batch saves next to no steps. {gathered}",
+    ]
+
+
+def sweep_json(answer: MeasuredSweep) -> dict[str, Any]:
+    """Return what `trainpace measure --json` prints."""
+    measured, first = answer.measurements, answer.measurements[0]
+    shown = (answer.forecasts[batch] for batch in sorted(answer.forecasts))
+    return {
+        "record": "MeasuredSweep",
+        "schema_version": 1,
+        "sweep": answer.sweep,
+        "model": first.model,
+        "device": first.device,
+        "environment": first.environment,
+        "execution": msgspec.to_builtins(first.execution),
+        "analysis": msgspec.to_builtins(answer.analysis),
+        "noise_scale": msgspec.to_builtins(measured[-1].noise_scale),
+        "verdict": sweep_verdict(answer.analysis),
+        "runs": [
+            {"batch": m.execution.micro_batch, **msgspec.to_builtins(m.run)}
+            for m in measured
+            if m.run is not None
+        ],
+        "forecasts": [forecast_row(f) for f in shown if f.step is not None],
+    }
+
+
 def _limit_in_words(a: SweepAnalysis) -> str:
-    """What jumps the sweep could not have seen."""
+    """Say which jumps the sweep could not have seen."""
     limit, other = a.curve.least_jump, "other " if a.curve.jumps else ""
     if limit is None or limit > MOST_LIMIT:
-        return (
-            f"No {other}jump could be told from the noise of these measurements, whatever its size."
-        )
-    seen = f"No {other}jumps of {100 * limit:.1f} % of the step or more were found"
-    return f"{seen}; smaller ones would be lost in the noise."
+        return f"These measurements are too noisy to find any {other}jump."
+    found = f"No {other}jumps of {percent(limit, digits=1)} of the step or more were found"
+    return f"{found}; smaller ones would be lost in the noise."
 
 
 def _unresolved_in_words(before: int, after: int) -> str:
@@ -305,121 +321,396 @@ def _unresolved_in_words(before: int, after: int) -> str:
 
 
 def _jump_in_words(jump: MeasuredJump, a: SweepAnalysis, causes: Sequence[Jump]) -> str:
-    where = (
-        f"After batch {jump.before}"
-        if jump.tight
-        else f"Between batch {jump.before} and {jump.after}"
-    )
+    between = f"Between batch {jump.before} and {jump.after}"
+    where = f"After batch {jump.before}" if jump.tight else between
     low, high = sorted((abs(jump.low_ms), abs(jump.high_ms)))
-    sentence = (
+    text = (
         f"{where} the step takes {number(abs(jump.size_ms))} ms ({abs(jump.percent):.0f} %)"
         f" {'more' if jump.size_ms > 0 else 'less'}, beyond the usual slope ({span(low, high)} ms)."
     )
     cause = jump.cause_among(causes)
     if cause is not None:
-        sentence += f" Its cause by the forecast: {'; '.join(cause.causes)}."
-    pairs = zip(a.best.before_jumps, a.best.after_jumps, strict=True)
-    for choice, behind in pairs:
+        text += f" Its cause by the forecast: {'; '.join(cause.causes)}."
+    for choice, behind in zip(a.best.before_jumps, a.best.after_jumps, strict=True):
         if choice.batch == jump.before and jump.size_ms > 0:
-            sentence += (
-                f" Batch {jump.before} gives {number(choice.measured_samples_per_second)} samples/s"
+            rate = number(choice.measured_samples_per_second)
+            next_good = (
+                "" if behind is None else f"; the next size that does as well is {behind.batch}"
             )
-            sentence += (
-                "." if behind is None else f"; the next size that does as well is {behind.batch}."
-            )
-    return sentence
+            text += f" Batch {jump.before} gives {rate} samples/s{next_good}."
+    return text
 
 
-def sweep_page(
-    measured: Sequence[Measurement],
-    a: SweepAnalysis,
-    foreseen: Mapping[int, Forecast],
-    causes: Sequence[Jump] = (),
-) -> str:
-    first = measured[0]
-    e, probes = first.execution, sum(p.probes for p in a.points)
-    steps = {batch: f.step.total_ms for batch, f in foreseen.items() if f.step is not None}
-    return page(
-        "sweep.html",
-        f"{first.model} on {first.device}: step time over the batch size",
-        [*sweep_verdict(a, causes), *_runs_in_words(measured, a)],
-        sweep_pictures(measured, a, foreseen, causes),
-        sweep_json(measured, a, foreseen, None),
-        subtitle=(
-            f"Measured with {e.precision} and {e.optimizer}, {probes} probes, each in a process of"
-            " its own."
-        ),
-        points=[(p, steps.get(p.batch)) for p in a.points],
-        best=a.best.best.batch,
-        failures=a.failures,
-        environment=[f"{name}: {value}" for name, value in sorted(first.environment.items())],
-    )
-
-
-def sweep_pictures(
-    measured: Sequence[Measurement],
-    a: SweepAnalysis,
-    foreseen: Mapping[int, Forecast],
-    causes: Sequence[Jump] = (),
-) -> list[Picture | None]:
+def sweep_pictures(answer: MeasuredSweep) -> list[Picture | None]:
+    a, foreseen = answer.analysis, answer.forecasts
     steps = []
     for batch in sorted({a.points[0].batch, a.best.best.batch, a.points[-1].batch}):
-        one, there = (
-            next((m for m in measured if m.execution.micro_batch == batch), None),
-            foreseen.get(batch),
-        )
-        if one is not None:
-            steps.append(Timed(f"batch {batch}", "measured", one.step, one.interval_ms))
+        for one in answer.measurements:
+            if one.execution.micro_batch == batch:
+                steps.append(Timed(f"batch {batch}", "measured", one.step, one.interval_ms))
+                break
+        there = foreseen.get(batch)
         if there is not None and there.step is not None:
-            steps.append(
-                Timed(f"batch {batch}", "forecast", there.step, there.step_time_interval_ms)
-            )
+            interval_ms = there.step_time_interval_ms
+            steps.append(Timed(f"batch {batch}", "forecast", there.step, interval_ms))
     rates = throughput(a, foreseen) if len(a.points) > 1 else None
-    return [measured_sweep(a, foreseen, causes), rates, step_breakdown(steps)]
+    return [measured_sweep(a, foreseen, answer.causes), rates, step_breakdown(steps)]
 
 
 Pair = tuple[Forecast, Measurement | None]
-"""A step as it was forecast, and as it was measured, if it was."""
-HEAD = ("model", "batch", "device", "forecast ms", "90 % interval", "measured ms", "error")
+"""A forecast step and its measurement, if there is one."""
+_PAIRS = (
+    words("model"),
+    Column("batch"),
+    words("device"),
+    Column("forecast ms"),
+    Column("90% interval"),
+    Column("measured ms"),
+    Column("error"),
+)
 
 
-def side_by_side_page(title: str, meaning: Sequence[str], pairs: Sequence[Pair]) -> str:
-    """The page as text. `meaning` is said first, in plain words."""
-    steps = []
+def side_by_side_sections(meaning: Iterable[str], pairs: Sequence[Pair]) -> Iterator[Section]:
+    """Compare forecasts with measurements. `meaning` explains the comparison."""
+    steps, rows = [], []
     for f, measured in pairs:
         assert f.step is not None
-        group = f"{f.model}, batch {f.execution.micro_batch}"
+        ms, group = f.step.total_ms, f"{f.model}, batch {f.execution.micro_batch}"
         steps.append(Timed(group, f"{f.device}, forecast", f.step, f.step_time_interval_ms))
+        seen = ["", ""]
         if measured is not None:
             steps.append(Timed(group, f"{f.device}, measured", measured.step))
-    data = [forecast_row(f) | _measured_row(m) for f, m in pairs]
-    pictures, rows = [step_breakdown(steps)], cells_of_pairs(pairs)
-    return page("side_by_side.html", title, meaning, pictures, data, head=HEAD, rows=rows)
+            seen = [number(measured.median_ms), change(ms / measured.median_ms)]
+        batch, between = str(f.execution.micro_batch), interval(f.step_time_interval_ms)
+        rows.append([f.model, batch, f.device, number(ms), between, *seen])
+    yield Headline(" ".join(meaning))
+    yield Charts(lambda: [step_breakdown(steps)])
+    yield Table(_PAIRS, rows)
 
 
-def _measured_row(measured: Measurement | None) -> dict[str, Any]:
-    if measured is None:
-        return {"measured_ms": None, "measured_breakdown_ms": None}
-    parts = {name: getattr(measured.step, name) for name in STEP_PARTS}
-    return {"measured_ms": measured.median_ms, "measured_breakdown_ms": parts}
+_WORTH_PRECOMPUTING = 0.2
+_WORTH_PRECOMPUTING_MS = 0.05
+"""Reading a sample of some KiB back takes about 0.01 ms, and space on disk is not free."""
+MOST_LINES = 100
+_SMALL_SHARE = 0.02
+_BUSY_SHARE = 0.1
 
 
-def cells_of_pairs(pairs: Sequence[Pair]) -> list[list[str]]:
-    rows = []
-    for f, measured in pairs:
-        assert f.step is not None
-        ms = f.step.total_ms
-        seen = (
-            ["", ""]
-            if measured is None
-            else [number(measured.median_ms), _error(ms, measured.median_ms)]
+def loader_sections(m: LoaderMeasurement, a: LoaderAdvice) -> Iterator[Section]:
+    dataset = f"{m.dataset} of {m.length:,} samples"
+    line = f"{m.target}: {dataset}, batch {m.batch_size}, {m.cores:g} cores, loader alone"
+    yield Lines([line])
+    yield Headline(loader_verdict(m, a) + _doubt(m, a))
+    columns = [
+        words("workers", least=7),
+        Column("batch ms"),
+        Column("90% of repeats", 2),
+        Column("samples/s"),
+        Column("model ms", 3),
+        Column("start-up s", 1),
+    ]
+    columns += [] if a.compute_ms is None else [Column("step ms")]
+    yield Table(columns, [_loader_cells(p, a) for p in m.points])
+    if m.stages:
+        stages = (
+            words("in a sample"),
+            Column("ms"),
+            Column("share"),
+            Column("CPU ms", 1),
+            words("offline?"),
         )
-        device, batch = f.device, f.execution.micro_batch
+        yield Table(stages, _stage_rows(m))
+    yield Notes([_sample_in_words(m), *_variants_in_words(m)])
+    advice = next_step(m, a)
+    whole = not any(s.kind == "dataset" for s in m.stages)
+    if "trainpace precompute" in advice and ModelSpec.of(m.target).runs_code and whole:
+        yield Lines([f"To change: {advice.removeprefix('Next: ')}"])
+        estimate = ["trainpace", "precompute", m.target, "--out", "shards", "--estimate"]
+        yield Next(estimate, "what that costs and saves, estimated from some samples")
+    else:
+        yield Lines([advice])
+
+
+def loader_verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
+    saved = (
+        f"{duration(abs(a.saved_s_per_epoch))} per epoch"
+        f" ({abs(a.saved_s_per_epoch) / a.epoch_now_s:.0%})"
+    )
+    if a.saved_s_per_epoch <= 0:
+        saved = "nothing"
+    step_ms = number(a.step_ms)
+    if a.compute_ms is None:
+        rate = number(1e3 * m.batch_size / a.step_ms)
+        answer = f"Verdict: with {_workers(a.workers)} the loader alone gives {rate} samples/s"
+        if a.worth_it:
+            answer += (
+                f", {a.now_ms / a.step_ms:.1f} times as many as with {_workers(a.workers_now)}"
+            )
+        answer += (
+            "."
+            if a.workers == 0
+            else f". A step that computes for more than {step_ms} ms hides it."
+        )
+        return (
+            answer
+            if a.worth_it or len(m.points) == 1
+            else f"{answer} Other numbers of workers would save {saved}."
+        )
+    data_ms = max(0.0, a.now_ms - a.compute_ms)
+    answer = (
+        f"Verdict: with {_workers(a.workers_now)} a step takes {number(a.now_ms)} ms, of which"
+        f" {number(data_ms)} ms ({data_ms / a.now_ms:.0%}) is waiting for data."
+    )
+    if a.worth_it:
+        return (
+            f"{answer} With {_workers(a.workers)} it takes {step_ms} ms, which saves {saved},"
+            " start-up included."
+        )
+    return answer if len(m.points) == 1 else f"{answer} No: other numbers of workers save {saved}."
+
+
+def next_step(m: LoaderMeasurement, a: LoaderAdvice) -> str:
+    steps = []
+    if a.workers != a.workers_now:
+        persistent = ", persistent_workers=True" if a.keep_workers else ""
+        steps.append(f"DataLoader(..., num_workers={a.workers}{persistent})")
+    elif a.keep_workers:
+        startup = duration(a.startup_s)
+        steps.append(
+            f"persistent_workers=True, because starting the workers takes {startup} of every epoch"
+        )
+    if a.compute_ms is None and a.workers == 0:
+        left_out = "workers load during it, which these figures do not include"
+        steps.append(f"give --compute-ms, the compute time of a step: {left_out}")
+    waiting = a.compute_ms is None or a.step_ms > a.compute_ms * 1.05
+    if waiting and a.offline_share > _WORTH_PRECOMPUTING and a.offline_ms > _WORTH_PRECOMPUTING_MS:
+        inner = [s.name for s in m.stages if s.offline and s.kind == "dataset"]
+        of_what = f" of {' and '.join(inner)} as a dataset of its own," if inner else ","
+        steps.append(
+            f"trainpace precompute{of_what} which could save up to {number(a.offline_ms)} ms"
+            f" ({a.offline_share:.0%}) of every sample, less the cost of reading it back"
+        )
+    elif waiting and m.stages and (a.limit == "cores" or not steps):
+        slowest = max(m.stages, key=lambda s: s.wall_ms)
+        why = (
+            "the cores are fully used"
+            if a.limit == "cores"
+            else "other numbers of workers would save nothing"
+        )
+        steps.append(
+            f"{why}, so make {slowest.name} cheaper: it is {m.share_of(slowest):.0%} of a sample"
+        )
+    if steps:
+        return f"Next: {'; then '.join(steps)}."
+    if waiting and a.compute_ms is not None:
+        return (
+            "Next: make a sample cheaper, as the step waits for data, and other numbers of workers"
+            " would save nothing."
+        )
+    return "Next: nothing to gain from the loader; look at the compute."
+
+
+def loader_comparison_sections(c: LoaderComparison) -> Iterator[Section]:
+    yield Headline(comparison_verdict(c))
+    columns = (
+        words("ms per sample", least=16),
+        Column(c.names[0]),
+        Column(c.names[1]),
+        Column("difference"),
+        words("", 1),
+    )
+    named = [(part.name, part) for part in c.parts]
+    named += [(f"{times.name}, {_workers(workers)}", times) for workers, times in c.alone.items()]
+    rows = [
+        (
+            name,
+            *map(number, times.ms),
+            f"{times.more_ms:+.3g}",
+            "within the noise" if times.is_noise else "",
+        )
+        for name, times in named
+    ]
+    yield Table(columns, rows)
+    for workers, times in list(c.alone.items())[:1]:
+        passes = [
+            f"{name} {count:,} samples in {duration(1e-3 * count * ms)}"
+            for name, count, ms in zip(c.names, c.samples, times.ms, strict=True)
+        ]
+        yield Lines([f"A whole pass with {_workers(workers)}: {', '.join(passes)}."])
+    yield Next(
+        ["trainpace", "loader", c.names[c.slower]],
+        "the slower one alone: how many workers it needs, and what else helps",
+    )
+
+
+def comparison_verdict(c: LoaderComparison) -> str:
+    if c.are_alike:
+        first, second = map(number, c.sample_ms)
+        return f"Verdict: both are as fast: a sample takes {first} and {second} ms on one thread."
+    slow, fast, part = c.sample_ms[c.slower], c.sample_ms[1 - c.slower], c.through
+    return (
+        f"Verdict: {c.names[c.slower]} is the slower one: a sample takes {number(slow)} ms on one"
+        f" thread, {number(slow / fast)} times the {number(fast)} ms of {c.names[1 - c.slower]}."
+        f" Most of the difference is in {part.name}: {number(abs(part.more_ms))} ms."
+    )
+
+
+def loader_json(m: LoaderMeasurement, a: LoaderAdvice) -> dict[str, Any]:
+    return {
+        **to_jsonable(m),
+        "samples_per_second": {str(p.workers): p.samples_per_second for p in m.points},
+        "advice": msgspec.to_builtins(a, str_keys=True),
+        "verdict": loader_verdict(m, a),
+        "next": next_step(m, a),
+    }
+
+
+def _loader_cells(p: LoaderPoint, a: LoaderAdvice) -> list[str]:
+    cells = [
+        f"{p.workers}{' ◀' if p.workers == a.workers else ''}",
+        number(p.batch_ms),
+        interval(p.interval_ms, ""),
+        number(p.samples_per_second),
+        number(p.predicted_ms, ""),
+        f"{p.startup_s:.2f}" if p.workers else "",
+    ]
+    return cells if a.compute_ms is None else [*cells, number(a.step_ms_by_workers[p.workers])]
+
+
+def _stage_rows(m: LoaderMeasurement) -> list[list[str]]:
+    rows = []
+    for s in m.stages:
+        earlier = "no: the sample is random" if s.kind == "function" else "no: after a random one"
+        offline = "yes" if s.offline else "no: random" if s.random else earlier
+        name = (
+            s.name
+            if s.kind in ("", "dataset", "function", "transform", "transforms")
+            else f"{s.name} ({s.kind})"
+        )
         rows.append(
-            [f.model, str(batch), device, number(ms), interval(f.step_time_interval_ms), *seen]
+            [name, number(s.wall_ms), percent(m.share_of(s)), number(s.cpu_ms, ""), offline]
         )
     return rows
 
 
-def _error(forecast_ms: float, measured_ms: float) -> str:
-    return f"{100 * (forecast_ms / measured_ms - 1):+.0f} %"
+def _sample_in_words(m: LoaderMeasurement) -> str:
+    s = m.sample
+    parts = [f"{number(min(s.cpu_ms, s.wall_ms))} ms of CPU time"]
+    if s.wait_ms > _SMALL_SHARE * s.wall_ms:
+        parts.append(f"{number(s.wait_ms)} ms of waiting")
+    if s.fetch_ms is not None:
+        parts.append(
+            f"{number(s.fetch_ms)} ms of reading when its {s.file_bytes / 1024:.0f} KiB are not in"
+            " memory"
+        )
+    note, whole_gib = f" Note: {s.note}" if s.note else "", s.file_bytes * m.length / 2**30
+    if not note and s.cold_wall_ms is not None and m.memory_gib is not None and whole_gib:
+        so = "so memory holds them after the first epoch"
+        if whole_gib >= 0.5 * m.memory_gib:
+            so = "more than fits in memory: every epoch reads them from disk again"
+        note = f" All files together are about {whole_gib:.2g} GiB, {so}."
+    if s.delayed_ms > _BUSY_SHARE * s.wall_ms:
+        note += f" Other work on this machine delayed it by {number(s.delayed_ms)} ms more."
+    return f"A sample takes {', '.join(parts)} ({s.samples} samples, one thread).{note}"
+
+
+def _variants_in_words(m: LoaderMeasurement) -> list[str]:
+    if len(m.variants) < 2:
+        return []
+    base, gains = m.variants[0], []
+    for p in m.variants[1:]:
+        gain = p.samples_per_second / base.samples_per_second - 1
+        setting = "pin_memory=True"
+        if p.batch_size != base.batch_size:
+            setting = f"batch {p.batch_size}"
+        elif p.prefetch_factor != base.prefetch_factor:
+            setting = f"prefetch_factor={p.prefetch_factor}"
+        gains.append(f"{setting} {100 * gain:+.0f} %{'' if base.differs_from(p) else ' (noise)'}")
+    return [f"Samples/s with {_workers(base.workers)} and one other setting: {', '.join(gains)}."]
+
+
+def _doubt(m: LoaderMeasurement, a: LoaderAdvice) -> str:
+    if m.sample.delayed_ms > _BUSY_SHARE * m.sample.wall_ms:
+        return " Other work runs on this machine: measure again when it is idle."
+    if a.workers == a.workers_now or m.point(a.workers_now).differs_from(m.point(a.workers)):
+        return ""
+    return " Repeats differ by as much: measure again on an idle machine."
+
+
+def _workers(count: int) -> str:
+    return plural(count, "worker") if count else "no workers"
+
+
+def precomputed_sections(done: Precomputed) -> Iterator[Section]:
+    if done.shards_computed:
+        rate = number(done.samples_computed / done.seconds)
+        yield Headline(
+            f"Computed {done.samples_computed:,} samples in {duration(done.seconds)} ({rate}/s), as"
+            f" {done.shards_computed} of {done.shards_planned} shards."
+        )
+    else:
+        yield Headline("There was nothing left to compute.")
+    if done.bad:
+        line = (
+            f"{done.bad:,} bad samples were skipped; bad_samples.jsonl lists indices and reasons."
+        )
+        yield Lines([line])
+    if done.finished:
+        size = format_bytes(done.total_bytes)
+        lines = [
+            f"{done.folder}: {done.samples:,} samples in {done.shards} shards, {size}.",
+            f'To read them: ShardDataset("{done.folder}", transform=...) or ShardStream, from'
+            " trainpace.shards.",
+        ]
+        yield Lines(lines)
+        yield Next(
+            ["trainpace", "precompute", "--verify", "--out", str(done.folder)], "checks every byte"
+        )
+    else:
+        written = f"{done.shards} of {done.shards_planned} shards are written"
+        yield Lines([f"{written}. The part that finishes last writes the manifest."])
+
+
+def damage_sections(shards: int, damaged: Sequence[Damage], folder: str) -> Iterator[Section]:
+    if not damaged:
+        yield Headline(f"Yes: all {shards} shards are intact.", good=True)
+        return
+    yield Headline(f"No: {len(damaged)} of {shards} shards are damaged.", good=False)
+    more = len(damaged) - MOST_LINES
+    lines = [f"{one.file}: {one.problem}" for one in damaged[:MOST_LINES]]
+    yield Notes([*lines, *([f"... and {more:,} more"] if more > 0 else [])])
+    yield Next(["trainpace", "precompute", "--repair", "--out", folder], "computes them again")
+
+
+def estimate_sections(e: Estimate) -> Iterator[Section]:
+    c = e.costs
+    rows = [
+        ("computing a sample", duration(c.compute_s), "one process"),
+        (
+            "reading it back",
+            duration(c.read_s),
+            f"from the page cache; {duration(c.read_cold_s)} from disk",
+        ),
+        ("precomputing once", duration(e.compute_once_s), f"{e.workers} workers"),
+        ("space on disk", format_bytes(e.total_bytes), f"{format_bytes(c.free_bytes)} free"),
+        ("an epoch now", duration(e.epoch_now_s), f"{e.workers} workers"),
+        (
+            "an epoch after",
+            duration(e.epoch_after_s),
+            "from the page cache" if e.from_cache else "from disk",
+        ),
+    ]
+    shorter = (
+        f"every epoch becomes {duration(e.saved_per_epoch_s)} shorter, which pays for itself after"
+    )
+    yield Headline(
+        f"Yes: {shorter} {e.epochs_to_pay:.1f} epochs." if e.pays else f"No: {e.reason}.",
+        good=e.pays,
+    )
+    title = f"{c.samples:,} samples, {c.measured} of them measured"
+    yield Table((words(""), Column(""), words("", least=16)), rows, title)
+
+
+def format_bytes(size: float) -> str:
+    """MB below 100 MB, GB above."""
+    return f"{number(size / 1e9)} GB" if size >= 1e8 else f"{number(size / 1e6)} MB"

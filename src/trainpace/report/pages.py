@@ -1,14 +1,15 @@
-"""Pages through Jinja: everything is escaped, and figures are in people's units. `page` makes a file that fetches nothing.
+"""Sections as HTML, by Jinja templates that escape everything.
 
-A page file holds its scripts and styles inline: `report/vendor/` as released by others, `report/assets/` and the palette our own.
-A server hands out `SCRIPTS` and `STYLES` by name, so that its pages need no inline script.
+A page file contains its scripts and styles: `report/vendor/` as released by others, `report/assets/` and the palette our own.
+A server hands out `SCRIPTS` and `STYLES` by name instead, so that its pages need no inline script.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainpace.core.records import to_jsonable
@@ -25,6 +26,7 @@ from trainpace.report.charts import (
     css_variables,
 )
 from trainpace.report.phrases import duration, interval, number, percent, sentence, usd, when
+from trainpace.report.sections import Charts, Drawing, Named, Next, Section, Table
 from trainpace.report.streams import visible
 
 if TYPE_CHECKING:
@@ -33,15 +35,15 @@ if TYPE_CHECKING:
 
 
 NONE = "–"
-"""Stands where nothing is known."""
+"""Shown for an unknown value."""
 SCRIPTS = ("uPlot.iife.min.js", "charts.js")
-"""In the order in which a page with charts loads them."""
+"""Scripts of a page with charts, in the order in which they are loaded."""
 STYLES = ("uPlot.min.css", "page.css")
 _VENDORED = ("uPlot.iife.min.js", "uPlot.min.css")
 
 
 def environment(*packages: str) -> jinja2.Environment:
-    """Templates of this room, and before them those of `packages`."""
+    """Return the templates of `packages`, then those of this package."""
     import jinja2
 
     loaders = [jinja2.PackageLoader(package) for package in (*packages, "trainpace.report")]
@@ -86,7 +88,7 @@ _own = functools.cache(environment)
 
 @functools.cache
 def asset(name: str) -> str:
-    """The text of one of `SCRIPTS` or `STYLES`; page.css with the palette's variables before it."""
+    """Return the text of a script or style sheet. page.css starts with the variables of the palette."""
     from importlib.resources import files
 
     folder = "vendor" if name in _VENDORED else "assets"
@@ -94,54 +96,83 @@ def asset(name: str) -> str:
     return css_variables() + text if name == "page.css" else text
 
 
-def page(
-    template: str,
-    title: str,
-    verdict: Sequence[str],
-    pictures: Sequence[Picture | None],
-    data: object,
-    answer: bool = True,
-    subtitle: str = "",
-    styles: Sequence[str] = (),
-    **context: Any,
-) -> str:
-    """The whole file. `verdict`: sentences, the most important first; `answer` False where it is no. A picture may be None: there
-    are no data for it. `data` is kept inside as JSON. `styles`: assets that stand in the template itself. The page's own policy
-    forbids it to fetch anything."""
+def page(title: str, sections: Iterable[Section], data: object, shared: bool = False) -> str:
+    """Return an answer as one HTML file that fetches nothing. Its own content policy forbids that.
+
+    Args:
+        title: Heading of the page.
+        sections: The answer. Short forms for the terminal are skipped.
+        data: The answer's JSON, stored in the page.
+        shared: Skip next commands, which may name files.
+    """
     from importlib.metadata import version
 
-    drawn = any(isinstance(picture, Chart) for picture in pictures)
+    parts = [_part(section) for section in sections if section.only != "brief"]
+    drawn = any(isinstance(chart, Chart) for part in parts for chart in part["pictures"])
     sheets = [asset(name) for name in STYLES if drawn or name == "page.css"]
     scripts = [asset(name) for name in SCRIPTS] if drawn else []
-    script_hashes, style_hashes = (
-        _hashes(scripts) or "'none'",
-        _hashes([*sheets, *map(asset, styles)]),
-    )
+    styles = [asset(name) for part in parts for name in part["styles"]]
+    allowed = _hashes(scripts) or "'none'"
     policy = (
-        f"default-src 'none'; img-src data:; style-src {style_hashes}; base-uri 'none'; form-action"
-        f" 'none'; script-src {script_hashes}"
+        f"default-src 'none'; img-src data:; style-src {_hashes([*sheets, *styles])}; base-uri"
+        f" 'none'; form-action 'none'; script-src {allowed}"
     )
-    return (
-        _own()
-        .get_template(template)
-        .render(
-            title=title,
-            verdict=verdict,
-            pictures=pictures,
-            data=data,
-            answer=answer,
-            subtitle=subtitle,
-            policy=policy,
-            sheets=sheets,
-            scripts=scripts,
-            version=version("trainpace"),
-            **context,
-        )
+    return rendered(
+        "page.html",
+        title=title,
+        parts=[part for part in parts if not (shared and part["kind"] == "Next")],
+        data=data,
+        policy=policy,
+        sheets=sheets,
+        scripts=scripts,
+        version=version("trainpace"),
     )
+
+
+def fragment(sections: Iterable[Section]) -> str:
+    """Return an answer as HTML without styles, scripts and charts, for a notebook."""
+    parts = [
+        _part(s) for s in sections if s.only != "brief" and not isinstance(s, Charts | Drawing)
+    ]
+    return rendered("fragment.html", parts=parts)
+
+
+def _part(section: Section) -> dict[str, Any]:
+    """Return what the template needs to know of a section."""
+    part: dict[str, Any] = {
+        "kind": type(section).__name__,
+        "section": section,
+        "heading": sentence(section.aside or getattr(section, "title", "")),
+        "pictures": [],
+        "styles": (),
+    }
+    match section:
+        case Charts():
+            part["pictures"] = [chart for chart in section.draw() if chart is not None]
+        case Drawing():
+            part |= {"html": section.html and section.html(), "styles": section.styles}
+        case Table():
+            shares = [
+                any(not isinstance(row[i], str) for row in section.rows)
+                for i in range(len(section.columns))
+            ]
+            shown = [i for i, is_share in enumerate(shares) if not is_share]
+            part |= {
+                "head": [section.columns[i].name for i in shown],
+                "rows": [[row[i] for i in shown] for row in section.rows],
+                "words": [n for n, i in enumerate(shown) if section.columns[i].words],
+                "best": section.best,
+            }
+        case Named():
+            part |= {"head": ["", ""], "rows": section.items, "words": [0, 1], "best": ()}
+        case Next():
+            command = section.command
+            part["text"] = command if isinstance(command, str) else shlex.join(command)
+    return part
 
 
 def rendered(template: str, **context: Any) -> Markup:
-    """One of this room's templates; its text is safe to put into another."""
+    """Render a template. The result is safe to put into another template."""
     from markupsafe import Markup
 
     return Markup(_own().get_template(template).render(**context))
@@ -161,16 +192,16 @@ def _hashes(texts: Sequence[str]) -> str:
     )
 
 
-Table = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
+TableRow = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
 
 
-def tables_of(picture: Picture) -> Iterator[Table]:
-    """(title, head, rows, columns of words) of everything that a picture shows."""
+def tables_of(picture: Picture) -> Iterator[TableRow]:
+    """Yield (title, head, rows, number of text columns) for everything that a chart shows."""
     if isinstance(picture, BarChart):
         yield from (_bars_table(group, picture) for group in picture.groups)
         return
     if isinstance(picture, HeatMap):
-        return  # is one
+        return  # a heat map is a table
     x, y = picture.x, picture.y
     for s in picture.series:
         values = [(x.words, s.x, x), (y.words, s.y, y), ("from", s.low, y), ("to", s.high, y)]
@@ -188,7 +219,7 @@ def tables_of(picture: Picture) -> Iterator[Table]:
         yield "Named places", ["what", "at", "height"], rows, 1
 
 
-def _bars_table(group: BarGroup, chart: BarChart) -> Table:
+def _bars_table(group: BarGroup, chart: BarChart) -> TableRow:
     values = [_by_name(bar) for bar in group.bars]
     columns = [(name, [bar.get(name) for bar in values]) for name, _ in chart.key]
     if len(columns) > 1:
@@ -205,14 +236,14 @@ def _bars_table(group: BarGroup, chart: BarChart) -> Table:
 
 
 def _by_name(bar: Bar) -> dict[str, float]:
-    """What each part takes in all, of a bar in which it may come several times."""
+    """Return the sum of each part. A bar may have a part several times."""
     return {
         name: math.fsum(s.value for s in bar.segments if s.name == name)
         for name in {s.name for s in bar.segments}
     }
 
 
-def _table(title: str, columns: Sequence[tuple[str, Sequence[str]]], left: int) -> Table:
+def _table(title: str, columns: Sequence[tuple[str, Sequence[str]]], left: int) -> TableRow:
     return (
         title,
         [name for name, _ in columns],

@@ -1,11 +1,11 @@
-"""Figures and pieces of sentences that several reports need; where there is no figure, `none` stands."""
+"""Numbers and sentences that several reports share. Functions return `none` if there is no value."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
 
-from trainpace.core.outcome import Interval
+from trainpace.core.outcome import Forecast, Interval
 from trainpace.core.records import Record
 from trainpace.core.units import format_count, format_duration, format_number, format_usd
 from trainpace.job import learning_rate_for_noise_scale, samples_factor, steps_factor
@@ -25,8 +25,13 @@ def usd(value: float | None, none: str = "-") -> str:
     return none if value is None else format_usd(value)
 
 
-def percent(share: float | None, none: str = "-") -> str:
-    return none if share is None else f"{100 * share:.0f} %"
+def percent(share: float | None, none: str = "-", digits: int = 0) -> str:
+    return none if share is None else f"{100 * share:.{digits}f} %"
+
+
+def change(ratio: float, digits: int = 0) -> str:
+    """Return a ratio as a signed difference: 1.1 as "+10 %"."""
+    return f"{100 * (ratio - 1):+.{digits}f} %"
 
 
 def span(low: float, high: float, form: Format = format_number) -> str:
@@ -37,26 +42,31 @@ def interval(i: Interval | None, none: str = "-", form: Format = format_number) 
     return none if i is None else span(i.low, i.high, form)
 
 
-def bracketed(i: Interval | None, form: Format = format_number, after: str = "") -> str:
-    """The interval as " (9 to 11)", to stand after a value; nothing where there is none."""
-    return "" if i is None else f" ({interval(i, form=form)}{after})"
+def bracketed(i: Interval | None, form: Format = format_number, before: str = "") -> str:
+    """Return the interval as " (9 to 11)", to follow a value."""
+    return "" if i is None else f" ({before}{interval(i, form=form)})"
+
+
+def interval_90(i: Interval | None, form: Format = format_number) -> str:
+    """Return the interval as " (90% interval 9 to 11)", to follow a value."""
+    return bracketed(i, form, "90% interval ")
 
 
 def rate_in_words(samples_per_s: float | None, sequence_length: int | None) -> str:
-    """Samples a second, and tokens where samples are sequences of them."""
+    """Return samples per second, and tokens per second for models of token sequences."""
     tokens = (
-        ""
-        if samples_per_s is None or not sequence_length
-        else f" ({format_count(samples_per_s * sequence_length)} tokens/s)"
+        f" ({format_count(samples_per_s * sequence_length)} tokens/s)"
+        if samples_per_s is not None and sequence_length
+        else ""
     )
     return f"{number(samples_per_s)} samples/s{tokens}"
 
 
 ABOVE_ONE = 1.005
-"""From here on an efficiency reads as more than 100 %."""
+"""Efficiency from which it is printed as more than 100%."""
 WHY_ABOVE_ONE = (
     "An efficiency above 100 % is no error: among more devices each holds and updates a smaller"
-    " share of the states, which takes less time, and leaves room for larger micro-batches or less"
+    " share of the states, which takes less time and leaves room for larger micro-batches or less"
     " recomputation."
 )
 
@@ -65,13 +75,16 @@ def plural(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names as in a sentence: "a", "a and b", "a, b and c"."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+def listed(names: Iterable[object], most: int | None = None) -> str:
+    """Return names as in a sentence: "a", "a and b", "a, b and c", "a, b and 5 more"."""
+    every = [str(name) for name in names]
+    if most is not None and len(every) > most:
+        every[most:] = [f"{len(every) - most} more"]
+    return " and ".join(filter(None, (", ".join(every[:-1]), *every[-1:])))
 
 
 def sentence(text: str) -> str:
-    """With a capital at its start, and names inside as they are."""
+    """Return the text with a capital at its start. Names inside stay as they are."""
     return text[:1].upper() + text[1:]
 
 
@@ -80,7 +93,7 @@ def when(created_at: str | None, none: str = "-") -> str:
 
 
 def stated(record: Record, always: Collection[str] = ()) -> list[tuple[str, Any]]:
-    """Names and values of the fields that differ from their defaults, and of those `always` shown."""
+    """Return names and values of the fields that differ from their defaults or are in `always`."""
     plain, values = type(record)(), structs.asdict(record)
     return [
         (name, value)
@@ -93,20 +106,78 @@ def devices(n: int, name: str) -> str:
     return name if n == 1 else f"{n} x {name}"
 
 
+def fleet(f: Forecast) -> str:
+    return devices(f.num_devices, f.device)
+
+
+def place(f: Forecast) -> str:
+    return f"{fleet(f)} at batch {f.execution.micro_batch:,}"
+
+
 def noise_scale(samples: float, low: float, high: float | None, steps: float, batch: int) -> str:
-    """A measured gradient noise scale, with its 90 % interval, as a sentence without its end."""
+    """Return a measured gradient noise scale with its 90% interval, without a full stop."""
     end = number(high, "no upper limit")
     return (
-        f"Gradient noise scale: {number(samples)} samples (90 %: {number(low)} to {end}), from the"
-        f" first {steps:.0f} steps of {batch}; it grows during training"
+        f"Gradient noise scale: {number(samples)} samples (90% interval {number(low)} to {end}),"
+        f" from the first {steps:.0f} steps of {batch}; it grows during training"
     )
 
 
 def to_the_same_loss(old: int, new: int, scale: float) -> str:
-    """What global batch `new` needs in place of `old` at a gradient noise scale of `scale` samples."""
+    """Say what global batch `new` needs compared to `old` at a gradient noise scale of `scale`."""
     rule = learning_rate_for_noise_scale(old, new, scale)
     return (
         f"Global batch {new:,} needs {steps_factor(scale, old, new):.2f} times the steps and"
         f" {samples_factor(scale, old, new):.2f} times the samples of {old:,}; learning rate x"
         f" {rule.sgd_factor:.2f} with SGD, x {rule.adam_factor:.2f} with Adam."
     )
+
+
+HOST_MATTERS = 0.05
+"""Share of a step spent waiting for the host's launches, from which an assumed host is mentioned."""
+
+
+def assumed_hosts(rows: Sequence[Forecast]) -> list[str]:
+    """Name assumed hosts if a step depends on its host. The JSON answer names all hosts."""
+    hosts = dict.fromkeys(
+        f"{f.host} for {f.device}"
+        for f in rows
+        if f.step and f.host_assumed and f.step.host_overhead_ms > HOST_MATTERS * f.step.total_ms
+    )
+    if not hosts:
+        return []
+    return [f"Host CPU not given; assuming {', '.join(hosts)}. Set it with --host."]
+
+
+def software_lines(rows: Sequence[Forecast]) -> list[str]:
+    """Name the software if it was given or attention depends on it, and options without effect."""
+    of = {
+        f.device: f for f in rows if f.software and (not f.software_assumed or ", " in f.software)
+    }
+    idle = [
+        f"Without effect: {text}."
+        for text in dict.fromkeys(text for f in rows for text in f.software_idle)
+    ]
+    if not of:
+        return idle
+    devices_of: Mapping[str, list[str]] = {f.software: [] for f in of.values()}
+    for device, f in of.items():
+        devices_of[f.software].append(device)
+    used = next(iter(devices_of))
+    if len(devices_of) > 1:  # the framework is the same on all devices, its kernels are not
+        parts = "; ".join(
+            f"{software.partition(', ')[2]} on {listed(names)}"
+            for software, names in devices_of.items()
+        )
+        used = f"{used.partition(', ')[0]}, {parts}"
+    if any(f.software_assumed for f in of.values()):
+        return [
+            f"No software versions given; assuming {used}. Set them with --software, --attention.",
+            *idle,
+        ]
+    return [f"Software: {used}.", *idle]
+
+
+def trace_notes(rows: Sequence[Forecast]) -> list[str]:
+    """Return what the trace of the workload assumed or could not follow."""
+    return list(dict.fromkeys(note for f in rows for note in f.notes))

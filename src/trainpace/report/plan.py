@@ -1,18 +1,15 @@
-"""A plan for the terminal, as pictures and as a page: changes, choices, what was rejected, how sensitive the choice is."""
+"""Plans as sections: changes in order, settings before and after, what was rejected, and what could change the choice."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from trainpace.core.execution import Execution
-from trainpace.core.hardware import Cluster
-from trainpace.core.outcome import Forecast
 from trainpace.core.units import format_count, hours_from_s
-from trainpace.diagnose import Advice
 from trainpace.job import assumed_in_words
-from trainpace.plan import Change, Layout, Plan, Projection, config_line
+from trainpace.plan import Change, Layout, Projection, Plan, config_line, forecast_of, layouts_of
 from trainpace.report.charts import (
     Axis,
     Bar,
@@ -27,8 +24,7 @@ from trainpace.report.charts import (
     ideal_line,
     series,
 )
-from trainpace.report.evidence import evidence_rows, print_evidence
-from trainpace.report.pages import page
+from trainpace.report.evidence import evidence_sections
 from trainpace.report.phrases import (
     ABOVE_ONE,
     WHY_ABOVE_ONE,
@@ -43,25 +39,29 @@ from trainpace.report.phrases import (
     to_the_same_loss,
     usd,
 )
-from trainpace.report.screen import in_details, is_brief
-from trainpace.report.step_charts import step_and_memory
-from trainpace.report.streams import tell
-from trainpace.report.terminal import (
+from trainpace.report.sections import (
+    Charts,
     Column,
-    print_lines,
-    print_named,
-    print_next,
-    print_notes,
-    print_table,
-    print_verdict,
+    Headline,
+    Lines,
+    Named,
+    Next,
+    Notes,
+    Section,
+    Table,
+    Verbatim,
+    brief,
+    details,
+    filled_only,
     words,
 )
+from trainpace.report.steps import step_and_memory
 from trainpace.verbs.carried import carried
+from trainpace.verbs.plan import Planned
 from trainpace.verbs.run import RunRequest
 from trainpace.workload import Workload
 
 if TYPE_CHECKING:
-    from trainpace.forecast import Nearness
     from trainpace.verbs.plan import PlanRequest
 
 COMPARED = (
@@ -73,106 +73,114 @@ IN_BRIEF = (
     "Forecasts, not measurements, of {plan.fitting:,} configurations that fit: change one thing at"
     " a time and measure."
 )
-DOES_NOT_FIT = "As it is, it does not fit in memory. With {many} it does, and the job takes {job}."
+DOES_NOT_FIT = (
+    "The current setup does not fit in memory. With {many} it does, and the job takes {job}."
+)
+SCRIPT_CHANGES = (
+    "Changes to the script itself, at the recorded pace (not part of the plan's savings)"
+)
 
 
-def print_plan(
-    plan: Plan,
-    workload: Workload,
-    cluster: Cluster,
-    noise_scale: float | None = None,
-    evidence: Sequence[Nearness] = (),
-) -> None:
-    """The table of changes first, then the rest as lines. `noise_scale`: the plan's times are then to the same loss.
-    `evidence`: what others measured near to the plan's end."""
-    print_lines(_about(plan, workload, cluster))
+def plan_title(answer: Planned) -> str:
+    cluster = answer.setting.cluster
+    gpus = devices(cluster.num_devices, cluster.device.name)
+    return f"{answer.setting.workload.model} on {gpus}: what to change"
+
+
+def plan_sections(
+    answer: Planned,
+    written: Iterable[Section] = (),
+    code: Sequence[tuple[int, Change]] = (),
+    following: Iterable[Next] = (),
+) -> Iterator[Section]:
+    """Turn a plan into sections.
+
+    Args:
+        answer: The plan and what it was made for.
+        written: Sections about settings files that were written.
+        code: Numbers and changes that need lines of PyTorch.
+        following: The next command.
+    """
+    plan, workload = answer.plan, answer.setting.workload
+    yield Lines([_about(answer)])
     target = plan.target
     if target is None or plan.best is None:
-        print_verdict(f"No: {plan.reason}", good=False)
-        print_lines(*([f"Nearest: {plan.nearest}"] if plan.nearest else []))
+        yield Headline(f"No: {plan.reason}", good=False)
+        yield Lines([f"Nearest: {plan.nearest}"] if plan.nearest else [])
         return
-    print_verdict(verdict(plan, target))
-    print_lines(*_why(plan))
+    yield Headline(verdict(plan, target))
+    yield Lines([*_why(plan), *_costs(plan, target)])
+    yield Charts(lambda: plan_pictures(answer))
     if plan.changes:
-        _print_changes(plan)
-    if noise_scale is not None:
-        old, new = plan.start.global_batch, plan.best.choice.execution.global_batch
-        print_lines(
-            f"Times are to the same loss, at a gradient noise scale of {number(noise_scale)}"
-            " samples: an estimate that takes every batch size at its own best learning rate and"
-            " the noise scale as measured (McCandlish et al. 2018).",
-            *([] if new == old else [to_the_same_loss(old, new, noise_scale)]),
-        )
-    with in_details("the settings before and after"):
-        _print_choices(plan, plan.best, workload)
-    if is_brief() and plan.changes:
-        print_named("", [("Then", recommended_in_brief(plan.best, workload))])
-    with in_details("the fastest for each number of GPUs"):
-        _print_fleets(plan)
-    print_named("Maybe: measure it before you adopt it", maybes(plan))
-    with in_details("what was rejected"):
-        print_named("Considered and rejected", ((r.title, r.why) for r in plan.rejected))
-    with in_details("what could change the recommendation"):
-        _print_sensitivity(plan)
-    print_notes(
-        (IN_BRIEF if is_brief() else COMPARED).format(plan=plan),
-        *[plan.corrected] * bool(plan.corrected),
-        *([assumed_in_words(plan.assumed)] if plan.assumed else []),
-        *workload.notes,
+        yield from _changes(plan)
+    yield Lines(_to_the_same_loss(answer, plan.best.choice.execution.global_batch))
+    choices = Table(_CHOICES, [_choice_row(*choice) for choice in _choices(plan)])
+    yield from details("the settings before and after", choices)
+    if plan.changes:
+        then = f"{config_line(plan.best.choice)}: {_step_and_rate(plan.best, workload)}"
+        yield from brief(Named("", [("Then", then)]))
+    yield from details("the fastest for each number of GPUs", *_cluster_sizes(plan))
+    yield Named("Maybe: measure it before you adopt it", maybes(plan))
+    rejected = Table(
+        (words("considered and rejected"), words("why"), Column("the job takes longer by", 1)),
+        [(r.title, r.why, duration(r.lost_s)) for r in plan.rejected],
     )
-    with in_details("measurements by others"):
-        print_evidence(evidence)
+    yield from details("what was rejected", rejected)
+    sensitivity = Named("", _sensitivity(plan))
+    yield from details("what could change the recommendation", sensitivity)
+    notes = [*([plan.corrected] if plan.corrected else []), *workload.notes]
+    notes += [assumed_in_words(plan.assumed)] if plan.assumed else []
+    yield from brief(Notes([IN_BRIEF.format(plan=plan), *notes]))
+    yield from details("", Notes([COMPARED.format(plan=plan), *notes]))
+    yield from evidence_sections(answer.evidence)
+    changes = [
+        (a.title, f"saves {duration(saved_s)}. {a.how}") for a, saved_s in answer.script_changes
+    ]
+    yield Named(SCRIPT_CHANGES, changes)
+    yield from written
+    if code:
+        intro = "In PyTorch, where `model`, `loss_fn`, `inputs` stand for your own:"
+        lines = [
+            f"  # change {n}: {change.title}\n{textwrap.indent(change.code, '  ')}"
+            for n, change in code
+        ]
+        aside = "the changes as lines of PyTorch"
+        yield from details(aside, Lines([intro]), Verbatim("\n".join([*lines, ""])))
+    if plan.changes:
+        yield from following
 
 
-def print_code(changes: Sequence[tuple[int, Change]]) -> None:
-    """Changes by their numbers as lines of PyTorch, as they are, to be copied."""
-    if not changes:
-        return
-    with in_details("the changes as lines of PyTorch"):
-        tell("In PyTorch, where `model`, `loss_fn`, `inputs` stand for your own:")
-        for n, change in changes:
-            tell(f"  # change {n}: {change.title}")
-            tell(textwrap.indent(change.code, "  "))
-        tell()
-
-
-def print_plan_next(
+def plan_next(
     command: Sequence[str], file: str | None, task: str | None, asked: PlanRequest | None = None
-) -> None:
-    """The command that carries it out; a plan has to be kept first, by `command` with one option more."""
+) -> Next:
+    """Return the command that carries out a plan. `command` made the plan, which is saved first."""
     if file is None:
-        saving = "saves the plan; `trainpace run plan.json` then measures every change"
-        print_next([*command, "--output", "plan.json"], saving)
-    else:
-        # dollars are a node's there, and the script's command is another way to climb
-        same = carried(asked, RunRequest, ["price", "command", "config"])
-        run = ["trainpace", "run", file, *(["--task", task] if task else []), *same]
-        print_next(run, "makes the changes one by one, and measures each")
+        why = "saves the plan; `trainpace run plan.json` then measures every change"
+        return Next([*command, "--output", "plan.json"], why)
+    # in `run` the price is that of a node, and a command runs the script
+    same = carried(asked, RunRequest, ["price", "command", "config"])
+    run = ["trainpace", "run", file, *(["--task", task] if task else []), *same]
+    return Next(run, "makes the changes one by one, and measures each")
 
 
-def _about(plan: Plan, workload: Workload, cluster: Cluster) -> str:
-    """The first line: the model, the fleet, and how it trains now, where the defaults are that nobody stated."""
-    parameters, fleet = (
-        format_count(workload.parameters),
-        devices(cluster.num_devices, cluster.device.name),
-    )
-    e = plan.start
-    now = (
-        f"batch {e.micro_batch} a GPU{f' x {e.accumulation}' if e.accumulation > 1 else ''},"
-        f" {e.precision}"
-    )
+def _about(answer: Planned) -> str:
+    """Name the model, the cluster and the current setup, including its defaults."""
+    workload, cluster, e = answer.setting.workload, answer.setting.cluster, answer.plan.start
+    accumulated = f" x {e.accumulation}" if e.accumulation > 1 else ""
     sample = f"{workload.sample}, " if workload.sequence_length else ""
     return (
-        f"{workload.model}: {parameters} parameters, {sample}{workload.optimizer_in_words}, on"
-        f" {fleet}; now {now}"
+        f"{workload.model}: {format_count(workload.parameters)} parameters,"
+        f" {sample}{workload.optimizer_in_words}, on"
+        f" {devices(cluster.num_devices, cluster.device.name)}; now batch"
+        f" {e.micro_batch} per GPU{accumulated}, {e.precision}"
     )
 
 
 def verdict(plan: Plan, target: Projection) -> str:
     if not plan.changes:
         return (
-            f"Nothing to change: {job_range(target)}. No other configuration is forecast to save"
-            " more than forecasts can tell."
+            f"Nothing to change: {job_range(target)}. No other configuration saves more than the"
+            " forecast's error."
         )
     many = plural(len(plan.changes), "change")
     if plan.now is None or not plan.start_fits:
@@ -184,156 +192,155 @@ def verdict(plan: Plan, target: Projection) -> str:
 
 
 def job_range(outlook: Projection) -> str:
-    """The whole job, with its 90 % interval."""
+    """Return the time of the whole job with its 90% interval."""
     job = duration(outlook.job_s)
     if outlook.job_low_s is None or outlook.job_high_s is None:
         return job
-    return f"{job} ({span(outlook.job_low_s, outlook.job_high_s, duration)} in 9 of 10 cases)"
+    return f"{job} (90% interval {span(outlook.job_low_s, outlook.job_high_s, duration)})"
 
 
 def _why(plan: Plan) -> list[str]:
-    """Why the recommended choice is right, and what may go wrong with it; the fastest has no such reason."""
+    """Say why the recommended choice is right, and what may go wrong with it."""
     if plan.target is not plan.best:
         return [
-            "The fastest by forecast, as asked for: forecasts cannot tell it from what is"
-            " recommended without --fastest."
+            "The fastest by forecast, as asked for: it is within the forecast's error of the"
+            " recommendation without --fastest."
         ]
     return [sentence(plan.because), *(f"Careful: {caution}." for caution in plan.cautions)]
 
 
+def _costs(plan: Plan, target: Projection) -> list[str]:
+    if target.cost_usd is None or not plan.changes:
+        return []
+    was = None if plan.now is None else plan.now.cost_usd
+    before = "" if was is None else f" instead of {usd(was)}"
+    return [f"The job costs {usd(target.cost_usd)}{before}."]
+
+
+def _to_the_same_loss(answer: Planned, batch: int) -> list[str]:
+    scale = answer.setting.noise_scale
+    if scale is None:
+        return []
+    before = answer.plan.start.global_batch
+    return [
+        f"Times are to the same loss, at a gradient noise scale of {number(scale)} samples. This"
+        " estimate uses the best learning rate of every batch size and the measured noise scale"
+        " (McCandlish et al. 2018).",
+        *([] if batch == before else [to_the_same_loss(before, batch, scale)]),
+    ]
+
+
 def maybes(plan: Plan) -> list[tuple[str, str]]:
-    """What forecasts cannot tell apart, with what it would save and what it would have to save."""
+    """Return changes within the forecast's error, with what they would save and that error."""
     assert plan.best is not None
     job_s = plan.best.job_s
     return [
         (
             f"{'everything at once: ' if m.fastest and ', ' in m.title else ''}{m.title}",
-            (
-                f"{percent(m.saved_s / job_s)} less by forecast ({duration(m.saved_s)}), and"
-                f" forecasts tell {percent(m.told_apart)} apart"
-            ),
+            f"{percent(m.saved_s / job_s)} less by forecast ({duration(m.saved_s)}); differences"
+            f" below {percent(m.told_apart)} are within its error",
         )
         for m in plan.maybe
     ]
 
 
-def print_script_changes(changes: Sequence[tuple[Advice, float]]) -> None:
-    """What a recording names beside the plan, at the pace at which it was recorded."""
-    if changes:
-        title = (
-            "Changes to the script itself, at the recorded pace (not part of the plan's savings)"
-        )
-        print_named(
-            title, ((a.title, f"saves {duration(saved_s)}. {a.how}") for a, saved_s in changes)
-        )
-
-
-def _print_changes(plan: Plan) -> None:
+def _changes(plan: Plan) -> Iterator[Section]:
     rows, so_far = [], 0.0
     for n, change in enumerate(plan.changes, 1):
         so_far += change.forecast_saved_s
-        saved = (
-            ("makes it fit", "", "")
-            if change.makes_fit
-            else (duration(change.forecast_saved_s), at_least(change), duration(so_far))
-        )
+        saved = ("makes it fit", "", "")
+        if not change.makes_fit:
+            saved = (duration(change.forecast_saved_s), at_least(change), duration(so_far))
         effort = "code change" if plan.in_code and change.effort == "config key" else change.effort
         rows.append([str(n), change.title, *saved, effort, change.risk])
     columns = [
         words("", least=2),
-        words("change"),
+        words("what to change, in this order"),
         Column("saves"),
-        Column("in 9 of 10 cases", 1),
+        Column("90% interval", 1),
         Column("so far", 4),
         words("effort", 3),
         words("risk", 2),
     ]
-    if is_brief():  # so that a change takes one line
-        shown = [i for i, column in enumerate(columns) if column.name != "so far"]
-        columns, rows = [columns[i] for i in shown], [[row[i] for i in shown] for row in rows]
-    print_table(columns, rows, title="What to change, in this order", filled_only=is_brief())
-    with in_details("the settings and risks of each change"):
-        print_lines(*_remarks(plan))
-        keys = [() if plan.in_code or not c.settings else (settings_of(c),) for c in plan.changes]
-        print_named(
-            "",
-            (
-                (f"{n}", f"{'; '.join(filter(None, (*own, c.risk_reason)))}.")
-                for n, (own, c) in enumerate(zip(keys, plan.changes, strict=True), 1)
-            ),
+    short = [i for i, column in enumerate(columns) if column.name != "so far"]
+    # without "so far" a change takes one line
+    shortened = filled_only([columns[i] for i in short], [[row[i] for i in short] for row in rows])
+    yield from brief(shortened)
+    yield from details("", Table(columns, rows))
+    remarks = []
+    if plan.changes[0].makes_fit:
+        remarks.append(
+            "The current setup does not fit in memory. With change 1 the job takes"
+            f" {duration(plan.left_s[0])}; savings count from there."
         )
+    reasons = []
+    for n, change in enumerate(plan.changes, 1):
+        keys = "" if plan.in_code else settings_of(change)
+        reasons.append((f"{n}", f"{'; '.join(filter(None, (keys, change.risk_reason)))}."))
+    aside = "the settings and risks of each change"
+    yield from details(aside, Lines(remarks), Named("", reasons))
 
 
 def at_least(change: Change) -> str:
-    """What a change saves in 9 of 10 cases. That may be nothing of a change that the recommended whole needs all the same."""
+    """Return the lower end of what a change saves. The recommendation may need one that saves nothing."""
     least_s = change.saved_at_least_s
     if least_s is None:
         return ""
     return f"at least {duration(least_s)}" if least_s >= 0 else "maybe nothing"
 
 
-def _remarks(plan: Plan) -> list[str]:
-    """From where savings count."""
-    remarks = []
-    if plan.changes[0].makes_fit:
-        first = f"With change 1 the job takes {duration(plan.left_s[0])}; savings count from there."
-        remarks.append(f"As it is, it does not fit in memory. {first}")
-    return remarks
-
-
 def settings_of(change: Change) -> str:
-    values = {
-        key: str(v).lower() if isinstance(v, bool) else v for key, v in change.settings.items()
-    }
-    return ", ".join(f"{key}={value}" for key, value in values.items())
+    return ", ".join(
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in change.settings.items()
+    )
 
 
-def tokens_per_second(outlook: Projection, workload: Workload) -> str:
-    """Of a model of token sequences; empty for others."""
+def _step_and_rate(outlook: Projection, workload: Workload) -> str:
+    """Return the step time, and the throughput of models of token sequences."""
+    step = f"{number(outlook.step_ms)} ms per step"
     if not workload.sequence_length:
-        return ""
-    return rate_in_words(
-        1e3 * outlook.choice.execution.global_batch / outlook.step_ms, workload.sequence_length
-    )
+        return step
+    samples = 1e3 * outlook.choice.execution.global_batch / outlook.step_ms
+    return f"{step}, {rate_in_words(samples, workload.sequence_length)}"
 
 
-def recommended_in_brief(best: Projection, workload: Workload) -> str:
-    rate = tokens_per_second(best, workload)
-    return (
-        f"{config_line(best.choice)}: {number(best.step_ms)} ms a step{f', {rate}' if rate else ''}"
-    )
+_CHOICES = (
+    words("", least=10),
+    Column("job"),
+    Column("90% interval", 2),
+    Column("step ms", 1),
+    Column("GiB per GPU", 3),
+    Column("GPUs", 4),
+    Column("cost", 5),
+    words("settings", least=16),
+)
 
 
-def _print_choices(plan: Plan, best: Projection, workload: Workload) -> None:
-    lines = []
-    for name, outlook in (("Now", plan.now), ("Recommended", best)):
-        if outlook is not None and not (
-            name == "Recommended" and plan.now is not None and best.choice == plan.now.choice
-        ):
-            figures = [
-                job_range(outlook),
-                f"{number(outlook.step_ms)} ms a step",
-                tokens_per_second(outlook, workload),
-                f"{number(outlook.needed_gib)} GiB a device",
-                usd(outlook.cost_usd, ""),
-                plural(outlook.changes, "change") if outlook.changes else "",
-            ]
-            only_if = (
-                ""
-                if plan.start_fits or name != "Now"
-                else " (if it fitted in memory, which it does not)"
-            )
-            lines += [
-                (name, ", ".join(filter(None, figures)) + only_if),
-                ("", config_line(outlook.choice)),
-            ]
-    print_named("", lines)
+def _choices(plan: Plan) -> list[tuple[str, Projection]]:
+    fits = "" if plan.start_fits else " (does not fit)"
+    named = [(f"now{fits}", plan.now), ("recommended", plan.best)]
+    named.append(("fastest by forecast", plan.fastest))
+    return [(name, outlook) for name, outlook in named if outlook is not None]
 
 
-def _print_fleets(plan: Plan) -> None:
+def _choice_row(name: str, o: Projection) -> list[str]:
+    return [
+        name,
+        duration(o.job_s),
+        "" if o.job_low_s is None else span(o.job_low_s, o.job_high_s or 0.0, duration),
+        number(o.step_ms),
+        number(o.needed_gib),
+        str(o.num_devices),
+        usd(o.cost_usd),
+        config_line(o.choice),
+    ]
+
+
+def _cluster_sizes(plan: Plan) -> Iterator[Section]:
     if len(plan.pareto) < 2:
         return
-    first, priced = plan.pareto[0], plan.pareto[0].cost_usd is not None
+    first = plan.pareto[0]
     efficiencies = [
         first.job_s * first.num_devices / (p.job_s * p.num_devices) for p in plan.pareto
     ]
@@ -341,101 +348,54 @@ def _print_fleets(plan: Plan) -> None:
         [
             str(p.num_devices),
             duration(p.job_s),
-            *([usd(p.cost_usd or 0.0)] if priced else []),
+            usd(p.cost_usd, ""),
             f"{efficiency:.0%}",
+            config_line(p.choice),
         ]
         for p, efficiency in zip(plan.pareto, efficiencies, strict=True)
     ]
-    columns = ["GPUs", "job", *(["cost"] if priced else []), "efficiency"]
-    print_table(columns, rows, left=0, title="Fastest option for each number of GPUs", spaced=False)
-    print_lines(*[WHY_ABOVE_ONE] * (max(efficiencies) >= ABOVE_ONE))
+    columns = [Column("GPUs"), Column("job"), Column("cost"), Column("efficiency")]
+    yield filled_only([*columns, words("settings", 1, 16)], rows)
+    yield Lines([WHY_ABOVE_ONE] if max(efficiencies) >= ABOVE_ONE else [])
 
 
-def _print_sensitivity(plan: Plan) -> None:
+def _sensitivity(plan: Plan) -> list[tuple[str, str]]:
     lines, holds = [], []
     for s in plan.sensitivity:
         between = f"{s.low:.2f} to {s.high:.2f} times"
+        if not s.flips_to:
+            holds.append(f"{s.number} ({between})")
+            continue
         then = (
             f"{s.flips_to}; the recommendation would take {100 * s.regret:.2g} % longer than that"
+            if s.still_fits
+            else "the recommendation would no longer fit in memory, and the best would have"
+            f" {s.flips_to}"
         )
-        if not s.still_fits:
-            then = (
-                "the recommendation would no longer fit in memory, and the best would have"
-                f" {s.flips_to}"
-            )
-        if s.flips_to:
-            lines.append((s.number, f"{between} as assumed ({s.basis}): {then}"))
-        else:
-            holds.append(f"{s.number} ({between})")
+        lines.append((s.number, f"{between} as assumed ({s.basis}): {then}"))
     if holds:
         lines.append(("nothing else" if lines else "nothing", f"tried: {', '.join(holds)}"))
-    print_named("What could change this recommendation", lines)
+    return lines
 
 
-def plan_page(
-    plan: Plan,
-    workload: Workload,
-    cluster: Cluster,
-    data: dict[str, Any],
-    before: Forecast | None,
-    after: Forecast | None,
-    evidence: Sequence[Nearness] = (),
-    layouts: Sequence[Layout] = (),
-) -> str:
-    """The page as text. `before` and `after`: forecasts of how it trains now and of the plan's end, `layouts` the ways to divide
-    its global batch. `data`: `plan --json`."""
-    choices = [("now", plan.now), ("recommended", plan.best), ("fastest by forecast", plan.fastest)]
-    choices += [(f"fastest with {p.num_devices}", p) for p in plan.pareto if len(plan.pareto) > 1]
-    return page(
-        "plan.html",
-        f"{workload.model} on {devices(cluster.num_devices, cluster.device.name)}: what to change",
-        _sentences(plan),
-        plan_pictures(plan, before, after, layouts),
-        data,
-        plan.best is not None,
-        plan=plan,
-        settings=settings_of,
-        config=config_line,
-        choices=[(name, outlook) for name, outlook in choices if outlook is not None],
-        evidence=evidence_rows(evidence),
-        maybes=maybes(plan) if plan.best is not None else [],
-        at_least=at_least,
-    )
-
-
-def plan_pictures(
-    plan: Plan, before: Forecast | None, after: Forecast | None, layouts: Sequence[Layout] = ()
-) -> list[Picture | None]:
+def plan_pictures(answer: Planned) -> list[Picture | None]:
+    plan, setting = answer.plan, answer.setting
     if plan.target is None:
         return []
-    both = [
-        (name, f)
-        for name, f in (("as it is", before), ("with the changes", after))
-        if f is not None
+    ends = [("current", plan.start), ("with the changes", plan.end)]
+    both = [(name, forecast_of(setting, e)) for name, e in ends]
+    return [
+        plan_ladder(plan) if plan.changes else None,
+        layout_map(plan, layouts_of(setting, plan.end)),
+        *step_and_memory(both),
+        cluster_chart(plan.pareto),
     ]
-    ladder = plan_ladder(plan) if plan.changes else None
-    return [ladder, layout_map(plan, layouts), *step_and_memory(both), fleet_chart(plan.pareto)]
-
-
-def _sentences(plan: Plan) -> list[str]:
-    target = plan.target
-    if target is None:
-        return [f"No: {plan.reason}", *([f"Nearest: {plan.nearest}"] if plan.nearest else [])]
-    sentences = [verdict(plan, target), *_why(plan)]
-    if target.cost_usd is not None and plan.changes:
-        was = (
-            ""
-            if plan.now is None or plan.now.cost_usd is None
-            else f" instead of {usd(plan.now.cost_usd)}"
-        )
-        sentences.append(f"It costs {usd(target.cost_usd)}{was}.")
-    return [*sentences, COMPARED.format(plan=plan)]
 
 
 def plan_ladder(plan: Plan) -> BarChart:
-    """The job after each change: what is left of it, and what the change takes away."""
+    """Draw the time of the job after each change, and what the change saves."""
     left = plan.left_s
-    bars = [_job_bar("as it is", duration(left[0]), left[0])] if plan.start_fits else []
+    bars = [_job_bar("current", duration(left[0]), left[0])] if plan.start_fits else []
     for i, (change, before, after) in enumerate(zip(plan.changes, left, left[1:], strict=False), 1):
         difference = f"{'-' if before >= after else '+'}{duration(abs(before - after))}"
         end = f"{duration(after)} ({'makes it fit' if change.makes_fit else difference})"
@@ -463,8 +423,8 @@ def _job_bar(title: str, end: str, left_s: float, gone_s: float | None = None) -
     return bar(title, end, [("left of the job", "first", hours_from_s(left_s)), *gone])
 
 
-def fleet_chart(points: Sequence[Projection]) -> Chart | None:
-    """The fastest choice with each number of GPUs: hours against GPUs, beside what perfect scaling would give."""
+def cluster_chart(points: Sequence[Projection]) -> Chart | None:
+    """Draw hours of the fastest choice over the number of GPUs, beside perfect scaling."""
     if len(points) < 2:
         return None
     points = sorted(points, key=lambda p: p.num_devices)
@@ -507,7 +467,7 @@ SHARDING = (
 
 
 def layout_map(plan: Plan, layouts: Sequence[Layout]) -> HeatMap | None:
-    """Step time over micro-batch and accumulation, by stage of ZeRO. None where there is nothing to choose."""
+    """Draw step time over micro-batch and accumulation, by ZeRO stage. None if there is no choice."""
     able = [at for at in layouts if at.fits]
     if len(layouts) < 2 or not able:
         return None
@@ -527,7 +487,7 @@ def layout_map(plan: Plan, layouts: Sequence[Layout]) -> HeatMap | None:
         title="Micro-batch, accumulation and sharding",
         finding=(
             f"{len(able)} of {len(layouts)} ways to divide a global batch of {e.global_batch:,} fit"
-            f" in memory. {sentence(_layout_in_words(e))} takes {number(shown.step_ms)} ms a step;"
+            f" in memory. {sentence(_layout_in_words(e))} takes {number(shown.step_ms)} ms per step;"
             f" {other}."
         ),
         across="micro-batch x accumulation steps on each data-parallel rank",
@@ -543,7 +503,7 @@ def layout_map(plan: Plan, layouts: Sequence[Layout]) -> HeatMap | None:
             )
             for stage in stages
         ),
-        unit="ms a step, without waiting for data",
+        unit="ms per step, without waiting for data",
         note=(
             f"Forecasts, not measurements, all with {e.precision} on {plural(e.world_size, 'GPU')}."
         ),

@@ -1,4 +1,7 @@
-"""Standard streams: what an encoding lacks becomes ASCII; long work shows a bar, and in a log file a line now and then."""
+"""Standard streams and progress.
+
+Characters that an encoding lacks become ASCII. Long work shows a bar in a terminal, and a line every ten seconds in a log file.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +13,29 @@ import time
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from trainpace.core.units import format_duration, format_number
-from trainpace.report.screen import screen
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 _ERRORS = "trainpace"
 PLAIN = dict(zip("█▓▒░─│└┤┬├┼●○▲▼·…◀▶×µ–—’²", "##=:-|+++++*o^v.~<>xu--'2", strict=True))
-"""ASCII for each drawing character, one for one, so that columns stay columns."""
+"""ASCII for each drawing character. Each maps to one character, so that columns stay aligned."""
 LOG_EVERY_S = 10.0
 REFRESHES_PER_S = 1.0
-"""Few, since what runs meanwhile is often being timed on the same cores."""
+"""Refreshes are rare, because the work is often being timed on the same cores."""
 LEAST_RATE = 1.0
-"""Fewer a second are better said by the time left."""
+"""Lowest rate per second that is shown. The time left says more about slower work."""
 WAIT_S = 0.5
-"""What ends sooner needs no bar."""
+"""Seconds before a bar appears."""
 
 
 def plain(text: str) -> str:
-    """The same number of characters, all of them ASCII."""
+    """Return ASCII text with the same number of characters."""
     return "".join(c if c.isascii() else PLAIN.get(c) or _dots(c) for c in text)
 
 
 def _dots(c: str) -> str:
-    """The place of a braille character's dots: above, below, or both; a question mark for what is none."""
+    """Return a mark for the place of a braille character's dots, and "?" for any other character."""
     bits = ord(c) - 0x2800
     if not 0 < bits < 256:
         return "?"
@@ -54,19 +56,20 @@ _VISIBLE = (
     )
     | {0x7F: "\u2421"}
 )
-"""Control characters that a terminal would obey, marks that reverse what is read, and halves of surrogate pairs."""
+"""Pictures of control characters, direction marks and halves of surrogate pairs."""
 
 
 def visible(text: str) -> str:
-    """Text with a picture in place of every control character, one for one, so that nothing from a file or an exception can
-    move the cursor, clear the screen or name the window."""
+    """Replace every control character by a picture of it.
+
+    Text from a file or an exception can then not move the cursor, clear the screen or rename the window.
+    """
     return text.translate(_VISIBLE)
 
 
 def tell(text: object = "", err: bool = False, nl: bool = True) -> None:
-    """Print a line, made `visible`."""
-    held = None if err else screen()
-    out = held.end if held is not None else sys.stderr if err else sys.stdout
+    """Print a line with control characters made visible."""
+    out = sys.stderr if err else sys.stdout
     print(visible(str(text)), file=out, end="\n" if nl else "", flush=True)
 
 
@@ -77,8 +80,7 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
 
 
 def open_closed_streams() -> None:
-    """Where a program was started with its input or output closed, nothing is read or written there; else the next file that it
-    opens would take the place."""
+    """Open closed standard streams on the null device, or the next file that is opened takes their number."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_RDWR)
@@ -89,7 +91,7 @@ def open_closed_streams() -> None:
 
 
 def never_fail_to_encode() -> None:
-    """stdout and stderr write what their encoding has, and ASCII in place of the rest."""
+    """Let stdout and stderr write ASCII for characters that their encoding lacks."""
     codecs.register_error(_ERRORS, _replace)
     for stream in (sys.stdout, sys.stderr):
         encoding = getattr(stream, "encoding", None) or ""
@@ -98,17 +100,17 @@ def never_fail_to_encode() -> None:
 
 
 def left_s(done: float, total: float | None, new: float, elapsed_s: float) -> float | None:
-    """Seconds left at the rate of what this run has done, `new` of `done`; None before there is a rate."""
+    """Return the seconds left at the rate of the `new` part of `done`. None before there is a rate."""
     if total is None or new <= 0 or elapsed_s <= 0:
         return None
     return max(0.0, total - done) * elapsed_s / new
 
 
 class Bar:
-    """`with Bar("tracing", total) as bar:`, then `bar.to(done)` and `bar.say(line)` for lines that stay.
+    """A progress bar: `with Bar("tracing", total) as bar:`, then `bar.to(done)`, and `bar.say(line)` for lines that stay.
 
-    Without a total it shows that work goes on, and for how long. `seconds`: work that takes so long is shown by the clock alone.
-    Of work within other work the outer is shown: two bars would write over each other.
+    Without a total it shows the time so far. With `seconds`, the expected duration, progress follows the clock. Of nested
+    bars only the outermost is shown, because two would write over each other.
     """
 
     _outermost: ClassVar[Bar | None] = None
@@ -139,7 +141,7 @@ class Bar:
     def to(
         self, done: float, total: float | None = None, words: str = "", new: float | None = None
     ) -> None:
-        """`done` of `total`, of which this run did `new` (all of it unless given); `words`: what it works on now."""
+        """Report `done` of `total`. `new` is the part that this run did, and `words` names the current item."""
         self._total = self._total if total is None else total
         self._words, self._done, self._new = words, done, done if new is None else new
         if not self._terminal and time.monotonic() - self._last_line >= LOG_EVERY_S:
@@ -194,7 +196,7 @@ class Bar:
                 self._shown.start()
 
     def share(self) -> float | None:
-        """Done, from 0 to 1; None where nobody knows."""
+        """Return the share that is done, from 0 to 1. None if the total is unknown."""
         if self._seconds is not None:
             return min(1.0, (time.monotonic() - self._begun) / self._seconds)
         return min(1.0, self._done / self._total) if self._total else None
@@ -222,7 +224,7 @@ def _made(bar: Bar) -> Progress:
             task.total, task.completed = (None, 0.0) if share is None else (1.0, share)
             return Text(visible(bar.line()))
 
-    # where there is no room, what is on now gives way to how far it is
+    # in a narrow terminal the current item is cut before the progress
     text = Line(table_column=Column(no_wrap=True, overflow="ellipsis"))
     out = Console(stderr=True)
     shown = Progress(

@@ -1,25 +1,45 @@
-"""One look for every verb: what it is about, a line of verdict, a table, plots in characters, notes, and what comes next."""
+"""Sections as text for a terminal or a log file: all of them, or as many as fit on one screen.
 
+Rows of long tables are cut until the short answer has at most `LINES` lines. The last line names what --details adds.
+"""
+
+import functools
+import io
 import os
 import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from rich.box import Box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from trainpace.report.plots import WIDEST, Points, chart
-from trainpace.report.screen import Rows, Screen, holding, screen
+from trainpace.report.figures import WIDEST, plot
+from trainpace.report.phrases import listed
+from trainpace.report.sections import (
+    Bars,
+    Column,
+    Drawing,
+    Headline,
+    Lines,
+    Named,
+    Next,
+    Notes,
+    Plot,
+    Section,
+    Table,
+    Verbatim,
+)
 from trainpace.report.streams import visible
 
+LINES = 24
+"""Height of a terminal as it opens."""
 LOG_WIDTH = 118
 LEAST_WIDTH = 20
 BAR_WIDTH = 24
@@ -40,223 +60,273 @@ FEWEST_ROWS, FEWEST_NAMED = 3, 2
 """Rows that stay of a table, and names of a list, however much else there is on a screen."""
 
 
-class Column(NamedTuple):
-    """One of a table's. Where there is no room, the columns of the highest `rank` are left out first; those of rank 0 stay.
-
-    `least`: words may be wrapped, and bars drawn shorter, to this width; 0: a number, which is never wrapped.
-    """
-
-    name: str
-    rank: int = 0
-    least: int = 0
-
-    @property
-    def words(self) -> bool:
-        """Set flush left, and wrapped where it must be."""
-        return self.least > 0
-
-
-def words(name: str, rank: int = 0, least: int = 10) -> Column:
-    return Column(name, rank, least)
-
-
 class Layout(NamedTuple):
-    """The width of every column that is shown, by its index, and the blanks between two."""
+    """Width of every visible column by its index, and the blanks between two columns."""
 
     widths: dict[int, int]
     gap: int
 
 
-class _Visible(Console):
-    """Control characters in what it prints are made visible; those of colours, rich's own, are no text. A reader that has seen
-    enough is not ours to end the program for, as rich does."""
+class _Captured(io.StringIO):
+    """Text on its way to stdout. It reports stdout's encoding and kind, so that rich draws alike."""
 
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return getattr(sys.stdout, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        return sys.stdout.isatty()
+
+
+class _Visible(Console):
+    """A console that replaces control characters of foreign text by pictures of them."""
 
     def render(self, *arguments: Any, **options: Any) -> Iterable[Segment]:
         for segment in super().render(*arguments, **options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 
+    def put(self, text: str | Text) -> None:
+        self.print(Text(text) if isinstance(text, str) else text, soft_wrap=True)
 
-def console() -> Console:
-    """Colours in a terminal, or where FORCE_COLOR asks for them; a log file gets plain text of a fixed width.
+    def wrap(self, line: str) -> None:
+        """Print a line wrapped to the width. A number stays with its unit."""
+        self.put(wrapped(line, self.width))
 
-    `FILE.py:two:` is no picture.
-    """
-    held = screen()
-    file = None if held is None else held.end
+
+def _console() -> _Visible:
+    """Return a console with colors for a terminal or FORCE_COLOR, else plain and of fixed width."""
+    options: dict[str, Any] = {"highlight": False, "file": _Captured()}
+    options["emoji"] = False  # `FILE.py:two:` is not one
     if sys.stdout.isatty():
-        return _Visible(highlight=False, emoji=False, file=file)
+        return _Visible(**options)
     columns = os.environ.get("COLUMNS", "")
     width = max(LEAST_WIDTH, int(columns)) if columns.isascii() and columns.isdigit() else LOG_WIDTH
     forced = bool(os.environ.get("FORCE_COLOR"))
     return _Visible(
-        highlight=False,
-        emoji=False,
-        no_color=None if forced else True,
-        force_terminal=forced,
-        width=width,
-        file=file,
+        no_color=None if forced else True, force_terminal=forced, width=width, **options
     )
 
 
-@contextmanager
-def one_screen(details: bool) -> Iterator[None]:
-    """What is printed within, on one screen, with a last line that names what `details` shows beside it."""
+def show(sections: Iterable[Section], details: bool = True) -> None:
+    """Print an answer, whole or cut to one screen."""
+    shown = [s for s in sections if type(s) in _DRAW and s.only != "page" and _size(s) != 0]
     if details:
-        yield
-        return
-    with holding(_name_aside):
-        yield
+        text = _tidy("".join(_drawn(s) for s in shown if s.only != "brief"))
+    else:
+        text = _one_screen([s for s in shown if s.only != "details"], _named_aside(shown))
+    print(text, end="", flush=True)
 
 
-def _name_aside(held: Screen) -> None:
-    """As many of them as one line has room for."""
-    if not held.aside:
-        return
-    *names, last = held.aside
-    line = f"More with --details: {', '.join(names)}{' and ' if names else ''}{last}."
-    while names and cell_len(line) > console().width:
+def _named_aside(shown: Sequence[Section]) -> str:
+    """Return the line that names what --details adds, as far as it fits on one line."""
+    *names, last = dict.fromkeys(s.aside for s in shown if s.only == "details" and s.aside) or [""]
+    if not last:
+        return ""
+    line = f"More with --details: {listed([*names, last])}."
+    while names and cell_len(line) > _console().width:
         line = f"More with --details: {', '.join(names)} and more."
         names.pop()
-    print_lines(line)
+    return line
 
 
-def print_verdict(sentence: str, good: bool | None = None) -> None:
-    """The answer, in one sentence or two. `good`: yes or no, which the words say too."""
-    out = console()
-    first, space, rest = wrapped(sentence, out.width).partition(" ")
+def _size(section: Section) -> int | None:
+    """Return the number of rows of a section that has rows. Sections with 0 are not drawn."""
+    for name in ("rows", "items", "lines"):
+        if (rows := getattr(section, name, None)) is not None:
+            return len(rows)
+    return None
+
+
+def _fewest(section: Section) -> int:
+    """Return how many rows stay, however much else is on the screen."""
+    size = _size(section) or 0
+    match section:
+        case Table():
+            return min(size, max(FEWEST_ROWS, len(section.keep)))
+        case Named():
+            return min(size, FEWEST_NAMED)
+        case Notes():
+            return 1
+    return size
+
+
+def _one_screen(sections: Sequence[Section], last: str) -> str:
+    """Cut rows, from the tallest section first, until all sections fit on the screen."""
+    sizes = {
+        i: min(_size(s) or 0, LINES) for i, s in enumerate(sections) if isinstance(s, _CUTTABLE)
+    }
+    end = _drawn(Lines([last])) if last else ""
+    drawn = functools.cache(lambda i, n: _drawn(sections[i], n))
+
+    def height(i: int, n: int) -> int:
+        return int(drawn(i, n).count("\n"))
+
+    while True:
+        # if one row more takes the line that says "1 more row", show the row
+        best = {
+            i: n + 1 if n < (_size(sections[i]) or 0) and height(i, n + 1) <= height(i, n) else n
+            for i, n in sizes.items()
+        }
+        text = _tidy("".join(drawn(i, best.get(i)) for i in range(len(sections))) + end)
+        if text.count("\n") <= LINES:
+            return text
+        shrinkable = [i for i, n in sizes.items() if n > _fewest(sections[i])]
+        if not shrinkable:
+            return _tight(text)
+        sizes[max(shrinkable, key=lambda i: height(i, sizes[i]))] -= 1
+
+
+def _tight(text: str) -> str:
+    """Remove empty lines, the last ones first, and then the rules of tables until the text fits."""
+    while text.count("\n") > LINES and "\n\n" in text:
+        before, _, after = text.rpartition("\n\n")
+        text = f"{before}\n{after}"
+    return text if text.count("\n") <= LINES else re.sub(r"(?m)^[─-]{9,}\n", "", text)
+
+
+def _tidy(text: str) -> str:
+    return re.sub(r"\n{3,}", "\n\n", text.strip("\n")) + "\n" if text.strip() else ""
+
+
+def _drawn(section: Section, rows: int | None = None) -> str:
+    """Return a section as text, with its first `rows` rows only."""
+    out = _console()
+    _DRAW[type(section)](out, section, rows)
+    assert isinstance(out.file, _Captured)
+    return out.file.getvalue()
+
+
+def _draw_headline(out: _Visible, part: Headline, _: int | None) -> None:
+    first, space, rest = wrapped(part.text, out.width).partition(" ")
     text = Text(style=HEAD)
-    text.append(first, style="" if good is None else GOOD if good else BAD)
+    text.append(first, style="" if part.good is None else GOOD if part.good else BAD)
     text.append(space + rest)
-    out.print(text, soft_wrap=True)
+    out.put(text)
 
 
-def print_table(
-    columns: Sequence[str | Column],
-    rows: Iterable[Sequence[str | float]],
-    left: int = 1,
-    title: str = "",
-    spaced: bool = True,
-    keep: Sequence[int] = (),
-    filled_only: bool = False,
-) -> None:
-    """A table of which the columns that there is room for are shown, the others named below.
+def _draw_lines(out: _Visible, part: Lines | Notes, rows: int | None) -> None:
+    for line in part.lines[:rows]:
+        out.wrap(line)
+    _count_more(out, part.lines, rows, "note")
 
-    Plain names: the first `left` are columns of words, the others of numbers, and all of them stay. Where not even the
-    columns that must stay fit, every row becomes a paragraph. `spaced`: with an empty line before it. A cell that is a number is
-    a share, which is drawn as a bar. On one screen with much else the last rows are left out, those of the numbers `keep` last.
-    `filled_only`: without the columns that are empty in every row.
-    """
-    made = [
-        c if isinstance(c, Column) else Column(c, least=10 if i < left else 0)
-        for i, c in enumerate(columns)
-    ]
+
+def _count_more(out: _Visible, every: Sequence[Any], rows: int | None, what: str) -> None:
+    more = 0 if rows is None else len(every) - rows
+    if more > 0:
+        out.wrap(f"... {more:,} more {what}{'' if more == 1 else 's'} (--details)")
+
+
+def _draw_table(out: _Visible, table: Table, rows: int | None) -> None:
+    """Draw the columns that fit and name the others below. If too few fit, rows become paragraphs."""
+    others = [i for i in range(len(table.rows)) if i not in table.keep]
+    shown = sorted([*table.keep, *others][:rows])
     cells = [
-        [cell if isinstance(cell, str) else "█" * round(BAR_WIDTH * cell) for cell in row]
-        for row in rows
+        [c if isinstance(c, str) else "█" * round(BAR_WIDTH * c) for c in table.rows[i]]
+        for i in shown
     ]
-    if filled_only:
-        filled = [i for i in range(len(made)) if any(row[i] for row in cells)]
-        made, cells = [made[i] for i in filled], [[row[i] for i in filled] for row in cells]
-
-    def write(shown: Sequence[int]) -> None:
-        _print_rows(made, [cells[i] for i in shown], len(cells) - len(shown), title, spaced)
-
-    held = screen()
-    if held is None:
-        write(range(len(cells)))
-    else:
-        held.add(Rows(len(cells), write, keep, max(FEWEST_ROWS, len(keep))))
-
-
-def _print_rows(
-    made: Sequence[Column], cells: Sequence[Sequence[str]], more: int, title: str, spaced: bool
-) -> None:
-    """`more`: how many rows there are beside these."""
-    out = console()
-    chosen = layout(made, cells, out.width)
-    if spaced:
-        out.print()
-    if title:
-        print_lines(title)
+    chosen = layout(table.columns, cells, out.width)
+    out.print()
+    if table.title:
+        out.wrap(table.title)
     if chosen is None:
         for row in cells:
-            named = [
-                (c.name, cell)
-                for c, cell in zip(made, row, strict=True)
-                if cell and "█" not in cell
-            ]
-            print_lines("", *(f"{name}: {cell}" if name else cell for name, cell in named))
-        _count_more(more, "row")
-        out.print()
-        return
-    with out.capture() as captured:
-        out.print(_drawn(out, made, cells, chosen))
-    lines = (
-        line.rstrip() for line in captured.get().splitlines()
-    )  # a log file needs no blanks at the ends
-    out.file.write("\n".join([*lines, ""]))
-    _count_more(more, "row")
-    hidden = [
-        c.name
-        for i, c in enumerate(made)
-        if i not in chosen.widths and c.name and any(row[i] for row in cells)
-    ]
-    if hidden:
-        print_lines(f"Columns hidden for lack of width: {', '.join(hidden)}.")
+            out.print()
+            for column, cell in zip(table.columns, row, strict=True):
+                if cell and "█" not in cell:
+                    out.wrap(f"{column.name}: {cell}" if column.name else cell)
+    else:
+        with out.capture() as captured:
+            out.print(_grid(out, table.columns, cells, chosen))
+        # a log file needs no blanks at the ends of lines
+        out.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    _count_more(out, table.rows, rows, "row")
+    if chosen is not None:
+        hidden = [
+            c.name
+            for i, c in enumerate(table.columns)
+            if i not in chosen.widths and c.name and any(row[i] for row in cells)
+        ]
+        if hidden:
+            out.wrap(f"Columns hidden for lack of width: {', '.join(hidden)}.")
     out.print()
 
 
-def print_named(title: str, lines: Iterable[tuple[str, str]]) -> None:
-    """Names in a column of their own, and what is said of them wrapped beside it, or below where there is no room."""
-    named = list(lines)
-    if not named:
-        return
-
-    def write(shown: Sequence[int]) -> None:
-        _print_named(title, [named[i] for i in shown], len(named) - len(shown))
-
-    held = screen()
-    if held is None:
-        write(range(len(named)))
-    else:
-        held.add(Rows(len(named), write, (), FEWEST_NAMED))
-
-
-def _print_named(title: str, named: Sequence[tuple[str, str]], more: int) -> None:
-    out = console()
-    if title:
-        print_lines(title)
-    indent, longest = 2 if title else 0, max(len(name) for name, _ in named)
+def _draw_named(out: _Visible, part: Named, rows: int | None) -> None:
+    """Draw names in a column, with their texts wrapped beside it, or below it if too narrow."""
+    if part.title:
+        out.wrap(part.title)
+    indent, longest = 2 if part.title else 0, max(len(name) for name, _ in part.items)
     beside = out.width - indent - longest - NARROW_GAP
-    for name, text in named:
+    for name, text in part.items[:rows]:
         if beside >= LEAST_WIDTH:
             block = wrapped(text, beside, "").replace(
                 "\n", "\n" + " " * (indent + longest + NARROW_GAP)
             )
-            line = f"{' ' * indent}{name:<{longest + NARROW_GAP}}{block}".rstrip()
+            out.put(f"{' ' * indent}{name:<{longest + NARROW_GAP}}{block}".rstrip())
         else:
-            line = "\n".join(
-                wrapped(part, out.width) for part in (name, f"  {text}") if part.strip()
-            )
-        out.print(Text(line), soft_wrap=True)
-    _count_more(more, "line")
+            for line in (name, f"  {text}"):
+                if line.strip():
+                    out.wrap(line)
+    _count_more(out, part.items, rows, "line")
     out.print()
 
 
-def _count_more(more: int, what: str) -> None:
-    if more:
-        print_lines(f"... {more:,} more {what}{'' if more == 1 else 's'} (--details)")
+def _draw_plot(out: _Visible, part: Plot | Bars, _: int | None) -> None:
+    """Draw lines as they are, and an empty one. Only a title that is too long is wrapped."""
+    if isinstance(part, Plot):
+        lines = plot(part.points, part.marked, part.title, part.line, out.width)
+    else:
+        lines = [part.title, *bars(part.rows, out.width)]
+    for line in (*lines, ""):
+        text = Text(line if cell_len(line) <= out.width else wrapped(line, out.width))
+        text.highlight_regex("[█●▲\u2801-\u28ff]+", BAR)
+        out.put(text)
 
 
-def _drawn(
+def _draw_verbatim(out: _Visible, part: Verbatim, _: int | None) -> None:
+    out.put(part.text)
+
+
+def _draw_drawing(out: _Visible, part: Drawing, _: int | None) -> None:
+    for text in part.text(out.width) if part.text else ():
+        out.wrap(text) if isinstance(text, str) else out.put(text)
+
+
+def _draw_next(out: _Visible, part: Next, _: int | None) -> None:
+    """Draw a command that can be copied into a shell, and what it gives."""
+    line = part.command if isinstance(part.command, str) else shlex.join(part.command)
+    room = out.width - len("Next: ") - len(line)
+    text = Text.assemble((f"Next: {line if room >= 0 else _continued(line, out.width)}", HEAD))
+    if part.why and len(part.why) + 4 <= room:
+        text.append(f"  ({part.why})")
+    elif part.why:
+        text.append(
+            f"\n{textwrap.indent(textwrap.fill(part.why, max(LEAST_WIDTH, out.width) - 6), ' ' * 6)}"
+        )
+    out.put(text)
+
+
+_DRAW: Mapping[type[Section], Callable[[_Visible, Any, int | None], None]] = {
+    Headline: _draw_headline,
+    Lines: _draw_lines,
+    Notes: _draw_lines,
+    Table: _draw_table,
+    Named: _draw_named,
+    Plot: _draw_plot,
+    Bars: _draw_plot,
+    Verbatim: _draw_verbatim,
+    Drawing: _draw_drawing,
+    Next: _draw_next,
+}
+_CUTTABLE = (Table, Named, Notes)
+
+
+def _grid(
     out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]], chosen: Layout
-) -> Table:
+) -> RichTable:
     named = any(columns[i].name for i in chosen.widths)
     box = _ASCII_RULE if out.options.ascii_only else _RULE
-    table = Table(
+    table = RichTable(
         box=box,
         show_edge=False,
         pad_edge=False,
@@ -289,60 +359,6 @@ def _cell(text: str, share: float) -> Text:
     if text.strip("█"):
         return Text(text)
     return Text("█" * max(len(text) > 0, round(share * len(text))), style=BAR)
-
-
-def print_lines(*lines: str) -> None:
-    """Plain lines, wrapped to the width with what follows indented; a number stays with its unit."""
-    out = console()
-    for line in lines:
-        out.print(Text(wrapped(line, out.width)), soft_wrap=True)
-
-
-def print_notes(*lines: str) -> None:
-    """Lines, the most important first, of which one screen with much else has the first only."""
-
-    def write(shown: Sequence[int]) -> None:
-        print_lines(*(lines[i] for i in shown))
-        _count_more(len(lines) - len(shown), "note")
-
-    held = screen()
-    if held is None:
-        write(range(len(lines)))
-    elif lines:
-        held.add(Rows(len(lines), write, (), 1))
-
-
-def print_chart(points: Points, marked: Collection[float], title: str, line: Points = ()) -> None:
-    _print_plot(chart(points, marked, title, line, console().width))
-
-
-def print_bars(title: str, rows: Sequence[tuple[str, float, str, bool]]) -> None:
-    _print_plot([title, *bars(rows, console().width)])
-
-
-def _print_plot(lines: Iterable[str]) -> None:
-    """Lines as they are, and an empty one; only a title that is too long is wrapped."""
-    out = console()
-    for line in (*lines, ""):
-        text = Text(line if cell_len(line) <= out.width else wrapped(line, out.width))
-        text.highlight_regex("[█●▲\u2801-\u28ff]+", BAR)
-        out.print(text, soft_wrap=True)
-
-
-def print_next(command: str | Sequence[str], why: str = "") -> None:
-    """What to do next: a command to be copied, and what it gives. Several words are quoted as a shell needs them."""
-    out = console()
-    line = command if isinstance(command, str) else shlex.join(command)
-    room = out.width - len("Next: ") - len(line)
-    text = Text.assemble((f"Next: {line if room >= 0 else _continued(line, out.width)}", HEAD))
-    if why and len(why) + 4 <= room:
-        text.append(f"  ({why})")
-    elif why:
-        indent, width = " " * 6, max(LEAST_WIDTH, out.width)
-        text.append(
-            f"\n{textwrap.fill(why, width, initial_indent=indent, subsequent_indent=indent)}"
-        )
-    out.print(text, soft_wrap=True)
 
 
 def wrapped(line: str, width: int, indent: str = "  ", least: int = LEAST_WIDTH) -> str:
@@ -383,11 +399,6 @@ def _continued(command: str, width: int) -> str:
         else:
             lines[-1] = longer
     return " \\\n".join(lines)
-
-
-def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> bool:
-    chosen = layout(columns, rows, console().width)
-    return chosen is not None and len(chosen.widths) == len(columns)
 
 
 def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Layout | None:

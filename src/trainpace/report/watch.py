@@ -1,33 +1,56 @@
-"""A recorded training script: the parts of its step, what is odd, and its timeline in characters, as a picture and as a page."""
+"""A recorded training script as sections: the first answer about it, the parts of its step, and its timeline."""
 
 from __future__ import annotations
 
 import math
+import os
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from trainpace.core.child import ending_of
+from trainpace.core.outcome import Interval
 from trainpace.core.records import to_jsonable
-from trainpace.diagnose import clocks_in_words
+from trainpace.core.units import format_duration
+from trainpace.diagnose import WORTH, clocks_in_words, unseen_in_words, workers_beside
 from trainpace.journal import Guarded, Pace
-from trainpace.report.among_ranks import print_among_ranks
 from trainpace.report.charts import tick_step
-from trainpace.report.pages import NONE, asset, page, rendered
-from trainpace.report.phrases import bracketed, duration, listed, number, percent, plural
-from trainpace.report.plots import along
-from trainpace.report.terminal import (
+from trainpace.report.diagnosis import recorded_ranks_sections, saved_ms
+from trainpace.report.figures import along
+from trainpace.report.pages import NONE, asset, rendered
+from trainpace.report.phrases import (
+    bracketed,
+    change,
+    duration,
+    interval_90,
+    listed,
+    number,
+    percent,
+    plural,
+    rate_in_words,
+    sentence,
+    span,
+    usd,
+)
+from trainpace.report.sections import (
     Column,
-    console,
-    print_lines,
-    print_next,
-    print_notes,
-    print_table,
-    print_verdict,
+    Drawing,
+    Headline,
+    Lines,
+    Next,
+    Notes,
+    Section,
+    Table,
     words,
 )
+from trainpace.verbs.carried import carried
+from trainpace.verbs.diagnose import DiagnoseRequest
+from trainpace.verbs.look import Elsewhere, Looked, LookRequest
 from trainpace.watch import (
+    NOT_RESTORED,
     PARTS,
     STEP_IN_WORDS,
     Lane,
@@ -59,10 +82,10 @@ LOOK = {
     "other": ("-", "#c3cbd3", "the script's own code"),
     "fetch": ("#", "#2a8c8c", "preparing a batch"),
 }
-"""Letter, colour and words of every part."""
+"""Letter, color and name of every part."""
 
 NEXT_BATCH = "="
-"""Every second batch of a worker, so that two without a gap are told apart."""
+"""Letter of every second batch of a worker, so that adjacent batches are distinguishable."""
 WIDTH, RIGHT, TOP = 920, 16, 34
 ROW, BAR, GROUP_GAP = 26, 20, 30
 DOT = 0.5
@@ -70,54 +93,50 @@ LETTER_FROM = 13.0
 MOST_RANKS = 8
 
 
-def print_recording(recording: Recording, folder: str) -> None:
+def recording_sections(recording: Recording, folder: str) -> Iterator[Section]:
     ranks = recording.ranks
     if not ranks:
-        print_verdict(f"No training step was seen. {recording.seen}".rstrip(), good=False)
-        print_lines(STEP_IN_WORDS)
+        yield Headline(f"No training step was seen. {recording.seen}".rstrip(), good=False)
+        yield Lines([STEP_IN_WORDS])
         return
-    step_ms = fmean(r.step_ms for r in ranks)
+    first, step_ms = ranks[0], fmean(r.step_ms for r in ranks)
     columns = [words("part of a step", least=18), Column("ms"), Column("share"), words("", 1, 8)]
     columns += [Column(f"rank {r.rank}", 2) for r in ranks[:MOST_RANKS] if len(ranks) > 1]
-    print_lines(
-        f"{' '.join(recording.command)}: trained {trained_on(ranks[0])}, recorded in {folder}"
-    )
+    command = " ".join(recording.command)
+    yield Lines([f"{command}: trained {trained_on(first)}, recorded in {folder}"])
     rows = _rows(ranks, step_ms)
-    each = duration(step_ms / 1000)
-    after = f" after {ranks[0].warm_up} of warm-up" if ranks[0].warm_up else ""
-    print_verdict(
-        f"{plural(ranks[0].steps, 'step')}{after}, {each} each; the largest part is {rows[0][0]}"
-        f" ({rows[0][2]})."
+    after = f" after {first.warm_up} of warm-up" if first.warm_up else ""
+    yield Headline(
+        f"{plural(first.steps, 'step')}{after}, {duration(step_ms / 1000)} each; the largest part"
+        f" is {rows[0][0]} ({rows[0][2]})."
     )
-    print_table(columns, rows)
-    print_among_ranks(recording)
-    print_notes(*_remarks(recording, step_ms))
-    print_lines(*_doubts(recording))
-    if any(r.blocks for r in ranks):  # of the diagnose that made it
-        print_next(
-            ["trainpace", "diagnose", folder], "reads this recording again, and says what to change"
-        )
+    yield Table(columns, rows)
+    yield from recorded_ranks_sections(recording)
+    yield Notes(_remarks(recording, step_ms))
+    yield Lines(_doubts(recording))
+    if any(r.blocks for r in ranks):  # `trainpace diagnose` made it
+        why = "reads this recording again, and says what to change"
+        yield Next(["trainpace", "diagnose", folder], why)
     else:
-        print_next(recording.proved_by, "proves what slows it down, and says what to change")
+        yield Next(recording.proved_by, "proves what slows it down, and says what to change")
 
 
 def trained_on(rank: Rank) -> str:
-    return (
-        f"on {rank.accelerator}"
-        if rank.accelerator
-        else f"on the CPU ({plural(rank.threads, 'thread')})"
-    )
+    if rank.accelerator:
+        return f"on {rank.accelerator}"
+    return f"on the CPU ({plural(rank.threads, 'thread')})"
 
 
-def print_guarded(guarded: Guarded) -> None:
+def guarded_sections(guarded: Guarded) -> Iterator[Section]:
+    """Say whether the training got slower than its baseline."""
     ratio, between, faster = guarded.ratio, "", ""
     if ratio.low is not None and ratio.high is not None:
-        between = f" ({100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f} %)"
+        between = f" ({change(ratio.low, 1).removesuffix(' %')} to {change(ratio.high, 1)})"
         faster = f", {1 / ratio.ratio:.3g} times as fast" if ratio.high < 1 else ""
-    print_verdict(
+    yield Headline(
         f"{'Regressed' if guarded.regressed else 'No regression'}: the median step takes"
         f" {_pace(guarded.now)}, and {_pace(guarded.baseline)} in {guarded.baseline.run}:"
-        f" {100 * (ratio.ratio - 1):+.1f} %{between}{faster}; up to {100 * guarded.tolerance:g} %"
+        f" {change(ratio.ratio, 1)}{between}{faster}; up to {100 * guarded.tolerance:g} %"
         " beyond the noise is tolerated.",
         good=not guarded.regressed,
     )
@@ -128,7 +147,7 @@ def _pace(pace: Pace) -> str:
 
 
 def step_in_words(rank: Rank) -> str:
-    """What makes up a step of this training; empty for one batch and one optimizer."""
+    """Describe what makes up a step. Empty for one batch and one optimizer."""
     if rank.optimizer == "LBFGS":
         return (
             f"an update by LBFGS, which evaluates the loss {number(rank.micro_steps)} times on"
@@ -149,7 +168,7 @@ def _rows(ranks: tuple[Rank, ...], step_ms: float) -> list[list[str | float]]:
         [
             LOOK[part][2],
             number(ms),
-            f"{100 * ms / step_ms:.1f} %",
+            percent(ms / step_ms, digits=1),
             ms / step_ms,
             *(number(r.parts_ms[part]) for r in ranks[:MOST_RANKS] if len(ranks) > 1),
         ]
@@ -163,7 +182,7 @@ def _remarks(recording: Recording, step_ms: float) -> list[str]:
     lines = [f"A step is {step_in_words(first)}."] if step_in_words(first) else []
     if first.samples_per_step:
         total = sum(r.samples_per_step for r in recording.ranks)
-        lines.append(f"{number(1000 * total / step_ms)} samples/s, {total:.0f} samples a step.")
+        lines.append(f"{number(1000 * total / step_ms)} samples/s, {total:.0f} samples per step.")
     top = next((line for line in first.lines if line.part == "other"), None)
     if top is not None and first.parts_ms["other"] > 0.1 * step_ms:
         called = f", in {top.called}" if top.called else ""
@@ -171,8 +190,8 @@ def _remarks(recording: Recording, step_ms: float) -> list[str]:
     after = [
         (LOOK[part][2], first.after_last_ms.get(part, 0.0)) for part in ("evaluation", "checkpoint")
     ]
-    if told := [f"{duration(ms / 1000)} of {name}" for name, ms in after if ms > step_ms]:
-        lines.append(f"After the last step came {listed(told)}, which is in no row.")
+    if shown := [f"{duration(ms / 1000)} of {name}" for name, ms in after if ms > step_ms]:
+        lines.append(f"After the last step came {listed(shown)}, which is not in the table.")
     if first.accelerator:
         lines.append(
             "Times are the host's: the device works asynchronously, until something waits for it."
@@ -181,23 +200,23 @@ def _remarks(recording: Recording, step_ms: float) -> list[str]:
 
 
 def _doubts(recording: Recording) -> list[str]:
-    """What the recording lacks."""
+    """Say what the recording lacks."""
     first, code = recording.ranks[0], recording.exit_code
     lines = []
     if code:
         lines.append(f"The command {ending_of(code)}.")
     elif code is None or not all(r.complete for r in recording.ranks):
-        lines.append("A process was killed; what it did until then is counted.")
+        lines.append("A process was killed; its work until then is counted.")
     if len(recording.ranks) < first.world_size:
         lines.append(f"{len(recording.ranks)} of {first.world_size} ranks were recorded here.")
     if first.no_workload:
         lines.append(untraced_in_words(first))
-    lines += [f"{line[:1].upper()}{line[1:]}" for line in clocks_in_words(recording.together)]
+    lines += [sentence(line) for line in clocks_in_words(recording.together)]
     return [*lines, recording.seen] if recording.seen else lines
 
 
 def part_words(part: str, timeline: Timeline) -> str:
-    """What a part is called; without workers the training process does not wait for its data but prepares it."""
+    """Return the name of a part. Without workers the training process loads its data itself."""
     if part == WAITING and not has_workers(timeline):
         return "loading data in the main process"
     return LOOK[part][2]
@@ -216,8 +235,8 @@ def findings(timeline: Timeline) -> list[str]:
         waited = training.ms_of(WAITING)
         who = f"Rank {rank}" if len(timeline.ranks) > 1 else "Training"
         share = (
-            f"{percent(waited / shown)} of the time ({number(waited / len(training.steps))} ms a"
-            " step)"
+            f"{percent(waited / shown)} of the time ({number(waited / len(training.steps))} ms"
+            " per step)"
         )
         if workers:
             busy = math.fsum(lane.ms_of("fetch") for lane in workers) / (
@@ -271,51 +290,76 @@ def heading(timeline: Timeline) -> str:
     )
 
 
-def print_timeline(timeline: Timeline) -> None:
-    """Rows as wide as the terminal. Letters tell the parts apart where there are no colours."""
+def timeline_sections(timeline: Timeline, only_page: bool = False) -> Iterator[Section]:
+    """Draw a timeline: letters as wide as the terminal, or a picture with its tables on a page."""
+    yield Drawing(
+        only="page" if only_page else "",
+        html=lambda: timeline_svg(timeline),
+        text=lambda width: _timeline_text(timeline, width),
+        styles=("timeline.css",),
+        aside="timeline of data against steps",
+    )
+    parts, workers = timeline_tables(timeline)
+    yield Lines(findings(timeline), only="page")
+    heads = (words("rank"), words("steps"), words("part"), Column("ms per step"), Column("share"))
+    yield Table(heads, parts, only="page", aside="where the steps' time goes")
+    heads = (words("rank"), words("row"), Column("batches"), Column("ms per batch"), Column("busy"))
+    yield Table(heads, workers, only="page", aside="loader workers")
+
+
+def timeline_tables(timeline: Timeline) -> tuple[list[Sequence[str]], list[Sequence[str]]]:
+    """Return rows about the parts of steps, and rows about loader workers."""
+    parts: list[Sequence[str]] = []
+    workers: list[Sequence[str]] = []
+    for lane in timeline.lanes:
+        if lane.kind == "training":
+            parts += _part_rows(lane, timeline)
+        elif has_workers(timeline):
+            workers.append(_worker_row(lane, timeline.duration_ms))
+    return parts, workers
+
+
+def _timeline_text(timeline: Timeline, width: int) -> Iterator[Any]:
+    """Yield lines of rich text. Letters distinguish the parts if there are no colors."""
     from rich.text import Text
 
-    out = console()
     labels = [label_of(lane, timeline) for lane in timeline.lanes]
     indent = max(map(len, labels)) + 1
-    width = max(20, out.width - indent - 2)
-    out.print(Text(f"timeline of {heading(timeline)}", style="bold"), soft_wrap=True)
+    across = max(20, width - indent - 2)
+    yield Text(f"timeline of {heading(timeline)}", style="bold")
     for lane, label in zip(timeline.lanes, labels, strict=True):
         if lane.kind == "training":
-            out.print(
-                Text(" " * indent + _step_row(lane, timeline.duration_ms, width), style="dim"),
-                no_wrap=True,
-            )
-        row = Text(f"{label:<{indent}}")
-        for letter, part in cells(lane, timeline.duration_ms, width):
-            row.append(letter, style=_style(part))
-        out.print(row, no_wrap=True)
-    for line in _axis(timeline.duration_ms, width):
-        out.print(" " * indent + line, no_wrap=True, markup=False)
+            row = " " * indent + _step_row(lane, timeline.duration_ms, across)
+            yield Text(row, style="dim")
+        bars = Text(f"{label:<{indent}}")
+        for letter, part in cells(lane, timeline.duration_ms, across):
+            bars.append(letter, style=_style(part))
+        yield bars
+    for line in _axis(timeline.duration_ms, across):
+        yield Text(" " * indent + line)
     key, used = Text(), 0
     for part in parts_of(timeline):
         letters = f"{LOOK[part][0]}{NEXT_BATCH}" if part == "fetch" else LOOK[part][0]
         name = f" {part_words(part, timeline)}   "
         used += len(letters) + len(name)
-        if used > out.width:
+        if used > width:
             key.append("\n")
             used = len(letters) + len(name)
         key.append(letters, style=_style(part))
         key.append(name)
-    out.print(key)
-    for line in findings(timeline):
-        out.print(line, markup=False)
+    yield key
+    yield from findings(timeline)
 
 
 def _style(part: str) -> str:
-    """What is no work has no block behind it, so that the gaps show."""
+    """Return the style of a part. Waiting and other code have no background, so that gaps show."""
     if part in ("", "other"):
         return "dim"
     return LOOK[WAITING][1] if part == WAITING else f"#ffffff on {LOOK[part][1]}"
 
 
 def cells(lane: Lane, duration_ms: float, width: int) -> list[tuple[str, str]]:
-    """(letter, part) a cell: of what takes most of it; a space and "" where that is nothing."""
+    """Return the (letter, part) that takes most of each cell, or (" ", "") if it is idle."""
     size = duration_ms / width
     spent: list[dict[tuple[str, str], float]] = [defaultdict(float) for _ in range(width)]
     for i, bar in enumerate(lane.bars):
@@ -331,7 +375,7 @@ def cells(lane: Lane, duration_ms: float, width: int) -> list[tuple[str, str]]:
 
 
 def _step_row(lane: Lane, duration_ms: float, width: int) -> str:
-    """Where steps begin, with their numbers where these fit."""
+    """Return marks where steps begin, with their numbers if they fit."""
     at = [min(width - 1, int(mark.start_ms / duration_ms * width)) for mark in lane.steps]
     row = [" "] * width
     for begin, end, mark in zip(at, (*at[1:], width), lane.steps, strict=True):
@@ -349,38 +393,8 @@ def _axis(duration_ms: float, width: int) -> tuple[str, str]:
     return "".join("+" if i in labels else "-" for i in range(width)), along(labels, width + 2, 0.0)
 
 
-def timeline_page(timeline: Timeline, title: str) -> str:
-    return page(
-        "timeline.html",
-        title,
-        findings(timeline),
-        (),
-        to_jsonable(timeline),
-        styles=("timeline.css",),
-        heading=heading(timeline).capitalize(),
-        timeline=timeline_context(timeline),
-    )
-
-
-def timeline_context(timeline: Timeline) -> dict[str, Any]:
-    lanes = {
-        kind: [lane for lane in timeline.lanes if lane.kind == kind]
-        for kind in ("training", "worker")
-    }
-    return {
-        "findings": findings(timeline),
-        "picture": timeline_svg(timeline),
-        "parts": [row for lane in lanes["training"] for row in _part_rows(lane, timeline)],
-        "workers": (
-            [_worker_row(lane, timeline.duration_ms) for lane in lanes["worker"]]
-            if has_workers(timeline)
-            else []
-        ),
-    }
-
-
 def _part_rows(lane: Lane, timeline: Timeline) -> Iterator[Sequence[str]]:
-    """The longest first."""
+    """Yield the parts of a training lane, the longest first."""
     whole = math.fsum(b.end_ms - b.start_ms for b in lane.bars)
     for ms, part in sorted(
         ((lane.ms_of(part), part) for part in {b.part for b in lane.bars}), reverse=True
@@ -408,7 +422,7 @@ def _worker_row(lane: Lane, duration_ms: float) -> Sequence[str]:
 
 
 def timeline_svg(timeline: Timeline) -> Markup:
-    """A picture that stands alone: rows on a time axis, steps marked, waiting for data hatched."""
+    """Return an SVG file: rows on a time axis, steps marked, and waiting for data hatched."""
     labels = [label_of(lane, timeline) for lane in timeline.lanes]
     left = 16 + 7.2 * max(map(len, labels))
     scale = (WIDTH - left - RIGHT) / timeline.duration_ms
@@ -480,7 +494,7 @@ def _marks(lane: Lane, left: float, scale: float) -> Iterator[tuple[float, str]]
 def _key(
     timeline: Timeline, left: float, y: float
 ) -> tuple[list[tuple[float, float, str, str, str]], float]:
-    """With the height that the picture needs."""
+    """Return the entries of the key, and the height of the whole picture."""
     entries, x = [], left
     for part in parts_of(timeline):
         name = part_words(part, timeline)
@@ -489,3 +503,229 @@ def _key(
         entries.append((round(x, 1), y, _paint(part), _letter(part), name))
         x += 42 + 7 * len(name)
     return entries, y + 24
+
+
+MOST_CAUSES = 4
+MOST_CHANGES = 3
+LEAST_SHARE = 0.02
+"""Share of a step from which a cause is listed."""
+NOTHING_SEEN = (
+    f"Nothing seen here saves {percent(WORTH)} of a step. trainpace diagnose tries more than a look"
+    " can; a lower precision or a faster device may help too."
+)
+
+
+def look_sections(looked: Looked, asked: LookRequest | None = None) -> Iterator[Section]:
+    """Turn a first look at a script into sections. `asked` is the request that the next command continues."""
+    d, recording = looked.diagnosis, looked.watched.recording
+    step = Interval(low=d.step_ms_low, high=d.step_ms_high, coverage=0.9, basis="blocks of steps")
+    yield Headline(f"{_whole(looked)} A step takes {number(d.step_ms)} ms{bracketed(step)}.")
+    yield Lines(_conditions(looked))
+    # without an intervention, launching operators cannot be distinguished from computing
+    named = {"compute": "forward and backward"}
+    shares = [
+        (named.get(s.cause, s.in_words), number(s.ms), percent(s.share), s.share)
+        for s in d.shares
+        if s.share >= LEAST_SHARE
+    ]
+    causes = words("where a step's time goes", least=18)
+    columns = (causes, Column("ms"), Column("share"), words("", 1, 8))
+    yield Table(columns, shares[:MOST_CAUSES])
+    yield _advice(looked)
+    yield from _elsewhere(looked)
+    command = [*carried(asked, DiagnoseRequest, ["output"]), "--", *recording.command]
+    why = "proves the cause by removing one suspect at a time"
+    yield Next(["trainpace", "diagnose", *command], why)
+    yield Lines([f"Recorded in {from_home(looked.watched.folder)}"])
+    if (steps := recording.ranks[0].steps) < 2 * MOST_CAUSES:
+        yield Lines([f"Only {plural(steps, 'step')} were counted; --for 60s would say more."])
+
+
+def _advice(looked: Looked) -> Section:
+    d, length = looked.diagnosis, looked.length
+    if not d.advice:
+        return Lines([NOTHING_SEEN])
+    of = {"training": "the training", "epoch": "an epoch", "steps": plural(length.steps, "step")}
+    columns = (
+        words("what to change (estimated)", least=20),
+        Column("saved per step"),
+        Column("share", 2),
+        Column(f"of {of[length.of]}"),
+    )
+    rows = [
+        (
+            a.title,
+            saved_ms(a),
+            percent(a.saves_ms / d.step_ms),
+            duration(looked.seconds * a.saves_ms / d.step_ms),
+        )
+        for a in d.advice[:MOST_CHANGES]
+    ]
+    return Table(columns, rows)
+
+
+def look_json(looked: Looked) -> dict[str, Any]:
+    return {
+        "folder": str(looked.watched.folder),
+        "command": list(looked.watched.recording.command),
+        "seconds": looked.seconds,
+        "seconds_low": looked.interval_s.low,
+        "seconds_high": looked.interval_s.high,
+        "length": to_jsonable(looked.length),
+        "loading_ms": looked.loading_ms,
+        "elsewhere": [_elsewhere_json(chosen) for chosen in looked.elsewhere],
+        "not_elsewhere": looked.not_elsewhere,
+        "busy": looked.busy,
+        "diagnosis": to_jsonable(looked.diagnosis),
+    }
+
+
+def _elsewhere_json(chosen: Elsewhere) -> dict[str, Any]:
+    m = chosen.match
+    assert m.forecast.step is not None
+    return {
+        "role": chosen.role,
+        "gpu": m.offer.device,
+        "provider": m.offer.provider,
+        "instance_type": m.offer.instance_type,
+        "vcpus": m.offer.vcpus,
+        "step_time_ms": m.forecast.step.total_ms,
+        "hours": m.mean_hours,
+        "hours_low": m.hours.low,
+        "hours_high": m.hours.high,
+        "usd": m.mean_usd,
+    }
+
+
+def _whole(looked: Looked) -> str:
+    took = (
+        f"{format_duration(looked.seconds)}{interval_90(looked.interval_s, format_duration)} on this"
+        " machine"
+    )
+    length = looked.length
+    steps = plural(length.steps, "step")
+    if length.of == "steps":
+        return f"{steps} take {took}."
+    if length.of == "epoch":
+        return f"An epoch of {steps} takes {took}."
+    epochs = "" if length.epochs is None else f"{length.epochs:g} epochs, "
+    return f"The whole training ({epochs}{steps}) takes {took}."
+
+
+def _conditions(looked: Looked) -> list[str]:
+    """Say what the answer is based on, and what it does not include."""
+    recording, length = looked.watched.recording, looked.length
+    first = recording.ranks[0]
+    on = trained_on(first)
+    samples = sum(rank.samples_per_step for rank in recording.ranks)
+    tokens = looked.elsewhere[0].match.forecast.sequence_length if looked.elsewhere else None
+    rate = (
+        f", {rate_in_words(1000 * samples / looked.diagnosis.step_ms, tokens)}" if samples else ""
+    )
+    who = f", {len(recording.ranks)} ranks" if len(recording.ranks) > 1 else ""
+    lines = [f"{shlex.join(recording.command)}: {plural(first.steps, 'step')} {on}{who}{rate}."]
+    if length.of == "steps":
+        lines.append("The number of steps is unknown. Pass --max-steps N.")
+    elif length.of == "epoch":
+        lines.append("The length of the training is unknown. Pass --epochs N.")
+    else:
+        if length.words and length.words != "as you say":
+            lines.append(f"Length by {length.words}.")
+        if unseen := unseen_in_words(first):
+            lines.append(f"{sentence(unseen)} is counted, because none was seen.")
+    by_input = ""
+    if first.model_batch and not samples:
+        by_input = f"batch size {first.model_batch}, the first dimension of the model's input."
+    notes = [
+        by_input,
+        looked.busy,
+        workers_beside(recording.ranks),
+        *restored_notes(recording, looked.watched.folder),
+    ]
+    return lines + [f"Note: {note}" for note in notes if note]
+
+
+def _elsewhere(looked: Looked) -> Iterator[Section]:
+    """Show the same training on rented GPUs."""
+    if not looked.elsewhere:
+        yield Lines([f"On cards for rent: {looked.not_elsewhere}"])
+        return
+    rows = []
+    for chosen in looked.elsewhere:
+        m = chosen.match
+        rows.append(
+            (
+                m.offer.device,
+                chosen.role,
+                number(_step_ms(chosen, looked.length.steps)),
+                duration(3600 * m.mean_hours),
+                span(3600 * m.hours.low, 3600 * m.hours.high, format_duration),
+                usd(m.mean_usd) if m.mean_usd >= 0.01 else "< 1 cent",
+            )
+        )
+    columns = (
+        words("a card for rent", least=12),
+        words("", 3, 8),
+        Column("step ms", 2),
+        Column("time"),
+        Column("90% interval", 1),
+        Column("cost"),
+    )
+    yield Table(columns, rows)
+    startup_s = looked.elsewhere[0].match.time.startup_s
+    if startup_s:
+        yield Lines(
+            [
+                f"Forecasts. Times include {duration(startup_s)} to start, steps include waiting"
+                " for data."
+            ]
+        )
+    forecasts = (chosen.match.forecast.step for chosen in looked.elsewhere)
+    slowest = max(step.total_ms for step in forecasts if step)
+    if looked.loading_ms is not None and looked.loading_ms > slowest:
+        loader = looked.watched.recording.ranks[0].loader
+        workers = plural(loader.workers if loader else 0, "worker")
+        yield Lines(
+            [
+                f"These times assume one loader worker per vCPU. With {workers}, loading alone"
+                f" takes {number(looked.loading_ms)} ms per step."
+            ]
+        )
+
+
+def _step_ms(chosen: Elsewhere, steps: int) -> float:
+    """Return the step time including the wait for data."""
+    step = chosen.match.forecast.step
+    assert step is not None
+    return step.total_ms + 1000 * chosen.match.time.data_wait_s / steps
+
+
+def restored_notes(recording: Recording, folder: Path) -> Iterator[str]:
+    """Say which overwritten files of earlier runs were restored, and which were not."""
+    if recording.restored:
+        have = "has" if len(recording.restored) == 1 else "have"
+        yield (
+            f"{_files(recording.restored)} of an earlier run, which the script overwrote, {have}"
+            " been restored."
+        )
+    if recording.left:
+        was, their = ("was", "its") if len(recording.left) == 1 else ("were", "their")
+        yield (
+            f"Another program may be writing {_files(recording.left)}, which {was} not restored;"
+            f" {their} earlier content is in {from_home(folder / NOT_RESTORED)}."
+        )
+
+
+def _files(paths: Sequence[str]) -> str:
+    names = [os.path.relpath(path) for path in paths]
+    return listed([*names[:2], *([plural(len(names) - 2, "other file")] if len(names) > 2 else [])])
+
+
+def from_home(folder: Path) -> str:
+    """Return a path as a shell reads it, starting with ~ if that needs no quotes."""
+    home = Path.home()
+    if folder.is_relative_to(home):
+        short = folder.relative_to(home).as_posix()
+        if short == shlex.quote(short):
+            return f"~/{short}"
+    return shlex.quote(str(folder))

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from trainpace.core.outcome import Jump
 from trainpace.core.stats import trend_of
-from trainpace.report.sweep_words import (
+from trainpace.report.steps import (
     MOST_JUMPS,
     jumps_in_words,
     no_jumps,
@@ -46,7 +46,7 @@ def test_no_jumps_says_what_was_looked_at():
     step_ms = [10.0 + b + 0.2 * (b > 16) for b in sizes]
     trend = trend_of(sizes, step_ms, [b / ms for b, ms in zip(sizes, step_ms, strict=True)])
     assert "0.8 % after batch 16" in no_jumps(sizes, trend)
-    assert "--batch 8:64 looks at every one" in no_jumps([8, 16, 64], None)
+    assert "--batch 8:64 checks every size" in no_jumps([8, 16, 64], None)
 
 
 def test_a_trend_is_told_with_its_line_and_its_knee():
@@ -55,7 +55,7 @@ def test_a_trend_is_told_with_its_line_and_its_knee():
     trend = trend_of(sizes, step_ms, [1e3 * b / ms for b, ms in zip(sizes, step_ms, strict=True)])
     words = trend_in_words(trend)
     assert words[0] == shape_in_words(trend)
-    assert "is linear. Fitted line: 10 ms + 2 ms a sample (R² over 0.9999)" in words[0]
+    assert "is linear. Fitted line: 10 ms + 2 ms per sample (R² over 0.9999)" in words[0]
     assert f"hardly grows from batch {trend.knee_batch} on" in words[1]
     steep = trend_of(sizes, [1.0] * 64, [float(b) for b in sizes])
     assert steep.knee_batch == 61

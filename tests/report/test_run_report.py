@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from ladder_world import World, ladder, result, rung
 from trainpace.job import JobConditions, Schedule
-from trainpace.report.ladder import (
+from trainpace.report import page, show
+from trainpace.report.run import (
     ahead_json,
-    head_and_rows,
+    ahead_sections,
     ladder_json,
-    ladder_page,
+    ladder_sections,
+    ladder_table,
     markdown,
-    print_ahead,
-    print_ladder,
     speedups,
     table_of,
 )
@@ -27,6 +27,11 @@ from trainpace.run.results import EndToEnd, Gain
 from trainpace.run.trial import FailedTrial
 
 ROOT = Path(__file__).parents[2]
+
+
+def head_and_rows(table):
+    shown = ladder_table(table)
+    return [column.name for column in shown.columns], shown.rows
 
 
 def ms_of(setup):
@@ -62,7 +67,7 @@ def test_the_table(climbed):
     assert [r["result"] for r in rows] == ["", "kept", "undone", "undone", "kept"]
     assert rows[1]["whole job"] == "31 min"
     assert rows[1]["cost"] == "$1.03"
-    assert rows[1]["forecast"] == "100 ms (90 to 110)"
+    assert (rows[1]["forecast"], rows[1]["90% interval"]) == ("100 ms", "90 to 110 ms")
 
 
 def test_the_verdict(climbed):
@@ -76,7 +81,7 @@ def test_the_verdict(climbed):
     assert "Forecast intervals that contain the measurement: 2 of 4." in said
     assert "shards (micro-batch 16 x 1, 2 workers, shards): 5 ms is outside 90 to 110 ms" in said
     assert (
-        "Next: use the settings that were kept in your training: micro-batch 16 x 1, 2 workers, shards."
+        "Next: use the adopted settings in your training: micro-batch 16 x 1, 2 workers, shards."
         in said
     )
 
@@ -86,7 +91,7 @@ def test_the_verdict(climbed):
     [
         (
             {"samples": 160.0, "low": 90.0, "high": 300.0, "steps": 200.0},
-            "Gradient noise scale: 160 samples (90 %: 90 to 300), from the first 200 steps of 16",
+            "Gradient noise scale: 160 samples (90% interval 90 to 300), from the first 200 steps of 16",
         ),
         ({"samples": 160.0, "low": 90.0, "steps": 200.0}, "90 to no upper limit"),
         ({"steps": 40.0}, "too large to be estimated from 40 steps of 16"),
@@ -114,7 +119,8 @@ def test_the_whole_is_what_was_measured_from_end_to_end(climbed):
         == "16.0x in total (15 to 17): a step takes 6 ms instead of 96 ms, 6.25 % of the time."
     )
     assert any(
-        "compare the first and the last setup, which ran in turn" in line for line in table.verdict
+        "compare the first and the last setup, which ran alternately" in line
+        for line in table.verdict
     )
     assert (
         "The whole job: 4 min 36 s instead of 58 min 36 s, $0.15 instead of $1.95." in table.verdict
@@ -224,9 +230,9 @@ def test_it_says_where_no_rung_helped():
 
 def test_terminal_json_markdown_and_page_say_the_same(climbed, capsys):
     table, answer = table_of(climbed), ladder_json(climbed)
-    print_ladder(table)
+    show(ladder_sections(table))
     printed = capsys.readouterr().out
-    text, html = markdown(table), ladder_page(table, answer)
+    text, html = markdown(table), page(table.title, ladder_sections(table), answer)
     for words in ("20.0x in total", "undone", "baseline"):
         assert words in printed
         assert words in text
@@ -241,7 +247,7 @@ def test_terminal_json_markdown_and_page_say_the_same(climbed, capsys):
 def test_names_cannot_break_the_page():
     rungs = (rung("<b>| x", workers=2),)
     table = table_of(climb(ladder(*rungs), World(ms_of).actions()))
-    assert "<b>" not in ladder_page(table, {"title": "<b>"})
+    assert "<b>" not in page(table.title, ladder_sections(table), {"title": "<b>"})
     assert "<b>/ x" in markdown(table)
 
 
@@ -249,7 +255,7 @@ def test_a_dry_run(capsys):
     ahead = preview(
         ladder(rung("five", micro_batch=5), rung("workers", workers=1)), World(ms_of).actions()
     )
-    print_ahead(ahead, [["env python"], [], ["env python -m x"]])
+    show(ahead_sections(ahead, [["env python"], [], ["env python -m x"]]))
     printed = capsys.readouterr().out
     assert "not possible" in printed
     assert "env python -m x" in printed

@@ -1,0 +1,592 @@
+"""Changes that were carried out, as sections: measured speed-ups step by step, and equivalent training."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from trainpace.core.outcome import Interval
+from trainpace.core.records import Record, to_jsonable
+from trainpace.job import assumed_in_words
+from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
+from trainpace.report.phrases import (
+    duration,
+    interval,
+    listed,
+    noise_scale,
+    number,
+    percent,
+    plural,
+    span,
+    to_the_same_loss,
+    usd,
+)
+from trainpace.report.sections import (
+    Bars,
+    Charts,
+    Column,
+    Headline,
+    Lines,
+    Next,
+    Notes,
+    Section,
+    Table,
+    Verbatim,
+    details,
+    words,
+)
+from trainpace.run import (
+    NOT_ASKED,
+    Change,
+    Equivalence,
+    LadderResult,
+    LadderRow,
+    RungPreview,
+    WayResult,
+    epoch_s,
+    job_time,
+    noise_scale_of,
+    rows_of,
+    words_of,
+)
+from trainpace.verbs.carried import carried
+from trainpace.verbs.forecast import ForecastRequest
+from trainpace.verbs.verify import VerifyRequest
+
+PAIRED = (
+    "A rung's speed-up compares its trials with those of the setup before it, run alternately; the"
+    " total is the product of the speed-ups of all adopted rungs. Steps, epochs and jobs are from"
+    " each rung's own trials."
+)
+IN_TURN = (
+    "The total speed-up, the epoch and the whole job in these notes compare the first and the last"
+    " setup, which ran alternately at the end. In the table, a rung's speed-up compares its trials"
+    " with those of the setup before it, and its total is the product of the speed-ups of all"
+    " adopted rungs; steps, epochs and jobs there are from each rung's own trials."
+)
+HELD = "Forecast intervals that contain the measurement: {held} of {judged}."
+
+
+class LadderTable(Record):
+    """The table of an experiment.
+
+    `what` is timed. `verdict` has the most important sentence first and the next step last. `total` is the speed-up of the
+    last setup over the first, if both were measured alternately. The rows have the product of the rungs.
+    """
+
+    title: str
+    rows: tuple[LadderRow, ...]
+    verdict: tuple[str, ...] = ()
+    what: str = "a step"
+    total: float | None = None
+
+
+def table_of(result: LadderResult) -> LadderTable:
+    ladder, start = result.ladder, result.start
+    rows = rows_of(result)
+    batch = ladder.start.execution.global_batch
+    machine = start.environment.get("gpu") or start.environment.get("cpu") or ""
+    return LadderTable(
+        title=f"{ladder.name}{f' on {machine}' if machine else ''}, global batch {batch}",
+        rows=tuple(rows),
+        verdict=tuple(_verdict(result, rows)),
+        total=None if result.end_to_end is None else result.end_to_end.gain.ratio,
+    )
+
+
+def _verdict(result: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
+    first = rows[0]
+    last = next((r for r in reversed(rows) if r.kept and r.total is not None), first)
+    assert last.total is not None
+    assert last.measured_ms is not None
+    assert first.measured_ms is not None
+    lines = ["No rung helped: the training stays as it is."]
+    if last is not first:
+        lines = _whole(result, first.measured_ms, last.measured_ms, last.total)
+    job = job_time(result.ladder, result.baseline.tried[0], last.measured_ms)
+    lines += [assumed_in_words(job.assumed)] if job is not None and job.assumed else []
+    if any(r.ratio is not None for r in rows):
+        lines.append(PAIRED if result.end_to_end is None else IN_TURN)
+    lines += [*_forecasts(result), *_without_forecast(rows), *_noise_scale(result)]
+    lines += [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
+    if result.stopped:
+        lines.append(f"Rungs not run: {result.stopped}.")
+    return [*lines, f"Next: use the adopted settings in your training: {words_of(result.kept[0])}."]
+
+
+def _whole(result: LadderResult, first_ms: float, last_ms: float, total: float) -> list[str]:
+    """Compare a step, an epoch and the whole job before and after all adopted rungs."""
+    how = ""
+    if (ends := result.end_to_end) is not None:
+        first_ms, last_ms, total = (
+            statistics.median(ends.first_ms),
+            statistics.median(ends.last_ms),
+            ends.gain.ratio,
+        )
+        how = f" ({span(ends.gain.low, ends.gain.high)})"
+    ladder, setups = result.ladder, (result.baseline.tried[0], result.kept_attempt)
+    now, before = duration(last_ms / 1e3), duration(first_ms / 1e3)
+    lines = [
+        f"{total:.1f}x in total{how}: a step takes {now} instead of {before}, {100 / total:.3g} %"
+        " of the time."
+    ]
+    before_s, now_s = (
+        epoch_s(ladder, a, ms) for a, ms in zip(setups, (first_ms, last_ms), strict=True)
+    )
+    if before_s is not None and now_s is not None:
+        lines.append(
+            f"An epoch{_validation(result)}: {duration(now_s)} instead of {duration(before_s)}."
+        )
+    prepared_s = sum(rung.precompute_s for rung in result.rungs if rung.kept)
+    before_job, now_job = (
+        job_time(ladder, setups[0], first_ms),
+        job_time(ladder, setups[1], last_ms, prepared_s),
+    )
+    if before_job is not None and now_job is not None:
+        cost = (
+            "" if now_job.usd is None else f", {usd(now_job.usd)} instead of {usd(before_job.usd)}"
+        )
+        lines.append(
+            f"The whole job: {duration(now_job.total_s)} instead of"
+            f" {duration(before_job.total_s)}{cost}."
+        )
+    return lines
+
+
+def _validation(result: LadderResult) -> str:
+    """Say how the validation of an epoch is counted."""
+    c, foreseen = result.ladder.conditions, result.kept_attempt.foreseen
+    if c.evaluate_every_steps is not None and c.evaluation_s:
+        return " with its validation, whose time was given"
+    if not c.evaluation_samples:
+        return ""
+    how = "whole steps, because forward passes have no forecast"
+    if foreseen.evaluating_share < 1:
+        how = f"forward passes, forecast as {percent(foreseen.evaluating_share)} of a step"
+    return f" with {c.evaluation_samples:,} samples validated (as {how})"
+
+
+def _without_forecast(rows: Sequence[LadderRow]) -> list[str]:
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if _none(row):
+            reasons.setdefault(row.no_forecast.rstrip("."), []).append(row.title)
+    return [f"No forecast of {', '.join(titles)}: {reason}." for reason, titles in reasons.items()]
+
+
+def _forecasts(result: LadderResult) -> list[str]:
+    judged = [
+        (r.title, t, t.measured, t.foreseen.interval_ms)
+        for r in (result.baseline, *result.rungs)
+        for t in r.tried
+        if t.measured is not None and t.foreseen.interval_ms is not None
+    ]
+    missed = [row for row in judged if not row[1].foreseen.holds(row[2].step_time_ms)]
+    held = HELD.format(held=len(judged) - len(missed), judged=len(judged))
+    return [held] * bool(judged) + [
+        f"{title} ({words_of(tried.setup)}): {number(measured.step_time_ms)} ms is outside"
+        f" {interval(foreseen)} ms, forecast from {tried.foreseen.basis}."
+        for title, tried, measured, foreseen in missed
+    ]
+
+
+def _noise_scale(result: LadderResult) -> list[str]:
+    """Say what the gradient noise scale means for more data parallelism, if it was measured."""
+    gathered = noise_scale_of(result)
+    if gathered is None:
+        return []
+    setup, scale = gathered
+    batch = setup.execution.global_batch
+    if "samples" not in scale:
+        few = f"{scale['steps']:.0f} steps of {batch} samples"
+        return [
+            f"Gradient noise scale: too large to be estimated from {few}; run more steps"
+            " (--seconds)."
+        ]
+    samples = scale["samples"]
+    measured = noise_scale(samples, scale.get("low", 0.0), scale.get("high"), scale["steps"], batch)
+    return [
+        f"{measured}. Beyond a global batch of that size more data parallelism saves few steps.",
+        f"To the same loss: {to_the_same_loss(batch, 2 * batch, samples)}",
+    ]
+
+
+_COLUMNS = {
+    "rung": words("rung"),
+    "forecast": Column("forecast", 4),
+    "90% interval": Column("90% interval", 11),
+    "an epoch": Column("an epoch", 5),
+    "whole job": Column("whole job", 8),
+    "cost": Column("cost", 7),
+    "rung speed-up": Column("rung speed-up", 1),
+    "of the first": Column("of the first", 3),
+    "of repeats": Column("of repeats", 10),
+    "GiB": Column("GiB", 9),
+    "losses": words("losses", 6),
+    "result": words("result", 2),
+}
+MOST_KEPT = 10
+"""Rungs that stay in a table that is cut."""
+
+
+def ladder_table(t: LadderTable) -> Table:
+    """Return the rungs without the columns that are empty in every row."""
+    columns = {
+        "rung": [r.title for r in t.rows],
+        "forecast": [_time(r.forecast_ms) or _none(r) for r in t.rows],
+        "90% interval": [_range(r.forecast_ms, r.forecast_interval_ms) for r in t.rows],
+        f"{t.what}, measured": [_time(r.measured_ms) for r in t.rows],
+        "of repeats": [_range(r.measured_ms, r.measured_interval_ms) for r in t.rows],
+        "an epoch": [duration(r.epoch_s, "") for r in t.rows],
+        "whole job": [duration(r.job_s, "") for r in t.rows],
+        "cost": [usd(r.cost_usd, "") for r in t.rows],
+        "rung speed-up": ["" if r.ratio is None else f"{r.ratio:.2f}x" for r in t.rows],
+        "total speed-up": ["" if r.total is None else f"{r.total:.2f}x" for r in t.rows],
+        "of the first": ["" if r.total is None else f"{100 / r.total:.3g} %" for r in t.rows],
+        "GiB": [number(r.memory_gib, "") for r in t.rows],
+        "losses": [r.losses for r in t.rows],
+        "result": ["" if i == 0 else "kept" if r.kept else "undone" for i, r in enumerate(t.rows)],
+    }
+    filled = {name: cells for name, cells in columns.items() if any(cells)}
+    return Table(
+        [_COLUMNS.get(name, Column(name)) for name in filled],
+        list(zip(*filled.values(), strict=True)),
+        keep=range(min(len(t.rows), MOST_KEPT)),
+        best=[i for i, row in enumerate(t.rows) if i and row.kept],
+    )
+
+
+def _none(row: LadderRow) -> str:
+    """Return "none" if a forecast was asked for and is missing."""
+    return "" if not row.no_forecast or row.no_forecast in NOT_ASKED else "none"
+
+
+def _time(ms: float | None) -> str:
+    return "" if ms is None else duration(ms / 1e3)
+
+
+def _range(ms: float | None, between: Interval | None) -> str:
+    """Return an interval in the unit of its time."""
+    if ms is None or between is None or between.low == between.high:
+        return ""
+    unit, size = ("s", 1e3) if ms >= 1e3 else ("ms", 1.0)
+    return f"{span(between.low / size, between.high / size)} {unit}"
+
+
+def ladder_sections(t: LadderTable) -> Iterator[Section]:
+    yield Lines([t.title])
+    yield Headline(t.verdict[0])
+    yield Charts(lambda: ladder_pictures(t))
+    yield ladder_table(t)
+    chart = speedups(t)
+    if chart is not None:
+        bars = [
+            (b.label, b.total, b.said, b.segments[0].name == "kept") for b in chart.groups[0].bars
+        ]
+        yield from details("the speed-ups as bars", Bars("Speed-up over the baseline", bars))
+    yield Notes(t.verdict[1:-1])
+    yield Lines(t.verdict[1:][-1:])
+
+
+def markdown(t: LadderTable) -> str:
+    table = ladder_table(t)
+    lines = [f"| {' | '.join(c.name for c in table.columns)} |", f"|{'---|' * len(table.columns)}"]
+    lines += [f"| {' | '.join(str(c).replace('|', '/') for c in row)} |" for row in table.rows]
+    notes = [f"- {line}" for line in t.verdict]
+    return "\n".join([t.title, "", *lines, "", *notes]).rstrip() + "\n"
+
+
+def ladder_json(result: LadderResult) -> dict[str, Any]:
+    t = table_of(result)
+    return {**to_jsonable(result), "rows": msgspec.to_builtins(t.rows), "verdict": list(t.verdict)}
+
+
+def ahead_sections(
+    ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]
+) -> Iterator[Section]:
+    """Show a dry run: the setups of every rung, their forecasts, and the commands that would start."""
+    rows = []
+    for rung in ahead:
+        for attempt in rung.attempts:
+            f = attempt.foreseen
+            settings = "not possible" if attempt.failure else words_of(attempt.setup)
+            between = _range(f.step_ms, f.interval_ms)
+            step = _time(f.step_ms) or f"none: {f.reason}"
+            rows.append([rung.title, settings, f"{step} ({between})" if between else step])
+    columns = [words("rung"), words("setup"), words("forecast of a step")]
+    yield Table(columns, rows, "Nothing is measured (--dry-run)")
+    yield from (Verbatim(text) for each in texts for text in each)
+
+
+def ahead_json(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) -> dict[str, Any]:
+    return {
+        "record": "LadderPreview",
+        "schema_version": 1,
+        "rungs": [
+            {
+                "title": rung.title,
+                "started": list(started),
+                "alternatives": [
+                    {
+                        "setup": a.failure or msgspec.to_builtins(a.setup),
+                        "forecast": msgspec.to_builtins(a.foreseen),
+                    }
+                    for a in rung.attempts
+                ],
+            }
+            for rung, started in zip(ahead, texts, strict=True)
+        ],
+    }
+
+
+def ladder_pictures(t: LadderTable) -> list[Picture | None]:
+    faster, times = speedups(t), rung_times(t)
+    foreseen = any(r.forecast_ms is not None for r in t.rows)
+    return [faster, times if times.groups and (faster is None or foreseen) else None]
+
+
+def speedups(t: LadderTable) -> BarChart | None:
+    """Draw speed-ups over the baseline. None if only the baseline was measured."""
+    measured = [r for r in t.rows if r.total is not None]
+    if len(measured) < 2:
+        return None
+    tried, helped = plural(len(measured) - 1, "change"), sum(r.kept for r in measured) - 1
+    best = t.total or max((r.total or 0.0 for r in measured if r.kept), default=1.0)
+    looks = {True: ("kept", "best"), False: ("undone", "muted")}
+    outcome = "was kept; it makes" if helped == 1 else "were kept; together they make"
+    finding = f"{helped} of {tried} {outcome} {t.what} {best:.1f} times as fast."
+    return BarChart(
+        title="How many times as fast as the baseline",
+        finding=finding if helped else f"None of {tried} was kept.",
+        label="times as fast as the baseline",
+        groups=(
+            BarGroup(
+                bars=tuple(
+                    bar(
+                        r.title,
+                        f"{r.total:.2f}x{'' if r.kept else ', undone'}",
+                        [(*looks[r.kept], r.total or 0.0)],
+                    )
+                    for r in measured
+                )
+            ),
+        ),
+        note="Measured, each on top of the adopted rungs before it."
+        + (
+            " The number above compares the first and the last setup, run alternately."
+            if t.total
+            else ""
+        ),
+    )
+
+
+def rung_times(t: LadderTable) -> BarChart:
+    groups = []
+    for r in t.rows:
+        forecast = _time_bar("forecast", r.forecast_ms, r.forecast_interval_ms)
+        both = forecast + _time_bar("measured", r.measured_ms, r.measured_interval_ms)
+        groups += [BarGroup(title=r.title, bars=both)] if both else []
+    judged = [
+        i.low <= r.measured_ms <= i.high
+        for r in t.rows
+        if r.measured_ms is not None and (i := r.forecast_interval_ms) is not None
+    ]
+    return BarChart(
+        title=f"Forecast and measured: {t.what}",
+        finding=(
+            HELD.format(held=sum(judged), judged=len(judged))
+            if judged
+            else "Measured, without forecasts."
+        ),
+        label=f"time of {t.what}",
+        unit="s",
+        groups=tuple(groups),
+        note="Whiskers: the 90% intervals of the forecast and of a repeated measurement.",
+    )
+
+
+def _time_bar(name: str, ms: float | None, between: Interval | None) -> tuple[Bar, ...]:
+    """Return a bar in seconds, or none without a time. `name` is also its tone."""
+    if ms is None:
+        return ()
+    in_s = None
+    if between is not None and between.low < between.high:
+        in_s = replace(between, low=between.low / 1e3, high=between.high / 1e3)
+    end = _time(ms) if in_s is None else f"{_time(ms)} ({_range(ms, between)})"
+    return (bar(name, end, [(name, name, ms / 1e3)], in_s),)
+
+
+CAUSES: dict[Change, str] = {
+    "fp32": "the number format: in fp32 they agree",
+    "weight_by_samples": (
+        "parts of unequal size whose mean losses are averaged without weights: weighted by samples"
+        " they agree"
+    ),
+    "weight_by_targets": (
+        "parts with unequal numbers of targets whose mean losses are averaged without weights:"
+        " weighted by targets they agree"
+    ),
+    "sum": "a loss that sums over samples, and is averaged over parts: added up they agree",
+    "no_hooks": (
+        "hooks on gradients (such as clipping), which act on every part: without them they agree"
+    ),
+    "whole_batch_norm": (
+        "BatchNorm, which normalises each part by its own statistics: with the whole batch's they"
+        " agree"
+    ),
+    "no_dropout": "dropout, which draws different masks for parts: without it they agree",
+    "fp64": "rounding that training amplifies: in fp64 they agree",
+}
+ADVICE: dict[Change, str] = {
+    "fp32": (
+        "Rounding of this size is normal for the format, and not an error of accumulation or"
+        " parallelism."
+    ),
+    "weight_by_samples": (
+        "Use a batch that divides evenly (drop_last), or weight each loss by its share of the"
+        " samples."
+    ),
+    "weight_by_targets": (
+        "Sum the loss over targets and divide by the number of targets in the whole batch."
+    ),
+    "sum": (
+        "Do not divide the loss by the accumulation steps; with several ranks multiply it by their"
+        " number, because the engine divides by it."
+    ),
+    "no_hooks": "Clip once a step, after the last backward pass and before the optimizer.",
+    "whole_batch_norm": (
+        "On GPUs torch.nn.SyncBatchNorm shares the statistics between ranks; accumulation needs"
+        " GroupNorm or LayerNorm, or frozen statistics."
+    ),
+    "no_dropout": (
+        "The masks are equally random either way, so the training is as good; only the draw"
+        " differs."
+    ),
+    "fp64": (
+        "Not an error of accumulation or parallelism: the optimizer or the model magnifies"
+        " rounding."
+    ),
+}
+WAY_IN_WORDS = {
+    "accumulate": "accumulation",
+    "data_parallel": "DataParallel (emulated)",
+    "ddp": "DDP",
+    "fsdp2": "FSDP2",
+    "deepspeed": "DeepSpeed ZeRO-2",
+}
+
+
+def equivalence_sections(
+    result: Equivalence, asked: VerifyRequest | None = None
+) -> Iterator[Section]:
+    q = result.question
+    trained = f"{q.steps} steps of {q.batch} samples in {q.precision}"
+    yield Lines([f"{q.model}: {trained}, against one process and the whole batch"])
+    lines = equivalence_verdict(result)
+    if result.equal:
+        first, *lines = lines
+        yield Headline(f"Yes: {first[0].lower()}{first[1:]}", good=True)
+    else:
+        differing = listed(WAY_IN_WORDS[way.way] for way in result.ways if not way.equal)
+        yield Headline(f"No: not equivalent training with {differing}.", good=False)
+    columns = (
+        words("trained as"),
+        words("parts"),
+        Column("largest relative difference"),
+        words("where", 1),
+        words("verdict", least=7),
+    )
+    rows = []
+    for way in result.ways:
+        few, many = " + ".join(map(str, way.sizes)), f"{len(way.sizes)} x {way.sizes[0]}"
+        rows.append(
+            [
+                WAY_IN_WORDS[way.way],
+                few if len(way.sizes) <= 4 else many,
+                "" if way.difference is None else f"{way.difference:.1e}",
+                way.worst,
+                "failed" if way.failed else "equal" if way.equal else "differs",
+            ]
+        )
+    yield Table(columns, rows)
+    yield Lines(lines)
+    if result.equal:
+        command = [*("trainpace", "forecast", q.model, "--gpu", "A100", "--batch")]
+        command += [str(max(q.sizes("ddp")))]
+        same = carried(asked, ForecastRequest, ["batch", "accumulate", "timeout"])
+        why = "a part on a GPU; for the training, every way to divide the batch is equally good"
+        yield Next([*command, *same], why)
+    elif not result.repeated and not any(way.failed for way in result.ways):
+        command = [
+            "trainpace",
+            "verify",
+            q.model,
+            "--batch",
+            str(q.batch),
+            "--accumulate",
+            str(q.parts),
+        ]
+        same = carried(asked, VerifyRequest, ["batch", "accumulate"])
+        yield Next([*command, *same], "again, after that change")
+
+
+def equivalence_verdict(result: Equivalence) -> list[str]:
+    q = result.question
+    if result.equal:
+        moved = min(way.moved or 0.0 for way in result.ways)
+        return [
+            f"Equivalent training: the results differ by rounding only (at most {q.tolerance:g}),"
+            f" while the weights moved by {moved:.1e}."
+        ]
+    lines = []
+    if result.repeated:
+        lines.append(
+            "The model does not train the same way twice, even in one process: the difference is"
+            f" {result.repeated:.1e}. Something draws random numbers outside the seeds of torch,"
+            " numpy and random; make that reproducible first."
+        )
+    for way in result.ways:
+        lines += [f"{WAY_IN_WORDS[way.way]}: {sentence}" for sentence in _explanation(way, result)]
+    advised = dict.fromkeys(change for way in result.ways for change in way.cause)
+    return lines + [ADVICE[change] for change in advised]
+
+
+def _explanation(way: WayResult, result: Equivalence) -> list[str]:
+    if way.failed:
+        return [f"could not train. {way.failed}"]
+    if way.equal:
+        return ["the same training."]
+    if way.cause:
+        left = next(tried.difference for tried in way.tried if tried.changes == way.cause)
+        return [f"{', and '.join(CAUSES[change] for change in way.cause)} ({left:.1e})."]
+    if way.difference is None:
+        return ["the weights or the loss became NaN: lower the learning rate."]
+    tolerance = result.question.tolerance
+    if way.difference <= tolerance:
+        return [
+            f"the weights moved by only {way.moved or 0.0:.1e}: too little to tell. Use more"
+            " --steps."
+        ]
+    if result.repeated:
+        return ["differs."]
+    return [f"no cause was found. {_first_loss(way, result)}"]
+
+
+def _first_loss(way: WayResult, result: Equivalence) -> str:
+    if way.first_loss is None or not result.facts.losses:
+        return ""
+    whole = result.facts.losses[0]
+    if abs(whole - way.first_loss) <= 10 * result.question.tolerance * abs(whole):
+        return "The first loss is still the same: the gradients are not."
+    return (
+        f"Already the first loss differs, {number(way.first_loss)} in parts and {number(whole)} at"
+        " once: the loss of a batch is not the mean of its parts' (a contrastive loss, say)."
+    )
+
+
+def equivalence_json(result: Equivalence) -> dict[str, Any]:
+    return {**to_jsonable(result), "equal": result.equal, "verdict": equivalence_verdict(result)}

@@ -1,0 +1,159 @@
+"""The parts of an answer: headline, lines, tables, notes, charts and next commands.
+
+Every verb has one function that turns its record into sections. The terminal (`terminal.show`), pages, pages to be
+shared (`pages.page`) and notebooks render the same sections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from trainpace.core.records import Record
+
+if TYPE_CHECKING:
+    from trainpace.report.charts import Picture
+
+Points = Sequence[tuple[float, float]]
+
+
+class Column(NamedTuple):
+    """A table column. If the terminal is too narrow, columns with the highest `rank` are hidden first; rank 0 always stays.
+
+    `least` is the width to which text may be wrapped and bars shortened. 0 marks numbers, which are never wrapped.
+    """
+
+    name: str
+    rank: int = 0
+    least: int = 0
+
+    @property
+    def words(self) -> bool:
+        """True if the cells are text: aligned left and wrapped if necessary."""
+        return self.least > 0
+
+
+def words(name: str, rank: int = 0, least: int = 10) -> Column:
+    return Column(name, rank, least)
+
+
+class Section(Record, kw_only=True):
+    """Base of all sections.
+
+    `only` limits a section to the short answer ("brief"), to --details and pages ("details"), or to pages ("page").
+    `aside` names a section that the short answer lacks, in words that continue "More with --details: ...".
+    """
+
+    only: Literal["", "brief", "details", "page"] = ""
+    aside: str = ""
+
+
+class Headline(Section, kw_only=False):
+    """The answer in one to three sentences. `good` is set if the answer is a yes or a no."""
+
+    text: str
+    good: bool | None = None
+
+
+class Lines(Section, kw_only=False):
+    """Sentences, each on a line of its own."""
+
+    lines: Sequence[str]
+
+
+class Notes(Section, kw_only=False):
+    """Sentences in order of importance. The short answer may cut all but the first."""
+
+    lines: Sequence[str]
+
+
+class Verbatim(Section, kw_only=False):
+    """Text to be copied, such as code or a diff. It is never wrapped."""
+
+    text: str
+
+
+class Table(Section, kw_only=False):
+    """A table. A cell that is a number is a share of the whole, drawn as a bar in the terminal.
+
+    `keep` numbers the rows that are cut last. `best` numbers the rows that a page highlights.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str | float]]
+    title: str = ""
+    keep: Collection[int] = ()
+    best: Collection[int] = ()
+
+
+class Named(Section, kw_only=False):
+    """Names with a sentence or value beside each."""
+
+    title: str
+    items: Sequence[tuple[str, str]]
+
+
+class Plot(Section, kw_only=False):
+    """A curve in characters, for terminals: `points`, a `line`, and a triangle at every x in `marked`."""
+
+    title: str
+    points: Points
+    marked: Collection[float] = ()
+    line: Points = ()
+
+
+class Bars(Section, kw_only=False):
+    """Bars in characters, for terminals: (label, value, text at the end, True if the bar counts)."""
+
+    title: str
+    rows: Sequence[tuple[str, float, str, bool]]
+
+
+class Charts(Section, kw_only=False):
+    """Charts for pages and figure files. `draw` runs only if one of these was asked for."""
+
+    draw: Callable[[], Sequence[Picture | None]]
+
+
+class Drawing(Section, kw_only=False):
+    """A drawing such as a timeline: `html` for pages, `text` for terminals of a given width.
+
+    Both run only if they are needed. `styles` names the style sheets that the HTML contains.
+    """
+
+    html: Callable[[], Any] | None = None
+    text: Callable[[int], Iterable[Any]] | None = None
+    styles: Sequence[str] = ()
+
+
+class Next(Section, kw_only=False):
+    """A command to run next, as words or as a ready line, and what it gives."""
+
+    command: str | Sequence[str]
+    why: str = ""
+
+
+S = TypeVar("S", bound=Section)
+
+
+def details(aside: str, *sections: S) -> Iterator[S]:
+    """Limit sections to --details and pages."""
+    return (replace(section, only="details", aside=aside) for section in sections)
+
+
+def brief(*sections: S) -> Iterator[S]:
+    """Limit sections to the short answer."""
+    return (replace(section, only="brief") for section in sections)
+
+
+def pictures_of(sections: Iterable[Section]) -> list[Picture | None]:
+    """Return every chart of an answer, the most telling first."""
+    return [chart for part in sections if isinstance(part, Charts) for chart in part.draw()]
+
+
+def filled_only(columns: Sequence[Column], rows: Sequence[Sequence[str | float]]) -> Table:
+    """Return a table without the columns that are empty in every row."""
+    shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    return Table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
