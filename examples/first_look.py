@@ -9,8 +9,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.outcome import forecast_row
 from trainpace.core.records import save, write_whole
 from trainpace.core.units import format_number

@@ -87,9 +87,9 @@ def foreseen(gpu, batch, ms, gib=None, fits=True, **more):
     )
 
 
-def forecasts(rows, **more):
+def forecasts(rows, model=None, **more):
     """Made-up rows as an answer, of a workload that no forecaster has seen."""
-    sweep = Sweep(SimpleNamespace(workload=workload()), rows)
+    sweep = Sweep(SimpleNamespace(workload=model or workload()), rows)
     return Forecasts(rows=tuple(rows), jumps=more.pop("jumps", {}), sweeps=(sweep,), **more)
 
 
@@ -514,9 +514,7 @@ def taught():
         forecast_ms=100.0,
         times=10.0,
     )
-    return lessons_sections(
-        Lessons(by=tuple(lessons), odd=(odd,), accepted_odd=False, unchecked=3)
-    )
+    return lessons_sections(Lessons(by=tuple(lessons), odd=(odd,), accepted_odd=False, unchecked=3))
 
 
 OTHERS = {
@@ -528,9 +526,7 @@ OTHERS = {
     "match-no": partial(matched, 1.0),
     "plan": planned,
     "offers": offered,
-    "gpus": lambda: catalogue_sections(
-        [find_device(name) for name in ("T4", "A100 SXM 40GB")]
-    ),
+    "gpus": lambda: catalogue_sections([find_device(name) for name in ("T4", "A100 SXM 40GB")]),
     "gpu": lambda: device_sections(find_device("T4")),
     "damage": lambda: damage_sections(3, [], "shards"),
 }

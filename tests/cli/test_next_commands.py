@@ -16,7 +16,7 @@ from trainpace.cli import main
 from trainpace.cli.program import _cli
 from trainpace.core.hardware import find_device
 from trainpace.core.records import save
-from trainpace.report import one_screen
+from trainpace.report import show
 from trainpace.workload import packaged_names
 
 RUN_HERE = {"forecast", "plan", "match", "schedule", "journal", "gpus"}
@@ -157,8 +157,8 @@ def test_a_run_of_a_journal_leads_to_another_of_the_same(place):
 @pytest.mark.parametrize("name", [*GOLDEN, *OTHERS])
 def test_next_commands_of_made_answers_are_commands(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    with contextlib.redirect_stdout(io.StringIO()) as out, one_screen(details=False):
-        (GOLDEN | OTHERS)[name]()
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        show((GOLDEN | OTHERS)[name](), details=False)
     for _, *words in next_commands(out.getvalue()):
         if words[0] in ("watch", "diagnose") or not any(
             os.path.sep in word or word.endswith(".json") for word in words

@@ -10,7 +10,7 @@ import trainpace
 from trainpace.cli import main
 from trainpace.cli.meant import meant, place_last
 from trainpace.diagnose import ProfiledTraining
-from trainpace.report.screen import LINES
+from trainpace.report.terminal import LINES
 from trainpace.verbs import SUMMARIES
 
 

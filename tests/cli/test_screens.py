@@ -12,7 +12,9 @@ from rich.cells import cell_len
 from nouns import workload
 from trainpace.cli import main
 from trainpace.core.records import save
-from trainpace.report.screen import LINES
+from trainpace.report import Lines, show
+from trainpace.report.sections import Column, Table, words
+from trainpace.report.terminal import LINES
 
 FLEET = "--gpu H100 --num-gpus 8 --nodes 2 --network 50"
 COMMANDS = [
@@ -120,45 +122,24 @@ def test_a_cut_table_counts_what_it_leaves_out(place, monkeypatch):
 
 
 def test_a_last_row_takes_the_line_that_would_count_it(capsys):
-    from trainpace.report import one_screen, print_lines, print_table
-
-    rows = [(f"row {i}",) for i in range(LINES - 4)]
-    for beside, left in ((2, ""), (3, "... 2 more rows (--details)")):
-        with one_screen(details=False):
-            print_lines(*["so much else"] * beside)
-            print_table(["name"], rows, spaced=False)
+    rows = [(f"row {i}",) for i in range(LINES - 5)]
+    for beside, cut in ((2, ""), (3, "... 2 more rows (--details)")):
+        show([Lines(["so much else"] * beside), Table([words("name")], rows)], details=False)
         out = capsys.readouterr().out
         assert out.count("\n") <= LINES
-        assert "".join(line for line in out.splitlines() if "more" in line) == left
+        assert "".join(line for line in out.splitlines() if "more" in line) == cut
 
 
-def test_rules_give_way_where_nothing_else_can(capsys):
-    from trainpace.report import one_screen, print_lines, print_table
-
-    for beside, rules in ((LINES - 5, True), (LINES - 4, False)):
-        with one_screen(details=False):
-            print_lines(*["so much else"] * beside)
-            print_table(
-                ["name", "ms"], [("a long name", "1"), ("b", "2"), ("c", "3")], spaced=False
-            )
+def test_rules_of_tables_are_dropped_if_nothing_else_can_be(capsys):
+    rows = [("a long name", "1"), ("b", "2"), ("c", "3")]
+    for beside, has_rule in ((LINES - 5, True), (LINES - 4, False)):
+        table = Table([words("name"), Column("ms")], rows)
+        show([Lines(["so much else"] * beside), table], details=False)
         out = capsys.readouterr().out
         assert out.count("\n") == LINES
-        assert ("────" in out) == rules
+        assert ("────" in out) == has_rule
 
 
 def test_json_and_details_are_never_cut(place):
     assert len(json.loads(printed("gpus", place, "--json"))) > LINES
     assert printed("gpus", place, "--json", "--details") == printed("gpus", place, "--json")
-
-
-def test_what_was_printed_before_an_error_is_still_printed(capsys):
-    from trainpace.report import one_screen, print_lines
-
-    def fail():
-        with one_screen(details=False):
-            print_lines("so far")
-            raise ValueError("late")
-
-    with pytest.raises(ValueError, match="late"):
-        fail()
-    assert capsys.readouterr().out == "so far\n"

@@ -15,7 +15,7 @@ from trainpace.diagnose import Check, examine, health
 from trainpace.diagnose import health_probes as parts
 from trainpace.measure import detect
 from trainpace.measure.gpus import detect_gpus
-from trainpace.report import TerminalProgress, examination_json, examination_page, print_examination
+from trainpace.report import TerminalProgress, examination_json, examination_sections, page, show
 
 
 def trainpace(*arguments, cwd):
@@ -97,14 +97,14 @@ def test_a_part_that_fails_stops_no_other(monkeypatch, capsys, tmp_path):
     assert "hung" in hung.finding
     assert found.traces == {"products": "Traceback ..."}
     assert not found.is_well
-    print_examination(found, None)
+    show(examination_sections(found))
     said = capsys.readouterr().out
     assert "4 things to look at" in said
     assert "no kernel image" in said
-    page = examination_page(found)
-    assert "Not all is well with" in page
-    assert "no kernel image" in page
-    assert "Traceback ..." in page
+    text = page("", examination_sections(found), {})
+    assert "Not all is well with" in text
+    assert "no kernel image" in text
+    assert "Traceback ..." in text
     assert examination_json(found)["well"] is False
 
 

@@ -7,9 +7,8 @@ from msgspec.structs import replace
 
 from diagnose.recordings import block, fetch, rank, recording
 from trainpace.diagnose import diagnose, faults_in_words
-from trainpace.report.among_ranks import ranks_chart
-from trainpace.report.diagnosis import diagnosis_page, print_diagnosis
-from trainpace.report.watch import print_recording
+from trainpace.report import diagnosis_sections, page, recording_sections, show
+from trainpace.report.diagnosis import ranks_chart
 from trainpace.watch import (
     Clock,
     CollectiveShare,
@@ -151,14 +150,14 @@ def test_a_recording_without_interventions_tells_waiting_from_exchange():
 
 def test_the_table_of_ranks_stands_under_details(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    print_recording(of_two(together((straggler("compute"),))), "folder")
+    show(recording_sections(of_two(together((straggler("compute"),))), "folder"))
     said = capsys.readouterr().out
     assert "1 on node2" in said
     assert (
         "The clock of node2 is 0.4 ms ahead of that of the first rank's node, give or take 3 ms."
         in said
     )
-    assert "Link from node1 to node2: 1.5 MB a step, at 700 Mbit/s while it sends." in said
+    assert "Link from node1 to node2: 1.5 MB per step, at 700 Mbit/s while it sends." in said
 
 
 def test_the_bars_of_ranks_are_their_steps():
@@ -169,7 +168,7 @@ def test_the_bars_of_ranks_are_their_steps():
         [r.step_ms for r in found.ranks]
     )
     assert made.finding == "Rank 1 on node2 waits least for the others: 0 ms of a step."
-    assert "Each rank&#39;s step" in diagnosis_page(d, "torchrun train.py")
+    assert "Each rank&#39;s step" in page("", diagnosis_sections(d, "folder"), {})
     assert ranks_chart(None) is None
 
 
@@ -192,7 +191,8 @@ def test_of_many_ranks_those_that_are_waited_for_are_drawn():
 
 def test_a_recording_that_was_read_says_how_to_prove_it(capsys):
     d = diagnose(of_two(together()))
-    print_diagnosis(d, "folder", ("trainpace", "diagnose", "--", "torchrun", "train.py"))
+    again = ("trainpace", "diagnose", "--", "torchrun", "train.py")
+    show(diagnosis_sections(d, "folder", again))
     assert "trainpace diagnose -- torchrun train.py" in capsys.readouterr().out
-    print_diagnosis(d, "folder")  # that was just done
+    show(diagnosis_sections(d, "folder"))  # that was just done
     assert "trainpace diagnose --" not in capsys.readouterr().out

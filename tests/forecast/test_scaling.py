@@ -6,11 +6,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import forecast, stacked, step_memory
+from scenes import forecasts
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.outcome import forecast_row
 from trainpace.forecast.memory import needed_gib, room_gib
-from trainpace.report.forecast import print_forecasts
+from trainpace.report import forecast_sections, show
 
 WORKLOAD = stacked(8192)  # beside which the buffers of communicators are small
 
@@ -97,7 +98,7 @@ def test_the_reference_is_shown(capsys):
     ):
         found = forecast(WORKLOAD, execution, cluster)
         assert forecast_row(found)["scaling_reference_devices"] == found.scaling_reference_devices
-        print_forecasts(WORKLOAD, [found])
+        show(forecast_sections(forecasts([found], WORKLOAD)))
         assert words in " ".join(capsys.readouterr().out.split())
 
 
@@ -105,6 +106,7 @@ def test_an_efficiency_above_one_is_explained(capsys):
     """Scaling of 102 to 104 % stood in answers without a word."""
     found = forecast(WORKLOAD, run(), on(80.0))
     for efficiency in (0.97, 1.0, 1.03):
-        print_forecasts(WORKLOAD, [replace(found, scaling_efficiency=efficiency)])
+        shown_row = replace(found, scaling_efficiency=efficiency)
+        show(forecast_sections(forecasts([shown_row], WORKLOAD)))
         shown = " ".join(capsys.readouterr().out.split())
         assert ("above 100 % is no error" in shown) == (efficiency > 1)

@@ -8,7 +8,7 @@ from test_loader_advice import COST, measurement
 from trainpace.core.outcome import Interval
 from trainpace.measure import compare_loaders
 from trainpace.measure.loader import Stage
-from trainpace.report import comparison_verdict, print_loader_comparison
+from trainpace.report import comparison_verdict, loader_comparison_sections, show
 
 TRAINING = replace(
     measurement(
@@ -80,7 +80,7 @@ def test_loaders_that_are_alike_are_said_to_be():
 
 
 def test_the_command_prints_both_and_the_difference(capsys):
-    print_loader_comparison(compare_loaders(TRAINING, TESTING))
+    show(loader_comparison_sections(compare_loaders(TRAINING, TESTING)))
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"augment +3 +0 +-3", said)
     assert (

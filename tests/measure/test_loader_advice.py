@@ -12,7 +12,8 @@ from trainpace.measure.loader import (
     advise,
     batch_ms,
 )
-from trainpace.report.loader import loader_json, next_step, verdict
+from trainpace.report.measurement import loader_json, next_step
+from trainpace.report.measurement import loader_verdict as verdict
 
 COST = LoaderCost(
     sample_wall_ms=5, sample_cpu_ms=5, collate_ms=0, batch_size=10, send_ms=0, handover_ms=0
@@ -65,7 +66,7 @@ def test_data_bound_gets_the_fewest_workers_that_hide_it():
     assert a.step_ms == 25
     assert a.saved_s_per_epoch == 4.9  # 100 steps of 49 ms
     assert "68%" in verdict(m, a)
-    assert "saves 4.9 s an epoch (66%)" in verdict(m, a)
+    assert "saves 4.9 s per epoch (66%)" in verdict(m, a)
     assert "num_workers=2" in next_step(m, a)
 
 
@@ -87,7 +88,7 @@ def test_a_small_gain_is_named_and_refused():
     )  # 3 % of a step: none is within 5 % of the best
     a = advise(m, compute_ms=57, compute_cores=1)
     assert (a.workers, a.worth_it) == (0, False)
-    assert "No: other numbers of workers save 300 ms an epoch (5%)" in verdict(m, a)
+    assert "No: other numbers of workers save 300 ms per epoch (5%)" in verdict(m, a)
 
 
 def test_the_start_of_workers_is_paid_every_epoch():

@@ -12,7 +12,8 @@ from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
 from trainpace.core.outcome import FailedProbe
 from trainpace.measure.sweep import SweepPlan, analyse, next_for_largest, next_probe, run_sweep
-from trainpace.report.measurement import print_sweep, sweep_verdict
+from trainpace.report import show, sweep_sections, sweep_verdict
+from trainpace.verbs.measure import MeasuredSweep
 
 
 def measured(batch, ms=None, memory=None):
@@ -273,13 +274,16 @@ def test_the_verdict_never_calls_a_size_best_above_a_faster_row(seed):
     if words.startswith("Best throughput"):
         assert f"batch {fastest.batch}," in words
     elif not a.too_noisy:
-        assert f"where batch {fastest.batch} measured" in words
+        assert f"batch {fastest.batch} measured" in words
 
 
 def test_tokens_a_second_are_shown_where_samples_are_sequences(capsys):
-    for length, shown in ((128, "1,024 tokens/s), of 128 tokens a sample"), (None, "")):
+    for length, shown in ((128, "1,024 tokens/s), of 128 tokens per sample"), (None, "")):
         outcomes = [replace(measured(8, 1000.0), sequence_length=length)]
-        print_sweep(outcomes, analyse(outcomes), {})
+        answer = MeasuredSweep(
+            measurements=tuple(outcomes), failed=(), analysis=analyse(outcomes), forecasts={}
+        )
+        show(sweep_sections(answer))
         out = " ".join(capsys.readouterr().out.split())
         assert shown in out
         assert ("tokens/s" in out) == bool(length)

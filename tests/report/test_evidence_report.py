@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from trainpace.cli.program import main
-from trainpace.core.hardware import find_device
 from trainpace.core.execution import Execution
+from trainpace.core.hardware import find_device
 from trainpace.forecast import nearest, public_runs
 from trainpace.report.evidence import evidence_sections, rate, what
 from trainpace.verbs.traced import evidence_json

@@ -16,7 +16,7 @@ from trainpace.core.errors import TrainpaceError
 from trainpace.core.outcome import Interval
 from trainpace.core.records import save
 from trainpace.diagnose import Diagnosis
-from trainpace.report import print_looked
+from trainpace.report import restored_notes
 from trainpace.verbs.look import (
     Length,
     Looked,
@@ -364,8 +364,5 @@ for i in itertools.count():
     kept = {path.name: path.read_bytes()[:18] for path in Path("recording", "earlier").iterdir()}
     assert kept == {"last.pt": b"of an earlier run;", "log.csv": b"of an earlier run;"}
     assert not list(tmp_path.glob("*before-trainpace*"))
-    print_looked(looked)
-    assert (
-        "last.pt and log.csv may be written by another program at this moment"
-        in capsys.readouterr().out
-    )
+    (note,) = restored_notes(recording, looked.watched.folder)
+    assert "last.pt and log.csv" in note

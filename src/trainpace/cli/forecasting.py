@@ -261,7 +261,7 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
     """
     _check_write(request, view)
     answer = verbs.plan.run(request, report.TerminalProgress(), view.write, view.new)
-    plan, setting = answer.plan, answer.setting
+    plan = answer.plan
     if view.output:
         save(plan, view.output)
     files = verbs.settings.rewritten(request, plan, view.new) if view.write else None
@@ -279,10 +279,7 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
         print_answer(view, report.plan_sections(answer, written, code, following))
     save_shared(view, plan)
     save_pictures(
-        view,
-        report.plan_title(answer),
-        lambda: report.plan_sections(answer),
-        answer.as_json,
+        view, report.plan_title(answer), lambda: report.plan_sections(answer), answer.as_json
     )
     return 0 if plan.best is not None else 1
 

@@ -60,10 +60,10 @@ from trainpace.report.sections import (
 )
 from trainpace.report.steps import Timed, step_breakdown
 from trainpace.verbs.carried import carried
-from trainpace.verbs.traced import evidence_json
 from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.match import Matches, MatchRequest
 from trainpace.verbs.measure import MeasureRequest
+from trainpace.verbs.traced import evidence_json
 from trainpace.verbs.training import USUAL_BATCH
 
 if TYPE_CHECKING:
