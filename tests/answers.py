@@ -70,7 +70,7 @@ def asked(model, gpu="T4", batches=(8,), **cluster):
         optimizer=model.optimizer,
     )
     forecaster = Forecaster(model, Target(of))
-    return Sweep(forecaster, forecaster.over_batches(e, batches).forecasts())
+    return Sweep(forecaster, forecaster.over_batches(e, batches).forecasts(), e)
 
 
 def jumps(one):

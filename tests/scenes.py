@@ -89,7 +89,8 @@ def foreseen(gpu, batch, ms, gib=None, fits=True, **more):
 
 def forecasts(rows, model=None, **more):
     """Made-up rows as an answer, of a workload that no forecaster has seen."""
-    sweep = Sweep(SimpleNamespace(workload=model or workload()), rows)
+    forecaster = SimpleNamespace(workload=model or workload())
+    sweep = Sweep(forecaster, rows, rows[0].execution)
     return Forecasts(rows=tuple(rows), jumps=more.pop("jumps", {}), sweeps=(sweep,), **more)
 
 

@@ -93,7 +93,7 @@ def test_the_reference_is_shown(capsys):
         (
             on(card_for(run(zero_stage=3))),
             run(zero_stage=3),
-            "not known, because fewer devices cannot hold this model.",
+            "unknown, because fewer devices cannot hold this model.",
         ),
     ):
         found = forecast(WORKLOAD, execution, cluster)

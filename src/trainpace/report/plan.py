@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainpace.core.execution import Execution
 from trainpace.core.units import format_count, hours_from_s
 from trainpace.job import assumed_in_words
-from trainpace.plan import Change, Layout, Projection, Plan, config_line, forecast_of, layouts_of
+from trainpace.plan import Change, Layout, Plan, Projection, config_line, forecast_of, layouts_of
 from trainpace.report.charts import (
     Axis,
     Bar,
