@@ -30,14 +30,14 @@ from trainpace.core.records import to_jsonable
 from trainpace.forecast.attention import (
     PARAMETERS,
     SMOOTHNESS,
-    TF32_PRODUCTS,
+    TF32_MATMULS,
     AttentionModel,
     attention_s,
     exponentials_per_s,
     instruction_share,
 )
 from trainpace.forecast.attention import AttentionFigures as Figures
-from trainpace.forecast.pooling import Pooled, generation_of
+from trainpace.forecast.constants import Pooled, generation_of
 from trainpace.forecast.rates import consumer_boost
 
 OUTPUT = Path(__file__).parents[1] / "src/trainpace/forecast/kernel_models/attention.json"
@@ -274,7 +274,7 @@ def prepared(table: pd.DataFrame) -> Rows:
 
     peak = np.where(
         full,
-        of(lambda d: d.tf32_tensor_tflops.value / TF32_PRODUCTS),
+        of(lambda d: d.tf32_tensor_tflops.value / TF32_MATMULS),
         of(lambda d: d.bf16_tensor_tflops.value),
     )
     pairs = zip(table.card, table.way, strict=True)

@@ -15,9 +15,7 @@ from scipy.optimize import least_squares
 
 from fitting.families import group_of
 from fitting.kernel_rows import KernelRows
-from trainpace.forecast.cards import NO_CARDS
-from trainpace.forecast.constants import KernelConstants
-from trainpace.forecast.pooling import Pooled, generation_of
+from trainpace.forecast.constants import NO_CARDS, KernelConstants, Pooled, generation_of
 
 KERNEL_SD = 0.25
 """Of log(measured / forecast) of one kernel, as far as it is not the constants' fault."""

@@ -19,9 +19,13 @@ from fitting.kernels import read_kernels
 from fitting.measured_kernels import measured_kernels
 from fitting.problem import FIXED_BY_KERNELS
 from trainpace.core.records import to_json, write_whole
-from trainpace.forecast.cards import NO_CARDS, CardConstants
-from trainpace.forecast.constants import KernelConstants, fitted_constants
-from trainpace.forecast.pooling import Pooled
+from trainpace.forecast.constants import (
+    NO_CARDS,
+    CardConstants,
+    KernelConstants,
+    Pooled,
+    fitted_constants,
+)
 
 CARDS = Path(__file__).parents[1] / "src/trainpace/forecast/kernel_models/cards.json"
 

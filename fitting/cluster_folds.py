@@ -20,8 +20,7 @@ from fitting.runs import Pair, RunTable, read_pairs, usable
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import from_json, to_jsonable
 from trainpace.forecast import family_of, forecast_case, stated_peak_gib
-from trainpace.forecast.cards import measured_cards
-from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.constants import KernelConstants, measured_cards
 from trainpace.forecast.target import FittedKernels
 
 COLLECTIONS = ("mosaic_llm_foundry", "torchtitan", "litgpt_flashattn_misc", "lambda_aggregated")

@@ -15,8 +15,7 @@ from fitting.kernels import read_kernels
 from fitting.problem import FIXED_BY_KERNELS, Problem, bounds
 from fitting.runs import RunTable, read_pairs, usable
 from trainpace.core.records import to_jsonable
-from trainpace.forecast.cards import measured_cards
-from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.constants import KernelConstants, measured_cards
 
 CONSTANTS = Path(__file__).parents[1] / "src/trainpace/forecast/constants.json"
 RESIDUALS = Path(__file__).parent / "residuals.md"

@@ -21,9 +21,8 @@ from fitting.runs import Pair, RunTable, read_pairs, usable
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import write_whole
 from trainpace.forecast import case_table, family_of
-from trainpace.forecast.cards import CardConstants, measured_cards
-from trainpace.forecast.constants import KernelConstants
-from trainpace.forecast.product_model import ProductModel, Width, WidthModel, fitted_products
+from trainpace.forecast.constants import CardConstants, KernelConstants, measured_cards
+from trainpace.forecast.matmul import MatmulModel, Width, WidthModel, fitted_matmuls
 from trainpace.forecast.target import FittedKernels
 
 FAMILY_FOLDS = 5
@@ -139,7 +138,7 @@ def _fold_or_none(name: str) -> str | None:
     return next((fold for fold, pattern in DEVICE_FOLDS.items() if re.match(pattern, name)), None)
 
 
-def products_without(fold: str, data: Path) -> ProductModel | None:
+def products_without(fold: str, data: Path) -> MatmulModel | None:
     """The model of products fitted without the cards of a fold; None where it has none of them."""
     if not any(device_fold(card) == fold for card in CARDS.values()):
         return None
@@ -148,8 +147,8 @@ def products_without(fold: str, data: Path) -> ProductModel | None:
         products = sample(read_products(data, width))
         rest = products.at(np.array([device_fold(card) != fold for card in products.card]))
         # without Hopper and Blackwell hardly any card has an 8-bit rate
-        widths[width] = fit_width(rest, width) if len(rest.m) else fitted_products().widths[width]
-    return replace(fitted_products(), widths=widths)
+        widths[width] = fit_width(rest, width) if len(rest.m) else fitted_matmuls().widths[width]
+    return replace(fitted_matmuls(), widths=widths)
 
 
 def _forecasts(
@@ -157,19 +156,19 @@ def _forecasts(
     fold: str,
     seen: set[str],
     constants: KernelConstants,
-    products: ProductModel | None,
+    products: MatmulModel | None,
     cards: CardConstants,
 ) -> Iterator[HeldOut]:
     for case, workload in pairs:
         try:
             table = case_table(
-                case, workload, FittedKernels(constants, products=products, cards=cards)
+                case, workload, FittedKernels(constants, matmuls=products, cards=cards)
             )
             if not table.timed[0]:
                 continue
             shares, outside_sd = (
                 tuple(round(float(x), 4) for x in table.shares()[0]),
-                round(table.outside_sd(0), 4),
+                round(float(table.outside_sds[0]), 4),
             )
         except TrainpaceError:  # sizes that only the model tells to be impossible
             continue

@@ -11,7 +11,7 @@ from fitting.calls import Measured
 from fitting.families import family_of
 from fitting.runs import RunTable
 from trainpace.core.hardware import find_device
-from trainpace.forecast.cards import NO_CARDS
+from trainpace.forecast.constants import NO_CARDS
 from trainpace.workload import MOST_SIZES
 
 BY_ROW = ("batch", "compiled", "channels_last", "device_row")

@@ -10,7 +10,7 @@ import pyarrow.parquet
 
 from fitting.kernel_rows import KernelRows
 from trainpace.core.hardware import find_device
-from trainpace.forecast.cards import NO_CARDS
+from trainpace.forecast.constants import NO_CARDS
 from trainpace.workload import CONV, GEMM, MOST_SIZES, OTHER
 
 FUNCTIONS = {

@@ -24,8 +24,13 @@ from msgspec.structs import replace
 from scipy.optimize import least_squares
 
 from trainpace.core.hardware import Cluster, find_device
-from trainpace.forecast.collectives import Collective, collective_ms
-from trainpace.forecast.links import CONSTANTS, Generation, LinkConstants
+from trainpace.forecast.collectives import (
+    CONSTANTS,
+    Collective,
+    Generation,
+    LinkConstants,
+    collective_ms,
+)
 
 NODES = {  # card of the tables: (device, devices of its node)
     "A100-SXM-40GB": ("A100 SXM 40GB", 8),

@@ -21,20 +21,20 @@ from scipy.optimize import least_squares
 from fitting.public_cards import NAMES
 from trainpace.core.hardware import Device, find_device
 from trainpace.core.records import to_jsonable
-from trainpace.forecast.pooling import Pooled, generation_of
-from trainpace.forecast.product_model import (
+from trainpace.forecast.constants import Pooled, generation_of
+from trainpace.forecast.matmul import (
     PARAMETERS,
     Layer,
+    MatmulFigures,
+    MatmulModel,
     Network,
-    ProductFigures,
-    ProductModel,
     Width,
     WidthModel,
     evaluate,
     fed,
     form_times,
+    matmul_figures,
     network_inputs,
-    product_figures,
 )
 from trainpace.forecast.rates import consumer_boost
 
@@ -227,7 +227,7 @@ def fit_card(
 
 def figures_at(
     card: Device, width: Width, logs: Sequence[float] | np.ndarray, model: WidthModel
-) -> ProductFigures:
+) -> MatmulFigures:
     """A card's figures with parameters of its own, its supply of power among them."""
     alone = replace(
         model,
@@ -235,8 +235,8 @@ def figures_at(
         fed_slope=0.0,
         fed_slopes={},
     )
-    both = ProductModel(widths={width: alone}, unaligned={})
-    return product_figures(card, peak(card, width), width, consumer_boost(card), both)
+    both = MatmulModel(widths={width: alone}, unaligned={})
+    return matmul_figures(card, peak(card, width), width, consumer_boost(card), both)
 
 
 def pooled(cards: Sequence[Device], own: dict[str, np.ndarray], width: Width) -> WidthModel:
@@ -312,18 +312,18 @@ def no_network() -> Network:
     )
 
 
-def gathered(products: Products, width: Width, model: WidthModel) -> ProductFigures:
+def gathered(products: Products, width: Width, model: WidthModel) -> MatmulFigures:
     """The figures of every row's card."""
     names = sorted(set(products.card))
-    both = ProductModel(widths={width: model}, unaligned={})
+    both = MatmulModel(widths={width: model}, unaligned={})
     figures = [
-        product_figures(
+        matmul_figures(
             find_device(n), peak(find_device(n), width), width, consumer_boost(find_device(n)), both
         )
         for n in names
     ]
     place = np.searchsorted(names, products.card)
-    return ProductFigures(
+    return MatmulFigures(
         *(
             np.array([float(column) for column in columns])[place]
             for columns in zip(*figures, strict=True)
@@ -428,7 +428,7 @@ def main() -> None:
         widths[width] = fit_width(products, width)
     MODEL.parent.mkdir(exist_ok=True)
     MODEL.write_text(
-        json.dumps(to_jsonable(ProductModel(widths=widths, unaligned=UNALIGNED))) + "\n"
+        json.dumps(to_jsonable(MatmulModel(widths=widths, unaligned=UNALIGNED))) + "\n"
     )
 
 

@@ -17,13 +17,12 @@ from trainpace.core.execution import Precision
 from trainpace.core.hardware import Device
 from trainpace.core.records import load
 from trainpace.forecast import PAGEABLE_COPY_GB_PER_S, Case, Implementation, read_runs, trace_file
-from trainpace.forecast.cards import NO_CARDS, CardConstants
-from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.constants import NO_CARDS, CardConstants, KernelConstants
 from trainpace.forecast.fusion import Fused, fused
 from trainpace.forecast.kernels import KernelTable
-from trainpace.forecast.product_model import ProductModel, ProductTimes
+from trainpace.forecast.matmul import MatmulModel, MatmulTimes
 from trainpace.forecast.rates import Rates, sustained_rates
-from trainpace.forecast.software_rewrites import as_run
+from trainpace.forecast.software import as_run
 from trainpace.forecast.target import Target, fitted_host_us, together_ms, with_inductor
 from trainpace.workload import GEMM, MATRIX_KINDS, PHASES, Operators, Workload
 
@@ -141,8 +140,8 @@ class Chunk(NamedTuple):
     compiled: bool
     attention: Implementation | None
     has_old_inductor: bool
-    model: ProductModel | None
-    products: list[ProductTimes]
+    model: MatmulModel | None
+    products: list[MatmulTimes]
     """Those of `table`, the same with all constants, once they are known."""
 
     def rates(self, c: KernelConstants) -> Rates:
@@ -157,7 +156,7 @@ class Chunk(NamedTuple):
         c = cards.of(with_inductor(c, self.compiled and self.has_old_inductor), self.device)
         rates = self.rates(c)
         if not self.products:
-            self.products.append(self.table.product_times(np.asarray(1.0), rates, self.model))
+            self.products.append(self.table.matmul_times(np.asarray(1.0), rates, self.model))
         times = self.table.times(
             np.asarray(1.0), rates, c, self.channels_last, self.compiled, self.products[0]
         )
@@ -243,7 +242,7 @@ class RunTable:
         self,
         pairs: Sequence[Pair],
         cards: CardConstants = NO_CARDS,
-        products: ProductModel | None = None,
+        products: MatmulModel | None = None,
     ) -> None:
         self.pairs, self.products = pairs, products
         tables = [

@@ -93,7 +93,7 @@ def verbs() -> str:
 
 def links() -> str:
     """The fitted constants of the collectives' use of links."""
-    from trainpace.forecast.links import CONSTANTS, Generation
+    from trainpace.forecast.collectives import CONSTANTS, Generation
 
     records = {f"NVLink {number}": one for number, one in CONSTANTS.generations.items()} | {
         "PCIe": CONSTANTS.pcie

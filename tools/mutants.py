@@ -34,7 +34,7 @@ _READS = (
 )
 MODULES = {
     "schedule": ["trainpace.schedule.*"],
-    "forecast/tiles": ["trainpace.forecast.tiles.*"],
+    "forecast/tiles": ["trainpace.forecast.matmul.*"],
     "measure/changes": ["trainpace.measure.changes.*"],
     "configs: files as a whole": [
         *(

@@ -18,7 +18,7 @@ import trainpace
 from trainpace.core.execution import Precision
 from trainpace.core.hardware import Device, Figure, catalogue, find_device
 from trainpace.forecast.constants import KernelConstants
-from trainpace.forecast.pooling import generation_of
+from trainpace.forecast.constants import generation_of
 from trainpace.forecast.rates import Rates, sustained_rates
 
 ROOMS = ("forecast", "plan", "offers", "job", "launch", "verbs", "validation", "ladder")

@@ -13,8 +13,7 @@ from fitting.kernel_rows import joined, kernel_rows
 from fitting.lent_kernels import convolution
 from msgspec.structs import replace
 
-from trainpace.forecast.cards import CardConstants
-from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.constants import CardConstants, KernelConstants
 from trainpace.workload import CONV
 from trainpace.workload.operators import Row
 

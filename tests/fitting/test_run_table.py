@@ -12,7 +12,7 @@ from trainpace.core.software import Software
 from trainpace.forecast import Case, MeasuredRun, fitted_constants
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.rates import sustained_rates
-from trainpace.forecast.software_rewrites import as_run
+from trainpace.forecast.software import as_run
 from trainpace.workload import PLAIN
 
 

@@ -247,7 +247,7 @@ def layer(half=True):
 def busy_s(table, card, attention, precision="amp_bf16"):
     """Seconds of each row at one and at eight samples."""
     key = kernel_key(Execution(precision=precision), Software(attention=attention))
-    found = FittedKernels().rank_times(table, np.array([1.0, 8.0]), find_device(card), key)
+    found = FittedKernels().rank_times(table, (1.0, 8.0), find_device(card), key)
     return found.times.device_s
 
 

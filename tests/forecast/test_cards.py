@@ -7,9 +7,13 @@ from nouns import workload
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import FittedKernels, Forecaster, Target, fitted_constants
-from trainpace.forecast.cards import NO_CARDS, CardConstants, measured_cards
-from trainpace.forecast.constants import KernelConstants
-from trainpace.forecast.pooling import Pooled
+from trainpace.forecast.constants import (
+    NO_CARDS,
+    CardConstants,
+    KernelConstants,
+    Pooled,
+    measured_cards,
+)
 
 HOPPER = Pooled(
     names=("traffic_copy",),

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from trainpace.core.errors import TrainpaceError, UnknownName
 from trainpace.core.hardware import Cluster, find_device
-from trainpace.forecast.collectives import COLLECTIVES, collective_ms
-from trainpace.forecast.links import CONSTANTS
+from trainpace.forecast.collectives import COLLECTIVES, CONSTANTS, collective_ms
 
 A100 = Cluster(
     device=find_device("A100 SXM 80GB"), devices_per_node=8, nodes=8, network_gb_per_s_per_device=25

@@ -10,7 +10,7 @@ from nouns import forecast, stacked, workload
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast.collectives import collective_ms
-from trainpace.forecast.exchanges import CONTENTION, KINDS, OVERLAP, exposed
+from trainpace.forecast.communication import CONTENTION, KINDS, OVERLAP, exposed
 
 milliseconds = st.floats(0.01, 1e4)
 

@@ -13,10 +13,10 @@ from trainpace.core.software import Software
 from trainpace.core.stats import Z_95
 from trainpace.core.units import BYTES_PER_GIB
 from trainpace.forecast import Forecaster, Target, read_parallelism
-from trainpace.forecast.exchanges import CONTENTION
+from trainpace.forecast.communication import CONTENTION
 from trainpace.forecast.intervals import EXPERTS_SD
 from trainpace.forecast.ranks import rank_operators
-from trainpace.forecast.software_rewrites import as_run
+from trainpace.forecast.software import as_run
 from trainpace.forecast.target import host_sensitivity, kernel_key
 from trainpace.workload import GEMM, GROUPED, Variant, at_batch
 from trainpace.workload.trace import trace_task
@@ -154,7 +154,7 @@ def test_sizes_that_do_not_divide_experts(workload, execution, words):
 
 def test_a_model_without_experts_has_none_to_divide():
     execution = Execution(nproc_per_node=2, ep=2)
-    with pytest.raises(Contradiction, match="no repeated blocks with grouped products"):
+    with pytest.raises(Contradiction, match="ep 2"):
         forecaster(stacked(), per_node=2).forecast(execution)
 
 
@@ -169,7 +169,7 @@ def test_autocast_is_refused_where_it_would_leave_experts_in_fp32(workload):
         [replace(EP8, precision="amp_bf16", zero_stage=stage) for stage in (0, 3)]
     )
     assert np.isfinite(table.step_ms).tolist() == [False, True]
-    assert "autocast leaves grouped products in fp32" in table.reason(0)
+    assert "autocast" in table.reason(0)
 
 
 def test_measured_runs_state_their_experts():
@@ -194,8 +194,9 @@ def test_experts_of_uneven_rows_are_padded_for_their_weights_gradients(workload)
         kernel_key(replace(EP8, expert_load=1.07, precision="fp8"), f.target.software),
         np.arange(6400.0, 6408.0),
     )
-    timed = f.tables.times(key, f.target, batches)
-    operators = f.tables.table(key.sharding).operators
+    table = f.evaluated.table(key.sharding)
+    timed = f.target.kernels.rank_times(table, tuple(batches), f.target.cluster.device, key)
+    operators = table.operators
     grouped = (np.array(operators.function) == GROUPED) & (np.array(operators.phase) == "backward")
     rows = at_batch(operators.dims[grouped, GEMM.k], batches[:, None])
     assert (rows % 16 > 0).any()

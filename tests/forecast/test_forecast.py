@@ -104,9 +104,9 @@ def test_what_a_device_cannot_do_is_a_reason():
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"tp": 2, "per_node": 2}, "tensor parallelism"),
+        ({"tp": 2, "per_node": 2}, "no repeated blocks"),
         ({"pp": 2, "per_node": 2}, "no repeated blocks"),
-        ({"activation_checkpointing": "full"}, "traced without"),
+        ({"activation_checkpointing": "full"}, "no repeated"),
     ],
 )
 def test_what_needs_repeated_blocks_is_refused_without(changes, word):

@@ -12,11 +12,11 @@ from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.software import TODAY
 from trainpace.forecast import Forecaster, Grid, Target
-from trainpace.forecast.exchanges import Exchanges
+from trainpace.forecast.communication import Communication
 from trainpace.forecast.grid import stages_of
 from trainpace.forecast.memory import OFFLOAD_BUCKET
 from trainpace.forecast.ranks import RankTable, StageCosts
-from trainpace.forecast.shapes import CLASHES, clashes, divisors
+from trainpace.forecast.shapes import CLASHES, Facts, clashes, divisors
 from trainpace.forecast.target import FITTED, kernel_key
 
 WORKLOAD = stacked()
@@ -353,14 +353,14 @@ def test_what_is_collected_is_scattered_after_the_last_backward_pass():
     ],
 )
 def test_gradients_are_exchanged_as_wide_as_they_are_summed(changes, bytes_each, monkeypatch):
-    seen, step_exchanges = {}, Exchanges.step
+    seen, step_exchanges = {}, Communication.step
     for precision in bytes_each:
 
         def spy(exchanges, gradients, *others, precision=precision):
             seen[precision] = gradients[0].sum() / (exchanges.stages.parameters[0].sum())
             return step_exchanges(exchanges, gradients, *others)
 
-        monkeypatch.setattr(Exchanges, "step", spy)
+        monkeypatch.setattr(Communication, "step", spy)
         many = [replace(run(micro_batch=4, **changes), precision=precision)]
         at(many)
     assert seen == pytest.approx(bytes_each)
@@ -489,13 +489,10 @@ def test_the_ends_of_a_pipeline_may_stand_for_a_block(layers, pp, virtual, held)
     stages, _ = stages_of(grid, blocks)
     assert tuple(stages.blocks[0]) == held
     assert (stages.number * stages.blocks).sum() == layers
-    assert not clashes(
-        grid, blocks, None, Cluster(device=find_device("H100 SXM"), devices_per_node=pp)
-    ).any()
+    one_node = Cluster(device=find_device("H100 SXM"), devices_per_node=pp)
+    assert not clashes(grid, Facts.of(WORKLOAD, blocks, one_node)).any()
     fewer = replace(blocks, count=pp * virtual - 3)
-    assert clashes(
-        grid, fewer, None, Cluster(device=find_device("H100 SXM"), devices_per_node=pp)
-    ).all()
+    assert clashes(grid, Facts.of(WORKLOAD, fewer, one_node)).all()
 
 
 def test_an_embedding_without_a_head_is_the_first_stage_s():
@@ -540,9 +537,10 @@ def test_a_convolution_that_cuts_patches_is_the_first_stage_s():
     )
     device, key = find_device("H100"), kernel_key(Execution(precision="bf16"), TODAY)
     tables = [RankTable(f.operators, f.blocks) for f in (form, patches)]
+    timed = [FITTED.rank_times(table, (1.0,), device, key) for table in tables]
     costs = [
-        StageCosts.of(table.costs(FITTED.rank_times(table.kernels, np.array([1.0]), device, key)))
-        for table in tables
+        StageCosts.of(table.costs(found.times.device_s, found.host_ms, found.start_ms))
+        for table, found in zip(tables, timed, strict=True)
     ]
     assert (costs[0].first_host > 0).all()
     library_call = FITTED.constants.host_library_us / FITTED.constants.host_launch_us

@@ -11,14 +11,7 @@ from msgspec.structs import replace
 
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
-from trainpace.forecast import (
-    FittedKernels,
-    Forecaster,
-    Target,
-    convolutions,
-    fitted_constants,
-    jumps,
-)
+from trainpace.forecast import FittedKernels, Forecaster, Target, fitted_constants, jumps, matmul
 from trainpace.forecast.jumps import find_jumps, next_good
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.target import kernel_key
@@ -74,7 +67,7 @@ def test_without_the_padding_that_is_named_the_jumps_are_gone(monkeypatch):
     assert {jump.mechanism for jump in forecaster("vgg16", "V100", "fp32").jumps(run, BATCHES)} == {
         "padded batch"
     }
-    monkeypatch.setattr(convolutions, "WINOGRAD_IMAGES", 1.0)
+    monkeypatch.setattr(matmul, "WINOGRAD_IMAGES", 1.0)
     monkeypatch.setattr(jumps, "WINOGRAD_IMAGES", 1.0)
     assert forecaster("vgg16", "V100", "fp32").jumps(run, BATCHES) == ()
 
@@ -105,7 +98,7 @@ def test_an_unaligned_batch_is_named_and_the_next_aligned_one_is_good():
         Execution(precision="amp_fp16"), range(1, 50)
     )[0]
     assert (first.before, first.mechanism, first.next_good) == (32, "batch not a multiple of 8", 40)
-    assert "matrix product" in first.causes[0]
+    assert "matmul" in first.causes[0]
 
 
 @pytest.mark.parametrize(
@@ -137,14 +130,14 @@ def test_the_next_good_size_is_the_first_that_is_good(step_ms):
     assert good == (enough[0] if enough else None)
 
 
-def test_the_cut_of_a_row_alone_is_that_of_the_row_in_its_table():
+def test_tiling_of_one_row_equals_its_tiling_in_the_table():
     made, run = forecaster("resnet50", "H100", "fp32"), Execution(precision="fp32")
     operators = made.workload.form("fp32").operators
     kernels, device = made.target.kernels, made.target.cluster.device
     key, at = kernel_key(run, made.target.software), np.array([32.0, 33.0])
-    whole = kernels.cut(KernelTable(operators), at, device, key)
+    whole = kernels.tiling(KernelTable(operators), at, device, key)
     for j in range(0, len(operators), 7):
-        alone = kernels.cut(KernelTable(jumps.one_row(operators, j)), at, device, key)
+        alone = kernels.tiling(KernelTable(jumps.one_row(operators, j)), at, device, key)
         for one, column in zip(alone, whole, strict=True):
             np.testing.assert_array_equal(one[:, 0], column[:, j])
 

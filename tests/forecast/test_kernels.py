@@ -11,8 +11,8 @@ from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, catalogue, find_device
 from trainpace.forecast import Forecaster, Target, fitted_constants
 from trainpace.forecast.kernels import KernelTable
+from trainpace.forecast.matmul import TileModel, tile_model, tiled
 from trainpace.forecast.rates import sustained_rates
-from trainpace.forecast.tiles import TileModel, tile_model, tiled
 from trainpace.workload import OTHER, Operators
 from trainpace.workload.trace import trace
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from trainpace.core.hardware import find_device
-from trainpace.forecast.pooling import Pooled, generation_of
+from trainpace.forecast.constants import Pooled, generation_of
 
 POOLED = Pooled(
     names=("share",),

@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 from trainpace.core.execution import Precision
 from trainpace.core.hardware import find_device
 from trainpace.forecast.constants import fitted_constants
-from trainpace.forecast.product_model import (
+from trainpace.forecast.matmul import (
+    MatmulFigures,
     Network,
-    ProductFigures,
     evaluate,
-    fitted_products,
+    fitted_matmuls,
     is_modelled,
-    product_times,
+    matmul_times,
 )
 from trainpace.forecast.rates import Rates, sustained_rates
 
 sizes = st.integers(1, 200).map(lambda x: 64.0 * x)
 
 
-def figures(name: str, precision: Precision = "bf16") -> ProductFigures:
+def figures(name: str, precision: Precision = "bf16") -> MatmulFigures:
     rates = sustained_rates(find_device(name), precision, False, True, fitted_constants())
     assert isinstance(rates, Rates)
     return rates.weights
@@ -30,7 +30,7 @@ def figures(name: str, precision: Precision = "bf16") -> ProductFigures:
 def seconds(
     name: str, m: float, n: float, k: float, b: float = 1, precision: Precision = "bf16"
 ) -> float:
-    return float(product_times(*map(np.asarray, (b, m, n, k)), figures(name, precision)).seconds)
+    return float(matmul_times(*map(np.asarray, (b, m, n, k)), figures(name, precision)).seconds)
 
 
 def tflops(name: str, m: int, n: int, k: int, precision: Precision = "bf16") -> float:
@@ -81,7 +81,7 @@ def test_no_product_beats_the_sheet(m: float, n: float, k: float) -> None:
 
 
 def test_a_card_without_measurements_takes_its_generation_s() -> None:
-    parameters = fitted_products().widths["16"].parameters
+    parameters = fitted_matmuls().widths["16"].parameters
     a10 = find_device("A10")
     assert parameters.familiarity(a10) == "generation"
     assert parameters.familiarity(find_device("H100 SXM")) == "card"
@@ -100,14 +100,14 @@ def test_cards_without_matrix_units_and_other_vendors_are_left_to_the_shared_con
 
 def test_the_arrays_broadcast() -> None:
     m = np.array([512.0, 1024.0, 4096.0])
-    many = product_times(np.ones(3), m, np.full(3, 2048.0), np.full(3, 4096.0), figures("H200 SXM"))
+    many = matmul_times(np.ones(3), m, np.full(3, 2048.0), np.full(3, 4096.0), figures("H200 SXM"))
     each = [seconds("H200 SXM", size, 2048, 4096) for size in m]
     np.testing.assert_allclose(many.seconds, each)
     np.testing.assert_array_less(many.latency_s, many.seconds)
 
 
 def test_evaluating_a_network_by_hand() -> None:
-    network = fitted_products().widths["16"].network
+    network = fitted_matmuls().widths["16"].network
     n = len(network.means)
     assert isinstance(network, Network)
     at_means = evaluate(network, np.array(network.means)[None, :])

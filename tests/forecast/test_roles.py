@@ -5,8 +5,8 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import operators
+from trainpace.forecast.explanations import by_role, role_of
 from trainpace.forecast.kernels import KernelTimes
-from trainpace.forecast.roles import by_role, role_of
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.software import TODAY, Rewrites, Software, parse_software
 from trainpace.forecast import Forecaster, Target
 from trainpace.forecast.fusion import fused as fused_by_inductor
-from trainpace.forecast.software_rewrites import as_run
+from trainpace.forecast.software import as_run
 from trainpace.workload import Variant
 from trainpace.workload.trace import trace
 

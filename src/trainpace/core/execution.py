@@ -4,6 +4,7 @@ The words are the field's: a *micro-batch* is what one data-parallel rank proces
 *global batch* (effective batch) is what one optimizer update sees.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
@@ -183,42 +184,21 @@ class Execution(Record):
 
     def __post_init__(self) -> None:
         check_fields(self, _COUNTS, lambda count: count >= 1, "a whole number from 1")
-        shards = self.tp * self.pp * self.cp
-        if self.world_size % shards:
-            raise Contradiction(
-                f"world size {self.world_size} (nnodes {self.nnodes} x nproc_per_node"
-                f" {self.nproc_per_node}) cannot be divided by tp {self.tp} x pp {self.pp} x cp"
-                f" {self.cp} = {shards}.",
-                f"Use a world size that is a multiple of {shards}, or smaller tp, pp or cp.",
-            )
         check_fields(
             self,
             ("expert_load",),
             lambda load: 1 <= load <= self.ep,
             "from 1 to ep, where one rank gets all",
         )
-        check_fields(self, ("expert_nodes",), lambda nodes: nodes >= 1, "1 or more")
-        stage, experts = self.world_size // self.pp, self.ep * (self.expert_tp or self.tp)
-        if self.ep > 1 and stage % experts:
-            raise Contradiction(
-                f"the {stage} ranks of a pipeline stage cannot be divided by ep {self.ep} x"
-                f" expert_tp {experts // self.ep}.",
-                "Use a smaller ep, or expert_tp 1.",
-            )
-        if self.virtual_stages > 1 and (self.pp == 1 or self.pipeline_schedule != "interleaved"):
-            raise Contradiction(
-                f"virtual_stages is {self.virtual_stages}, with pp {self.pp} and the schedule"
-                f" {self.pipeline_schedule}.",
-                "Several stages a device need pp of at least 2 and the interleaved schedule.",
-            )
-        if self.shard_size is not None and (
-            self.shard_size < 1 or self.data_parallel_size % self.shard_size
-        ):
-            raise Contradiction(
-                f"shard_size {self.shard_size} does not divide the data-parallel size"
-                f" {self.data_parallel_size}.",
-                "States are sharded over all data-parallel ranks, or over a divisor of them.",
-            )
+        optional = "expert_nodes", "expert_tp", "shard_size"
+        check_fields(self, optional, lambda count: count >= 1, "1 or more")
+        for rule in EXECUTION_RULES:
+            if rule.is_broken(self, None):
+                raise Contradiction(*rule.words(self, None))
+
+    def has(self, name: str, value: Any) -> bool:
+        """Return True if a field has this value. `Grid` has the same method for arrays."""
+        return bool(getattr(self, name) == value)
 
     @property
     def world_size(self) -> int:
@@ -231,9 +211,78 @@ class Execution(Record):
         return self.world_size // (self.tp * self.pp * self.cp)
 
     @property
+    def experts_tp(self) -> int:
+        """Tensor-parallel ranks of each expert."""
+        return self.expert_tp or self.tp
+
+    @property
+    def shard_ranks(self) -> int:
+        """Data-parallel ranks that share the sharded states."""
+        return self.shard_size or self.data_parallel_size
+
+    @property
     def global_batch(self) -> int:
         """Samples per optimizer update: micro-batch x accumulation x data-parallel size."""
         return self.micro_batch * self.accumulation * self.data_parallel_size
+
+
+class Rule(NamedTuple):
+    """A relation between the sizes of an execution that must hold.
+
+    `is_broken` takes one `Execution` or a whole `trainpace.forecast.Grid`, which have the same
+    fields and derived sizes. The second argument describes model and cluster; the rules of this
+    module do not read it. `words` returns what is wrong and what to do.
+    """
+
+    name: str
+    is_broken: Callable[[Any, Any], Any]
+    words: Callable[[Execution, Any], tuple[str, str]]
+
+
+EXECUTION_RULES = (
+    Rule(
+        "tp x pp x cp",
+        lambda e, _: e.world_size % (e.tp * e.pp * e.cp) != 0,
+        lambda e, _: (
+            f"world size {e.world_size} (nnodes {e.nnodes} x nproc_per_node {e.nproc_per_node})"
+            f" cannot be divided by tp {e.tp} x pp {e.pp} x cp {e.cp} = {e.tp * e.pp * e.cp}.",
+            f"Use a world size that is a multiple of {e.tp * e.pp * e.cp}, or smaller tp, pp or"
+            " cp.",
+        ),
+    ),
+    Rule(
+        "expert_tp",
+        lambda e, _: (e.ep > 1) & (e.world_size % (e.pp * e.ep * e.experts_tp) != 0),
+        lambda e, _: (
+            f"the {e.world_size // e.pp} ranks of a pipeline stage cannot be divided by ep {e.ep}"
+            f" x expert_tp {e.experts_tp}.",
+            "Use a smaller ep, or expert_tp 1.",
+        ),
+    ),
+    Rule(
+        "virtual_stages",
+        lambda e, _: (
+            (e.virtual_stages > 1)
+            & ((e.pp == 1) | (e.has("pipeline_schedule", "interleaved") == 0))
+        ),
+        lambda e, _: (
+            f"virtual_stages is {e.virtual_stages}, with pp {e.pp} and the schedule"
+            f" {e.pipeline_schedule}.",
+            "Several stages per device need pp of at least 2 and the interleaved schedule.",
+        ),
+    ),
+    Rule(
+        "shard_size",
+        lambda e, _: e.data_parallel_size % e.shard_ranks != 0,
+        lambda e, _: (
+            f"shard_size {e.shard_size} does not divide the data-parallel size"
+            f" {e.data_parallel_size}.",
+            "States are sharded over all data-parallel ranks, or over a divisor of them.",
+        ),
+    ),
+)
+"""What must hold for every execution, whatever the model and the cluster. The first broken rule
+counts."""
 
 
 class ExecutionField(NamedTuple):

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
         default_implementation,
         implementation_on,
     )
-    from trainpace.forecast.cards import CardConstants
     from trainpace.forecast.cases import (
         Case,
         as_precision,
@@ -23,17 +22,17 @@ if TYPE_CHECKING:
         read_parallelism,
     )
     from trainpace.forecast.collectives import TCP_SHARE, meets_itself, steps, wire_bytes
-    from trainpace.forecast.constants import KernelConstants, fitted_constants
-    from trainpace.forecast.explanations import MemoryOverStep, Roofline, memory_over_step
+    from trainpace.forecast.constants import CardConstants, KernelConstants, fitted_constants
+    from trainpace.forecast.explanations import MemoryOverStep, Roofline, alike, memory_over_step
     from trainpace.forecast.fingerprint import fingerprint_of_constants
     from trainpace.forecast.forecaster import Forecaster
     from trainpace.forecast.forecasts import ForecastTable
     from trainpace.forecast.grid import Grid
     from trainpace.forecast.intervals import PARTS
+    from trainpace.forecast.matmul import MatmulModel
     from trainpace.forecast.measured_runs import MeasuredRun, number, read_runs, read_table, run_of
     from trainpace.forecast.memory import CONTEXT_GIB, needed_gib, room_gib
     from trainpace.forecast.nearness import Near, Nearness, nearest
-    from trainpace.forecast.packing import packed
     from trainpace.forecast.posterior import (
         AT_A_MEASURED_BATCH_SD,
         LARGEST_RATIO,
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
         observe_elsewhere,
         run_beside,
     )
-    from trainpace.forecast.product_model import ProductModel
     from trainpace.forecast.public_conditions import Conditions, conditions_of
     from trainpace.forecast.published import (
         FOLDER,
@@ -59,7 +57,6 @@ if TYPE_CHECKING:
         public_journal,
         public_runs,
     )
-    from trainpace.forecast.roles import alike
     from trainpace.forecast.scoring import (
         PackagedTraces,
         Score,
@@ -69,9 +66,9 @@ if TYPE_CHECKING:
         score_of,
         way_of,
     )
-    from trainpace.forecast.shapes import CLASHES, divisors, doublings
+    from trainpace.forecast.shapes import CLASHES, RULES, divisors, doublings, usable
     from trainpace.forecast.signatures import model_kind, signature_of
-    from trainpace.forecast.software_rewrites import RunningSoftware, running_software
+    from trainpace.forecast.software import RunningSoftware, packed, running_software
     from trainpace.forecast.target import FITTED, CalibratedKernels, FittedKernels, Target
     from trainpace.forecast.timings import (
         FUSED,

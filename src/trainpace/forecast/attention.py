@@ -1,12 +1,15 @@
 """Fused attention: the times of its kernels, by implementation and card.
 
-A block of threads takes `block_rows` queries of one head past all keys that they see. A score (a query and a key) costs two
-products over the head's size, five in the backward pass, and one exponential, which Hopper's and Blackwell's wide matrix units
-wait for most where heads are small (Shah et al. 2024); the two overlap in part. Blocks go over the multiprocessors in waves.
-Under a causal mask they are of unequal length, so that the last ones run on. A device that has few blocks waits for the
-longest. Queries, keys, values and results move once through memory. After FlashAttention-2 (Dao 2023, arXiv:2307.08691).
+A block of threads takes `block_rows` queries of one head past all keys that they see. A score (a
+query and a key) costs two matmuls over the head's size, five in the backward pass, and one
+exponential. Hopper's and Blackwell's wide matrix units wait for the exponentials most if heads are
+small (Shah et al. 2024); the two overlap in part. Blocks go over the multiprocessors in waves. Under
+a causal mask they are of unequal length, so the last ones run on. A device with few blocks waits
+for the longest. Queries, keys, values and results move once through memory. After FlashAttention-2
+(Dao 2023, arXiv:2307.08691).
 
-The figures of `kernel_models/attention.json` are fitted on measured kernels alone, by fitting/attention.py.
+The figures of `kernel_models/attention.json` are fitted only on measured kernels, by
+fitting/attention.py.
 """
 
 from functools import cache
@@ -16,13 +19,14 @@ import numpy as np
 
 from trainpace.core.hardware import Device
 from trainpace.core.records import Record, from_package
-from trainpace.forecast.pooling import Pooled
+from trainpace.forecast.constants import Pooled
 from trainpace.workload import ATTENTION, Floats, attention_widths
 
 Implementation = Literal["efficient", "flash1", "flash2", "flash3", "flash4", "cudnn"]
-"""Fused attention's kernels in 16 bits. efficient: torch's memory-efficient ones (xFormers'). flash1 to flash4: FlashAttention's
-versions; torch has the second, the third is Hopper's and the fourth Blackwell's. cudnn: cuDNN's own. flash4 was measured with
-heads of 64 to 80 alone: with heads of 128 it is forecast a third slower than published (1,605 TFLOP/s on B200)."""
+"""Kernels of 16-bit fused attention. efficient: torch's memory-efficient ones (xFormers'). flash1 to
+flash4: FlashAttention's versions; torch has the second, the third is Hopper's and the fourth
+Blackwell's. cudnn: cuDNN's own. flash4 was only measured with heads of 64 to 80: with heads of 128
+it is forecast a third slower than published (1,605 TFLOP/s on B200)."""
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 
 PARAMETERS = (
@@ -38,44 +42,50 @@ PARAMETERS = (
     "wide",
     "block_rows",
 )
-"""What a pass of an implementation is described by (see `AttentionFigures`), in the order of `kernel_models/attention.json`."""
+"""The parameters of a pass (see `AttentionFigures`), in the order of
+`kernel_models/attention.json`."""
 
 MASKED, FULL = "efficient", "efficient_full"
-"""What takes masks and biases of numbers in 16 bits, and what takes fp32: memory-efficient attention."""
+"""Implementations for 16-bit masks and biases of numbers, and for fp32: memory-efficient attention."""
 FIRST = 0.5
-"""What FlashAttention's first version reaches of its second ("about 2x", Dao 2023)."""
+"""Speed of FlashAttention's first version as a share of its second ("about 2x", Dao 2023)."""
 EXPONENTIALS_PER_CLOCK = 16.0
-"""Of one multiprocessor, from Volta to Blackwell (CUDA C++ Programming Guide, throughput of native arithmetic instructions)."""
+"""Exponentials of one multiprocessor, from Volta to Blackwell (CUDA C++ Programming Guide,
+throughput of native arithmetic instructions)."""
 NARROW_GENERATIONS = ("6.0", "7.0", "7.2", "7.5", "8.0")
-"""Compute capabilities with 64 lanes of fp32 a multiprocessor; the others have 128."""
+"""Compute capabilities with 64 fp32 lanes per multiprocessor; the others have 128."""
 HEAD_UNIT, KEY_UNIT = 32.0, 64.0
 """Heads and lengths are padded to multiples of these."""
 USUAL_HEAD = 128.0
 SMOOTHNESS = 5.0
 """How sharply one bound gives way to the next."""
 L2_GAIN = 0.5
-"""How much faster tensors are that stay in L2."""
+"""How much faster tensors in L2 are."""
 OLD_INSTRUCTIONS = {"9": 0.63, "10": 0.31}
-"""Share of Hopper's and Blackwell's matrix rate that the instructions of Ampere reach, by major compute capability: 62.9 % on
-H100 (Luo et al. 2024, arXiv:2402.13499); on Blackwell taken to be as many FLOP a multiprocessor and clock."""
+"""Share of Hopper's and Blackwell's matrix rate that the instructions of Ampere reach, by major
+compute capability: 62.9% on H100 (Luo et al. 2024, arXiv:2402.13499); on Blackwell assumed to be as
+many FLOP per multiprocessor and clock."""
 AMPERE_KERNELS = ("efficient", "efficient_full", "flash1", "flash2")
-"""Implementations that use them everywhere."""
+"""Implementations that use Ampere's instructions everywhere."""
 TAKES_UNEVEN = ("cudnn", "flash3", "flash4")
-"""Implementations that take values of another width than queries and keys, as DeepSeek-V3's 192 and 128: cuDNN's from 9.10 on
-Hopper and 9.11 on Blackwell (`check_cudnn_tensor_shapes` in torch's sdp_utils.cpp), FlashAttention-3 and 4. In the place of the
-others memory-efficient attention runs."""
-TF32_PRODUCTS = 3.0
-"""Memory-efficient attention makes one fp32 product of three in TF32, allowed or not (CUTLASS' OpMultiplyAddFastF32)."""
+"""Implementations that take values of another width than queries and keys, as DeepSeek-V3's 192 and
+128: cuDNN's from 9.10 on Hopper and 9.11 on Blackwell (`check_cudnn_tensor_shapes` in torch's
+sdp_utils.cpp), FlashAttention-3 and 4. Memory-efficient attention replaces the others."""
+TF32_MATMULS = 3.0
+"""Memory-efficient attention makes one fp32 matmul of three in TF32, allowed or not (CUTLASS'
+OpMultiplyAddFastF32)."""
 
 
 class AttentionFigures(NamedTuple):
-    """What one pass reaches on one device. Each may be an array that broadcasts against the operators.
+    """What one pass achieves on one device. Each may be an array that broadcasts.
 
-    flop_per_s: of the products; wide: factor on it for each doubling of the head beyond 128. score_per_s: scores whose softmax is
-    finished. overlap: how far the two hide each other, from 0, one after the other. prologue: start and end of a block, in keys.
-    quantum: the share paid of the empty part of a last wave. tail: what the unequal blocks of a causal mask add, in longest
-    blocks. alone: what a longest block takes where there is at most one a multiprocessor, in blocks of a full device; below 1
-    where keys are divided over several. bytes_per_s: of memory. start_s: start and end of the call. block_rows: queries a block.
+    flop_per_s: of the matmuls; wide: factor on it for each doubling of the head beyond 128.
+    score_per_s: scores whose softmax is finished. overlap: how far the two hide each other, from 0,
+    one after the other. prologue: start and end of a block, in keys. quantum: the share of the empty
+    part of a last wave that is paid for. tail: what the unequal blocks of a causal mask add, in
+    longest blocks. alone: what a longest block takes with at most one block per multiprocessor, in
+    blocks of a full device; below 1 if keys are divided over several. bytes_per_s: of memory.
+    start_s: start and end of the call. block_rows: queries per block.
     """
 
     flop_per_s: Floats
@@ -92,8 +102,10 @@ class AttentionFigures(NamedTuple):
 
 
 class AttentionRates(NamedTuple):
-    """The figures of both passes: of 16-bit operands, of those with a mask or bias of numbers, which only memory-efficient
-    attention takes, of fp32 operands, and of 16-bit operands whose values are not as wide as queries and keys.
+    """The figures of both passes by operands.
+
+    half: 16-bit. masked: 16-bit with a mask or bias of numbers, which only memory-efficient
+    attention takes. full: fp32. uneven: 16-bit with values that are not as wide as queries and keys.
     """
 
     half: AttentionFigures
@@ -108,7 +120,7 @@ class AttentionRates(NamedTuple):
     def of(
         self, kind: str
     ) -> tuple[AttentionFigures, AttentionFigures, AttentionFigures, AttentionFigures]:
-        """(16-bit, masked, fp32, uneven) figures of a kind of operators."""
+        """Return the (16-bit, masked, fp32, uneven) figures of a kind of operators."""
         if kind == "attention":
             return self.half, self.masked, self.full, self.uneven
         return self.half_backward, self.masked_backward, self.full_backward, self.uneven_backward
@@ -116,7 +128,7 @@ class AttentionRates(NamedTuple):
 
 _NONE = AttentionFigures(*(np.asarray(1.0) for _ in AttentionFigures._fields))
 NO_ATTENTION = AttentionRates(*(_NONE,) * 8)
-"""In the place of figures that no operator needs."""
+"""A placeholder for figures that no operator needs."""
 
 
 class AttentionTimes(NamedTuple):
@@ -128,24 +140,29 @@ class AttentionTimes(NamedTuple):
 
 
 class AttentionModel(Record):
-    """The fitted parameters of every implementation: `flash2` forward, `flash2_backward`, ..., `efficient_full` in fp32."""
+    """The fitted parameters of every implementation.
+
+    `flash2` forward, `flash2_backward`, ..., `efficient_full` in fp32.
+    """
 
     passes: dict[str, Pooled]
 
 
 @cache
 def attention_model() -> AttentionModel:
-    """The parameters that the package brings."""
+    """Return the package's parameters."""
     return from_package("forecast/kernel_models/attention.json", AttentionModel)
 
 
 def default_implementation(device: Device) -> Implementation:
-    """What torch of today takes for 16-bit operands without being told.
+    """Return the default of today's torch for 16-bit operands.
 
-    cuDNN's comes first on compute capability 9.x and 10.x with cuDNN 9.15 or newer, as torch's wheels since 2.10 bring; then
-    FlashAttention-2, from 8.0 on; then memory-efficient attention (`check_prefer_cudnn_attention` and `priority_order` in
-    pytorch's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; torch 2.11 ran cuDNN's on the H100 of fitting/data). Torch 2.2
-    to 2.9 (2.5.0 aside) took FlashAttention-2 there too. Other vendors' builds bring kernels of FlashAttention-2.
+    cuDNN's comes first on compute capability 9.x and 10.x with cuDNN 9.15 or newer, which torch's
+    wheels include since 2.10; then FlashAttention-2, from 8.0 on; then memory-efficient attention
+    (`check_prefer_cudnn_attention` and `priority_order` in pytorch's
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; torch 2.11 ran cuDNN's on the H100 of
+    fitting/data). Torch 2.2 to 2.9 (except 2.5.0) chose FlashAttention-2 there too. Other vendors'
+    builds have kernels of FlashAttention-2.
     """
     major, _, _ = device.compute_capability.partition(".")
     if major in ("9", "10"):
@@ -154,8 +171,10 @@ def default_implementation(device: Device) -> Implementation:
 
 
 def implementation_on(device: Device, wanted: Implementation | None = None) -> Implementation:
-    """The implementation that a device runs: the one wanted, by default today's torch's own. Where there is none for it, the
-    device's usual one: FlashAttention needs compute capability 8.0, versions 3 and 4 and cuDNN's fast kernels Hopper or later.
+    """Return the implementation that a device runs: the wanted one, or its default.
+
+    A device without the wanted one runs its default: FlashAttention needs compute capability 8.0,
+    its versions 3 and 4 and cuDNN's fast kernels need Hopper or later.
     """
     usual = default_implementation(device)
     if (
@@ -170,7 +189,10 @@ def implementation_on(device: Device, wanted: Implementation | None = None) -> I
 def attention_rates(
     device: Device, implementation: Implementation, half: float, full: float, plain: float
 ) -> AttentionRates:
-    """The figures of a device. half, full: FLOP/s of matrix products by its datasheet, plain: of its CUDA cores in fp32."""
+    """Return the figures of a device.
+
+    `half` and `full` are FLOP/s of matmuls by its datasheet, `plain` of its CUDA cores in fp32.
+    """
     model = attention_model().passes
     name = "flash2" if implementation == "flash1" else implementation
     passes = [
@@ -194,7 +216,10 @@ def attention_rates(
 def figures(
     parameters: dict[str, float], device: Device, peak: float, plain: float
 ) -> AttentionFigures:
-    """A pass's figures from its parameters (`PARAMETERS`), as shares of a device's datasheet: `peak` and `plain` FLOP/s."""
+    """Return a pass's figures from its parameters (`PARAMETERS`), which are shares of a datasheet.
+
+    `peak` and `plain` are the datasheet's FLOP/s.
+    """
     p = parameters
     exponentials = exponentials_per_s(device, plain)
     bandwidth = (
@@ -217,17 +242,17 @@ def figures(
 
 
 def instruction_share(device: Device, name: str) -> float:
-    """The share of a device's matrix rate that the instructions of an implementation's kernels can reach."""
-    major = device.compute_capability.partition(".")[0]
-    return (
-        OLD_INSTRUCTIONS.get(major, 1.0)
-        if name.removesuffix("_backward") in AMPERE_KERNELS
-        else 1.0
-    )
+    """Return the share of the matrix rate that the instructions of an implementation can reach."""
+    if name.removesuffix("_backward") not in AMPERE_KERNELS:
+        return 1.0
+    return OLD_INSTRUCTIONS.get(device.compute_capability.partition(".")[0], 1.0)
 
 
 def exponentials_per_s(device: Device, plain: float) -> float:
-    """Of all its multiprocessors; `plain`: FLOP/s in fp32, two a lane and clock."""
+    """Return the exponentials per second of a device with `plain` fp32 FLOP/s.
+
+    A lane makes two FLOP per clock.
+    """
     lanes = 64.0 if device.compute_capability in NARROW_GENERATIONS else 128.0
     return plain / (2.0 * lanes) * EXPONENTIALS_PER_CLOCK
 
@@ -240,7 +265,10 @@ def attention_s(
     sms: Floats,
     l2_bytes: Floats,
 ) -> AttentionTimes:
-    """Seconds of attention of `AttentionSizes`, whose last may be left out. Arrays broadcast."""
+    """Return the times of attention of `AttentionSizes`, the last of which may be absent.
+
+    Arrays broadcast.
+    """
     b, heads, queries, keys, head, causal, value, visible = (*sizes, np.zeros(()))[: len(ATTENTION)]
     value = np.where(value > 0, value, head)
     padded = attention_widths(
@@ -249,9 +277,9 @@ def attention_s(
     head = (head + value) / 2
     keys, rows = (np.ceil(length / KEY_UNIT) * KEY_UNIT for length in (keys, queries))
     speed = f.flop_per_s * f.wide ** np.maximum(np.log2(np.maximum(head, 1.0) / USUAL_HEAD), 0.0)
-    products_s, softmax_s = 2.0 * padded * sms / speed, sms / f.score_per_s
+    matmuls_s, softmax_s = 2.0 * padded * sms / speed, sms / f.score_per_s
     sharpness = 1.0 + f.overlap
-    key_s = f.block_rows * (products_s**sharpness + softmax_s**sharpness) ** (1.0 / sharpness)
+    key_s = f.block_rows * (matmuls_s**sharpness + softmax_s**sharpness) ** (1.0 / sharpness)
     # a block takes every key that one of its queries sees: a window moves along with them
     taken = np.where(visible > 0, np.minimum(keys, visible + f.block_rows + 0.5 * KEY_UNIT), keys)
     longest = key_s * (taken + f.prologue)

@@ -1,46 +1,62 @@
-"""The constants of the GPU kernel models: one small file, fitted by `python -m fitting fit`, shared by all GPUs.
+"""The constants of the GPU kernel models, shared by all GPUs or by generation and card.
 
-`constants.json` beside this module is written by fitting/fit.py with the residuals of its fit; a GPU brings only its datasheet.
+`constants.json` is written by fitting/fit.py with the residuals of its fit; a GPU adds only its
+datasheet. Kernels that were measured on single cards have constants of their own, estimated with
+partial pooling (Gelman and Hill 2007, chapter 12): in logarithms a parameter is ``shared +
+generation + card``, and the last two are drawn towards 0 by their spread over generations and
+cards. A measured card uses its own figures; another card of a measured generation that
+generation's; any other card the shared ones.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING
+import math
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from trainpace.core.errors import TrainpaceError
+from trainpace.core.hardware import Device
 from trainpace.core.records import Record, from_package
 from trainpace.workload import ROW_WORK, TRAFFIC_SHARES, WORK
 
 
 class _Constants(Record):
-    """Shares are of the device's sustained figures, for large operators. The defaults are guesses from which the fit starts.
+    """Shares of the device's achievable figures, for large operators. Defaults start the fit.
 
-    watts_*: watts per TFLOP/s and nanometre at which a card is fed well enough to keep its clock, watts_floor the
-    share of them below which its voltage falls no further; tensor_feeding: exponent by which matrix
-    units that are wider than GeForce's lose; consumer_boost: how far GeForce and Titan cards clock above
-    their sheet (see `rates`).
-    tile_*: see `tiles.TileModel`; plain on CUDA cores, tensor on matrix units; conv_tile_* those of convolutions.
-    gemm_*, conv_*: shares by operator and unit. winograd_*: 3x3 convolutions on CUDA cores by F(4x4, 3x3) in three kernels,
-    winograd_fused_* by F(2x2, 3x3) in one. transposes: passes over a convolution's tensors that
-    NCHW costs on matrix units, which want NHWC. grouped_*: share of the rate at 16 channels a group, grouped_*channels: how it
-    grows with them; odd_nhwc is cuDNN's slow path. depthwise_*: share of the CUDA cores' rate for a 3x3 window,
-    depthwise_*window: how it grows with the window, 1 for not at all. misaligned: factor for each time that 8
-    numbers have to be halved to divide a product's sizes, conv_misaligned where channels are not a multiple of 8.
-    traffic_*: share of the memory bandwidth by class of operator; work_*, row_work_*: FLOPs of the CUDA cores that an element
-    read or written costs there, and a row that is normalised.
-    l2_gain: how much faster a tensor that stays in L2 is. products_sustained: what long steps leave of the rate that short
-    bursts of 16- and 8-bit products reach (`product_model`); consumer_products: how much faster than their relatives' the
-    products of GeForce cards are whose kernels were not measured. fp8: share of the FP8 rate that products in it reach,
-    relative to 16 bits, where `product_model` does not hold the card. compile_*: factors on the traffic and the
-    launches that torch.compile leaves by `fusion`, and on the host's time for each of these launches; compile_old_*: further
-    factors of torch before 2.2, whose Inductor joined less.
-    latency_us: start and end of a kernel on the device. host_*_us: the host's time per launch, per view and per module
-    entered; host_library_us per launch of products, convolutions, attention and normalisations (`target.LIBRARY_KINDS`);
-    host_optimizer_us per launch of the optimizer, for dozens of tensors; host_step_us once a step. host_old_torch,
-    host_tensorflow: factors on the host's times under torch before 1.10, and under Keras.
+    watts_*: watts per TFLOP/s and nanometre at which a card is fed well enough to keep its clock;
+    watts_floor: the share of them below which its voltage falls no further. tensor_feeding:
+    exponent by which matrix units that are wider than GeForce's lose. consumer_boost: how far
+    GeForce and Titan cards clock above their datasheet (see `rates`).
+
+    tile_*: see `matmul.TileModel`; plain on CUDA cores, tensor on matrix units; conv_tile_* those
+    of convolutions. gemm_*, conv_*: shares by operator and unit. misaligned: factor for each time
+    that 8 numbers have to be halved to divide a matmul's sizes; conv_misaligned if channels are not
+    a multiple of 8. products_sustained: what long steps leave of the rate that short bursts of 16-
+    and 8-bit matmuls reach; consumer_products: how much faster the matmuls of GeForce cards without
+    measured kernels are than their relatives'. fp8: share of the FP8 rate that matmuls reach,
+    relative to 16 bits, if the fitted matmul model does not include the card.
+
+    winograd_*: 3x3 convolutions on CUDA cores by F(4x4, 3x3) in three kernels, winograd_fused_* by
+    F(2x2, 3x3) in one. transposes: passes over a convolution's tensors that NCHW costs on matrix
+    units, which need NHWC. grouped_*: share of the rate at 16 channels per group, grouped_*channels:
+    how it grows with them; odd_nhwc is cuDNN's slow path. depthwise_*: share of the CUDA cores'
+    rate for a 3x3 window, depthwise_*window: how it grows with the window, 1 for not at all.
+
+    traffic_*: share of the memory bandwidth by class of operator. work_*, row_work_*: FLOPs of the
+    CUDA cores for each element read or written, and for each normalised row. l2_gain: how much
+    faster a tensor is that stays in L2.
+
+    compile_*: factors on the traffic and the launches that torch.compile leaves by `fusion`, and on
+    the host's time for each of these launches; compile_old_*: further factors of torch before 2.2,
+    whose Inductor fused less.
+
+    latency_us: start and end of a kernel on the device. host_*_us: the host's time per launch, per
+    view and per module entered; host_library_us per launch of matmuls, convolutions, attention and
+    normalisations (`target.LIBRARY_KINDS`); host_optimizer_us per launch of the optimizer, for
+    dozens of tensors; host_step_us once per step. host_old_torch, host_tensorflow: factors on the
+    host's times under torch before 1.10, and under Keras.
     """
 
     watts_plain: float = 0.8
@@ -134,8 +150,10 @@ class _Constants(Record):
 if TYPE_CHECKING:
 
     class KernelConstants(_Constants):
-        """All constants: those above, and `traffic_*`, `work_*` and `row_work_*` of the classes of memory traffic that kinds of
-        operators declare."""
+        """All constants: those above, and three for each class of memory traffic.
+
+        `traffic_*`, `work_*` and `row_work_*` are declared by the kinds of operators.
+        """
 
         def __getattr__(self, name: str) -> float: ...
 
@@ -155,5 +173,78 @@ else:
 
 @cache
 def fitted_constants() -> KernelConstants:
-    """The constants that the package brings."""
+    """Return the package's constants."""
     return from_package("forecast/constants.json", KernelConstants)
+
+
+Familiarity = Literal["card", "generation", "none"]
+"""How well a card is known: its own kernels were measured, those of its generation, or neither."""
+
+
+def generation_of(device: Device) -> str:
+    """Return the generation of a device, whose multiprocessors are alike.
+
+    NVIDIA's is the compute capability up to 9.x and its major version from 10 on; other vendors' is
+    the name of their instruction set or architecture.
+    """
+    major, _, minor = device.compute_capability.partition(".")
+    if not major.isdigit():
+        return device.compute_capability or device.architecture
+    return major if int(major) >= 10 else f"{major}.{minor}"
+
+
+class Pooled(Record):
+    """Logarithms of parameters by `names`: shared, and for each measured generation and card."""
+
+    names: tuple[str, ...]
+    shared: tuple[float, ...]
+    generations: dict[str, tuple[float, ...]]
+    devices: dict[str, tuple[float, ...]]
+
+    def of(self, device: Device) -> dict[str, float]:
+        """Return the parameters of a device, as factors."""
+        none = (0.0,) * len(self.names)
+        own = self.devices.get(device.name, none)
+        generation = self.generations.get(generation_of(device), none)
+        logs = map(sum, zip(self.shared, generation, own, strict=True))
+        return {name: math.exp(log) for name, log in zip(self.names, logs, strict=True)}
+
+    def familiarity(self, device: Device) -> Familiarity:
+        if device.name in self.devices:
+            return "card"
+        return "generation" if generation_of(device) in self.generations else "none"
+
+
+class CardConstants(Record):
+    """Constants of measured cards, by family of kernels ("conv_plain", "batch_norm").
+
+    A card of a generation whose kernels of a family were measured takes the family's constants from
+    here. Any other card keeps the shared ones of `KernelConstants`, which whole steps decide too.
+    """
+
+    families: dict[str, Pooled]
+
+    def of(self, c: KernelConstants, device: Device) -> KernelConstants:
+        """Return the constants of a device."""
+        return _of_device(self, c, device) if self.families else c
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+NO_CARDS = CardConstants(families={})
+
+
+@lru_cache(maxsize=512)
+def _of_device(cards: CardConstants, c: KernelConstants, device: Device) -> KernelConstants:
+    own: dict[str, float] = {}
+    for family in cards.families.values():
+        if family.familiarity(device) != "none":
+            own |= family.of(device)
+    return msgspec.structs.replace(c, **own) if own else c
+
+
+@cache
+def measured_cards() -> CardConstants:
+    """Return the cards whose kernels the package's fit measured."""
+    return from_package("forecast/kernel_models/cards.json", CardConstants)

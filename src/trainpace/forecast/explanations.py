@@ -1,30 +1,37 @@
-"""What explains a forecast: its heaviest operators, the roofline, memory over the course of a step. The roofline sets operators
-against the roofs of a device (Williams, Waterman and Patterson 2009): work per byte, and the rate it reaches.
+"""What explains a forecast: heaviest operators, time by role of layers, roofline, memory over a step.
+
+The roofline sets operators against the roofs of a device (Williams, Waterman and Patterson 2009):
+work per byte, and the rate that it reaches.
 """
 
+import re
+from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
 
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Device
-from trainpace.core.outcome import Memory, OperatorShare, StepTime
+from trainpace.core.outcome import Memory, OperatorShare, RoleShare, StepTime
 from trainpace.core.units import BYTES_PER_GIB
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.forecast.rates import Peak, matrix_peak
-from trainpace.forecast.roles import alike
 from trainpace.workload import CONVOLUTION_KINDS, Counts, Floats, Operators, TracedForm, at_batch
 
 MOST_HEAVIEST = 10
 MOST_POINTS = 40
 AGREES = 0.02
-"""Share of the forecast's peak by which a curve's highest moment may differ from it; beyond, the curve is not shown."""
+"""Share of the forecast's peak by which a curve's highest moment may differ from it. A curve that
+differs more is not shown."""
 
 
 def heaviest(
     operators: Operators, times: KernelTimes, repeats: Counts
 ) -> tuple[OperatorShare, ...]:
-    """The rows that take most device time in a step in which each runs `repeats` times, and what bounds each."""
+    """Return the rows that take most device time in a step, and what bounds each.
+
+    A row runs `repeats` times per step.
+    """
     shares = []
     for i in np.argsort(-times.device_s * repeats)[:MOST_HEAVIEST]:
         device_s = float(times.device_s[i])
@@ -46,7 +53,7 @@ def heaviest(
 
 
 class RooflinePoint(NamedTuple):
-    """A row of alike operators: FLOP/byte, TFLOP/s as forecast, milliseconds of a step."""
+    """A row of alike operators: FLOP/byte, TFLOP/s as forecast, milliseconds per step."""
 
     name: str
     intensity: float
@@ -55,8 +62,10 @@ class RooflinePoint(NamedTuple):
 
 
 class Roofline(NamedTuple):
-    """The heaviest operators that do arithmetic, heaviest first, under the datasheet's roofs; they take `share` of the device's
-    time."""
+    """The heaviest operators that do arithmetic, heaviest first, under the datasheet's roofs.
+
+    They take `share` of the device's time.
+    """
 
     points: tuple[RooflinePoint, ...]
     peak_tflops: float
@@ -65,11 +74,10 @@ class Roofline(NamedTuple):
 
 
 def peak_flop_per_s(device: Device, operators: Operators, execution: Execution) -> float | None:
-    """The rate of the fastest format that the operators use; None where no such rate is known."""
+    """Return the rate of the fastest format that the operators use, or None if it is unknown."""
     matrix, convolution = operators.is_matrix, np.isin(operators.kind, CONVOLUTION_KINDS)
-    used = set(zip(operators.half[matrix].tolist(), convolution[matrix].tolist(), strict=True)) or {
-        (False, False)
-    }
+    used = set(zip(operators.half[matrix].tolist(), convolution[matrix].tolist(), strict=True))
+    used = used or {(False, False)}
     peaks = [matrix_peak(device, execution.precision, *kind) for kind in used]
     return max((peak.flop_per_s for peak in peaks if isinstance(peak, Peak)), default=None)
 
@@ -82,8 +90,11 @@ def roofline_of(
     execution: Execution,
     device: Device,
 ) -> Roofline | None:
-    """A rank's operators, each of which it has a share of (`held`, 0 to 1) that takes `seconds`, and runs `repeats` times a step;
-    None where a roof is not known."""
+    """Return a rank's operators under the device's roofs, or None if a roof is unknown.
+
+    The rank has a share of each row (`held`, 0 to 1), which takes `seconds` and runs `repeats`
+    times per step.
+    """
     peak = peak_flop_per_s(device, table, execution)
     if peak is None or device.memory_bandwidth_gb_per_s is None:
         return None
@@ -112,7 +123,10 @@ def roofline_of(
 
 
 class MemoryOverStep(NamedTuple):
-    """GiB alive at ascending milliseconds of the last micro-step and the update; parameters and states stay all the time."""
+    """GiB alive at ascending milliseconds of the last micro-step and the update.
+
+    Parameters and states stay all the time.
+    """
 
     at_ms: Floats
     gradients_gib: Floats
@@ -122,28 +136,22 @@ class MemoryOverStep(NamedTuple):
 
     @property
     def total_gib(self) -> Floats:
-        return (
-            self.gradients_gib
-            + self.activations_gib
-            + self.parameters_gib
-            + self.optimizer_states_gib
-        )
+        lasting = self.parameters_gib, self.optimizer_states_gib
+        return self.gradients_gib + self.activations_gib + lasting[0] + lasting[1]
 
 
 def memory_over_step(
     form: TracedForm, execution: Execution, step: StepTime, memory: Memory
 ) -> MemoryOverStep | None:
-    """The memory at the trace's moments; None where the execution has others (it shards, cuts or recomputes), or the trace has
-    none.
+    """Return the memory at the trace's moments.
 
-    Within a phase a moment lies where the bytes moved up to it lie, which is nearly its time where memory traffic binds.
+    None if the execution has others (it shards, divides or recomputes), or the trace has none.
+    Within a phase a moment lies where the bytes moved up to it lie, which is nearly its time for a
+    memory-bound model.
     """
     moments = form.memory.moments
-    if (
-        not len(moments)
-        or execution.world_size != execution.data_parallel_size
-        or execution.zero_stage
-    ):
+    divides = execution.world_size != execution.data_parallel_size
+    if not len(moments) or divides or execution.zero_stage:
         return None
     m = execution.accumulation
     ends = np.cumsum([step.forward_ms / m, step.backward_ms / m, step.optimizer_ms])
@@ -156,14 +164,121 @@ def memory_over_step(
     if execution.data_parallel_size > 1 and execution.engine != "data_parallel":
         gradients = gradients + whole  # the buckets of DDP
     activations = np.maximum(moments[:, 3] + moments[:, 4] * execution.micro_batch, 0.0)
-    curve = MemoryOverStep(
-        at_ms,
-        gradients / BYTES_PER_GIB,
-        activations / BYTES_PER_GIB,
-        memory.parameters_gib,
-        memory.optimizer_states_gib,
-    )
-    agrees = (
-        abs(float(curve.total_gib.max()) - memory.allocated_gib) <= AGREES * memory.allocated_gib
-    )
-    return curve if agrees else None
+    alive = gradients / BYTES_PER_GIB, activations / BYTES_PER_GIB
+    curve = MemoryOverStep(at_ms, *alive, memory.parameters_gib, memory.optimizer_states_gib)
+    error = abs(float(curve.total_gib.max()) - memory.allocated_gib)
+    return curve if error <= AGREES * memory.allocated_gib else None
+
+
+# ---- roles of layers
+
+UP = "MLP up projections"
+UP_AND_GATE = "MLP up and gate projections"
+DOWN = "MLP down projections"
+INPUTS = "attention query, key and value projections"
+OUTPUT = "attention output projections"
+HEAD = "output head"
+LINEAR = "linear layers"
+_GATES = {"gate_proj", "gate_up_proj", "w3", "wi_1"}
+_LAST: dict[str, frozenset[str]] = {
+    UP: frozenset(
+        "up_proj gate_proj gate_up_proj w1 w3 fc1 c_fc dense_h_to_4h wi wi_0 wi_1 lin1 linear1 up".split()
+    ),
+    DOWN: frozenset("down_proj w2 fc2 dense_4h_to_h wo lin2 linear2 down".split()),
+    INPUTS: frozenset(
+        "q_proj k_proj v_proj qkv_proj qkv wqkv query key value c_attn query_key_value in_proj to_q"
+        " to_k to_v q_lin k_lin v_lin q k v q_a_proj q_b_proj kv_a_proj_with_mqa kv_b_proj".split()
+    ),
+    OUTPUT: frozenset("o_proj out_proj to_out out_lin o".split()),
+    HEAD: frozenset("lm_head head classifier score fc output_projection embed_out cls".split()),
+}
+"""Names that libraries give to a layer (transformers, timm, torchtitan, torchvision)."""
+_BY_KIND = {
+    "attention": "attention",
+    "attention_backward": "attention",
+    "norm": "normalisation",
+    "softmax": "softmax and loss",
+    "pool": "pooling",
+    "embedding": "embeddings",
+    "optimizer": "optimizer",
+}
+_REST = "element-wise operators and copies"
+_NUMBER = re.compile(r"\.(\d+)\.(?=[\w.]*[a-zA-Z_])")
+"""The number of a block whose layers have names."""
+
+
+def by_role(operators: Operators, times: KernelTimes, repeats: Counts) -> tuple[RoleShare, ...]:
+    """Return milliseconds of device time per step by the role of layers, the longest first.
+
+    All MLP projections of a transformer are one entry, not one row per layer. A row runs `repeats`
+    times per step.
+    """
+    ms: defaultdict[str, float] = defaultdict(float)
+    layers: defaultdict[str, int] = defaultdict(int)
+    deepest = _layers(operators)
+    gated = any(_names(module)[-1:] and _names(module)[-1] in _GATES for module in operators.module)
+    spent = 1e3 * times.device_s * repeats
+    for i in np.flatnonzero(spent > 0):
+        module, kind = operators.module[i], operators.kind[i]
+        role = role_of(module, kind, operators.phase[i])
+        role = UP_AND_GATE if role == UP and gated else role
+        ms[role] += float(spent[i])
+        if kind == "gemm" or kind.startswith("attention"):
+            layers[role] = max(layers[role], deepest.get(_stack(module), 0))
+    shares = [
+        RoleShare(role=role, layers=layers[role], time_ms=total) for role, total in ms.items()
+    ]
+    return tuple(sorted(shares, key=lambda share: -share.time_ms))
+
+
+def alike(module: str, count: int) -> str:
+    """Return a name for operators of several layers: a star stands for the layer's number."""
+    return _NUMBER.sub(".*.", module) if count > 1 else module
+
+
+def role_of(module: str, kind: str, phase: str) -> str:
+    if phase == "optimizer":
+        return "optimizer"
+    names = _names(module)
+    if kind in CONVOLUTION_KINDS:
+        return "convolutions" if not names or len(names) == 1 else f"convolutions of {names[0]}"
+    if kind != "gemm":
+        normalises = any(
+            "norm" in name or re.fullmatch(r"(ln|bn)(_?\w)?", name) for name in names[-1:]
+        )
+        return _BY_KIND.get(kind) or ("normalisation" if normalises else _REST)
+    last, inside = names[-1] if names else "", set(names[:-1])
+    attends = any("att" in name for name in inside)
+    if last == "c_proj":
+        return OUTPUT if attends else DOWN
+    if last == "dense":  # BERT's names, in which the parent says what it is
+        if attends:
+            return OUTPUT
+        return UP if "intermediate" in inside else DOWN if "output" in inside else LINEAR
+    if last == "proj" and attends:
+        return OUTPUT
+    return next((role for role, known in _LAST.items() if last in known), LINEAR)
+
+
+def _names(module: str) -> list[str]:
+    return [name for name in module.lower().split(".") if name and not name.isdecimal()]
+
+
+def _stack(module: str) -> str:
+    """Return the list of layers that a module is in: its name up to the first number."""
+    found = _NUMBER.search(module)
+    return module[: found.start()] if found else ""
+
+
+def _layers(operators: Operators) -> dict[str, int]:
+    """Return how many layers each list has.
+
+    Alike operators of all layers are one row with the module that ran first: the first layer of a
+    forward pass, the last of a backward pass.
+    """
+    most: dict[str, int] = {}
+    for module in operators.module:
+        if found := _NUMBER.search(module):
+            stack = module[: found.start()]
+            most[stack] = max(most.get(stack, 0), int(found[1]) + 1)
+    return {stack: n for stack, n in most.items() if n > 1}

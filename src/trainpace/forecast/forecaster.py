@@ -1,13 +1,14 @@
-"""`Forecaster(workload, target)`: the one entrance to forecasts of step times and memory.
+"""`Forecaster(workload, target)`: the entry point to forecasts of step times and memory.
 
-It answers for whole arrays of executions: kernels are evaluated once for every distinct way to shard the operators and every
-micro-batch, all else is array expressions. The heaviest operators, scaling and the largest micro-batch cost more a row, and are
-computed only for full records.
+It answers for whole arrays of executions: kernels are evaluated once for every different way to
+shard the operators and every micro-batch, all else is array expressions. The heaviest operators,
+scaling and the largest micro-batch take longer, and are computed only for full records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,73 +16,137 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.execution import (
-    EXECUTION_FIELDS,
-    NUMBER_FORMATS,
-    PRECISIONS,
-    Execution,
-    Precision,
-)
-from trainpace.core.hardware import Cluster
-from trainpace.core.outcome import STEP_PARTS, Forecast, Jump, Memory
-from trainpace.forecast.assembly import Assembly
-from trainpace.forecast.cuts import Cut
-from trainpace.forecast.exchanges import KINDS, MissingLink
+from trainpace.core.execution import PRECISIONS, Execution, Form, widens
+from trainpace.core.hardware import Cluster, Device
+from trainpace.core.outcome import Forecast, Jump, Memory
+from trainpace.core.software import Rewrites
+from trainpace.forecast.communication import MissingLink
 from trainpace.forecast.explanations import Roofline
-from trainpace.forecast.forecasts import ForecastTable
+from trainpace.forecast.forecasts import CorrectedTable, ForecastTable
 from trainpace.forecast.grid import Grid
 from trainpace.forecast.jumps import Explained, explain, find_jumps, next_good
 from trainpace.forecast.kernels import KernelTable
-from trainpace.forecast.memory import RankMemory, fits
-from trainpace.forecast.optimizer_limits import impossible_updates, paging_ms
-from trainpace.forecast.ranks import StageCosts
-from trainpace.forecast.shapes import CLASHES, clashes, doublings
-from trainpace.forecast.tables import Tables
-from trainpace.forecast.target import KernelKey, Sharding, Target, kernel_key
+from trainpace.forecast.memory import MemoryModel, RankMemory
+from trainpace.forecast.ranks import RankTable, StageCosts, rank_operators
+from trainpace.forecast.shapes import Facts, clashes, doublings, unsupported
+from trainpace.forecast.software import as_run
+from trainpace.forecast.step import StepModel
+from trainpace.forecast.target import (
+    KernelKey,
+    KernelModel,
+    Sharding,
+    Target,
+    kernel_groups,
+    kernel_key,
+)
 from trainpace.job import ASSUMED, JobConditions, Schedule
-from trainpace.workload import GROUPED, Flags, Floats, Operators, Workload, form_of
+from trainpace.workload import Floats, Workload, form_of
 
 if TYPE_CHECKING:
     from trainpace.forecast.posterior import Knowledge
 
+MOST_TABLES, MOST_COSTS, MOST_MEMORIES = 128, 1024, 64
+MOST_REWRITES = 16
+"""Kinds of software under which a workload is kept."""
+MOST_REMEMBERED_ROWS = 4096
+"""Executions of the largest grid whose memory is kept."""
 
-AUTOCAST_EXPERTS = (
-    "autocast leaves grouped products in fp32, which is not forecast: use bf16, or FSDP's mixed"
-    " precision (ZeRO 3)"
-)
 
-ONE_BATCH = "{} could be traced at a batch of {} a GPU alone"
+class Evaluated:
+    """What was computed for one workload, whatever the targets of its forecasters are.
+
+    Two threads may compute the same value at the same time, which costs time and does no harm.
+    `traced` belongs to the workload as it was traced, if this is the same under other software.
+    """
+
+    def __init__(self, workload: Workload, traced: Evaluated | None = None) -> None:
+        self.workload, self.traced = workload, traced or self
+        self.under: Callable[[Rewrites], Evaluated] = (
+            lru_cache(MOST_REWRITES)(self._under) if traced is None else traced.under
+        )
+        self.table = lru_cache(MOST_TABLES)(self._table)
+        self.costs = lru_cache(MOST_COSTS)(self._costs)
+        self.memory_model = lru_cache(len(PRECISIONS))(self._memory_model)
+        self.memories: dict[object, RankMemory] = {}
+
+    def _under(self, rewrites: Rewrites) -> Evaluated:
+        workload = as_run(self.workload, rewrites)
+        return self if workload is self.workload else Evaluated(workload, self)
+
+    def _table(self, sharding: Sharding) -> RankTable:
+        form = self.workload.forms[sharding.form]
+        operators = rank_operators(form.operators, form.blocks, *sharding[1:])
+        if sharding.ep == 1:
+            return RankTable(operators, form.blocks)
+        # dividing experts changes no chain of operators
+        whole = self.table(sharding._replace(ep=1, expert_tp=sharding.tp, expert_load=1.0))
+        return RankTable(operators, form.blocks, whole)
+
+    def _costs(
+        self,
+        key: KernelKey,
+        device: Device,
+        kernels: KernelModel,
+        host_factor: float,
+        batches: tuple[float, ...],
+    ) -> Floats | str:
+        """Return the rows of `StageCosts.of` at some batch sizes, or why there are none."""
+        table = self.table(key.sharding)
+        timed = kernels.rank_times(table, batches, device, key)
+        if isinstance(timed, str):
+            return timed
+        host = timed.host_ms * host_factor, timed.start_ms * host_factor
+        return table.costs(timed.times.device_s, *host)
+
+    def _memory_model(self, name: Form) -> MemoryModel:
+        w = self.workload
+        flags = w.checkpointed, not widens(w.optimizer), bool(w.adaptation)
+        return MemoryModel(w.forms[name], name == "half", *flags)
+
+    def memory(self, name: Form, grid: Grid, on_gpu: bool) -> RankMemory:
+        if len(grid) > MOST_REMEMBERED_ROWS:
+            return self.memory_model(name).at(grid, on_gpu)
+        key = name, on_gpu, grid.key()
+        memory = self.memories.get(key)
+        if memory is None:
+            if len(self.memories) >= MOST_MEMORIES:
+                self.memories.clear()
+            self.memories[key] = memory = self.memory_model(name).at(grid, on_gpu)
+        return memory
 
 
 class Forecaster:
     """Forecasts of one workload on one target. Safe to share between threads.
 
-    `workload` is the one that was traced, as the target's software runs it.
+    `workload` is as the target's software runs the one that was traced.
     """
 
     def __init__(
         self,
         workload: Workload,
         target: Target,
-        tables: Tables | None = None,
+        evaluated: Evaluated | None = None,
         knowledge: Knowledge | None = None,
     ) -> None:
-        self.tables = (tables or Tables(workload)).under(target.software)
-        self.workload, self.target, self.knowledge = self.tables.workload, target, knowledge
+        self.evaluated = (evaluated or Evaluated(workload)).under(target.software.rewrites)
+        self.workload, self.target, self.knowledge = self.evaluated.workload, target, knowledge
 
     def on(self, target: Target | Cluster) -> Forecaster:
-        """The same workload on another target, or on another cluster whose devices the same kernel model answers for. The two
-        share what they have worked out, and what is known."""
+        """Return a forecaster of the same workload on another target.
+
+        Another cluster keeps kernel model and software. Both forecasters share what they computed
+        and what is known.
+        """
         target = self.target._replace(cluster=target) if isinstance(target, Cluster) else target
-        return Forecaster(self.workload, target, self.tables, self.knowledge)
+        return Forecaster(self.workload, target, self.evaluated, self.knowledge)
 
     def knowing(self, knowledge: Knowledge | None) -> Forecaster:
-        """The same, its forecasts corrected by measurements."""
-        return Forecaster(self.workload, self.target, self.tables, knowledge)
+        """Return a forecaster whose forecasts are corrected by measurements."""
+        return Forecaster(self.workload, self.target, self.evaluated, knowledge)
 
     @property
     def plain(self) -> Forecaster:
-        """The same, its forecasts not corrected."""
+        """The same forecaster without corrections."""
         return self if self.knowledge is None else self.knowing(None)
 
     def forecast(
@@ -90,140 +155,127 @@ class Forecaster:
         schedule: Schedule | None = None,
         conditions: JobConditions = ASSUMED,
     ) -> Forecast:
-        """The full record of one execution. Raises `Contradiction` for sizes that do not go together."""
+        """Return the full record of one execution.
+
+        Raises:
+            Contradiction: if its sizes contradict each other, the model or the cluster.
+        """
         return self.at([execution]).forecast(0, schedule, conditions)
 
     def over_batches(self, execution: Execution, batches: Sequence[int]) -> ForecastTable:
-        """The same execution at every micro-batch of `batches`."""
+        """Return the same execution at every micro-batch of `batches`."""
         return self.at(Grid.vary(execution, micro_batch=list(batches)))
 
     def at(self, executions: Sequence[Execution] | Grid) -> ForecastTable:
-        """Every execution. Raises `TrainpaceError` where the workload lacks a precision's form."""
-        plain = self._plain(executions if isinstance(executions, Grid) else Grid.of(executions))
+        """Return the forecasts of all executions.
+
+        Raises:
+            TrainpaceError: if the workload was not traced in a precision's format.
+        """
+        grid = executions if isinstance(executions, Grid) else Grid.of(executions)
+        table = ForecastTable(self, grid)
+        for rows in grid.groups(grid.precision, grid.engine):
+            self._fill(table, rows)
+        table.page_states()
         if self.knowledge is None or (posterior := self.knowledge.posterior(self)) is None:
-            return plain
-        from trainpace.forecast.corrections import (
-            CorrectedTable,
-        )  # most forecasts know of no measurement
+            return table
+        return CorrectedTable(table, posterior, self.knowledge.source(self))
 
-        return CorrectedTable(plain, posterior, self.knowledge.source(self))
+    def _fill(self, table: ForecastTable, rows: NDArray[np.intp]) -> None:
+        """Evaluate some rows of a table, which have one precision and engine."""
+        grid, workload, cluster = table.grid.at(rows), self.workload, self.target.cluster
+        precision = PRECISIONS[int(grid.precision[0])]
+        form = workload.form(precision)
+        table.clash[rows] = clashes(grid, Facts.of(workload, form.blocks, cluster))
+        on_gpu = cluster.device.kind == "gpu"
+        memory = self.evaluated.memory(form_of(precision), grid, on_gpu)
+        for whole, of_rows in zip(table.memory, memory, strict=True):
+            whole[rows] = of_rows
+        if form.blocks is not None:
+            table.uneven[rows] = form.blocks.count % (grid.pp * grid.virtual_stages) != 0
+        for refused, reason in unsupported(grid, workload, precision):
+            table.refuse(rows[refused], reason)
+        able = table.timed[rows]
+        if not able.any():
+            return
+        legal, rows = grid.at(able), rows[able]
+        costs = self.costs(legal)
+        if isinstance(costs, str):
+            table.refuse(rows, costs)
+            return
+        try:
+            steps = StepModel(workload, form, legal, self.target).steps(costs)
+        except MissingLink as missing:
+            table.refuse(rows, str(missing))
+            return
+        for columns, values in zip((table.parts, table.exposed), steps, strict=True):
+            for name, column in values.items():
+                columns[name][rows] = column
 
-    def _plain(self, grid: Grid) -> ForecastTable:
-        n, cluster, workload = len(grid), self.target.cluster, self.workload
-        parts = {name: np.full(n, np.nan) for name in STEP_PARTS}
-        exposed = {name: np.full(n, np.nan) for name in KINDS}
-        memory = RankMemory(*(np.zeros(n) for _ in RankMemory._fields))
-        clash, why = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-        uneven = np.zeros(n, dtype=bool)
-        reasons = [""]
-
-        def refuse(rows: NDArray[np.intp], reason: str) -> None:
-            why[rows] = len(reasons)
-            reasons.append(reason)
-
-        kinds = (
-            grid.precision * len(EXECUTION_FIELDS["engine"].choices) + grid.engine
-        ) * 2 + grid.channels_last
-        for kind in sorted(set(kinds.tolist())):
-            rows = np.flatnonzero(kinds == kind)
-            some = grid.at(rows)
-            precision = PRECISIONS[int(some.precision[0])]
-            form = workload.form(precision)
-            clash[rows] = clashes(some, form.blocks, workload.sequence_length, cluster)
-            clash[rows[workload.whole_step & (some.accumulation > 1) & (clash[rows] == 0)]] = (
-                CLASHES.index("whole step")
-            )
-            held = self.tables.memory(form_of(precision), some, cluster.device.kind == "gpu")
-            for whole, part in zip(memory, held, strict=True):
-                whole[rows] = part
-            able = clash[rows] == 0
-            if NUMBER_FORMATS[precision].autocasts and GROUPED in form.operators.function:
-                autocast = some.zero_stage < 3
-                refuse(rows[autocast], AUTOCAST_EXPERTS)
-                able &= ~autocast
-            if workload.only_batch is not None:
-                other = some.micro_batch != workload.only_batch
-                refuse(rows[other], ONE_BATCH.format(workload.model, workload.only_batch))
-                able &= ~other
-            impossible = (
-                impossible_updates(some, workload.optimizer) if workload.mode == "train" else []
-            )
-            for sizes, reason in [
-                *impossible,
-                *(_without_blocks(some, workload) if form.blocks is None else []),
-            ]:
-                refuse(rows[sizes], reason)
-                able &= ~sizes
-            if form.blocks is not None:
-                uneven[rows] = form.blocks.count % (some.pp * some.virtual_stages) != 0
-            if not able.any():
-                continue
-            legal = some.at(able)
-            costs = self._by_kernels(legal, precision, self.tables.costs)
-            if isinstance(costs, str):
-                refuse(rows[able], costs)
-                continue
-            try:
-                steps = Assembly(workload, form, legal, self.target).steps(StageCosts.of(costs))
-            except MissingLink as missing:
-                refuse(rows[able], str(missing))
-                continue
-            for columns, values in zip((parts, exposed), steps, strict=True):
-                for name, column in values.items():
-                    columns[name][rows[able]] = column
-        capacity = cluster.device.memory_gib
-        fit = np.ones(n, dtype=bool) if capacity is None else fits(memory, capacity.value)
-        paged_ms = paging_ms(memory, None if capacity is None else capacity.value, cluster)
-        exposed["offload"] += paged_ms
-        parts["communication_ms"] += paged_ms
-        step_ms = sum(parts.values(), np.zeros(n))
-        return ForecastTable(
-            self, grid, step_ms, parts, exposed, memory, fit, clash, uneven, why, tuple(reasons)
-        )
+    def costs(self, grid: Grid) -> StageCosts | str:
+        """Return the kernel times of executions that can run, or why there are none."""
+        target = self.target
+        model = target.cluster.device, target.kernels, target.host_factor
+        whole: Floats = np.empty((0, 0))
+        for key, batches, rows, batch_of in kernel_groups(grid, target.software):
+            found = self.evaluated.costs(key, *model, batches)
+            if isinstance(found, str):
+                return found
+            if not len(whole):
+                whole = np.empty((len(grid), found.shape[1]))
+            whole[rows] = found[batch_of]
+        return StageCosts.of(whole)
 
     def least_gib(self, grid: Grid) -> Floats:
-        """What every execution's fullest rank holds all the time: less than its peak, and quickly known."""
+        """Return what the fullest rank of every execution holds all the time.
+
+        It is less than its peak, and quickly computed.
+        """
         least = np.zeros(len(grid))
-        for precision in np.unique(grid.precision).tolist():
-            rows = np.flatnonzero(grid.precision == precision)
-            least[rows] = self.tables.memory_model(form_of(PRECISIONS[precision])).least_gib(
-                grid.at(rows)
-            )
+        for rows in grid.groups(grid.precision):
+            form = form_of(PRECISIONS[int(grid.precision[rows[0]])])
+            least[rows] = self.evaluated.memory_model(form).least_gib(grid.at(rows))
         return least
 
     def memory(self, execution: Execution) -> Memory:
-        """Peak memory of the fullest rank."""
-        grid = Grid.of([execution])
+        """Return the peak memory of the fullest rank."""
         on_gpu = self.target.cluster.device.kind == "gpu"
-        return self.tables.memory(form_of(execution.precision), grid, on_gpu).record(0)
+        grid = Grid.of([execution])
+        return self.evaluated.memory(form_of(execution.precision), grid, on_gpu).record(0)
 
     def largest_micro_batch(self, execution: Execution) -> int | None:
-        """The largest micro-batch that fits, 0 where not even one does; None on a CPU and where the memory's size is unknown."""
-        device = self.target.cluster.device
+        """Return the largest micro-batch that fits, 0 if not even one sample does.
+
+        None on a CPU, or if the size of the memory is unknown.
+        """
+        device, only = self.target.cluster.device, self.workload.only_batch
         if device.kind != "gpu" or device.memory_gib is None:
             return None
-        model = self.tables.memory_model(form_of(execution.precision))
+        model = self.evaluated.memory_model(form_of(execution.precision))
         largest = model.largest_micro_batch(execution, device.memory_gib.value)
-        only = self.workload.only_batch
-        return largest if only is None else only if largest >= only else 0
+        if only is None:
+            return largest
+        return only if largest >= only else 0
 
     def jumps(self, execution: Execution, batches: Sequence[int]) -> tuple[Jump, ...]:
-        """Where the step grows out of proportion over ascending micro-batches, with the operators that do."""
+        """Return where the step grows out of proportion over ascending micro-batches, and why."""
         steps = self.over_batches(execution, batches)
         return self.jumps_in(execution, batches, steps.step_ms) if steps.timed.all() else ()
 
     def jumps_in(
         self, execution: Execution, batches: Sequence[int], step_ms: Floats
     ) -> tuple[Jump, ...]:
-        """The jumps of step times that are known, why they are forecast, and the next size that fits with as much throughput."""
+        """Return the jumps of step times that are known.
+
+        Each has its causes and the next size that fits with as much throughput.
+        """
         jumps, largest = [], self.largest_micro_batch(execution)
         for i, excess in find_jumps(batches, step_ms):
             before, why = batches[i - 1], self._explained(execution, batches[i - 1], batches[i])
-            stairs = self.over_batches(execution, [before, *why.stairs]).step_ms
-            good = next_good(before, why.stairs, stairs) or next_good(
+            at_stairs = self.over_batches(execution, [before, *why.full]).step_ms
+            good = next_good(before, why.full, at_stairs) or next_good(
                 before, batches[i + 1 :], np.delete(step_ms[i - 1 :], 1)
             )
-            good = good if good is None or largest is None or good <= largest else None
             jumps.append(
                 Jump(
                     before=before,
@@ -233,25 +285,42 @@ class Forecaster:
                     excess_ms=excess,
                     causes=why.causes,
                     mechanism=why.mechanism,
-                    next_good=good,
+                    next_good=None if good and largest is not None and good > largest else good,
                 )
             )
         return tuple(jumps)
 
+    def _explained(self, execution: Execution, before: int, after: int) -> Explained:
+        key = kernel_key(execution, self.target.software)
+        device, kernels = self.target.cluster.device, self.target.kernels
+        table = self.evaluated.table(key.sharding)
+        timed = kernels.rank_times(table, (float(before), float(after)), device, key)
+        assert not isinstance(timed, str), "steps were forecast with these times"
+        return explain(
+            table.operators,
+            timed.times.device_s,
+            before,
+            after,
+            None if device.sms is None else int(device.sms.value),
+            lambda operators, sizes: kernels.tiling(
+                KernelTable(operators), np.asarray(sizes, dtype=float), device, key
+            ),
+        )
+
     def roofline(self, execution: Execution) -> Roofline | None:
-        """The heaviest operators of one rank under the device's roofs; None where these are not known."""
+        """Return the heaviest operators of one rank under the device's roofs, or None."""
         return self.at([execution]).roofline(0)
 
     def fewer_devices(self, execution: Execution) -> tuple[Forecast, ...]:
-        """Forecasts on 1, 2, 4, ... devices up to the cluster's, whole nodes beyond one; those that have a time and fit.
+        """Return forecasts on 1, 2, 4, ... devices up to the cluster's that have a time and fit.
 
-        Per device nothing changes, so that the global batch grows with the devices (weak scaling).
+        Beyond one node they use whole nodes. Each device does the same work, so the global batch
+        grows with the devices (weak scaling).
         """
         cluster, forecasts = self.target.cluster, []
         shapes = [(1, n) for n in doublings(cluster.devices_per_node)]
-        for nodes, per_node in shapes + [
-            (n, cluster.devices_per_node) for n in doublings(cluster.nodes)[1:]
-        ]:
+        shapes += [(n, cluster.devices_per_node) for n in doublings(cluster.nodes)[1:]]
+        for nodes, per_node in shapes:
             whole = (nodes, per_node) == (cluster.nodes, cluster.devices_per_node)
             shard_size = execution.shard_size if whole else None
             try:
@@ -262,103 +331,3 @@ class Forecaster:
             if one.step is not None and one.fits is not False:
                 forecasts.append(one)
         return tuple(forecasts)
-
-    def part_ms(self, grid: Grid) -> Floats:
-        """Device time by what it is spent on, of executions that have a time (n x the columns of `RankTable.parts`)."""
-        parts = None
-        kinds = grid.precision * 2 + grid.channels_last
-        for kind in sorted(set(kinds.tolist())):
-            rows = np.flatnonzero(kinds == kind)
-            of_kind = self._by_kernels(grid.at(rows), PRECISIONS[kind // 2], self.tables.parts)
-            assert not isinstance(of_kind, str), "steps were forecast with these times"
-            parts = np.empty((len(grid), of_kind.shape[1])) if parts is None else parts
-            parts[rows] = of_kind
-        assert parts is not None
-        return parts
-
-    def _by_kernels(
-        self, grid: Grid, precision: Precision, of: Callable[..., Floats | str]
-    ) -> Floats | str:
-        """The rows that `of` has for every execution of one precision and memory format."""
-        rows = None
-        sequence = grid.sequence_parallel & (grid.tp > 1)
-        codes = ((grid.tp * (int(grid.cp.max()) + 1) + grid.cp) * 2 + sequence) * 2 + grid.compile
-        _, load_of = np.unique(grid.expert_load, return_inverse=True)
-        for more in (grid.ep, grid.experts_tp, load_of):
-            codes = codes * (int(more.max()) + 1) + more
-        _, firsts, table_of = np.unique(codes, return_index=True, return_inverse=True)
-        for i, first in enumerate(firsts.tolist()):
-            at = np.flatnonzero(table_of == i)
-            experts = (
-                int(grid.ep[first]),
-                int(grid.experts_tp[first]),
-                float(grid.expert_load[first]),
-            )
-            ranks = int(grid.tp[first]), int(grid.cp[first]), bool(sequence[first])
-            sharding = Sharding(form_of(precision), *ranks, *experts)
-            flags = bool(grid.channels_last[first]), bool(grid.compile[first])
-            key = KernelKey(sharding, precision, *flags, self.target.software)
-            batches, batch_of = np.unique(grid.micro_batch[at], return_inverse=True)
-            found = of(key, self.target, batches.astype(np.float64))
-            if isinstance(found, str):
-                return found
-            if rows is None:
-                rows = np.empty((len(grid), found.shape[1]))
-            rows[at] = found[batch_of]
-        assert rows is not None
-        return rows
-
-    def _explained(self, execution: Execution, before: int, after: int) -> Explained:
-        key, device = kernel_key(execution, self.target.software), self.target.cluster.device
-        timed = self.tables.times(key, self.target, np.array([float(before), float(after)]))
-        assert not isinstance(timed, str), "steps were forecast with these times"
-
-        def cut_of(operators: Operators, sizes: Sequence[int]) -> Cut | None:
-            return self.target.kernels.cut(
-                KernelTable(operators), np.asarray(sizes, dtype=float), device, key
-            )
-
-        sms = None if device.sms is None else int(device.sms.value)
-        return explain(
-            self.tables.table(key.sharding).operators,
-            timed.times.device_s,
-            before,
-            after,
-            sms,
-            cut_of,
-        )
-
-
-def _without_blocks(grid: Grid, workload: Workload) -> list[tuple[Flags, str]]:
-    """The executions that a model without repeated blocks cannot have, with the reason."""
-    wanted = {
-        "tensor": grid.tp > 1,
-        "pipeline": grid.pp > 1,
-        "context": grid.cp > 1,
-        "expert": grid.ep > 1,
-    }
-    cuts = sum(flags * 2**i for i, flags in enumerate(wanted.values()))
-    refused = []
-    for code in sorted(set(cuts[cuts > 0].tolist())):
-        names = " and ".join(name for i, name in enumerate(wanted) if code >> i & 1)
-        refused.append(
-            (
-                cuts == code,
-                (
-                    f"{names} parallelism: {workload.model} has no repeated blocks along which it"
-                    " could be cut."
-                ),
-            )
-        )
-    recomputes = ~grid.has("activation_checkpointing", "none") & (cuts == 0)
-    if recomputes.any() and not workload.checkpointed:
-        refused.append(
-            (
-                recomputes,
-                (
-                    "activation checkpointing: this workload was traced without it, and has no"
-                    " repeated blocks to recompute."
-                ),
-            )
-        )
-    return refused

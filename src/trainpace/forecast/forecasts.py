@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.execution import PRECISIONS, Execution
-from trainpace.core.outcome import MFU_LIMIT, Forecast, Interval, StepTime
-from trainpace.forecast.explanations import Roofline, heaviest, peak_flop_per_s, roofline_of
+from trainpace.core.execution import EXECUTION_FIELDS, PRECISIONS, Execution
+from trainpace.core.outcome import MFU_LIMIT, STEP_PARTS, Forecast, Interval, StepTime
+from trainpace.core.stats import Z_95
+from trainpace.forecast.communication import KINDS
+from trainpace.forecast.explanations import (
+    Roofline,
+    by_role,
+    heaviest,
+    peak_flop_per_s,
+    roofline_of,
+)
 from trainpace.forecast.grid import Grid
-from trainpace.forecast.intervals import EXPERTS_SD, Spread, shares_of, widened
+from trainpace.forecast.intervals import (
+    EXPERTS_SD,
+    Spread,
+    card_deviations,
+    fitted_spreads,
+    interval_deviations,
+    shares_of,
+    widened,
+)
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.forecast.memory import RankMemory, fit_probability, fits
+from trainpace.forecast.posterior import PHASES, Posterior, Runs, Variant
 from trainpace.forecast.ranks import RankTable
-from trainpace.forecast.roles import by_role
-from trainpace.forecast.shapes import alone, contradiction, fewer_ranks
-from trainpace.forecast.software_rewrites import NO_SOFTWARE, RunningSoftware, running_software
-from trainpace.forecast.tables import MOST_AT_ONCE
-from trainpace.forecast.target import KernelKey, host_sensitivity, kernel_key
+from trainpace.forecast.shapes import Facts, alone, contradiction, fewer_ranks
+from trainpace.forecast.software import NO_SOFTWARE, RunningSoftware, running_software
+from trainpace.forecast.step import paging_ms
+from trainpace.forecast.target import host_sensitivity, kernel_groups
 from trainpace.job import ASSUMED, JobConditions, Schedule, with_job
 from trainpace.workload import (
     ATTENTION_BACKWARD_MODEL_SHARE,
@@ -38,10 +56,18 @@ from trainpace.workload import (
 if TYPE_CHECKING:
     from trainpace.forecast.forecaster import Forecaster
 
+MOST_COMPARED = 2048
+"""Rows that are compared with measurements in one pass, which bounds its memory."""
+LAUNCH_BOUND = 0.3
+"""Share of a step that waits for the host, above which the step is called launch-bound."""
+
 
 class RowKernels(NamedTuple):
-    """The kernels of one execution on the stage of a pipeline that it holds, the optimizer's as they are sharded or moved: of
-    each row of the table `held`, from 0 to 1."""
+    """The kernels of one execution on the pipeline stage that a rank has.
+
+    held: of each row of the table, the share that the rank has, from 0 to 1; of the optimizer's,
+    as they are sharded or offloaded. times: with that share.
+    """
 
     table: RankTable
     times: KernelTimes
@@ -52,62 +78,69 @@ class RowKernels(NamedTuple):
 class ForecastTable:
     """Forecasts of n executions: arrays of n, and full records of the rows that are asked for.
 
-    Times are NaN where there are none. parts: milliseconds by the names of `StepTime`'s parts, which add up to step_ms. exposed:
-    communication by kind. clash: a position in CLASHES; 0 is none. fits: within the device's memory (True where its size is not
-    known). uneven: the stages hold unequal numbers of blocks.
+    Times are NaN in rows without a time. parts: milliseconds by the names of `StepTime`'s parts,
+    which add up to step_ms. exposed: communication by kind. clash: a position in CLASHES, 0 for
+    none. why: a position in `reasons`, 0 for none. fits: within the device's memory (True if its
+    size is unknown). uneven: the stages have unequal numbers of blocks.
     """
 
-    def __init__(
-        self,
-        forecaster: Forecaster,
-        grid: Grid,
-        step_ms: Floats,
-        parts: dict[str, Floats],
-        exposed: dict[str, Floats],
-        memory: RankMemory,
-        fits: Flags,
-        clash: Counts,
-        uneven: Flags,
-        why: Counts,
-        reasons: tuple[str, ...],
-    ) -> None:
-        self.forecaster, self.grid, self.step_ms, self.parts, self.exposed = (
-            forecaster,
-            grid,
-            step_ms,
-            parts,
-            exposed,
-        )
-        self.memory, self.fits, self.clash, self.uneven = memory, fits, clash, uneven
-        self.why, self.reasons = why, reasons
+    step_ms: Floats
+    fits: Flags
+
+    def __init__(self, forecaster: Forecaster, grid: Grid) -> None:
+        n = len(grid)
+        self.forecaster, self.grid = forecaster, grid
+        self.parts: Mapping[str, Floats] = {name: np.full(n, np.nan) for name in STEP_PARTS}
+        self.exposed: Mapping[str, Floats] = {name: np.full(n, np.nan) for name in KINDS}
+        self.memory = RankMemory(*(np.zeros(n) for _ in RankMemory._fields))
+        self.clash, self.why = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        self.uneven = np.zeros(n, dtype=bool)
+        self.reasons = [""]
         self._executions: dict[int, Execution] = {}
         self._largest_by_kind: dict[Execution, int | None] = {}
+
+    def refuse(self, rows: NDArray[np.intp], reason: str) -> None:
+        """Note why some rows have no time."""
+        self.why[rows] = len(self.reasons)
+        self.reasons.append(reason)
+
+    def page_states(self) -> None:
+        """Add up the step, with optimizer states that move to the host and back if memory is full."""
+        cluster = self.forecaster.target.cluster
+        capacity = cluster.device.memory_gib
+        gib = None if capacity is None else capacity.value
+        self.fits = np.ones(len(self), dtype=bool) if gib is None else fits(self.memory, gib)
+        paged_ms = paging_ms(self.memory, gib, cluster)
+        self.exposed["offload"][:] += paged_ms
+        self.parts["communication_ms"][:] += paged_ms
+        self._add_up()
+
+    def _add_up(self) -> None:
+        self.step_ms = sum(self.parts.values(), np.zeros(len(self)))
 
     def __len__(self) -> int:
         return len(self.grid)
 
     def execution(self, i: int) -> Execution:
-        """Execution `i`. Raises for sizes that contradict each other."""
+        """Return execution `i`. Raises `Contradiction` if its sizes contradict each other."""
         if i not in self._executions:
             self._executions[i] = self.grid.execution(i)
         return self._executions[i]
 
     @property
     def timed(self) -> Flags:
-        """Which rows have a time."""
+        """Rows with a time."""
         return np.asarray((self.clash == 0) & (self.why == 0))
 
     @property
     def feasible(self) -> Flags:
-        """Could be run: sizes that go together, a time, and enough memory."""
+        """Rows that can run: with a time, and enough memory."""
         return np.asarray(self.timed & self.fits)
 
     @cached_property
     def _spreads(self) -> list[Spread | None]:
-        return [
-            None if row is None else self._spread(i, row)
-            for i, row in enumerate(self._kernels(range(len(self))))
-        ]
+        kernels = enumerate(self._kernels(range(len(self))))
+        return [None if row is None else self._spread(i, row) for i, row in kernels]
 
     @property
     def low_ms(self) -> Floats:
@@ -122,7 +155,7 @@ class ForecastTable:
         ]
 
     def reason(self, i: int) -> str:
-        """Why row `i` has no time; empty where it has one."""
+        """Return why row `i` has no time; empty if it has one."""
         if self.why[i]:
             return self.reasons[int(self.why[i])]
         return str(self._contradiction(i)) if self.clash[i] else ""
@@ -130,8 +163,11 @@ class ForecastTable:
     def forecasts(
         self, schedule: Schedule | None = None, conditions: JobConditions = ASSUMED
     ) -> list[Forecast]:
-        """The full records of all rows, with the whole training where a `schedule` is given. Raises `Contradiction` for the
-        first whose sizes do not go together."""
+        """Return the full records of all rows, with the whole training if a `schedule` is given.
+
+        Raises:
+            Contradiction: for the first row whose sizes contradict each other.
+        """
         kernels = self._kernels(range(len(self)))
         return [
             self._with_job(self._record(i, row), schedule, conditions)
@@ -141,8 +177,39 @@ class ForecastTable:
     def forecast(
         self, i: int, schedule: Schedule | None = None, conditions: JobConditions = ASSUMED
     ) -> Forecast:
-        """The full record of row `i`. Raises `Contradiction` for sizes that do not go together."""
+        """Return the full record of row `i`. Raises `Contradiction` as `forecasts` does."""
         return self._with_job(self._record(i, self._kernels([i])[0]), schedule, conditions)
+
+    def brief(self, i: int) -> Forecast:
+        """Return row `i` as this table has it: step, interval, memory, exposed communication.
+
+        Nothing is forecast again. The record lacks what takes longer: the heaviest operators,
+        scaling, utilisation and the largest micro-batch.
+        """
+        return self._brief(i, self._kernels([i])[0])
+
+    def roofline(self, i: int) -> Roofline | None:
+        """Return the heaviest operators of a rank of execution `i` under the device's roofs.
+
+        None if the roofs are unknown or the row has no time.
+        """
+        (row,) = self._kernels([i])
+        if row is None:
+            return None
+        e, device = self.execution(i), self.forecaster.target.cluster.device
+        repeats = np.where(row.table.updates, 1, e.accumulation)
+        return roofline_of(row.table.operators, row.times.device_s, row.held, repeats, e, device)
+
+    def shares(self) -> list[Floats]:
+        """Return what the step of every row is made of, by `intervals.PARTS`.
+
+        All rows must have a time.
+        """
+        shares = []
+        for i, row in enumerate(self._kernels(range(len(self)))):
+            assert row is not None, "a row without a time has no shares"
+            shares.append(shares_of(self._step(i), row.table.part, row.times.device_s))
+        return shares
 
     def _with_job(
         self, forecast: Forecast, schedule: Schedule | None, conditions: JobConditions
@@ -155,112 +222,71 @@ class ForecastTable:
 
     def _contradiction(self, i: int) -> TrainpaceError:
         target, workload = self.forecaster.target, self.forecaster.workload
-        form = workload.form(PRECISIONS[int(self.grid.precision[i])])
-        return contradiction(
-            int(self.clash[i]), self.grid, i, form.blocks, workload.sequence_length, target.cluster
-        )
+        blocks = workload.form(PRECISIONS[int(self.grid.precision[i])]).blocks
+        facts = Facts.of(workload, blocks, target.cluster)
+        return contradiction(int(self.clash[i]), self.grid, i, facts)
 
     def _kernels(self, rows: Sequence[int]) -> list[RowKernels | None]:
-        """The kernels of some rows; None for rows without a time."""
-        forecaster, grid = self.forecaster, self.grid
-        tables, target = forecaster.tables, forecaster.target
-        keyed: dict[KernelKey, list[int]] = {}
-        timed = self.timed
-        for position, i in enumerate(rows):
-            if timed[i]:
-                keyed.setdefault(kernel_key(self.execution(i), target.software), []).append(
-                    position
-                )
+        """Return the kernels of some rows; None for rows without a time."""
+        evaluated, target = self.forecaster.evaluated, self.forecaster.target
         kernels: list[RowKernels | None] = [None] * len(rows)
-        for key, positions in keyed.items():
-            table = tables.table(key.sharding)
-            at = np.array([rows[position] for position in positions])
-            batches, batch_of = np.unique(grid.micro_batch[at], return_inverse=True)
-            for start in range(0, len(batches), MOST_AT_ONCE):
-                ranks = tables.times(
-                    key, target, batches[start : start + MOST_AT_ONCE].astype(np.float64)
-                )
-                assert not isinstance(ranks, str), "steps were forecast with these times"
-                for j in np.flatnonzero(
-                    (batch_of >= start) & (batch_of < start + MOST_AT_ONCE)
-                ).tolist():
-                    batch = batch_of[j] - start
-                    device_s = ranks.times.device_s[batch]
-                    held = self._held(int(at[j]), table, device_s)
-                    times = KernelTimes(*(seconds[batch] * held for seconds in ranks.times))
-                    kernels[positions[j]] = RowKernels(table, times, ranks.log_sd[batch], held)
+        positions = np.flatnonzero(self.timed[np.asarray(rows)])
+        timed = np.asarray(rows)[positions]
+        for key, batches, some, batch_of in kernel_groups(self.grid.at(timed), target.software):
+            table = evaluated.table(key.sharding)
+            ranks = target.kernels.rank_times(table, batches, target.cluster.device, key)
+            assert not isinstance(ranks, str), "steps were forecast with these times"
+            for position, batch in zip(some.tolist(), batch_of.tolist(), strict=True):
+                held = self._held(int(timed[position]), table, ranks.times.device_s[batch])
+                times = KernelTimes(*(seconds[batch] * held for seconds in ranks.times))
+                row = RowKernels(table, times, ranks.log_sd[batch], held)
+                kernels[positions[position]] = row
         return kernels
 
-    def roofline(self, i: int) -> Roofline | None:
-        """The heaviest operators of a rank of execution `i` under the device's roofs; None where these are not known, or there is
-        no time."""
-        (row,) = self._kernels([i])
-        if row is None:
-            return None
-        e = self.execution(i)
-        held_s, repeats = row.times.device_s, np.where(row.table.updates, 1, e.accumulation)
-        return roofline_of(
-            row.table.operators, held_s, row.held, repeats, e, self.forecaster.target.cluster.device
-        )
-
     def _held(self, i: int, table: RankTable, device_s: Floats) -> Floats:
-        """Share of each row that a rank has: the blocks of its stage; of the optimizer what it was forecast to take."""
+        """Return the share of each row that a rank has.
+
+        It has the blocks of its stage, and of the optimizer what that was forecast to take.
+        """
         held = 1.0 - table.inside * (1.0 - 1.0 / int(self.grid.pp[i]))
         whole_ms = 1e3 * float(device_s[table.updates].sum())
         if whole_ms > 0:
-            offloaded = bool(self.grid.offload_optimizer[i])
-            held[table.updates] = (
-                0.0 if offloaded else float(self.parts["optimizer_ms"][i]) / whole_ms
-            )
+            update_ms = 0.0 if self.grid.offload_optimizer[i] else self.parts["optimizer_ms"][i]
+            held[table.updates] = float(update_ms) / whole_ms
         return held
 
     def _step(self, i: int) -> StepTime:
         return StepTime(**{name: float(values[i]) for name, values in self.parts.items()})
 
     def _spread(self, i: int, row: RowKernels) -> Spread:
-        target, step = self.forecaster.target, self._step(i)
-        shares = shares_of(step, row.table.part, row.times.device_s)
+        target = self.forecaster.target
+        shares = shares_of(self._step(i), row.table.part, row.times.device_s)
         spread = target.kernels.spread(
             shares, target.cluster.device, row.times.device_s, row.log_sd
         )
-        return widened(spread, self.outside_sd(i))
-
-    def outside_sd(self, i: int) -> float:
-        """Standard deviation of the logarithm of step `i` from what none of its parts tells: its host, and layers of experts."""
-        return float(self.outside_sds[i])
+        return widened(spread, float(self.outside_sds[i]))
 
     @cached_property
     def outside_sds(self) -> Floats:
-        """`outside_sd` of every row."""
-        host, experts = (
-            self.forecaster.target.host,
-            (EXPERTS_SD if self.forecaster.workload.has_experts else 0.0),
-        )
+        """Standard deviations of the logarithm of steps from causes outside of their parts.
+
+        These are the host's speed, and layers of experts.
+        """
+        host = self.forecaster.target.host
+        experts = EXPERTS_SD if self.forecaster.workload.has_experts else 0.0
         of_host = 0.0 if host is None else host_sensitivity(self.parts, self.step_ms) * host.log_sd
         return np.asarray(np.hypot(of_host, np.full(len(self), experts)))
-
-    def shares(self) -> list[Floats]:
-        """What the step of every row is made of, the share of each of `intervals.PARTS`; all rows have a time."""
-        shares = []
-        for i, row in enumerate(self._kernels(range(len(self)))):
-            assert row is not None, "a row without a time has no shares"
-            shares.append(shares_of(self._step(i), row.table.part, row.times.device_s))
-        return shares
-
-    def brief(self, i: int) -> Forecast:
-        """Row `i` without what takes longer: the heaviest operators, scaling, utilisation, the largest micro-batch."""
-        return self._brief(i, self._kernels([i])[0])
 
     def _brief(self, i: int, row: RowKernels | None) -> Forecast:
         if self.clash[i] and not self.why[i]:
             raise self._contradiction(i)
-        target, execution = self.forecaster.target, self.execution(i)
-        cluster, device = target.cluster, target.cluster.device
+        workload, target = self.forecaster.workload, self.forecaster.target
+        execution, cluster, device = self.execution(i), target.cluster, target.cluster.device
         memory = None if self.clash[i] else self.memory.record(i)
         capacity = None if device.memory_gib is None else device.memory_gib.value
         host, software = target.host, self._software(execution)
         forecast = Forecast(
-            model=self.forecaster.workload.model,
+            model=workload.model,
             device=device.name,
             num_devices=cluster.num_devices,
             execution=execution,
@@ -268,12 +294,8 @@ class ForecastTable:
             step_time_interval_ms=None,
             memory=memory,
             capacity_gib=capacity,
-            fits=None if capacity is None or memory is None else bool(self.fits[i]),
-            fit_probability=(
-                None
-                if capacity is None or memory is None
-                else float(fit_probability(memory, capacity, execution.compile))
-            ),
+            fits=None,
+            fit_probability=None,
             mfu=None,
             model_flops_per_step=None,
             provenance=target.kernels.provenance,
@@ -283,9 +305,12 @@ class ForecastTable:
             software=software.words,
             software_assumed=software.is_assumed,
             software_idle=software.idle,
-            notes=self.forecaster.workload.notes,
-            sequence_length=self.forecaster.workload.sequence_length,
+            notes=workload.notes,
+            sequence_length=workload.sequence_length,
         )
+        if memory is not None and capacity is not None:
+            probability = float(fit_probability(memory, capacity, execution.compile))
+            forecast = replace(forecast, fits=bool(self.fits[i]), fit_probability=probability)
         if row is None:
             return forecast
         step, spread = self._step(i), self._spread(i, row)
@@ -295,38 +320,28 @@ class ForecastTable:
             coverage=spread.coverage,
             basis=spread.basis,
         )
+        exposed = {kind: float(values[i]) for kind, values in self.exposed.items() if values[i] > 0}
         return replace(
-            forecast,
-            step=step,
-            step_time_interval_ms=interval,
-            reason="",
-            exposed_ms={
-                kind: float(values[i]) for kind, values in self.exposed.items() if values[i] > 0
-            },
+            forecast, step=step, step_time_interval_ms=interval, reason="", exposed_ms=exposed
         )
 
     def _software(self, execution: Execution) -> RunningSoftware:
-        target, traced = self.forecaster.target, self.forecaster.tables.traced.workload
+        target, traced = self.forecaster.target, self.forecaster.evaluated.traced.workload
         if target.kernels.traces_cpu:
             return NO_SOFTWARE  # it was measured with the machine
-        return running_software(
-            traced,
-            target.software,
-            target.cluster.device,
-            execution.precision,
-            execution.compile or target.software.compiles,
-        )
+        compiles = execution.compile or target.software.compiles
+        device = target.cluster.device
+        return running_software(traced, target.software, device, execution.precision, compiles)
 
     def _record(self, i: int, row: RowKernels | None) -> Forecast:
         brief, execution = self._brief(i, row), self.execution(i)
-        brief = replace(
-            brief, largest_micro_batch=None if brief.memory is None else self._largest(execution)
-        )
+        if brief.memory is not None:
+            brief = replace(brief, largest_micro_batch=self._largest(execution))
         if row is None or brief.step is None:
             return brief
         form = self.forecaster.workload.form(execution.precision)
         # a model's own FLOPs do not depend on how its software computes them
-        traced = self.forecaster.tables.traced.workload.form(execution.precision)
+        traced = self.forecaster.evaluated.traced.workload.form(execution.precision)
         flops = _model_flops(traced.operators, execution) * execution.data_parallel_size
         repeats = np.where(row.table.updates, 1, execution.accumulation)
         efficiency, reference = self._scaling(execution, brief.step.total_ms)
@@ -339,7 +354,7 @@ class ForecastTable:
             roles=by_role(row.table.operators, row.times, repeats),
             scaling_efficiency=efficiency,
             scaling_reference_devices=reference,
-            warnings=_warnings(brief.fits, brief.step, bool(self.uneven[i]), form, execution),
+            warnings=tuple(_warnings(brief, bool(self.uneven[i]), form)),
         )
 
     def _mfu(
@@ -349,29 +364,32 @@ class ForecastTable:
             return None
         target = self.forecaster.target
         mfu = flops_per_step / (step_ms * 1e-3 * peak_flop_per_s * target.cluster.num_devices)
-        # a machine's highest rate, unlike a datasheet's, may have been measured in a moment when others had its cores
+        # unlike a datasheet's, a machine's highest rate may have been measured while other
+        # processes had its cores
         return None if target.kernels.traces_cpu and mfu > MFU_LIMIT else mfu
 
     def _largest(self, execution: Execution) -> int | None:
-        """The largest micro-batch, worked out once for executions that differ in theirs alone."""
+        """Return the largest micro-batch, computed once for all micro-batches of an execution."""
         kind = replace(execution, micro_batch=1)
         if kind not in self._largest_by_kind:
             self._largest_by_kind[kind] = self.forecaster.largest_micro_batch(kind)
         return self._largest_by_kind[kind]
 
     def _scaling(self, execution: Execution, step_ms: float) -> tuple[float | None, int | None]:
-        """Throughput a device over that of the reference, and the devices of the reference (see `shapes`); None, None: there is
-        one device, or nothing smaller holds the model. Memory of unknown size is taken to be enough.
+        """Return (throughput per device over that of the reference, devices of the reference).
+
+        The reference is the smallest execution of `shapes` that fits. (None, None) for one device,
+        or if nothing smaller fits. Memory of unknown size counts as enough.
         """
         if execution.world_size == 1:
             return None, None
         forecaster, cluster = self.forecaster, self.forecaster.target.cluster
         many = [alone(execution), *fewer_ranks(execution, cluster.devices_per_node)]
         capacity = cluster.device.memory_gib
-        reference = next(
-            (e for e in many if capacity is None or fits(forecaster.memory(e), capacity.value)),
-            None,
+        fitting = (
+            e for e in many if capacity is None or fits(forecaster.memory(e), capacity.value)
         )
+        reference = next(fitting, None)
         if reference is None:
             return None, None
         small = replace(cluster, nodes=reference.nnodes, devices_per_node=reference.nproc_per_node)
@@ -386,40 +404,170 @@ class ForecastTable:
 
 
 def _model_flops(operators: Operators, execution: Execution) -> float:
-    """FLOPs of the model itself on one rank: matrix operators, without what fused attention computes twice."""
+    """Return the FLOPs of the model itself on one rank.
+
+    These are those of matrix operators, without what fused attention computes twice.
+    """
     flops = at_batch(operators.flops, execution.micro_batch) * operators.count
     weights = dict.fromkeys(MATRIX_KINDS, 1.0) | {
         "attention_backward": ATTENTION_BACKWARD_MODEL_SHARE
     }
-    counted = zip(operators.kind, flops.tolist(), strict=True)
-    of_model = (
-        phase != "optimizer" for phase in operators.phase
-    )  # Muon's products are not the model's
-    work = sum(
-        work * weights.get(kind, 0.0)
-        for (kind, work), counts in zip(counted, of_model, strict=True)
-        if counts
-    )
+    rows = zip(operators.kind, operators.phase, flops.tolist(), strict=True)
+    # Muon's matmuls are not the model's
+    work = sum(w * weights.get(kind, 0.0) for kind, phase, w in rows if phase != "optimizer")
     return work * execution.accumulation
 
 
-def _warnings(
-    fits: bool | None, step: StepTime, uneven: bool, form: TracedForm, execution: Execution
-) -> tuple[str, ...]:
-    count, stages = (
-        (0 if form.blocks is None else form.blocks.count),
-        execution.pp * execution.virtual_stages,
+def _warnings(brief: Forecast, uneven: bool, form: TracedForm) -> Iterator[str]:
+    e, step = brief.execution, brief.step
+    assert step is not None
+    if uneven:
+        count = 0 if form.blocks is None else form.blocks.count
+        stages = e.pp * e.virtual_stages
+        placed = "the first stages are assumed to have one block more than the last"
+        if stages > count:
+            placed = "the head, and then the embedding, are assumed to stand for a block"
+        yield f"{count} blocks over {stages} stages are uneven: {placed}"
+    if brief.fits is False:
+        yield "does not fit in the device's memory; the time is what it would be if it did"
+    if step.host_overhead_ms > LAUNCH_BOUND * step.total_ms:
+        yield (
+            "launch-bound: the host's launches take longer than the device's work; a larger batch"
+            " costs little"
+        )
+
+
+class CorrectedTable(ForecastTable):
+    """A table whose times are those of `plain`, corrected by measurements.
+
+    The correction is phase by phase, since an optimizer's time does not grow with the batch and the
+    others do; parts besides the phases are corrected as the phases together.
+    """
+
+    def __init__(self, plain: ForecastTable, posterior: Posterior, source: str) -> None:
+        super().__init__(plain.forecaster, plain.grid)
+        self.plain, self._posterior, self._source = plain, posterior, source
+        self.memory, self.fits, self.uneven = plain.memory, plain.fits, plain.uneven
+        self.clash, self.why, self.reasons = plain.clash, plain.why, plain.reasons
+        self.parts, self.exposed = (
+            {name: ms.copy() for name, ms in table.items()}
+            for table in (plain.parts, plain.exposed)
+        )
+        for some in _chunks(np.flatnonzero(plain.timed)):
+            means = posterior.means(self._runs(some))
+            old = {name: plain.parts[name][some] for name in PHASES}
+            ratios = dict(zip(PHASES, np.exp(means[:, 1:]).T, strict=True))
+            before, after = sum(old.values()), sum(old[name] * ratios[name] for name in PHASES)
+            rest = np.where(
+                before > 0, after / np.where(before > 0, before, 1.0), np.exp(means[:, 0])
+            )
+            for name, ms in (*self.parts.items(), *self.exposed.items()):
+                ms[some] *= ratios.get(name, rest)
+        self._add_up()
+
+    def shares(self) -> list[Floats]:
+        return self.plain.shares()
+
+    def _kernels(self, rows: Sequence[int]) -> list[RowKernels | None]:
+        return self.plain._kernels(rows)
+
+    def _spread(self, i: int, row: RowKernels) -> Spread:
+        plain, narrower = self.plain._spread(i, row), float(self._narrower[i])
+        basis = f"{plain.basis}; {self._source}"
+        return Spread(plain.low**narrower, plain.high**narrower, plain.coverage, basis)
+
+    @cached_property
+    def _narrower(self) -> Floats:
+        """The share of every row's standard deviation that measurements leave."""
+        narrower = np.ones(len(self))
+        for some in _chunks(np.flatnonzero(self.timed)):
+            runs = self._runs(some)
+            narrower[some] = self._posterior.log_sd(runs) / runs.log_sd
+        return narrower
+
+    def _brief(self, i: int, row: RowKernels | None) -> Forecast:
+        brief = super()._brief(i, row)
+        return brief if brief.step is None else replace(brief, provenance="transferred")
+
+    def _mfu(
+        self, flops_per_step: float, peak_flop_per_s: float | None, step_ms: float
+    ) -> float | None:
+        mfu = super()._mfu(flops_per_step, peak_flop_per_s, step_ms)
+        return None if mfu is None or mfu > MFU_LIMIT else mfu  # measured of something else
+
+    def _record(self, i: int, row: RowKernels | None) -> Forecast:
+        record = super()._record(i, row)
+        if record.step is None:
+            return record
+        ratio = float(self.step_ms[i] / self.plain.step_ms[i])
+        return replace(
+            record,
+            heaviest=tuple(replace(o, time_ms=o.time_ms * ratio) for o in record.heaviest),
+            roles=tuple(replace(role, time_ms=role.time_ms * ratio) for role in record.roles),
+        )
+
+    def _runs(self, rows: Counts) -> Runs:
+        """Return some rows that have a time, as runs that measurements can be related to."""
+        plain, number = self.plain, self._posterior.number
+        workload, n, grid = plain.forecaster.workload, len(rows), plain.grid.at(rows)
+        shares = _shares(plain, rows, grid)
+        log_sd, card_sd = _deviations(plain, rows, shares)
+        variant = np.full(n, -1)
+        for known in self._posterior.variants:
+            if isinstance(known, Variant) and known == Variant.of(known.execution, workload):
+                variant[_has(grid, known.execution)] = number(known)
+        return Runs(
+            model=np.full(n, number(workload.model)),
+            device=np.full(n, number(plain.forecaster.target.cluster.device.name)),
+            variant=variant,
+            batch=np.maximum(grid.global_batch, 1).astype(np.float64),
+            shares=shares,
+            log_sd=log_sd,
+            card_sd=card_sd,
+            step_ms=plain.step_ms[rows],
+        )
+
+
+def _chunks(rows: Counts) -> list[Counts]:
+    return [rows[start : start + MOST_COMPARED] for start in range(0, len(rows), MOST_COMPARED)]
+
+
+def _has(grid: Grid, execution: Execution) -> Flags:
+    """Return which executions equal this one except for the batch."""
+    fields = [name for name in EXECUTION_FIELDS if name not in ("micro_batch", "accumulation")]
+    return np.all([grid.has(name, getattr(execution, name)) for name in fields], axis=0)
+
+
+def _shares(plain: ForecastTable, rows: Counts, grid: Grid) -> Floats:
+    """Return `ForecastTable.shares` of some rows as one array, n x parts."""
+    costs = plain.forecaster.costs(grid)
+    assert not isinstance(costs, str), "steps were forecast with these times"
+    inside, outside, updates = np.split(costs.parts, 3, axis=1)
+    whole = updates.sum(axis=1)
+    update_ms = np.where(grid.offload_optimizer, 0.0, plain.parts["optimizer_ms"][rows])
+    held = np.where(whole > 0, update_ms / np.where(whole > 0, whole, 1.0), 1.0)
+    operators = inside / grid.pp[:, None] + outside + updates * held[:, None]
+    total = plain.step_ms[rows]
+    beside = np.stack(
+        [plain.parts[name][rows] / total for name in ("host_overhead_ms", "communication_ms")],
+        axis=1,
     )
-    placed = "the first are taken to hold one more than the last"
-    if stages > count:
-        placed = "the head, and then the embedding, are taken to stand for a block"
-    warnings = {
-        f"{count} blocks over {stages} stages are uneven: {placed}": uneven,
-        "does not fit in the device's memory; the time is what it would be if it did": (
-            fits is False
-        ),
-        "launch-bound: the host's launches take longer than the device's work; a larger batch costs little": (
-            step.host_overhead_ms > 0.3 * step.total_ms
-        ),
-    }
-    return tuple(text for text, applies in warnings.items() if applies)
+    left = np.maximum(0.0, 1.0 - beside.sum(axis=1))
+    of_operators = operators / np.maximum(operators.sum(axis=1), 1e-9)[:, None]
+    return np.concatenate([left[:, None] * of_operators, beside], axis=1)
+
+
+def _deviations(plain: ForecastTable, rows: Counts, shares: Floats) -> tuple[Floats, Floats]:
+    """Return standard deviations of the logarithms of steps.
+
+    The second are those parts of them that a card adds without a run in the fit.
+    """
+    target, spreads = plain.forecaster.target, fitted_spreads()
+    if target.kernels.traces_cpu:  # every kernel of a calibrated machine has its own deviation
+        ends = zip(plain.low_ms[rows], plain.high_ms[rows], strict=True)
+        own = [math.log(high / low) / (2 * Z_95) for low, high in ends]
+        return np.array(own), np.zeros(len(rows))
+    device = target.cluster.device.name
+    return interval_deviations(spreads, shares, device, plain.outside_sds[rows]), card_deviations(
+        spreads, shares, device
+    )

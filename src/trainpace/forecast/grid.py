@@ -1,12 +1,12 @@
-"""Many executions as arrays: their sizes, which ranks of each exchange with which, and what the stages of its pipeline hold.
+"""Many executions as arrays: sizes, communicating groups of ranks, and what pipeline stages hold.
 
-Ranks are numbered as Megatron and torchtitan do: tensor parallel fastest, then context, data and pipeline. So the ranks that
-exchange most share a node first.
+Ranks are numbered as Megatron and torchtitan do: tensor parallel fastest, then context, data and
+pipeline. So the ranks that communicate most share a node first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +26,8 @@ from trainpace.workload import Blocks, Counts, Flags, Floats
 class Grid:
     """n executions as arrays of n, by the names of `Execution`'s fields: `grid.micro_batch`.
 
-    The values of a choice are codes (see `ExecutionField`): `grid.has("engine", "ddp")` compares. shard_size 0 stands for all
-    data-parallel ranks. The arrays are read-only by convention.
+    The values of a choice are codes (see `ExecutionField`): `grid.has("engine", "ddp")` compares.
+    shard_size 0 stands for all data-parallel ranks. The arrays are read-only by convention.
     """
 
     __slots__ = ("_columns",)
@@ -46,7 +46,7 @@ class Grid:
 
     @classmethod
     def vary(cls, base: Execution, **varied: ArrayLike) -> Grid:
-        """`base` with some fields varied: values or codes that broadcast to one length."""
+        """Return `base` with some fields varied: values or codes that broadcast to one length."""
         unknown = set(varied) - set(EXECUTION_FIELDS)
         if unknown:
             raise TrainpaceError(f"a grid of executions has no {min(unknown)!r}.")
@@ -67,11 +67,11 @@ class Grid:
         return len(self._columns["tp"])
 
     def at(self, rows: Any) -> Grid:
-        """Some of the executions: a mask, a slice or positions."""
+        """Return some of the executions: a mask, a slice or positions."""
         return Grid({name: column[rows] for name, column in self._columns.items()})
 
     def execution(self, i: int) -> Execution:
-        """Execution `i`. Raises for sizes that contradict each other."""
+        """Return execution `i`. Raises `Contradiction` if its sizes contradict each other."""
         values = {
             name: field.decode(self._columns[name][i].item())
             for name, field in EXECUTION_FIELDS.items()
@@ -79,11 +79,20 @@ class Grid:
         return Execution(**values)
 
     def has(self, name: str, value: Any) -> Flags:
-        """Which executions have this value of a field."""
+        """Return which executions have this value of a field."""
         return np.asarray(self._columns[name] == EXECUTION_FIELDS[name].encode(value))
 
+    def groups(self, *columns: NDArray[Any]) -> Iterator[NDArray[np.intp]]:
+        """Yield the positions of the executions that agree in all columns, group by group."""
+        codes = np.zeros(len(self), dtype=np.int64)
+        for column in columns:
+            values, code_of = np.unique(column, return_inverse=True)
+            codes = codes * len(values) + code_of
+        for code in np.unique(codes):
+            yield np.flatnonzero(codes == code)
+
     def key(self) -> tuple[bytes, ...]:
-        """The same for grids of the same executions."""
+        """Return a hashable value that is equal for grids of the same executions."""
         return tuple(column.tobytes() for column in self._columns.values())
 
     @property
@@ -92,7 +101,7 @@ class Grid:
 
     @property
     def data_parallel_size(self) -> Counts:
-        """Ranks that see different samples; 0 where the others do not divide the world."""
+        """Ranks that see different samples; 0 if the other sizes do not divide the world size."""
         shards = self.tp * self.pp * self.cp
         return np.where(self.world_size % shards == 0, self.world_size // shards, 0)
 
@@ -102,14 +111,23 @@ class Grid:
         return np.where(self.expert_tp > 0, self.expert_tp, self.tp)
 
     @property
+    def shard_ranks(self) -> Counts:
+        """Data-parallel ranks that share the sharded states."""
+        everyone = np.maximum(self.data_parallel_size, 1)
+        return np.where(self.shard_size > 0, self.shard_size, everyone)
+
+    @property
     def collects_gradients(self) -> Flags:
-        """FSDP in a pipeline: parameters stay gathered after a backward pass, and gradients are added up over all micro-batches
-        and scattered once, as in torch's pipelines (PipelineStage.backward_maybe_with_nosync)."""
+        """FSDP in a pipeline: gradients are added up over micro-batches and scattered once.
+
+        Parameters stay gathered after a backward pass, as in torch's pipelines
+        (PipelineStage.backward_maybe_with_nosync).
+        """
         return (self.zero_stage >= 3) & (self.pp > 1)
 
     @property
     def is_megatron(self) -> Flags:
-        """Sharded in Megatron's manner: 16-bit weights, if the form is half, have fp32 master copies."""
+        """Sharded in Megatron's manner: 16-bit weights have fp32 master copies."""
         return ((self.tp > 1) | (self.pp > 1) | (self.ep > 1)) & (self.zero_stage < 3)
 
     @property
@@ -119,17 +137,22 @@ class Grid:
 
     @property
     def casts_shards(self) -> Flags:
-        """fp32 weights under FSDP with products in 16 bits: FSDP's MixedPrecision, which casts the shards before it gathers them,
-        in place of autocast's copies of weights."""
+        """fp32 weights under FSDP with 16-bit matmuls: FSDP's MixedPrecision.
+
+        It casts the shards before it gathers them, in place of autocast's copies of weights.
+        """
         autocasts = np.array([NUMBER_FORMATS[name].autocasts for name in PRECISIONS])
         return np.asarray((self.zero_stage >= 3) & autocasts[self.precision])
 
     @property
     def fp32_gradients(self) -> Flags:
-        """Gradients of 16-bit weights that are exchanged in fp32: Megatron's main gradients in bf16, and what torchtitan's
-        FSDP reduces in bf16 and fp8 (MixedPrecisionPolicy.reduce_dtype). fp16's stay as they are, as do those of ZeRO 1 and 2
-        without tp or pp, and of Megatron in fp8, whose recipes reduce in bf16 (NeMo's scripts/performance set
-        grad_reduce_in_fp32 = False)."""
+        """16-bit weights whose gradients are communicated in fp32.
+
+        These are Megatron's main gradients in bf16, and what torchtitan's FSDP reduces in bf16 and
+        fp8 (MixedPrecisionPolicy.reduce_dtype). fp16's stay as they are, as do those of ZeRO 1 and
+        2 without tp or pp, and of Megatron in fp8, whose recipes reduce in bf16 (NeMo's
+        scripts/performance set grad_reduce_in_fp32 = False).
+        """
         bf16, fp8 = self.has("precision", "bf16"), self.has("precision", "fp8")
         wide = (bf16 & self.is_megatron) | ((bf16 | fp8) & (self.zero_stage >= 3))
         return np.asarray(wide & ~self.pure_16_bit)
@@ -141,7 +164,7 @@ class Grid:
 
 
 def _coded(field: ExecutionField, values: ArrayLike) -> NDArray[Any]:
-    """The codes of a field's values; what is a code already stays."""
+    """Return the codes of a field's values. Values that are codes already stay."""
     array = np.asarray(values)
     if field.kind != "choice" or array.dtype.kind in "iu":
         return array
@@ -150,8 +173,11 @@ def _coded(field: ExecutionField, values: ArrayLike) -> NDArray[Any]:
 
 
 class ExpertGroups(NamedTuple):
-    """Sizes of the groups of experts, n each, named as in `Groups`: data-parallel copies of a rank's experts, those over which
-    their states are divided. expert_inside, tensor_inside: ranks of ep and of expert_tp that share a node.
+    """Sizes of the groups of ranks that hold experts, n each, named as in `Groups`.
+
+    `data` counts the data-parallel copies of a rank's experts, `shard` the ranks over which their
+    states are divided. expert_inside, tensor_inside: ranks of ep and of expert_tp that share a
+    node.
     """
 
     data: Counts
@@ -165,10 +191,11 @@ class ExpertGroups(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Sizes of the groups that exchange, n each, and how many ranks of a group share a node.
+    """Sizes of the groups of ranks that communicate, n each, and how many of a group share a node.
 
-    Context-parallel ranks hold the same parameters, so they reduce gradients and shard states together with the
-    data-parallel ones: `data` counts both, `shard` those over which states are divided, `replicas` the copies of that.
+    Context-parallel ranks hold the same parameters, so they reduce gradients and shard states
+    together with the data-parallel ones: `data` counts both, `shard` those over which states are
+    divided, `replicas` the copies of that.
     """
 
     data: Counts
@@ -184,37 +211,39 @@ class Groups(NamedTuple):
 
 
 def groups_of(grid: Grid, devices_per_node: int) -> Groups:
-    """`devices_per_node`: those that share a node, or a domain of NVLink."""
+    """Return the groups if `devices_per_node` devices share a node, or a domain of NVLink."""
     data = np.maximum(grid.data_parallel_size, 1) * grid.cp * grid.copies
     shard = np.where(grid.shard_size > 0, grid.shard_size * grid.cp, data)
+    replicas = np.maximum(data // shard, 1)
+    one = np.ones_like(grid.tp)
 
     def inside(size: Counts, stride: Counts) -> Counts:
-        """How many of `size` ranks that lie `stride` apart share a node."""
+        """Return how many of `size` ranks that lie `stride` apart share a node."""
         return np.minimum(np.maximum(devices_per_node // stride, 1), size)
 
-    one_copy = grid.ep * grid.experts_tp
-    copies = np.maximum(data * grid.tp // one_copy, 1)
-    divided = np.maximum(np.minimum(shard * grid.tp // one_copy, copies), 1)
-    replicas = np.maximum(copies // divided, 1)
+    experts_of_one = grid.ep * grid.experts_tp
+    copies = np.maximum(data * grid.tp // experts_of_one, 1)
+    divided = np.maximum(np.minimum(shard * grid.tp // experts_of_one, copies), 1)
+    expert_replicas = np.maximum(copies // divided, 1)
     experts = ExpertGroups(
-        copies,
-        divided,
-        replicas,
-        inside(copies, one_copy),
-        inside(divided, one_copy),
-        inside(replicas, one_copy * divided),
-        inside(grid.ep, grid.experts_tp),
-        inside(grid.experts_tp, np.ones_like(grid.tp)),
+        data=copies,
+        shard=divided,
+        replicas=expert_replicas,
+        data_inside=inside(copies, experts_of_one),
+        shard_inside=inside(divided, experts_of_one),
+        replicas_inside=inside(expert_replicas, experts_of_one * divided),
+        expert_inside=inside(grid.ep, grid.experts_tp),
+        tensor_inside=inside(grid.experts_tp, one),
     )
     return Groups(
         data=data,
         shard=shard,
-        replicas=np.maximum(data // shard, 1),
-        tensor_inside=inside(grid.tp, np.ones_like(grid.tp)),
+        replicas=replicas,
+        tensor_inside=inside(grid.tp, one),
         context_inside=inside(grid.cp, grid.tp),
         data_inside=inside(data, grid.tp),
         shard_inside=inside(shard, grid.tp),
-        replicas_inside=inside(np.maximum(data // shard, 1), grid.tp * shard),
+        replicas_inside=inside(replicas, grid.tp * shard),
         # the slowest of the boundaries between neighbouring stages sets the pace
         pipeline_inside=np.where(grid.world_size <= devices_per_node, 2, 1),
         experts=experts,
@@ -222,18 +251,21 @@ def groups_of(grid: Grid, devices_per_node: int) -> Groups:
 
 
 class Stages(NamedTuple):
-    """What the stages of a pipeline hold, by kind: the first, a middle and the last one (n x 3). Where there is one stage it is
-    the first; a kind that does not exist has no blocks.
+    """What the stages of a pipeline hold, by kind: the first, a middle and the last one (n x 3).
 
-    number: stages of the kind. blocks: the repeated blocks in one of them, for the middle ones in the fullest; mean_share: the
-    mean over the middle stages as a share of the fullest. has_first, has_last: whether it holds what lies before or behind the
-    blocks. parameters: those of one tensor-parallel rank; expert_share: the part of them that expert parallelism divides
-    otherwise than tensor parallelism the rest, 0 where there is no difference.
+    A single stage counts as the first. A kind that does not exist has no blocks.
 
-    Where stages times virtual stages do not divide the blocks, the first stages hold one more (of each virtual stage) and the
-    last the fewest, since it has the head besides; frameworks let users place them so. There may be two stages more than blocks:
-    the head and then the embedding count as a block (Megatron's --account-for-loss-in-pipeline-split and
-    --account-for-embedding-in-pipeline-split), as 126 layers on 16 x 8 stages do.
+    number: stages of the kind. blocks: the repeated blocks in one stage; of the middle ones, in the
+    fullest. mean_share: the mean over the middle stages as a share of the fullest. has_first,
+    has_last: whether it holds the layers before or after the blocks. parameters: those of one
+    tensor-parallel rank. expert_share: the part of them that expert parallelism divides in another
+    way than tensor parallelism divides the rest, 0 without such a difference.
+
+    If stages times virtual stages do not divide the blocks, the first stages hold one more block
+    (of each virtual stage) and the last the fewest, since it has the head as well; frameworks let
+    users place them so. There may be two stages more than blocks: the head and then the embedding
+    count as a block (Megatron's --account-for-loss-in-pipeline-split and
+    --account-for-embedding-in-pipeline-split), as with 126 layers on 16 x 8 stages.
     """
 
     number: Floats
@@ -245,14 +277,19 @@ class Stages(NamedTuple):
     expert_share: Floats
 
     def shard(self, groups: Groups) -> Floats:
-        """The ranks that hold a part of a parameter's states (n x 3): a mean over all parameters, as those of experts have fewer
-        copies."""
+        """Return the ranks that share a parameter's states (n x 3).
+
+        It is a mean over all parameters, as those of experts have fewer copies.
+        """
         of_experts = self.expert_share / groups.experts.shard[:, None]
         return np.asarray(1 / ((1 - self.expert_share) / groups.shard[:, None] + of_experts))
 
 
 def has_vocabulary_head(blocks: Blocks) -> bool:
-    """Whether a product over the vocabulary lies behind the blocks. A classifier of texts has an embedding alone."""
+    """Return True if a matmul over the vocabulary follows the blocks.
+
+    A classifier of texts has only an embedding.
+    """
     return any(
         role == "column" and not count
         for role, count in zip(blocks.roles, blocks.operator_counts, strict=True)
@@ -260,38 +297,19 @@ def has_vocabulary_head(blocks: Blocks) -> bool:
 
 
 def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
-    """The stages of every execution, and the parameters of all of them in one piece; 1 stands for those of a model without
-    blocks."""
+    """Return the stages of every execution, and the parameters of the whole model.
+
+    A model without blocks has one parameter.
+    """
     pp, tp = grid.pp.astype(np.float64), grid.tp.astype(np.float64)
     one, zero = np.ones_like(pp), np.zeros_like(pp)
     number = np.stack([one, np.maximum(pp - 2, 0), np.minimum(pp - 1, 1)], axis=1)
     has_first = np.stack([one, zero, zero], axis=1)
     has_last = np.stack([np.where(pp == 1, one, zero), zero, np.where(pp > 1, one, zero)], axis=1)
     if blocks is None:
-        return (
-            Stages(
-                number,
-                np.zeros_like(number),
-                has_first,
-                has_last,
-                number,
-                np.ones_like(number),
-                np.zeros_like(number),
-            ),
-            1.0,
-        )
-    chunks = pp * grid.virtual_stages
-    most = np.ceil(blocks.count / chunks) * grid.virtual_stages
-    least = np.where(
-        pp == 2, blocks.count - most, np.floor(blocks.count / chunks) * grid.virtual_stages
-    )
-    first = np.minimum(most, blocks.count)
-    more = chunks - blocks.count  # the ends that are a stage's share of the work without a block
-    first = np.where((pp > 1) & (more > 1), most - 1, first)
-    least = np.where((pp > 1) & (more > 0), most - 1, least)
-    held = np.stack([first, most, least], axis=1) * (number > 0)
-    mean = (blocks.count - first - least) / np.maximum(pp - 2, 1)
-    mean_share = np.stack([one, np.where(pp > 2, np.clip(mean / most, 0, 1), one), one], axis=1)
+        none, whole = np.zeros_like(number), np.ones_like(number)
+        return Stages(number, none, has_first, has_last, number, whole, none), 1.0
+    held, mean_share = _held_blocks(grid, blocks, number)
     block = blocks.parameters - blocks.expert_parameters - blocks.tensor_parameters * (1 - 1 / tp)
     experts = held * (blocks.expert_parameters / (grid.ep * grid.experts_tp))[:, None]
     vocabulary = blocks.outside_tensor_parameters
@@ -311,3 +329,22 @@ def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
     expert_share = np.where(apart, experts / np.maximum(parameters, 1.0), 0.0)
     total = float(blocks.count * blocks.parameters + blocks.outside_parameters)
     return Stages(number, held, has_first, has_last, parameters, mean_share, expert_share), total
+
+
+def _held_blocks(grid: Grid, blocks: Blocks, number: Floats) -> tuple[Floats, Floats]:
+    """Return the blocks in each kind of stage, and the mean share of the middle ones (n x 3)."""
+    pp = grid.pp.astype(np.float64)
+    one = np.ones_like(pp)
+    chunks = pp * grid.virtual_stages
+    most = np.ceil(blocks.count / chunks) * grid.virtual_stages
+    least = np.where(
+        pp == 2, blocks.count - most, np.floor(blocks.count / chunks) * grid.virtual_stages
+    )
+    first = np.minimum(most, blocks.count)
+    more = chunks - blocks.count  # the ends that are a stage's share of the work without a block
+    first = np.where((pp > 1) & (more > 1), most - 1, first)
+    least = np.where((pp > 1) & (more > 0), most - 1, least)
+    held = np.stack([first, most, least], axis=1) * (number > 0)
+    mean = (blocks.count - first - least) / np.maximum(pp - 2, 1)
+    mean_share = np.stack([one, np.where(pp > 2, np.clip(mean / most, 0, 1), one), one], axis=1)
+    return held, mean_share

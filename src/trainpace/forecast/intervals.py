@@ -27,8 +27,8 @@ EXPERTS_SD = 0.28
 divided experts lie in the intervals that it makes, 88 where it is fitted without the maker's models (`python -m benchmarks experts`; most
 were vendors' recipes on Hopper and Blackwell, 25.11 to 26.08). What it stands for is not known: routing, hosts, releases."""
 Part = Literal[
-    "products in 16 bits",
-    "products in 32 bits",
+    "16-bit matmuls",
+    "32-bit matmuls",
     "attention",
     "convolutions",
     "grouped convolutions",

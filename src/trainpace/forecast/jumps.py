@@ -1,7 +1,8 @@
-"""Jumps of the step time over the batch size: where they are, which operators make them and why, and the next good size.
+"""Jumps of the step time over the batch size: where, which operators cause them, the next good size.
 
-A step grows by about the same time with every sample. Where one more sample costs far more (another wave of tiles, a padded
-batch, another algorithm), there is a jump: the batch before it is the better choice, or one at which the new stair is full.
+A step grows by about the same time with every sample. If one more sample costs far more (another
+wave of tiles, a padded batch, another algorithm), there is a jump: the batch before it is the
+better choice, or one that fills the next wave.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,26 +12,28 @@ import numpy as np
 from msgspec.structs import replace
 
 from trainpace.core.stats import FEWEST_BATCHES, excesses
-from trainpace.forecast.convolutions import WINOGRAD_IMAGES
-from trainpace.forecast.cuts import ALGORITHMS, Algorithm, Cut
+from trainpace.forecast.matmul import WINOGRAD_IMAGES, Algorithm, Tiling
 from trainpace.workload import CONV, CONVOLUTION_KINDS, Floats, Operators, at_batch
 
 LEAST_SHARE = 0.02
-"""The least share of the step that a jump adds."""
+"""Smallest share of the step that a jump adds."""
 LEAST_OVER_SLOPE = 3.0
-"""The least cost of a jump's sample, as a multiple of the usual cost of a sample around it."""
+"""Smallest cost of a jump's sample, as a multiple of the usual cost of a sample around it."""
 MOST_CAUSES = 2
 LEAST_CAUSE = 0.25
-"""What a second cause adds, as a share of what the first does."""
-MOST_STAIRS = 6
+"""What a second cause adds at least, as a share of the first."""
+MOST_FULL_SIZES = 6
 SMALLER_TILES = 1.2
-"""Waves beyond proportion, from which on the tiles must be smaller."""
+"""Ratio of waves, in proportion to the batch, above which the tiles must be smaller."""
 AS_GOOD = 0.999
-"""Throughput of a size behind a jump, over that before it, from which on it is as good."""
+"""Throughput of a size after a jump, over that before it, from which on it is as good."""
 
 
 def find_jumps(batches: Sequence[int], step_ms: Floats) -> list[tuple[int, float]]:
-    """(index of the first batch after the jump, milliseconds beyond the usual slope), for ascending batch sizes."""
+    """Return (index of the first batch after the jump, milliseconds beyond the usual slope).
+
+    Batch sizes ascend.
+    """
     if len(batches) < FEWEST_BATCHES:
         return []
     excess, usual = excesses(batches, step_ms)
@@ -42,15 +45,18 @@ def find_jumps(batches: Sequence[int], step_ms: Floats) -> list[tuple[int, float
 
 
 class Explained(NamedTuple):
-    """Causes as phrases, the first one in two or three words, and the sizes at which the main operator's stairs behind it end."""
+    """Why a step jumps: causes as phrases, and the main one in two or three words.
+
+    full: sizes after the jump at which the main operator's waves or padding are full.
+    """
 
     causes: tuple[str, ...]
     mechanism: str
-    stairs: tuple[int, ...]
+    full: tuple[int, ...]
 
 
-CutOf = Callable[[Operators, Sequence[int]], Cut | None]
-"""How the work of a table's rows is cut at some batch sizes (batches x rows)."""
+TilingOf = Callable[[Operators, Sequence[int]], Tiling | None]
+"""Returns how the work of a table's rows is divided at some batch sizes (batches x rows)."""
 
 
 def explain(
@@ -59,30 +65,31 @@ def explain(
     before: int,
     after: int,
     multiprocessors: int | None,
-    cut_of: CutOf,
+    tiling_of: TilingOf,
 ) -> Explained:
-    """device_s: seconds of every row (2 x rows) at the two sizes. Rows count by what they grow beyond proportion."""
+    """Return why a step jumps from one batch size to another.
+
+    `device_s` are seconds of every row (2 x rows) at the two sizes. Rows count by what they grow
+    beyond proportion.
+    """
     growth = device_s[1] - device_s[0] * after / before
-    cut = cut_of(operators, [before, after])
-    rows = [int(j) for j in np.argsort(-growth) if growth[j] > 0]
+    tiling = tiling_of(operators, [before, after])
     groups: dict[str, list[int]] = {}
-    for j in rows:
-        groups.setdefault(_mechanism(cut, j), []).append(j)
-    weight = {name: float(growth[some].sum()) for name, some in groups.items()}
+    for j in np.argsort(-growth).tolist():
+        if growth[j] > 0:
+            groups.setdefault(_mechanism(tiling, j), []).append(j)
+    weight = {name: float(growth[rows].sum()) for name, rows in groups.items()}
     order = sorted(groups, key=lambda name: -weight[name])[:MOST_CAUSES]
     if not order:
         return Explained((), "", ())
     main, *others = order
-    told = [
-        main,
-        *(name for name in others if name != OTHER and weight[name] >= LEAST_CAUSE * weight[main]),
-    ]
+    least = LEAST_CAUSE * weight[main]
+    named = [main, *(name for name in others if name != OTHER and weight[name] >= least)]
     causes = tuple(
-        _cause(name, operators, groups[name], cut, after, multiprocessors) for name in told
+        _cause(name, operators, groups[name], tiling, after, multiprocessors) for name in named
     )
-    return Explained(
-        causes, _SHORT[main], _stairs(main, operators, groups[main][0], before, after, cut_of)
-    )
+    full = _full_sizes(main, operators, groups[main][0], before, after, tiling_of)
+    return Explained(causes, _SHORT[main], full)
 
 
 PADDED, ALGORITHM, UNALIGNED, WAVES, OTHER = "padded", "algorithm", "unaligned", "waves", "other"
@@ -93,17 +100,22 @@ _SHORT = {
     WAVES: "another wave of tiles",
     OTHER: "",
 }
+_ALGORITHMS = {
+    Algorithm.GEMM: "implicit GEMM",
+    Algorithm.PADDED_WINOGRAD: "Winograd with a padded batch",
+    Algorithm.WINOGRAD: "Winograd without padding",
+}
 
 
 def _padded(images: Any) -> Any:
     return np.ceil(images / WINOGRAD_IMAGES) * WINOGRAD_IMAGES
 
 
-def _mechanism(cut: Cut | None, j: int) -> str:
-    """What makes row `j` grow out of proportion from the first size to the second."""
-    if cut is None:
+def _mechanism(tiling: Tiling | None, j: int) -> str:
+    """Return why row `j` grows out of proportion from the first size to the second."""
+    if tiling is None:
         return OTHER
-    algorithm, images, waves, aligned = (column[:, j] for column in cut)
+    algorithm, images, waves, aligned = (column[:, j] for column in tiling)
     if Algorithm.PADDED_WINOGRAD in algorithm and _padded(images[0]) < _padded(images[1]):
         return PADDED
     if algorithm[0] != algorithm[1]:
@@ -117,52 +129,49 @@ def _cause(
     name: str,
     operators: Operators,
     rows: list[int],
-    cut: Cut | None,
+    tiling: Tiling | None,
     after: int,
     multiprocessors: int | None,
 ) -> str:
     top = rows[0]
     count = int(operators.count[rows].sum())
-    noun = (
-        "convolution" if all(operators.kind[j] in CONVOLUTION_KINDS for j in rows) else "operator"
-    )
+    convolve = all(operators.kind[j] in CONVOLUTION_KINDS for j in rows)
     most = _named(operators, top, after)
-    where = f"{count} {noun}s, most in the {most}" if count > 1 else f"the {most}"
-    if cut is None or name == OTHER:
+    noun = "convolutions" if convolve else "operators"
+    where = f"{count} {noun}, most in the {most}" if count > 1 else f"the {most}"
+    if tiling is None or name == OTHER:
         return f"more time than in proportion in {where}"
-    algorithm, images, waves, _ = (column[:, top] for column in cut)
+    algorithm, images, waves, _ = (column[:, top] for column in tiling)
     if name == PADDED:
         slower = "" if algorithm[1] == Algorithm.PADDED_WINOGRAD else " or a slower algorithm"
         return (
             f"cuDNN's Winograd algorithm pads the batch to a multiple of {WINOGRAD_IMAGES:.0f}, so"
-            f" that {images[1]:.0f} images take the work of {_padded(images[1]):.0f}{slower}, in"
-            f" {where}"
+            f" {images[1]:.0f} images take the work of {_padded(images[1]):.0f}{slower}, in {where}"
         )
     if name == ALGORITHM:
-        old, new = (ALGORITHMS[Algorithm(int(code))] for code in algorithm)
-        return f"cuDNN takes another algorithm ({new} in place of {old}) in {where}"
+        old, new = (_ALGORITHMS[Algorithm(int(code))] for code in algorithm)
+        return f"cuDNN uses another algorithm ({new} in place of {old}) in {where}"
     if name == UNALIGNED:
         return (
-            "the batch is no multiple of 8, so that matrix units load 16-bit numbers in smaller"
+            "the batch is not a multiple of 8, so matrix units load 16-bit numbers in smaller"
             f" pieces, in {where}"
         )
     on = f" on the {multiprocessors} multiprocessors" if multiprocessors else ""
     old, new = np.ceil(waves)
-    smaller = waves[1] > SMALLER_TILES * waves[0] * images[1] / images[0] if images[0] else False
-    rounds = f"{new:.0f} waves of smaller tiles{on}" if smaller else f"{new:.0f} waves of tiles{on}"
+    smaller = images[0] and waves[1] > SMALLER_TILES * waves[0] * images[1] / images[0]
+    tiles = "smaller tiles" if smaller else "tiles"
     return (
-        f"the tiles of the output no longer fit in as many waves in {where}: {rounds} in place of"
-        f" {old:.0f}"
+        f"the tiles of the output need more waves in {where}: {new:.0f} waves of {tiles}{on} in"
+        f" place of {old:.0f}"
     )
 
 
 def _named(operators: Operators, j: int, batch: int) -> str:
-    """A row in the field's words: "3x3 convolution 12.body.3 (256 to 256 channels at 14x14), forward"."""
+    """Return a row as "3x3 convolution 12.body.3 (256 to 256 channels at 14x14), forward"."""
     kind, module, phase = operators.kind[j], operators.module[j], operators.phase[j]
     name = f" {module}" if module else ""
     if kind not in CONVOLUTION_KINDS:
-        noun = {"gemm": "matrix product"}.get(kind, kind.replace("_", " "))
-        return f"{noun}{name}, {phase}"
+        return f"{'matmul' if kind == 'gemm' else kind.replace('_', ' ')}{name}, {phase}"
     d = at_batch(operators.dims[j], batch)
     size = f"{d[CONV.kernel_h]:.0f}x{d[CONV.kernel_w]:.0f}"
     shape = (
@@ -177,33 +186,36 @@ def _named(operators: Operators, j: int, batch: int) -> str:
     return f"{size} convolution{name} ({shape}), {passes[kind]}"
 
 
-def _stairs(
-    name: str, operators: Operators, j: int, before: int, after: int, cut_of: CutOf
+def _full_sizes(
+    name: str, operators: Operators, j: int, before: int, after: int, tiling_of: TilingOf
 ) -> tuple[int, ...]:
-    """The sizes from `after` on at which a row's stairs are full: the last before the next wave or padding, or aligned again."""
+    """Return the sizes from `after` on that row `j` fills: before the next wave, or aligned."""
+    if name in (OTHER, ALGORITHM):
+        return ()
     sizes = range(after, 4 * after + 2 * int(WINOGRAD_IMAGES))
-    cut = None if name in (OTHER, ALGORITHM) else cut_of(one_row(operators, j), [before, *sizes])
-    if cut is None:
+    tiling = tiling_of(one_row(operators, j), [before, *sizes])
+    if tiling is None:
         return ()
     if name == UNALIGNED:
-        full = np.flatnonzero(cut.aligned[1:, 0] >= cut.aligned[0, 0])
+        full = np.flatnonzero(tiling.aligned[1:, 0] >= tiling.aligned[0, 0])
     else:
-        level = _padded(cut.images[1:, 0]) if name == PADDED else np.ceil(cut.waves[1:, 0])
+        is_padded = name == PADDED
+        level = _padded(tiling.images[1:, 0]) if is_padded else np.ceil(tiling.waves[1:, 0])
         full = np.flatnonzero(np.diff(level) > 0)
-    return tuple(int(sizes[i]) for i in full[:MOST_STAIRS])
+    return tuple(int(sizes[i]) for i in full[:MOST_FULL_SIZES])
 
 
 def one_row(operators: Operators, j: int) -> Operators:
-    """The table of row `j` alone."""
-    columns: dict[str, Any] = {}
-    for field in operators.__struct_fields__:
-        column = getattr(operators, field)
-        columns[field] = column[j : j + 1]
-    return replace(operators, **columns)
+    """Return the table of row `j` alone."""
+    fields = operators.__struct_fields__
+    return replace(operators, **{name: getattr(operators, name)[j : j + 1] for name in fields})
 
 
 def next_good(before: int, sizes: Sequence[int], step_ms: Floats) -> int | None:
-    """The first of `sizes` with as much throughput as before the jump. step_ms: of `before`, then of the sizes."""
+    """Return the first of `sizes` with as much throughput as before the jump.
+
+    `step_ms` has the step of `before`, then of the sizes.
+    """
     rate = np.asarray(sizes, dtype=float) / step_ms[1:]
     good = np.flatnonzero(rate >= AS_GOOD * before / step_ms[0])
     return int(sizes[int(good[0])]) if len(good) else None

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from trainpace.forecast.intervals import OPERATOR_PARTS, parts_of
 from trainpace.forecast.kernels import KernelTable
-from trainpace.forecast.target import RankTimes
 from trainpace.workload import (
     ATTENTION,
     ATTENTION_KINDS,
@@ -220,9 +219,14 @@ def kept_bytes(operators: Operators, blocks: Blocks) -> tuple[float, float]:
 
 
 class StageCosts(NamedTuple):
-    """Milliseconds by execution, n, or n x 2 for forward and backward: device and host time of one block, of what lies
-    before the blocks and behind them, and of the whole optimizer step; of a block's attention (device, forward), and of what
-    selective recomputation repeats of a block. start: the host's time outside of the phases."""
+    """Milliseconds of each execution, n, or n x 2 for forward and backward.
+
+    Device and host time of one block, of what lies before and after the blocks, and of the whole
+    optimizer step; of a block's attention (device, forward), and of what selective recomputation
+    repeats of a block. start: the host's time outside of the phases. parts: the device's time by
+    the first of `intervals.PARTS`: inside the blocks, outside of them, and in the optimizer
+    (n x (3 x 6)).
+    """
 
     block_device: Floats
     first_device: Floats
@@ -236,35 +240,26 @@ class StageCosts(NamedTuple):
     optimizer_host: Floats
     repeated_host: Floats
     start: Floats
+    parts: Floats
 
     @classmethod
     def of(cls, rows: Floats) -> StageCosts:
-        """From rows as `RankTable.costs` gives them."""
+        """Return the costs in rows as `RankTable.costs` makes them."""
         device, host = rows[:, :9], rows[:, 9:18]
-        return cls(
-            device[:, 0:2],
-            device[:, 2:4],
-            device[:, 4:6],
-            device[:, 6],
-            device[:, 7],
-            device[:, 8],
-            host[:, 0:2],
-            host[:, 2:4],
-            host[:, 4:6],
-            host[:, 6],
-            host[:, 8],
-            rows[:, 18],
-        )
+        passes = [side[:, i : i + 2] for side in (device, host) for i in (0, 2, 4)]
+        columns = [*passes[:3], *(device[:, i] for i in (6, 7, 8))]
+        columns += [*passes[3:], *(host[:, i] for i in (6, 8)), rows[:, 18], rows[:, 19:]]
+        return cls(*columns)
 
 
-class RankTable:
-    """The operators of one rank, ready for a kernel model, and the share of each row that runs in each part of a stage."""
+class RankTable(KernelTable):
+    """The operators of one rank, and the share of each row that runs in each part of a stage."""
 
     def __init__(
         self, operators: Operators, blocks: Blocks | None, like: KernelTable | None = None
     ) -> None:
-        """`like`: a table of the same rows that torch.compile joins alike."""
-        self.operators, self.kernels = operators, KernelTable(operators, like=like)
+        """`like` is a table of the same rows, for which torch.compile fuses the same ones."""
+        super().__init__(operators, like=like)
         kind, phase = np.array(operators.kind), np.array(operators.phase)
         forward, backward, self.updates = (
             phase == name for name in ("forward", "backward", "optimizer")
@@ -281,13 +276,13 @@ class RankTable:
             )
             if blocks.heads:
                 first |= np.isin(kind, CONVOLUTION_KINDS)  # that cut an image into patches
-            # attention's own rows: fused, or its products of two activations and their softmax
+            # attention's own rows: fused, or its matmuls of two activations and their softmax
             core = multiplies_activations(operators) | np.isin(kind, (*ATTENTION_KINDS, "softmax"))
             core &= (blocks.operator_counts > 0) & forward
-        parts = (block, (1 - self.inside) * first, (1 - self.inside) * ~first)
+        by_place = (block, (1 - self.inside) * first, (1 - self.inside) * ~first)
         self._weights = np.array(
             [
-                *(part * phase for part in parts for phase in (forward, backward)),
+                *(place * phase for place in by_place for phase in (forward, backward)),
                 self.updates,
                 block * core,
                 block * repeated_share(operators, blocks),
@@ -298,16 +293,13 @@ class RankTable:
         where = (self.inside * ~self.updates, (1 - self.inside) * ~self.updates, self.updates)
         self._by_part = np.concatenate([of_part * share[:, None] for share in where], axis=1)
 
-    def parts(self, timed: RankTimes) -> Floats:
-        """Milliseconds of the device by the first of `intervals.PARTS`: inside the blocks, outside of them, and in the optimizer
-        (batches x (3 x 6))."""
-        return np.asarray(1e3 * timed.times.device_s @ self._by_part)
+    def costs(self, device_s: Floats, host_ms: Floats, start_ms: float) -> Floats:
+        """Return the rows that `StageCosts.of` reads, one for each row of `device_s`.
 
-    def costs(self, timed: RankTimes) -> Floats:
-        """What `StageCosts.of` reads, a row a batch size. No row's numbers depend on the other rows'."""
-        device = 1e3 * timed.times.device_s
+        The numbers of a row do not depend on the other rows.
+        """
+        device = 1e3 * device_s
         columns = [(device * weight).sum(axis=1) for weight in self._weights]
-        columns += [
-            np.full(len(device), (timed.host_ms * weight).sum()) for weight in self._weights
-        ]
-        return np.stack([*columns, np.full(len(device), timed.start_ms)], axis=1)
+        columns += [np.full(len(device), (host_ms * weight).sum()) for weight in self._weights]
+        columns.append(np.full(len(device), start_ms))
+        return np.concatenate([np.stack(columns, axis=1), device @ self._by_part], axis=1)

@@ -1,10 +1,12 @@
-"""What a device sustains: datasheet peaks, lowered where the card is short of watts.
+"""What a device achieves: datasheet peaks, lowered if the card is short of watts.
 
-A card that would need more power than it may draw lowers its clock. The watts that a peak rate needs follow from the
-process: energy per FLOP falls with the feature size. So ``x = (TDP / peak) / feature size`` says how well a card is fed; well-fed
-cards sustain their peak. Below a threshold x0, power falls with the cube of a clock whose voltage falls with it, so the rate
-falls with the cube root of ``x / x0``; below ``watts_floor`` of x0 the voltage can fall no further, and the rate falls in
-proportion (Horowitz et al. 1994). T4 (70 W) and A10 (150 W) are the most starved of power, the 500 W H100 a little.
+A card that would need more power than it may draw lowers its clock. The watts that a peak rate
+needs follow from the process: energy per FLOP falls with the feature size. So ``x = (TDP / peak) /
+feature size`` says how well a card is fed; well-fed cards sustain their peak. Below a threshold x0,
+power falls with the cube of a clock whose voltage falls with it, so the rate falls with the cube
+root of ``x / x0``; below ``watts_floor`` of x0 the voltage can fall no further, and the rate falls
+in proportion (Horowitz et al. 1994). T4 (70 W) and A10 (150 W) are the most starved of power, the
+500 W H100 a little.
 """
 
 from __future__ import annotations
@@ -17,37 +19,40 @@ from trainpace.core.execution import NUMBER_FORMATS, Precision
 from trainpace.core.hardware import Device
 from trainpace.forecast.attention import (
     NO_ATTENTION,
-    TF32_PRODUCTS,
+    TF32_MATMULS,
     AttentionRates,
     Implementation,
     attention_rates,
 )
 from trainpace.forecast.constants import KernelConstants
-from trainpace.forecast.product_model import (
+from trainpace.forecast.matmul import (
+    TYPICAL_L2_MIB,
     UNKNOWN,
-    ProductFigures,
-    ProductModel,
+    MatmulFigures,
+    MatmulModel,
     Width,
-    fitted_products,
-    product_figures,
+    fitted_matmuls,
+    matmul_figures,
 )
 from trainpace.workload import Floats
 
 NO_RATE = 1e30
 """A rate that no operator of the table needs."""
 TYPICAL_SMS = 80.0
-TYPICAL_L2_MIB = 6.0
 TYPICAL_PROCESS_NM = 8.0
 SHARPNESS = 8.0
 """Exponent of the smooth minimum between fully fed and starved."""
 ISSUED_THREADS = 128.0
-"""Threads that the four schedulers of a multiprocessor issue a clock, from Volta on (NVIDIA's Volta and Ampere white papers)."""
+"""Threads that the four schedulers of a multiprocessor issue per clock, from Volta on (NVIDIA's
+Volta and Ampere white papers)."""
 CONSUMER_BOOST = 1.1
 NARROW = 512.0
-"""FLOP a clock and multiprocessor of matrix units that are fed in full: GeForce cards with fp32 sums."""
+"""FLOP per clock and multiprocessor of matrix units that are fed in full: GeForce cards with fp32
+sums."""
 
 ON_ENGINES = {"Gaudi"}
-"""Architectures whose products all run on matrix engines, so that the fp32 rate of their cores says nothing of products."""
+"""Architectures whose matmuls all run on matrix engines, so that the fp32 rate of their cores does
+not apply to matmuls."""
 
 
 class Peak(NamedTuple):
@@ -61,12 +66,12 @@ NO_PEAK = Peak(NO_RATE, False)
 
 
 class Rates(NamedTuple):
-    """Sustained figures of one device in one precision. Each may be an array that broadcasts against the operators'."""
+    """Achievable figures of one device in one precision. Each may be an array that broadcasts."""
 
     full: Floats
-    """FLOP/s of matrix products whose operands are stored in fp32."""
+    """FLOP/s of matmuls whose operands are stored in fp32."""
     half: Floats
-    """FLOP/s of matrix products whose operands are stored in 16 bits."""
+    """FLOP/s of matmuls whose operands are stored in 16 bits."""
     plain: Floats
     """FLOP/s of the CUDA cores in fp32."""
     full_on_tensor_cores: Floats
@@ -78,31 +83,33 @@ class Rates(NamedTuple):
     sms: Floats
     l2_bytes: Floats
     casts: Floats
-    """1 where separate kernels cast the operands of products to 8 bits, else 0."""
+    """1 if separate kernels cast the operands of matmuls to 8 bits, else 0."""
     aligned_only: Floats = np.asarray(0.0)
-    """1 where batched products in 16 bits need rows of multiples of 16 bytes to run on matrix units, else 0."""
-    weights: ProductFigures = UNKNOWN
-    """Products with weights, of operands stored in 16 bits."""
-    batched: ProductFigures = UNKNOWN
-    """Products of activations with each other, which stay in 16 bits where others go to FP8."""
+    """1 if batched 16-bit matmuls need rows of multiples of 16 bytes to run on matrix units."""
+    weights: MatmulFigures = UNKNOWN
+    """Matmuls with weights, of operands stored in 16 bits."""
+    batched: MatmulFigures = UNKNOWN
+    """Matmuls of activations with each other, which stay in 16 bits if others use FP8."""
     attention: AttentionRates = NO_ATTENTION
-    """Of fused attention, which stays in 16 bits as well."""
+    """Fused attention, which stays in 16 bits as well."""
     issue: Floats = np.asarray(1.0)
-    """FLOP/s of the CUDA cores if each issued instruction were one of theirs: twice those of Volta to A100, whose multiprocessors
-    issue 128 threads a clock as others do and have 64 lanes in fp32."""
+    """FLOP/s of the CUDA cores if each issued instruction were one of theirs: twice those of Volta
+    to A100, whose multiprocessors issue 128 threads per clock as others do and have 64 fp32
+    lanes."""
     products_boost: Floats = np.asarray(1.0)
-    """How much faster whole steps say that the products of GeForce cards are whose kernels were not measured."""
+    """How much faster the matmuls of GeForce cards without measured kernels are in whole steps."""
 
 
 def matrix_peak(
     device: Device, precision: Precision, half: bool, convolves: bool = False
 ) -> Peak | str:
-    """The rate that matrix operators run against, or the reason why the device cannot do it. convolves: that of convolutions,
-    which torch lets multiply in TF32 by default.
+    """Return the rate that matrix operators run against, or why the device cannot run them.
 
-    Without tensor cores, 16-bit products run on the CUDA cores with fp32 accumulation, at the fp32 rate. TF32 on a
-    device without it is plain fp32, as in torch. The few products that a job in bf16 or FP8 leaves in fp32 (of positions, of
-    routers) take the cores' fp32 rate everywhere, also where the catalogue has no rate of matrix engines in fp32.
+    `convolves` selects convolutions, which torch lets multiply in TF32 by default. Without tensor
+    cores, 16-bit matmuls run on the CUDA cores with fp32 accumulation, at the fp32 rate. TF32 on a
+    device without it is plain fp32, as in torch. The few matmuls that a job in bf16 or FP8 leaves
+    in fp32 (of positions, of routers) take the cores' fp32 rate everywhere, also if the catalogue
+    has no fp32 rate of the matrix engines.
     """
     number_format = NUMBER_FORMATS[precision]
     in_tf32 = "tf32" in (number_format.convolutions if convolves else number_format.products)
@@ -122,11 +129,11 @@ def matrix_peak(
                 )
     if figure is not None:
         return Peak(figure.value * 1e12, True)
-    if device.architecture in ON_ENGINES and (half or NUMBER_FORMATS[precision].form == "fp32"):
+    if device.architecture in ON_ENGINES and (half or number_format.form == "fp32"):
         wanted = "fp16" if half else precision
         return (
-            f"{device.name} has no {wanted} matrix rate in the catalogue: its maker publishes bf16"
-            " and FP8 alone."
+            f"{device.name} has no {wanted} matrix rate in the catalogue: its maker publishes only"
+            " bf16 and FP8."
         )
     if device.fp32_tflops is None:
         return f"{device.name} has no fp32 rate in the catalogue."
@@ -139,68 +146,70 @@ def sustained_rates(
     needs_full: bool,
     needs_half: bool,
     constants: KernelConstants,
-    products: ProductModel | None = None,
+    model: MatmulModel | None = None,
     attention: Implementation | None = None,
 ) -> Rates | str:
-    """The rates of a device, or the reason why one that the operators need is missing. attention: the implementation of the
-    operators' fused attention, if they have any."""
+    """Return the rates of a device, or why one that the operators need is missing.
+
+    `attention` is the implementation of the operators' fused attention, if they have any.
+    """
     if device.memory_bandwidth_gb_per_s is None:
         return f"{device.name} has no memory bandwidth in the catalogue."
     if device.fp32_tflops is None:
         return f"{device.name} has no fp32 rate in the catalogue."
-    full, half = (
-        matrix_peak(device, precision, half=False),
-        matrix_peak(device, precision, half=True),
-    )
-    for peak, needed in ((full, needs_full), (half, needs_half)):
-        if isinstance(peak, str) and needed:
-            return peak
-    plain, convolutions = (
-        Peak(device.fp32_tflops.value * 1e12, False),
-        matrix_peak(device, precision, False, True),
-    )
-    full, half, convolutions = (
-        NO_PEAK if isinstance(peak, str) else peak for peak in (full, half, convolutions)
-    )
-    # Volta gave the CUDA cores the issue slots and operand caches that let a product reach its peak; Kepler's 192 lanes
-    # a multiprocessor are harder to feed still, and its memory pays for ECC out of its bandwidth
+    plain = Peak(device.fp32_tflops.value * 1e12, False)
+    peaks = []
+    # Volta gave the CUDA cores the issue slots and operand caches that let a matmul reach its peak;
+    # Kepler's 192 lanes per multiprocessor are harder to feed still, and its memory pays for ECC
+    # out of its bandwidth
     generation = device.compute_capability.partition(".")[0]
-    yields = {"3": constants.kepler, "5": constants.pre_volta, "6": constants.pre_volta}.get(
-        generation, 1.0
-    )
-    full, half, convolutions = (
-        peak._replace(flop_per_s=peak.flop_per_s * yields) for peak in (full, half, convolutions)
-    )
-    weights = batched = _measured_products(device, half, "16", products)
+    yields = {"3": constants.kepler, "5": constants.pre_volta, "6": constants.pre_volta}
+    for kind, needed in (
+        ((False, False), needs_full),
+        ((True, False), needs_half),
+        ((False, True), False),
+    ):
+        peak = matrix_peak(device, precision, *kind)
+        if isinstance(peak, str):
+            if needed:
+                return peak
+            peak = NO_PEAK
+        peaks.append(peak._replace(flop_per_s=peak.flop_per_s * yields.get(generation, 1.0)))
+    full, half, convolutions = peaks
+    weights = batched = _measured_matmuls(device, half, "16", model)
     in_16_bits = half
     if precision == "fp8":
         bf16 = matrix_peak(device, "bf16", half=True)
         in_16_bits = half if isinstance(bf16, str) else bf16
-        weights = _measured_products(device, half, "8", products)
-        batched = _measured_products(device, in_16_bits, "16", products)
-        # a product in 8 bits takes about half the energy of one in 16, so it starves the card no more than that does
+        weights = _measured_matmuls(device, half, "8", model)
+        batched = _measured_matmuls(device, in_16_bits, "16", model)
+        # an 8-bit matmul takes about half the energy of a 16-bit one, so it starves the card no more
         half = half._replace(flop_per_s=half.flop_per_s * constants.fp8)
     sustained_half = _sustained(device, in_16_bits, constants)
+    sustained_plain = _sustained(device, plain, constants)
     bandwidth = device.memory_bandwidth_gb_per_s.value * (
         constants.kepler_traffic if generation == "3" else 1.0
     )
+    figures = {
+        "full": _sustained(device, full, constants),
+        "half": sustained_half * half.flop_per_s / in_16_bits.flop_per_s,
+        "plain": sustained_plain,
+        "full_on_tensor_cores": float(full.tensor_core),
+        "convolutions": _sustained(device, convolutions, constants),
+        "convolutions_on_tensor_cores": float(convolutions.tensor_core),
+        "half_on_tensor_cores": float(half.tensor_core),
+        "bytes_per_s": bandwidth * 1e9,
+        "sms": device.sms.value if device.sms else TYPICAL_SMS,
+        "l2_bytes": (device.l2_mib.value if device.l2_mib else TYPICAL_L2_MIB) * 2**20,
+        "casts": float(precision == "fp8"),
+        "aligned_only": float(device.compute_capability == "8.0"),  # seen only on A100
+        "issue": sustained_plain * _issued_per_lane(device),
+        "products_boost": _matmul_boost(device, model, constants),
+    }
     return Rates(
-        full=np.asarray(_sustained(device, full, constants)),
-        half=np.asarray(sustained_half * half.flop_per_s / in_16_bits.flop_per_s),
-        plain=np.asarray(_sustained(device, plain, constants)),
-        full_on_tensor_cores=np.asarray(float(full.tensor_core)),
-        convolutions=np.asarray(_sustained(device, convolutions, constants)),
-        convolutions_on_tensor_cores=np.asarray(float(convolutions.tensor_core)),
-        half_on_tensor_cores=np.asarray(float(half.tensor_core)),
-        bytes_per_s=np.asarray(bandwidth * 1e9),
-        sms=np.asarray(device.sms.value if device.sms else TYPICAL_SMS),
-        l2_bytes=np.asarray((device.l2_mib.value if device.l2_mib else TYPICAL_L2_MIB) * 2**20),
-        casts=np.asarray(float(precision == "fp8")),
-        aligned_only=np.asarray(float(device.compute_capability == "8.0")),  # seen on A100 alone
+        **{name: np.asarray(figure) for name, figure in figures.items()},
         weights=weights,
         batched=batched,
-        issue=np.asarray(_sustained(device, plain, constants) * _issued_per_lane(device)),
-        products_boost=np.asarray(_products_boost(device, products, constants)),
         attention=_attention(device, attention, in_16_bits, plain) if attention else NO_ATTENTION,
     )
 
@@ -209,41 +218,30 @@ def _attention(
     device: Device, implementation: Implementation, in_16_bits: Peak, plain: Peak
 ) -> AttentionRates:
     boost, tf32 = consumer_boost(device), device.tf32_tensor_tflops
-    full = plain.flop_per_s if tf32 is None else tf32.value * 1e12 / TF32_PRODUCTS
-    return attention_rates(
-        device,
-        implementation,
-        *(boost * rate for rate in (in_16_bits.flop_per_s, full, plain.flop_per_s)),
-    )
+    full = plain.flop_per_s if tf32 is None else tf32.value * 1e12 / TF32_MATMULS
+    peaks = (boost * rate for rate in (in_16_bits.flop_per_s, full, plain.flop_per_s))
+    return attention_rates(device, implementation, *peaks)
 
 
 def _issued_per_lane(device: Device) -> float:
-    major = device.compute_capability.partition(".")[0]
-    issues = device.fp32_lanes_per_sm is not None and major.isdigit() and int(major) >= 7
-    return (
-        ISSUED_THREADS / device.fp32_lanes_per_sm.value
-        if issues and device.fp32_lanes_per_sm
-        else 1.0
-    )
+    major, lanes = device.compute_capability.partition(".")[0], device.fp32_lanes_per_sm
+    if lanes is None or not major.isdigit() or int(major) < 7:
+        return 1.0
+    return ISSUED_THREADS / lanes.value
 
 
-def _products_boost(
-    device: Device, model: ProductModel | None, constants: KernelConstants
-) -> float:
-    parameters = (model or fitted_products()).widths["16"].parameters
-    return (
-        constants.consumer_products
-        if device.is_consumer and parameters.familiarity(device) != "card"
-        else 1.0
-    )
+def _matmul_boost(device: Device, model: MatmulModel | None, constants: KernelConstants) -> float:
+    parameters = (model or fitted_matmuls()).widths["16"].parameters
+    is_measured = parameters.familiarity(device) == "card"
+    return constants.consumer_products if device.is_consumer and not is_measured else 1.0
 
 
-def _measured_products(
-    device: Device, peak: Peak, width: Width, model: ProductModel | None
-) -> ProductFigures:
+def _measured_matmuls(
+    device: Device, peak: Peak, width: Width, model: MatmulModel | None
+) -> MatmulFigures:
     if not peak.tensor_core or peak.flop_per_s >= NO_RATE:
         return UNKNOWN
-    return product_figures(device, peak.flop_per_s, width, consumer_boost(device), model)
+    return matmul_figures(device, peak.flop_per_s, width, consumer_boost(device), model)
 
 
 def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
@@ -260,8 +258,10 @@ def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
 
 
 def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
-    """What wide matrix units keep of their rate: registers, shared memory and issue slots grew less than the units did, from
-    1024 FLOP a clock and multiprocessor on V100 over 2048 on A100 to 4096 on H100 (Shah et al. 2024 on Hopper's).
+    """Return the share of their rate that wide matrix units keep.
+
+    Registers, shared memory and issue slots grew less than the units did, from 1024 FLOP per clock
+    and multiprocessor on V100 over 2048 on A100 to 4096 on H100 (Shah et al. 2024 on Hopper's).
     """
     if not peak.tensor_core or device.sms is None or device.boost_clock_mhz is None:
         return 1.0
@@ -270,6 +270,8 @@ def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
 
 
 def consumer_boost(device: Device) -> float:
-    """How far a GeForce card's clock goes above its sheet's in practice: 2.7 GHz where an RTX 4090's says 2.52, 1.9 where an RTX
-    3090's says 1.7."""
+    """Return how far a GeForce card's clock goes above its datasheet's in practice.
+
+    An RTX 4090 reaches 2.7 GHz (datasheet: 2.52), an RTX 3090 1.9 (1.7).
+    """
     return CONSUMER_BOOST if device.is_consumer else 1.0

@@ -1,191 +1,303 @@
-"""Which executions a model and a cluster allow, which numbers clash where they do not, and smaller executions to compare with."""
+"""Which executions a model and a cluster allow, in words where they do not, and smaller references.
+
+`RULES` is the one table of legality. Each rule holds for one `Execution` and for a whole `Grid`.
+"""
 
 import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from trainpace.core.errors import Contradiction, TrainpaceError
-from trainpace.core.execution import Execution
+from trainpace.core.execution import (
+    EXECUTION_RULES,
+    NUMBER_FORMATS,
+    OPTIMIZERS,
+    Execution,
+    Precision,
+    Rule,
+    host_update_bytes,
+)
 from trainpace.core.hardware import Cluster
 from trainpace.forecast.grid import Grid
-from trainpace.workload import Blocks, Counts
-
-CLASHES = (
-    "",
-    "world_size",
-    "tp x pp x cp",
-    "no blocks",
-    "tp",
-    "key_value_heads",
-    "pp",
-    "cp",
-    "virtual_stages",
-    "accumulation",
-    "shard_size",
-    "engine",
-    "nodes",
-    "offload_parameters",
-    "ep",
-    "expert_tp",
-    "whole step",
-    "dualpipe",
-)
-"""What may clash in an execution. A position here is the code in `ForecastTable.clash`; 0 stands for no clash."""
+from trainpace.workload import GROUPED, Blocks, Counts, Flags, Workload
 
 MOST_SHOWN = 64
 ENDS = 2
-"""Stages that may have no block: the embedding's and the head's."""
+"""Stages that may be without a block: that of the embedding and that of the head."""
 
 
-def clashes(
-    grid: Grid, blocks: Blocks | None, sequence_length: int | None, cluster: Cluster
-) -> Counts:
-    """The first clash of every execution, as a position in CLASHES."""
-    shards = grid.tp * grid.pp * grid.cp
-    count, heads, groups = (
-        (0, 0, 0) if blocks is None else (blocks.count, blocks.heads, blocks.key_value_heads)
-    )
-    one, experts = np.ones_like(grid.tp), 0 if blocks is None else blocks.experts
-    stages = grid.pp * grid.virtual_stages
-    interleaved, one_process = (
-        grid.has("pipeline_schedule", "interleaved"),
-        grid.has("engine", "data_parallel"),
-    )
-    share = grid.data_parallel_size % np.where(grid.shard_size > 0, grid.shard_size, one)
-    is_wrong = {
-        "world_size": grid.world_size != cluster.num_devices,
-        "tp x pp x cp": grid.world_size % shards != 0,
-        "no blocks": (shards > 1) & (blocks is None),
-        "tp": (grid.tp > 1) & ((one * heads) % grid.tp != 0),
-        # more ranks than key-value heads hold copies of them, evenly
-        "key_value_heads": (
-            (grid.tp > 1)
-            & (groups > 0)
-            & ((groups % grid.tp != 0) & (grid.tp % max(1, groups) != 0))
-        ),
-        "pp": stages > np.where(grid.pp > 1, count + ENDS, max(1, count)),
-        "cp": (grid.cp > 1) & ((sequence_length or 1) % grid.cp != 0),
-        "virtual_stages": (grid.virtual_stages > 1) & ((grid.pp == 1) | ~interleaved),
-        "accumulation": interleaved & (grid.pp > 1) & (grid.accumulation % grid.pp != 0),
-        "dualpipe": (grid.copies > 1) & ((grid.pp % 2 != 0) | (grid.accumulation % 2 != 0)),
-        "shard_size": (grid.shard_size > 0) & (share != 0),
-        "engine": one_process & ((shards > 1) | (grid.zero_stage > 0)),
-        "nodes": one_process & (grid.world_size > cluster.devices_per_node),
-        "offload_parameters": grid.offload_parameters & (grid.zero_stage < 3),
-        "ep": (grid.ep > 1) & (experts % grid.ep != 0 if experts else True),
-        "expert_tp": (grid.ep > 1) & (grid.world_size % (grid.pp * grid.ep * grid.experts_tp) != 0),
-    }
-    result = np.zeros_like(grid.tp)
-    for name, rows in reversed(is_wrong.items()):
-        result = np.where(rows, CLASHES.index(name), result)
-    return result
+class Facts(NamedTuple):
+    """What the rules read of a model and a cluster. Counts are 0 for a model without blocks."""
+
+    cluster: Cluster
+    sequence_length: int | None
+    has_blocks: bool
+    blocks: int
+    heads: int
+    key_value_heads: int
+    experts: int
+    whole_step: bool
+
+    @classmethod
+    def of(cls, workload: Workload, blocks: Blocks | None, cluster: Cluster) -> "Facts":
+        names = "count", "heads", "key_value_heads", "experts"
+        sizes: Any = [0 if blocks is None else getattr(blocks, name) for name in names]
+        has_blocks = blocks is not None
+        shape = [has_blocks, *sizes, workload.whole_step]
+        return cls(cluster, workload.sequence_length, *shape)
 
 
-def contradiction(
-    clash: int,
-    grid: Grid,
-    i: int,
-    blocks: Blocks | None,
-    sequence_length: int | None,
-    cluster: Cluster,
-) -> TrainpaceError:
-    """The clash of execution `i` in words, with its numbers."""
-    try:
-        e = grid.execution(i)
-    except TrainpaceError as error:  # its own sizes do not go together
-        return error
-    tp, pp, cp, v, world, accumulation = (
-        e.tp,
-        e.pp,
-        e.cp,
-        e.virtual_stages,
-        e.world_size,
-        e.accumulation,
-    )
-    count, heads, groups = (
-        (0, 0, 0) if blocks is None else (blocks.count, blocks.heads, blocks.key_value_heads)
-    )
-    possible_tp = "The model has no attention whose heads could be divided."
-    if heads:
-        possible_tp = (
-            f"Possible tp: {', '.join(str(n) for n in divisors(heads) if n <= MOST_SHOWN)}."
-        )
-    experts = 0 if blocks is None else blocks.experts
-    has = f"{experts} experts" if experts else "no repeated blocks with grouped products of experts"
-    messages = {
-        "world_size": (
-            (
-                f"the execution has {world} processes, and the cluster {cluster.num_devices}"
-                f" devices ({cluster.nodes} nodes of {cluster.devices_per_node})."
-            ),
+def _shards(e: Any) -> Any:
+    return e.tp * e.pp * e.cp
+
+
+def _possible(n: int) -> str:
+    return ", ".join(str(size) for size in divisors(n) if size <= MOST_SHOWN)
+
+
+def _tp_hint(e: Execution, f: Facts) -> str:
+    return f"Possible tp: {_possible(f.heads)}." if f.heads else "Use tp 1: the model has no heads."
+
+
+def _stages_in_words(e: Execution) -> str:
+    if e.virtual_stages == 1:
+        return f"pp {e.pp}"
+    return f"pp {e.pp} x virtual_stages {e.virtual_stages} = {e.pp * e.virtual_stages}"
+
+
+RULES = (
+    Rule(
+        "world_size",
+        lambda e, f: e.world_size != f.cluster.num_devices,
+        lambda e, f: (
+            f"the execution has {e.world_size} processes, and the cluster"
+            f" {f.cluster.num_devices} devices ({f.cluster.nodes} nodes of"
+            f" {f.cluster.devices_per_node}).",
             "One process runs on each device.",
         ),
-        "no blocks": (
-            (
-                f"tp {tp}, pp {pp} and cp {cp} need repeated blocks along which the model could be"
-                " cut, and it has none."
-            ),
+    ),
+    *EXECUTION_RULES,
+    Rule(
+        "no blocks",
+        lambda e, f: (_shards(e) > 1) & (not f.has_blocks),
+        lambda e, f: (
+            f"tp {e.tp}, pp {e.pp} and cp {e.cp} need a model with repeated blocks, and this one"
+            " has none.",
             "Use data parallelism, ZeRO or FSDP.",
         ),
-        "tp": (f"tp {tp} does not divide the model's {heads} attention heads.", possible_tp),
-        "key_value_heads": (
-            f"tp {tp} and the model's {groups} key-value heads do not divide each other.",
+    ),
+    Rule(
+        "tp",
+        lambda e, f: (e.tp > 1) & (f.heads % e.tp != 0),
+        lambda e, f: (
+            f"tp {e.tp} does not divide the model's {f.heads} attention heads.",
+            _tp_hint(e, f),
+        ),
+    ),
+    Rule(
+        "key_value_heads",
+        # more ranks than key-value heads hold copies of them, evenly
+        lambda e, f: (
+            (e.tp > 1)
+            & (f.key_value_heads > 0)
+            & ((f.key_value_heads % e.tp != 0) & (e.tp % max(1, f.key_value_heads) != 0))
+        ),
+        lambda e, f: (
+            f"tp {e.tp} and the model's {f.key_value_heads} key-value heads do not divide each"
+            " other.",
             "Every rank needs the same number of them, or copies of one.",
         ),
-        "pp": (
-            (
-                f"pp {pp}{f' x virtual_stages {v} = {pp * v}' if v > 1 else ''} stages need a block"
-                f" each, but for the embedding's and the head's; the model has {count}."
-            ),
-            f"Use at most {count + ENDS} stages.",
+    ),
+    Rule(
+        "pp",
+        lambda e, f: e.pp * e.virtual_stages > max(1, f.blocks) + ENDS * (e.pp > 1),
+        lambda e, f: (
+            f"{_stages_in_words(e)} stages need a block each, except the embedding's and the"
+            f" head's; the model has {f.blocks} blocks.",
+            f"Use at most {f.blocks + ENDS} stages.",
         ),
-        "cp": (
-            f"cp {cp} does not divide the sequence length {sequence_length}.",
-            "Every rank needs as many tokens.",
+    ),
+    Rule(
+        "cp",
+        lambda e, f: (e.cp > 1) & ((f.sequence_length or 1) % e.cp != 0),
+        lambda e, f: (
+            f"cp {e.cp} does not divide the sequence length {f.sequence_length}.",
+            "Every rank needs the same number of tokens.",
         ),
-        "accumulation": (
-            (
-                f"the interleaved schedule needs a number of micro-batches that pp {pp} divides;"
-                f" accumulation is {accumulation}."
-            ),
-            f"Use {-(-accumulation // pp) * pp}, or the schedule 1f1b.",
+    ),
+    Rule(
+        "accumulation",
+        lambda e, f: (
+            e.has("pipeline_schedule", "interleaved") & (e.pp > 1) & (e.accumulation % e.pp != 0)
         ),
-        "dualpipe": (
-            (
-                f"DualPipe runs micro-batches from both ends, so that pp {pp} and accumulation"
-                f" {accumulation} both have to be even."
-            ),
+        lambda e, f: (
+            "the interleaved schedule needs a number of micro-batches that is a multiple of"
+            f" pp {e.pp}; accumulation is {e.accumulation}.",
+            f"Use {-(-e.accumulation // e.pp) * e.pp}, or the schedule 1f1b.",
+        ),
+    ),
+    Rule(
+        "dualpipe",
+        lambda e, f: (
+            e.has("pipeline_schedule", "dualpipe")
+            & (e.pp > 1)
+            & ((e.pp % 2 != 0) | (e.accumulation % 2 != 0))
+        ),
+        lambda e, f: (
+            "DualPipe runs micro-batches from both ends, so pp and accumulation must be even; they"
+            f" are pp {e.pp} and accumulation {e.accumulation}.",
             "Use even numbers, or the schedule 1f1b.",
         ),
-        "engine": (
-            f"nn.DataParallel knows no tp {tp}, pp {pp}, cp {cp} and no ZeRO stage {e.zero_stage}.",
+    ),
+    Rule(
+        "engine",
+        lambda e, f: e.has("engine", "data_parallel") & ((_shards(e) > 1) | (e.zero_stage > 0)),
+        lambda e, f: (
+            f"nn.DataParallel cannot run tp {e.tp}, pp {e.pp}, cp {e.cp} and ZeRO stage"
+            f" {e.zero_stage}.",
             "Use the engine ddp.",
         ),
-        "nodes": (
-            (
-                f"nn.DataParallel is one process on one node of {cluster.devices_per_node} devices;"
-                f" the world has {world}."
-            ),
+    ),
+    Rule(
+        "nodes",
+        lambda e, f: e.has("engine", "data_parallel") & (e.world_size > f.cluster.devices_per_node),
+        lambda e, f: (
+            f"nn.DataParallel is one process on one node of {f.cluster.devices_per_node} devices;"
+            f" the world has {e.world_size}.",
             "Use the engine ddp.",
         ),
-        "offload_parameters": (
+    ),
+    Rule(
+        "offload_parameters",
+        lambda e, f: e.offload_parameters & (e.zero_stage < 3),
+        lambda e, f: (
             f"only ZeRO stage 3 keeps its parameters on the host; the stage is {e.zero_stage}.",
-            "Use zero_stage 3, or offload the optimizer alone.",
+            "Use zero_stage 3, or offload only the optimizer.",
         ),
-        "whole step": (
-            (
-                f"the model's step makes its own updates, so that accumulation {accumulation}"
-                " cannot be put around it."
-            ),
+    ),
+    Rule(
+        "ep",
+        lambda e, f: (e.ep > 1) & ((f.experts == 0) | (f.experts % e.ep != 0)),
+        lambda e, f: (
+            f"ep {e.ep} cannot divide the model's experts: "
+            + (f"it has {f.experts} experts." if f.experts else "it has none."),
+            f"Possible ep: {_possible(f.experts)}." if f.experts else "Use ep 1.",
+        ),
+    ),
+    Rule(
+        "whole step",
+        lambda e, f: f.whole_step & (e.accumulation > 1),
+        lambda e, f: (
+            "the model's step makes its own updates, so it cannot run under accumulation"
+            f" {e.accumulation}.",
             "Accumulate in the step itself.",
         ),
-        "ep": (
-            f"ep {e.ep} cannot divide the model's experts: it has {has}.",
-            f"Possible ep: {', '.join(map(str, divisors(experts)))}." if experts else "Use ep 1.",
-        ),
-    }
-    return Contradiction(*messages[CLASHES[clash]])
+    ),
+)
+"""What must hold between an execution, a model and a cluster. The first broken rule counts."""
+
+CLASHES = ("", *(rule.name for rule in RULES))
+"""Names of `RULES`. A position here is the code in `ForecastTable.clash`; 0 stands for no clash."""
+
+
+def clashes(grid: Grid, facts: Facts) -> Counts:
+    """Return the first broken rule of every execution, as a position in CLASHES."""
+    codes = np.zeros_like(grid.tp)
+    for code in range(len(RULES), 0, -1):
+        codes = np.where(RULES[code - 1].is_broken(grid, facts), code, codes)
+    return codes
+
+
+def contradiction(clash: int, grid: Grid, i: int, facts: Facts) -> TrainpaceError:
+    """Return the broken rule of execution `i` as an error with its numbers."""
+    try:
+        execution = grid.execution(i)
+    except TrainpaceError as error:  # its own sizes contradict each other
+        return error
+    return Contradiction(*RULES[clash - 1].words(execution, facts))
+
+
+def usable(grid: Grid, start: Execution) -> Flags:
+    """Return the executions in which every setting has an effect and an engine that supports it.
+
+    A search from `start` tries only these. Settings of `start` itself are always usable.
+    """
+    ranks, stage = grid.data_parallel_size, grid.zero_stage
+    # DeepSpeed offloads from one GPU too, in stage 2, where gradients leave as they come
+    offloads_in_stage_2 = grid.offload_optimizer & (stage == 2)
+    broken = [rule.is_broken(grid, None) for rule in RULES if rule.name in SEARCHED_RULES]
+    wrong = [
+        (stage > 0) & (ranks <= 1) & (stage != start.zero_stage) & ~offloads_in_stage_2,
+        grid.offload_optimizer & (stage == 0) & (ranks != 1),
+        grid.sequence_parallel & (grid.tp == 1),
+        # torch splits matmuls to hide their collective in compiled code, along the sequence
+        grid.async_tensor_parallel & ~(grid.sequence_parallel & grid.compile),
+        (stage != 3) & (grid.reshard_after_forward != start.reshard_after_forward),
+        *broken,
+    ]
+    return np.asarray(~np.any(wrong, axis=0))
+
+
+SEARCHED_RULES = ("offload_parameters", "accumulation", "shard_size")
+"""Rules about settings that a search combines freely."""
+
+AUTOCAST_EXPERTS = (
+    "autocast leaves grouped matmuls of experts in fp32, which is not forecast: use bf16, or FSDP's"
+    " mixed precision (ZeRO 3)"
+)
+
+
+def unsupported(
+    grid: Grid, workload: Workload, precision: Precision
+) -> Iterator[tuple[Flags, str]]:
+    """Yield executions of one precision that cannot be forecast for this workload, with the reason."""
+    form = workload.form(precision)
+    if NUMBER_FORMATS[precision].autocasts and GROUPED in form.operators.function:
+        yield grid.zero_stage < 3, AUTOCAST_EXPERTS
+    if workload.only_batch is not None:
+        only = f"{workload.model} could only be traced at a batch size of {workload.only_batch}"
+        yield grid.micro_batch != workload.only_batch, f"{only} per GPU"
+    if workload.mode == "train":
+        yield from _impossible_updates(grid, workload.optimizer)
+    if form.blocks is not None:
+        return
+    divided = (_shards(grid) > 1) | (grid.ep > 1)
+    yield (
+        divided,
+        f"{workload.model} has no repeated blocks, which tensor, pipeline, context and expert"
+        " parallelism need.",
+    )
+    if not workload.checkpointed:
+        yield (
+            ~grid.has("activation_checkpointing", "none") & ~divided,
+            f"{workload.model} was traced without activation checkpointing, and has no repeated"
+            " blocks to recompute.",
+        )
+
+
+def _impossible_updates(grid: Grid, optimizer: str) -> Iterator[tuple[Flags, str]]:
+    if host_update_bytes(optimizer) is None:
+        on_host = ", ".join(name for name, kind in OPTIMIZERS.items() if kind.on_host)
+        yield (
+            grid.offload_optimizer,
+            f"{optimizer} cannot be offloaded: engines update on the host with {on_host}.",
+        )
+    kind = OPTIMIZERS.get(optimizer)
+    if kind is None or not kind.whole_matrices:
+        return
+    if optimizer == "muon":
+        needs = "muon needs whole matrices, and ranks hold parts under"
+        yield grid.tp > 1, f"{needs} tensor parallelism. Use zero 1 or 2."
+        yield grid.zero_stage >= 3, f"{needs} FSDP or ZeRO 3. Use zero 1 or 2."
+    else:
+        yield (
+            (grid.zero_stage == 1) | (grid.zero_stage == 2),
+            f"{optimizer} factors matrices, and shards of ZeRO 1 and 2 are flat. Use zero 3"
+            " (FSDP2).",
+        )
 
 
 def divisors(n: int) -> list[int]:
@@ -200,7 +312,7 @@ def doublings(most: int) -> list[int]:
 
 
 def alone(execution: Execution) -> Execution:
-    """The same micro-batches on one device: the reference of scaling, where one device holds the model."""
+    """Return the same micro-batches on one device: the usual reference of scaling."""
     return replace(
         execution,
         nnodes=1,
@@ -223,17 +335,17 @@ def alone(execution: Execution) -> Execution:
 
 
 def fewer_ranks(execution: Execution, devices_per_node: int) -> list[Execution]:
-    """The same with fewer data-parallel ranks, on whole nodes where one is not enough; the fewest first.
+    """Return the same with fewer data-parallel ranks, the fewest first, on whole nodes beyond one.
 
-    They are the references of scaling where one device does not hold the model: its time would be that of a run that cannot be
-    made, and the efficiency could pass 1.
+    They are the references of scaling if one device cannot hold the model: a run on one device
+    cannot be made, and against its time the efficiency could exceed 1.
     """
     smaller = []
     for ranks in divisors(execution.data_parallel_size)[:-1]:
-        world = execution.tp * execution.pp * execution.cp * ranks
+        world = _shards(execution) * ranks
         nodes = -(-world // devices_per_node)
         shard = None if execution.shard_size is None else min(execution.shard_size, ranks)
-        experts = execution.pp * execution.ep * (execution.expert_tp or execution.tp)
+        experts = execution.pp * execution.ep * execution.experts_tp
         whole = (nodes == 1 or world % devices_per_node == 0) and (
             execution.ep == 1 or world % experts == 0
         )

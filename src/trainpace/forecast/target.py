@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, lru_cache
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.core.execution import Execution, Form, Precision
+from trainpace.core.execution import PRECISIONS, Execution, Form, Precision
 from trainpace.core.hardware import Cluster, Device, typical_host
 from trainpace.core.outcome import Provenance
 from trainpace.core.software import TODAY, Software
 from trainpace.forecast.attention import implementation_on
-from trainpace.forecast.cards import CardConstants, measured_cards
-from trainpace.forecast.constants import KernelConstants, fitted_constants
-from trainpace.forecast.cuts import Cut
+from trainpace.forecast.constants import (
+    CardConstants,
+    KernelConstants,
+    fitted_constants,
+    measured_cards,
+)
 from trainpace.forecast.fusion import Fused
+from trainpace.forecast.grid import Grid
 from trainpace.forecast.intervals import Spread, composed_spread
 from trainpace.forecast.kernels import KernelTable, KernelTimes, host_us
-from trainpace.forecast.product_model import ProductModel
+from trainpace.forecast.matmul import MatmulModel, Tiling
 from trainpace.forecast.rates import Rates, sustained_rates
 from trainpace.forecast.timings import (
     Interpolator,
@@ -35,15 +39,21 @@ from trainpace.forecast.timings import (
 from trainpace.workload import MATRIX_KINDS, Flags, Floats, Operators, form_of
 
 HOST_SHARPNESS = 6.0
-"""Exponent of the smooth maximum of host and device: where they are close, each sometimes waits for the other."""
+"""Exponent of the smooth maximum of host and device. If they are close, each sometimes waits."""
 LIBRARY_KINDS = (*MATRIX_KINDS, "norm")
-"""Kinds whose calls choose an algorithm of cuBLAS, cuDNN or torch, make several tensors, and keep what the backward pass needs.
-Of steps that hung on the lent H100's host a convolution's forward call took 132 microseconds, a product's 129, a normalisation's
-99, all others 10 to 23 (n 51; fitting/data)."""
+"""Kinds whose calls choose an algorithm of cuBLAS, cuDNN or torch, make several tensors, and keep
+what the backward pass needs. Of steps that were launch-bound on the lent H100's host a
+convolution's forward call took 132 microseconds, a matmul's 129, a normalisation's 99, all others
+10 to 23 (n 51; fitting/data)."""
 REFERENCE_POINTS = 2750.0
-"""PassMark single-thread points of the host that the constants stand for: a desktop of 2017 to 2019 (a Core i7-8700K has 2,750).
-Most fitted runs that hang on their host are of cards in such desktops (RTX 2080 Ti, GTX 1080 Ti, Titan V), whose sources do not
-name the CPU."""
+"""PassMark single-thread points of the host that the constants stand for: a desktop of 2017 to 2019
+(a Core i7-8700K has 2,750). Most fitted launch-bound runs are of cards in such desktops (RTX
+2080 Ti, GTX 1080 Ti, Titan V), whose sources do not name the CPU."""
+MOST_AT_ONCE = 128
+"""Batch sizes that are evaluated in one pass, which bounds its memory."""
+MOST_TIMED = 8
+"""Results of a kernel model that are kept, over all workloads."""
+F = TypeVar("F", bound=Callable[..., object])
 
 
 class Sharding(NamedTuple):
@@ -68,17 +78,48 @@ class KernelKey(NamedTuple):
     software: Software
 
 
-def kernel_key(e: Execution, software: Software) -> KernelKey:
-    experts = e.ep, e.expert_tp or e.tp, e.expert_load
-    sharding = Sharding(
-        form_of(e.precision), e.tp, e.cp, e.sequence_parallel and e.tp > 1, *experts
-    )
-    return KernelKey(sharding, e.precision, e.channels_last, e.compile, software)
+class KernelGroup(NamedTuple):
+    """Executions of a grid whose ranks run the same operators.
+
+    batches: their different micro-batches, at most MOST_AT_ONCE. rows: their positions in the grid.
+    batch_of: positions in `batches`.
+    """
+
+    key: KernelKey
+    batches: tuple[float, ...]
+    rows: NDArray[np.intp]
+    batch_of: NDArray[np.intp]
+
+
+def kernel_groups(grid: Grid, software: Software) -> Iterator[KernelGroup]:
+    """Yield the executions of a grid by what decides their kernels."""
+    divided = grid.sequence_parallel & (grid.tp > 1)
+    experts = grid.ep, grid.experts_tp, grid.expert_load
+    flags = grid.channels_last, grid.compile
+    for rows in grid.groups(grid.precision, grid.tp, grid.cp, divided, *experts, *flags):
+        i = rows[0]
+        precision = PRECISIONS[grid.precision[i]]
+        sizes = int(grid.tp[i]), int(grid.cp[i]), bool(divided[i])
+        of_experts = int(grid.ep[i]), int(grid.experts_tp[i]), float(grid.expert_load[i])
+        sharding = Sharding(form_of(precision), *sizes, *of_experts)
+        own_flags = bool(grid.channels_last[i]), bool(grid.compile[i])
+        key = KernelKey(sharding, precision, *own_flags, software)
+        batches, batch_of = np.unique(grid.micro_batch[rows], return_inverse=True)
+        for start in range(0, len(batches), MOST_AT_ONCE):
+            some = batches[start : start + MOST_AT_ONCE].astype(float)
+            here = (batch_of >= start) & (batch_of < start + MOST_AT_ONCE)
+            yield KernelGroup(key, tuple(some.tolist()), rows[here], batch_of[here] - start)
+
+
+def kernel_key(execution: Execution, software: Software) -> KernelKey:
+    return next(kernel_groups(Grid.of([execution]), software)).key
 
 
 class RankTimes(NamedTuple):
-    """Kernel times of one rank (batches x rows), the host's milliseconds of every row and outside of the phases, and
-    the standard deviation of the logarithm of each time, 0 where the spread of a class of runs stands for all rows.
+    """Kernel times of one rank (batches x rows), and what its host takes.
+
+    host_ms: of every row. start_ms: outside of the phases. log_sd: the standard deviation of the
+    logarithm of each time; 0 if the spread of a class of runs stands for all rows.
     """
 
     times: KernelTimes
@@ -86,33 +127,27 @@ class RankTimes(NamedTuple):
     start_ms: float
     log_sd: Floats
 
-    def at(self, rows: NDArray[np.intp]) -> RankTimes:
-        """Some of the batches."""
-        times = KernelTimes(*(seconds[rows] for seconds in self.times))
-        return self._replace(times=times, log_sd=self.log_sd[rows])
-
-    def hosted(self, factor: float) -> RankTimes:
-        """The same with a host that takes `factor` times as long."""
-        return self._replace(host_ms=self.host_ms * factor, start_ms=self.start_ms * factor)
-
 
 def together_ms(device_ms: Floats, host_ms: Floats) -> Floats:
-    """The later of host and device: the host launches ahead, so a phase of many small kernels takes as long as launching them."""
+    """Return the later of host and device.
+
+    The host launches ahead, so a phase of many small kernels takes as long as launching them.
+    """
     p = HOST_SHARPNESS
     return (device_ms**p + host_ms**p) ** (1 / p)
 
 
 def host_sensitivity(parts: Mapping[str, Floats], step_ms: Floats) -> Floats:
-    """By how many per cent steps grow where their host takes one per cent longer, from 0 to 1.
+    """Return by how many per cent steps grow if their host takes one per cent longer, 0 to 1.
 
-    With `together_ms` a phase of device time d takes t, and d ln t / d ln host = 1 - (d / t)^p. The phases are taken as one.
+    With `together_ms` a phase of device time d takes t, and d ln t / d ln host = 1 - (d / t)^p.
+    The phases are treated as one.
     """
     computing = parts["forward_ms"] + parts["backward_ms"] + parts["optimizer_ms"]
     together = computing + parts["host_overhead_ms"]
     some, steps = (np.where(together > 0, ms, 1.0) for ms in (together, step_ms))
-    return np.where(
-        together > 0, (1 - (computing / some) ** HOST_SHARPNESS) * together / steps, 0.0
-    )
+    sensitivity = (1 - (computing / some) ** HOST_SHARPNESS) * together / steps
+    return np.where(together > 0, sensitivity, 0.0)
 
 
 def fitted_host_us(
@@ -121,10 +156,11 @@ def fitted_host_us(
     fused: Fused | None = None,
     compiled: Flags | bool = True,
 ) -> Floats:
-    """The host's time for every row, all of its operators together, in microseconds, by the fitted constants.
+    """Return the host's microseconds for every row, all of its operators together.
 
-    `fused`: what torch.compile leaves of the rows that are `compiled`: its wrapper enters no modules, makes no views, and
-    launches what is left in `compile_host` times the time. The optimizer's update is not compiled.
+    `fused` is what torch.compile leaves of the rows that are `compiled`: its wrapper enters no
+    modules, makes no views, and launches what is left in `compile_host` times the time. The
+    optimizer's update is not compiled.
     """
     updates = np.asarray(operators.phase) == "optimizer"
     launch_us = np.where(
@@ -139,7 +175,7 @@ def fitted_host_us(
 
 
 def with_inductor(c: KernelConstants, is_old: bool) -> KernelConstants:
-    """The constants under today's torch.compile, or under that of torch before 2.2."""
+    """Return the constants under today's torch.compile, or under that of torch before 2.2."""
     if not is_old:
         return c
     return replace(
@@ -149,43 +185,43 @@ def with_inductor(c: KernelConstants, is_old: bool) -> KernelConstants:
     )
 
 
-def software_host_factor(software: Software, c: KernelConstants) -> float:
-    """How much slower than today's torch a software launches."""
-    return float(getattr(c, software.slow_host)) if software.slow_host else 1.0
+def _kept(function: F) -> F:
+    """Keep the last results of a method of kernel models, which are frozen."""
+    return cast(F, lru_cache(MOST_TIMED)(function))
 
 
 class KernelModel(ABC):
     """The times of the operators of one rank. Frozen, and safe to share between threads."""
 
     provenance: Provenance
-
-    @property
-    @abstractmethod
-    def traces_cpu(self) -> bool:
-        """Whether workloads have to be traced as torch runs them on a CPU (`Variant.cpu`)."""
+    traces_cpu: bool
+    """Workloads have to be traced as torch runs them on a CPU (`Variant.cpu`)."""
 
     @abstractmethod
     def rank_times(
-        self, table: KernelTable, batches: Floats, device: Device, key: KernelKey
+        self, table: KernelTable, batches: tuple[float, ...], device: Device, key: KernelKey
     ) -> RankTimes | str:
-        """Times of every row at some micro-batch sizes, or the reason why there are none."""
+        """Return times of every row at some micro-batch sizes, or the reason for their absence."""
 
-    def cut(
+    def tiling(
         self, table: KernelTable, batches: Floats, device: Device, key: KernelKey
-    ) -> Cut | None:
-        """How the work of every row is cut at some micro-batch sizes (batches x rows); None where that is not modelled."""
+    ) -> Tiling | None:
+        """Return how the work of every row is divided (batches x rows), or None if unknown."""
         return None
 
     @abstractmethod
     def spread(self, shares: Floats, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
-        """The spread of a forecast whose rows take `device_s` (rows); `shares` says what the step is made of."""
+        """Return the spread of a forecast whose rows take `device_s` (rows).
+
+        `shares` are what the step is made of, by `intervals.PARTS`.
+        """
 
 
 class FittedKernels(KernelModel):
-    """The kernel model of GPUs with constants that fit all of them, and those of cards whose kernels were measured; the
-    package's where none are given.
+    """The kernel model of GPUs: constants that fit all of them, and those of measured cards.
 
-    `host_factor` is how much slower than its CPU and its software say a host launches kernels.
+    The package's own constants are used if none are given. `host_factor` is how much slower the
+    host launches kernels than its CPU and its software predict.
     """
 
     provenance: Provenance = "fitted"
@@ -195,70 +231,61 @@ class FittedKernels(KernelModel):
         self,
         constants: KernelConstants | None = None,
         host_factor: float = 1.0,
-        products: ProductModel | None = None,
+        matmuls: MatmulModel | None = None,
         cards: CardConstants | None = None,
     ) -> None:
-        self._constants, self.host_factor, self._products, self._cards = (
-            constants,
-            host_factor,
-            products,
-            cards,
-        )
+        self._constants, self.host_factor = constants, host_factor
+        self._matmuls, self._cards = matmuls, cards
 
     @property
     def constants(self) -> KernelConstants:
         return self._constants or fitted_constants()
 
+    @_kept
     def rank_times(
-        self, table: KernelTable, batches: Floats, device: Device, key: KernelKey
+        self, table: KernelTable, batches: tuple[float, ...], device: Device, key: KernelKey
     ) -> RankTimes | str:
         if device.kind == "cpu":
             return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
-        c, rates, operators = *self._rates(table, device, key), table.operators
+        c, rates = self._rates(table, device, key)
         if isinstance(rates, str):
             return rates
-        at = batches[:, None]
-        products = table.product_times(at, rates, self._products) if operators.half.any() else None
-        times = table.times(at, rates, c, key.channels_last, key.compiled, products)
-        factor = self.host_factor * software_host_factor(key.software, c)
-        host_ms = (
-            fitted_host_us(operators, c, table.fused if key.compiled else None) * 1e-3 * factor
-        )
+        at, operators = np.array(batches)[:, None], table.operators
+        matmuls = table.matmul_times(at, rates, self._matmuls) if operators.half.any() else None
+        times = table.times(at, rates, c, key.channels_last, key.compiled, matmuls)
         times = KernelTimes(*np.broadcast_arrays(*times))
-        return RankTimes(
-            times, host_ms, c.host_step_us * 1e-3 * factor, np.zeros(times.device_s.shape)
-        )
+        slow_software = key.software.slow_host
+        factor = self.host_factor * (getattr(c, slow_software) if slow_software else 1.0)
+        host_us = fitted_host_us(operators, c, table.fused if key.compiled else None)
+        start_ms = c.host_step_us * 1e-3 * factor
+        return RankTimes(times, host_us * 1e-3 * factor, start_ms, np.zeros(times.device_s.shape))
 
     def _rates(
         self, table: KernelTable, device: Device, key: KernelKey
     ) -> tuple[KernelConstants, Rates | str]:
         cards = measured_cards() if self._cards is None else self._cards
-        c, half = (
-            cards.of(with_inductor(self.constants, key.software.has_old_inductor), device),
-            table.operators.half,
-        )
+        c = with_inductor(self.constants, key.software.has_old_inductor)
+        c, half = cards.of(c, device), table.operators.half
         attention = (
             implementation_on(device, key.software.fused_attention) if table.has_attention else None
         )
         needs = bool((~half).any()), bool(half.any())
-        return c, sustained_rates(device, key.precision, *needs, c, self._products, attention)
+        return c, sustained_rates(device, key.precision, *needs, c, self._matmuls, attention)
 
-    def cut(
+    def tiling(
         self, table: KernelTable, batches: Floats, device: Device, key: KernelKey
-    ) -> Cut | None:
+    ) -> Tiling | None:
         c, rates = self._rates(table, device, key)
-        return (
-            None
-            if isinstance(rates, str)
-            else table.cut(batches[:, None], rates, c, key.channels_last, key.compiled)
-        )
+        if isinstance(rates, str):
+            return None
+        return table.tiling(batches[:, None], rates, c, key.channels_last, key.compiled)
 
     def spread(self, shares: Floats, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
         return composed_spread(shares, device)
 
 
 class CalibratedKernels(KernelModel):
-    """The kernel model of one machine, from its own micro-benchmarks, which were made with its own software."""
+    """The kernel model of one machine, from micro-benchmarks that were made with its software."""
 
     provenance: Provenance = "calibrated"
     traces_cpu = True
@@ -270,29 +297,29 @@ class CalibratedKernels(KernelModel):
     def _interpolator(self) -> Interpolator:
         return Interpolator(self.machine.timings, self.machine.form)
 
+    @_kept
     def rank_times(
-        self, table: KernelTable, batches: Floats, device: Device, key: KernelKey
+        self, table: KernelTable, batches: tuple[float, ...], device: Device, key: KernelKey
     ) -> RankTimes | str:
         operators, machine = table.operators, self.machine
-        if bool((operators.half & (operators.launches > 0)).any()) and not bool(
-            machine.timings.half.any()
-        ):
+        needs_half = bool((operators.half & (operators.launches > 0)).any())
+        if needs_half and not machine.timings.half.any():
             return f"{device.name} has been calibrated in fp32 only."
         predicted = [
             machine_times(operators, int(batch), machine, self._interpolator) for batch in batches
         ]
         factor = step_factor(machine)
-        stacked = [
-            np.stack([np.broadcast_to(t[i], (len(operators),)) for t, _ in predicted])
+        device_s, *bounds = (
+            np.stack([np.broadcast_to(times[i], (len(operators),)) for times, _ in predicted])
             for i in range(4)
-        ]
-        times = KernelTimes(stacked[0] * factor, *stacked[1:])
-        works_us = (
+        )
+        times = KernelTimes(device_s * factor, *bounds)
+        per_call_us = (
             machine.host_us_per_operator,
             machine.host_us_per_view,
             machine.host_us_per_module,
         )
-        host_ms = host_us(operators, *works_us) * 1e-3 * factor
+        host_ms = host_us(operators, *per_call_us) * 1e-3 * factor
         return RankTimes(times, host_ms, 0.0, np.stack([log_sd for _, log_sd in predicted]))
 
     def spread(self, shares: Floats, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
@@ -300,18 +327,20 @@ class CalibratedKernels(KernelModel):
 
 
 FITTED = FittedKernels()
-"""The package's own constants."""
+"""The package's own constants. Its files are read when the first forecast needs them."""
 
-
-UNSAID_LOG_SD = 0.35
-"""What a rating leaves unsaid of a host (virtual machine, clock under load, driver, memory): the standard deviation of the
-logarithm of its time between five systems with torch of one time, ratings taken out (lambda's A100 and RTX 3090, ryujaehun's
-GTX 1080 Ti, RTX 2080 Ti and Titan V). A sixth, lambda's RTX 2080 Ti, would make it 0.57."""
+RATING_LOG_SD = 0.35
+"""What a CPU's rating does not say of a host (virtual machine, clock under load, driver, memory):
+the standard deviation of the logarithm of its time between five systems with torch of one time,
+ratings divided out (lambda's A100 and RTX 3090, ryujaehun's GTX 1080 Ti, RTX 2080 Ti and Titan V).
+A sixth, lambda's RTX 2080 Ti, would make it 0.57."""
 
 
 class LaunchingHost(NamedTuple):
-    """The CPU that launches kernels: its name, its PassMark single-thread points, and the standard deviation of the logarithm of
-    the time that it takes, larger where it is only typical of such cards."""
+    """The CPU that launches kernels: its name and its PassMark single-thread points.
+
+    log_sd: standard deviation of the logarithm of its time, larger for a host that is only typical.
+    """
 
     name: str
     points: float
@@ -319,17 +348,18 @@ class LaunchingHost(NamedTuple):
 
 
 def host_of(cluster: Cluster) -> LaunchingHost:
-    """A cluster's host, or a typical one of its cards where it names none."""
+    """Return a cluster's host, or a typical one of its cards if it names none."""
     if cluster.host is not None:
-        return LaunchingHost(cluster.host.name, cluster.host.single_thread.value, UNSAID_LOG_SD)
+        return LaunchingHost(cluster.host.name, cluster.host.single_thread.value, RATING_LOG_SD)
     typical = typical_host(cluster.device)
-    return LaunchingHost(typical.name, typical.points, math.hypot(typical.log_sd, UNSAID_LOG_SD))
+    return LaunchingHost(typical.name, typical.points, math.hypot(typical.log_sd, RATING_LOG_SD))
 
 
 class Target(NamedTuple):
-    """A cluster with the kernel model that answers for its devices, and the software that runs on it.
+    """A cluster with the kernel model that answers for its devices, and its software.
 
-    `host_copy_gb_per_s` is the rate at which micro-batches are copied to the device where nothing hides it; infinite: hidden.
+    `host_copy_gb_per_s` is the rate at which micro-batches are copied to the device if nothing
+    hides the copy; infinite: hidden.
     """
 
     cluster: Cluster
@@ -339,7 +369,7 @@ class Target(NamedTuple):
 
     @property
     def host(self) -> LaunchingHost | None:
-        """Whose launches are forecast; None on a machine that was calibrated with its own."""
+        """The host whose launches are forecast; None for a machine calibrated with its own."""
         return host_of(self.cluster) if self.kernels.provenance == "fitted" else None
 
     @property

@@ -100,7 +100,7 @@ _KINDS = (
     # work of the host alone: metadata calls, and modules entered
     Kind("view"),
     Kind("module"),
-    # these run on matrix units; their times are in `trainpace.forecast.products`, `convolutions`, `attention`
+    # these run on matrix units; their times are in `trainpace.forecast.matmul`, `convolutions`, `attention`
     Kind("gemm", is_matrix=True),
     Kind("conv", traffic={"conv": 0.75}, is_matrix=True),
     Kind("conv_dgrad", traffic={"conv_dgrad": 0.75}, is_matrix=True),

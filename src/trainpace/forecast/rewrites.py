@@ -1,0 +1,500 @@
+"""Rewrites of a traced workload: other operators that do the same work, without another trace.
+
+The bytes that are kept between the operators follow. What a step computes for its loss stays the
+same. This module has the mechanism, attention in kernels of its own, and the optimizer's update;
+`losses` has cross-entropy, `software` applies all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from trainpace.core.software import OptimizerImplementation
+from trainpace.workload import (
+    ATTENTION,
+    ATTENTION_KINDS,
+    GEMM,
+    MOST_SIZES,
+    Blocks,
+    Floats,
+    Form,
+    MemoryProfile,
+    Operators,
+    TracedForm,
+    Workload,
+)
+
+Pair = Floats
+"""A size that is affine in the batch size: (constant, per sample)."""
+
+
+def times(*sizes: Pair) -> Pair | None:
+    """Return the product of sizes, or None if several of them grow with the batch."""
+    constant, slope = 1.0, 0.0
+    for size in sizes:
+        c, s = float(size[0]), float(size[1])
+        if slope and s:
+            return None
+        constant, slope = constant * c, constant * s + slope * c
+    return np.array([constant, slope])
+
+
+def fixed(size: float) -> Pair:
+    """Return a size that does not depend on the batch."""
+    return np.array([size, 0.0])
+
+
+class Part(NamedTuple):
+    """`each` operators of one kind that replace one of the trace.
+
+    They take over its phase, module and role. flops, read_bytes, written_bytes and the sizes
+    `dims`, in the order of the kind's, are of one operator.
+    """
+
+    kind: str
+    function: str
+    half: bool
+    flops: Pair
+    read_bytes: Pair
+    written_bytes: Pair
+    dims: tuple[Pair, ...]
+    each: int = 1
+    launches: int = 1
+
+
+def passes(
+    kind: str,
+    function: str,
+    elements: Pair,
+    read: float,
+    written: float,
+    *,
+    half: bool | None = None,
+    extent: float = 0.0,
+    each: int = 1,
+    also_in: Pair | None = None,
+    also_read: Pair | None = None,
+) -> Part:
+    """Return an operator that reads and writes `elements`.
+
+    Args:
+        kind: its kind.
+        function: its name.
+        elements: elements of its result.
+        read: bytes read per element.
+        written: bytes written per element.
+        half: whether it is a 16-bit operator; by default, if it writes 2 bytes per element.
+        extent: the length of the rows that it normalises.
+        each: how many such operators there are.
+        also_in: elements of its other operands.
+        also_read: bytes read besides.
+    """
+    into = elements if also_in is None else elements + also_in
+    read_bytes = read * elements if also_read is None else read * elements + also_read
+    is_half = written == 2.0 if half is None else half
+    dims = into, elements, fixed(extent)
+    return Part(kind, function, is_half, elements, read_bytes, written * elements, dims, each)
+
+
+def replaced(form: TracedForm, parts: Mapping[int, Sequence[Part]]) -> TracedForm:
+    """Return the form with other operators in place of some rows. No parts remove a row."""
+    if not parts:
+        return form
+    old, blocks = form.operators, form.blocks
+    picks: list[tuple[int, Part | None]] = []
+    for i in range(len(old)):
+        picks += [(i, part) for part in parts[i]] if i in parts else [(i, None)]
+    rows = np.array([i for i, _ in picks])
+    each = np.array([1 if part is None else part.each for _, part in picks])
+    columns = {name: np.array(getattr(old, name)[rows]) for name in ("half", "launches")}
+    floats = ("flops", "read_bytes", "written_bytes", "dims")
+    columns |= {name: getattr(old, name)[rows].astype(np.float64) for name in floats}
+    kind, function = [old.kind[i] for i in rows], [old.function[i] for i in rows]
+    for position, (_, part) in enumerate(picks):
+        if part is None:
+            continue
+        kind[position], function[position] = part.kind, part.function
+        for name in ("half", "launches", "flops", "read_bytes", "written_bytes"):
+            columns[name][position] = getattr(part, name)
+        columns["dims"][position] = np.zeros((MOST_SIZES, 2))
+        columns["dims"][position, : len(part.dims)] = np.reshape(part.dims, (-1, 2))
+    operators = Operators(
+        kind=tuple(kind),
+        function=tuple(function),
+        phase=tuple(old.phase[i] for i in rows),
+        module=tuple(old.module[i] for i in rows),
+        count=old.count[rows] * each,
+        **columns,
+    )
+    if blocks is not None:
+        blocks = replace(
+            blocks,
+            operator_counts=blocks.operator_counts[rows] * each,
+            roles=tuple(blocks.roles[i] for i in rows),
+        )
+    return replace(form, operators=operators, blocks=blocks)
+
+
+def _keeping(
+    memory: MemoryProfile, blocks: Blocks | None, kept: Pair, at_once: Pair
+) -> MemoryProfile:
+    """Return the profile with more bytes.
+
+    `kept` more bytes (fewer if negative) are kept by all layers together for the backward pass.
+    `at_once` more are alive at every moment of the passes. How much of `kept` is alive at a moment
+    follows from the activations that are: all of it if they are as many as the blocks keep, less as
+    the backward pass uses them up.
+    """
+
+    def with_more(rows: Floats) -> Floats:
+        if not rows.size:
+            return rows
+        rows = rows.astype(np.float64)
+        slopes = rows[:, -1]
+        most = slopes.max() if blocks is None else blocks.count * blocks.saved_bytes[1]
+        alive = np.clip(slopes / max(most, 1.0), 0.0, 1.0)
+        more = alive[:, None] * kept + (slopes > 0)[:, None] * at_once
+        rows[:, -2:] = np.maximum(rows[:, -2:] + more, 0.0)
+        return rows
+
+    return replace(memory, peaks=with_more(memory.peaks), moments=with_more(memory.moments))
+
+
+# ---- attention in kernels of its own (transformers' attn_implementation="eager")
+
+COPIES = 4
+"""Copies of queries, keys, values and the result in each pass; half of them if keys and values were
+copied before."""
+VIEWS = 10
+"""Reshapes and transposes of one attention in one pass."""
+LOG_SUM_BYTES = 4.0
+"""What a fused kernel keeps for each query, in place of the scores: the logarithm of a sum of
+exponentials in fp32."""
+
+
+class _Attention(NamedTuple):
+    """One attention: sizes as pairs, lengths, and how its kernels run.
+
+    `heads` counts samples times heads. `width` and `softmax` are bytes per number of the operands
+    and inside the softmax.
+    """
+
+    heads: Pair
+    scores: Pair
+    of_queries: Pair
+    of_keys: Pair
+    of_values: Pair
+    of_results: Pair
+    queries: float
+    keys: float
+    head: float
+    value: float
+    width: float
+    softmax: float
+    autocast: bool
+    drops_out: bool
+
+    @property
+    def kept_per_score(self) -> float:
+        """Bytes kept for the backward pass.
+
+        These are softmax's result, its cast for the matmul, dropout's result and its mask.
+        """
+        if self.drops_out:
+            return self.softmax + self.width + 1.0
+        return self.softmax + (self.width if self.softmax != self.width else 0.0)
+
+    def matmul(self, m: float, n: float, k: float, read: Pair, written: Pair) -> Part:
+        w = self.width
+        dims = self.heads, fixed(m), fixed(n), fixed(k)
+        flops = 2.0 * self.heads * m * n * k
+        return Part("gemm", "bmm", w == 2.0, flops, read * w, written * w, dims)
+
+
+def eager(form: TracedForm, name: Form, checkpointed: bool) -> TracedForm:
+    """Return the form with every fused attention taken apart.
+
+    Forward: copies that make queries, keys and values contiguous, Q K^T, scale, mask, softmax,
+    dropout, times V. Backward: five matmuls become four, since the scores were kept, with softmax's
+    and dropout's gradients between them. Each works on all of the scores: batch x heads x queries x
+    keys, masked ones included. The operators are those that torch 2.13 with transformers 5 calls
+    for BERT, GPT-2 and Llama; softmax runs in fp32 under autocast, and in models with RMS norm
+    (Llama and those after it). The trace does not have the probability of dropout inside attention:
+    it is assumed to drop out if the model does elsewhere. `checkpointed`: the trace recomputes its
+    blocks.
+    """
+    operators, blocks = form.operators, form.blocks
+    rows = np.flatnonzero(np.isin(operators.kind, ATTENTION_KINDS)).tolist()
+    if not rows:
+        return form
+    has_backward = "backward" in operators.phase
+    kept, block_kept, scores_kept, at_work = (np.zeros(2) for _ in range(4))
+    parts: dict[int, list[Part]] = {}
+    for i in rows:
+        a = _attention(operators, i, name)
+        if a is None:
+            continue
+        copies = _copies(operators, i, a)
+        if operators.kind[i] != "attention":
+            parts[i] = _backward(a, copies)
+            continue
+        parts[i] = _forward(a, copies, _has_mask(operators, i, a))
+        at_work = np.maximum(at_work, 2 * a.softmax * a.scores)
+        if operators.phase[i] != "forward" or not has_backward:
+            continue
+        each = a.scores * a.kept_per_score
+        more = each - LOG_SUM_BYTES * a.of_queries / a.head
+        kept += operators.count[i] * more
+        if blocks is not None:
+            share = blocks.operator_counts[i] / blocks.count
+            block_kept, scores_kept = block_kept + share * more, scores_kept + share * each
+    result = replaced(form, parts)
+    alive = block_kept if checkpointed and blocks is not None else kept
+    memory = _keeping(form.memory, blocks, alive, np.zeros(2) if has_backward else at_work)
+    if blocks is None or result.blocks is None:
+        return replace(result, memory=memory)
+    more_bytes = {
+        "saved_bytes": block_kept,
+        "sharded_saved_bytes": block_kept,
+        "attention_saved_bytes": scores_kept,
+    }
+    pairs = {
+        field: tuple(np.maximum(getattr(blocks, field) + size, 0.0).tolist())
+        for field, size in more_bytes.items()
+    }
+    pairs["working_bytes"] = tuple(np.maximum(blocks.working_bytes, at_work).tolist())
+    return replace(result, memory=memory, blocks=replace(result.blocks, **pairs))
+
+
+def _attention(operators: Operators, i: int, name: Form) -> _Attention | None:
+    dims = operators.dims[i].astype(np.float64)
+    b, h, q, k, d, _, v, _ = (dims[at] for at in ATTENTION)
+    v = v if v.any() else d
+    heads = times(b, h)
+    if heads is None or (q[1], k[1], d[1], v[1]) != (0, 0, 0, 0):
+        return None  # several lengths that grow with the batch, which no known model has
+    sizes: list[Any] = [
+        heads * rows[0] * columns[0] for rows, columns in ((q, k), (q, d), (k, d), (k, v), (q, v))
+    ]
+    sizes += [float(length[0]) for length in (q, k, d, v)]
+    width = 2.0 if operators.half[i] else 4.0
+    upcasts = name == "half" and "native_layer_norm" not in operators.function
+    softmax = 4.0 if upcasts or name == "amp" else width
+    drops_out = "native_dropout" in operators.function
+    return _Attention(*[heads, *sizes, width, softmax, name == "amp", drops_out])
+
+
+def _has_mask(operators: Operators, i: int, a: _Attention) -> bool:
+    """Return True if it is causal, or reads more than queries, keys and values."""
+    plain = float((a.of_queries + a.of_keys + a.of_values).sum()) * a.width
+    return (
+        operators.dims[i, [ATTENTION.causal, ATTENTION.seen]].sum() > 0
+        or float(operators.read_bytes[i].sum()) > plain * 1.001
+    )
+
+
+def _copies(operators: Operators, i: int, a: _Attention) -> int:
+    """Return the copies in a forward pass.
+
+    Keys and values that the model joined or repeated are contiguous already.
+    """
+    same = (np.array(operators.module) == operators.module[i]) & (
+        np.array(operators.kind) == "copy"
+    )
+    width = np.where(operators.half, 2.0, 4.0)
+    as_large = np.isclose(operators.written_bytes, width[:, None] * a.of_keys).all(axis=1)
+    before = int(operators.count[same & as_large].sum())
+    return COPIES // 2 if before >= 2 * operators.count[i] else COPIES
+
+
+def _view() -> Part:
+    none = np.zeros(2)
+    return Part("view", "view", False, none, none, none, (), each=VIEWS, launches=0)
+
+
+def _forward(a: _Attention, copies: int, masked: bool) -> list[Part]:
+    s, x, w = a.scores, a.of_queries, a.width
+    q, k, d, v = a.queries, a.keys, a.head, a.value
+    parts = [
+        _view(),
+        passes("copy", "clone", x, w, w, each=copies),
+        a.matmul(q, k, d, x + a.of_keys, s),
+        passes("elementwise", "mul", s, w, w),
+    ]
+    wide = w
+    if masked:
+        # the mask is in fp32 under autocast, and so is the sum
+        wide = 4.0 if a.autocast else w
+        mask = fixed(q * k)
+        parts.append(
+            passes("elementwise", "add", s, w, wide, also_in=mask, also_read=fixed(wide * q * k))
+        )
+    if a.softmax != wide:
+        parts.append(passes("copy", "_to_copy", s, wide, a.softmax))
+    parts.append(passes("softmax", "_softmax", s, a.softmax, a.softmax, extent=k))
+    if a.softmax != w:
+        parts.append(passes("copy", "_to_copy", s, a.softmax, w))
+    if a.drops_out:
+        parts.append(passes("elementwise", "native_dropout", s, w, w + 1.0, half=w == 2.0))
+    return [*parts, a.matmul(q, v, k, s + a.of_values, a.of_results)]
+
+
+def _backward(a: _Attention, copies: int) -> list[Part]:
+    s, x, y, w, wide = a.scores, a.of_queries, a.of_keys, a.width, a.softmax
+    q, k, d, v = a.queries, a.keys, a.head, a.value
+    parts = [
+        _view(),
+        passes("copy", "clone", x, w, w, each=copies if copies == COPIES else 1),
+        a.matmul(k, v, q, s + a.of_results, a.of_values),
+        a.matmul(q, k, v, a.of_results + a.of_values, s),
+    ]
+    if a.drops_out:
+        parts.append(passes("elementwise", "native_dropout_backward", s, w + 1.0, w, also_in=s))
+    softmax = passes("softmax", "_softmax_backward_data", s, 2 * wide, wide, extent=k, also_in=s)
+    if wide == w:
+        parts.append(softmax)
+    else:
+        parts += [passes("copy", "_to_copy", s, w, wide), softmax]
+        parts.append(passes("copy", "_to_copy", s, wide, w))
+    parts.append(passes("elementwise", "mul", s, w, w))
+    return [*parts, a.matmul(q, d, k, s + y, x), a.matmul(d, k, q, x + s, y)]
+
+
+# ---- the optimizer's update (torch.optim: foreach, fused, tensor by tensor)
+
+ALGORITHMS: dict[str, tuple[tuple[str, int], ...]] = {
+    "sgd": (("add_", 2),),
+    "sgd_momentum": (("mul_", 1), ("add_", 2), ("add_", 2)),
+    "adam": (
+        ("lerp_", 2),
+        ("mul_", 1),
+        ("addcmul_", 3),
+        ("sqrt", 1),
+        ("div_", 1),
+        ("add_", 1),
+        ("addcdiv_", 3),
+    ),
+}
+ALGORITHMS["adamw"] = (("mul_", 1), *ALGORITHMS["adam"])
+"""What torch.optim calls for each algorithm, and how many numbers each call reads for every
+parameter; it writes one."""
+FUSED_NAMES = {
+    "sgd": "_fused_sgd_",
+    "sgd_momentum": "_fused_sgd_",
+    "adam": "_fused_adam_",
+    "adamw": "_fused_adamw_",
+}
+
+TENSORS_PER_LAUNCH = 36
+ELEMENTS_PER_LAUNCH = 320 * 65536
+"""What one launch for many tensors takes at most (ATen/native/cuda/MultiTensorApply.cuh, with four
+lists)."""
+GRADIENTS = {
+    "native_layer_norm_backward": 2,
+    "native_group_norm_backward": 2,
+    "native_batch_norm_backward": 2,
+    "_fused_rms_norm_backward": 1,
+    "embedding_dense_backward": 1,
+    "conv_bias_backward": 1,
+    "sum": 1,
+}
+"""Parameters whose gradients a call of the backward pass makes."""
+
+
+def traced_implementations(workload: Workload) -> set[str]:
+    """Return "fused" or "foreach" as the trace has them; empty if it updates tensor by tensor."""
+    rows = [
+        name
+        for form in workload.forms.values()
+        for name, phase in zip(form.operators.function, form.operators.phase, strict=True)
+        if phase == "optimizer" and name.startswith(("_foreach_", "_fused_"))
+    ]
+    return {"fused" if name.startswith("_fused_") else "foreach" for name in rows}
+
+
+def can_be(workload: Workload, implementation: OptimizerImplementation) -> bool:
+    """Return True if the update has this implementation, and was traced as another one."""
+    now = traced_implementations(workload)
+    return workload.optimizer in ALGORITHMS and bool(now) and now != {implementation}
+
+
+def updated(
+    workload: Workload, form: TracedForm, implementation: OptimizerImplementation
+) -> TracedForm:
+    """Return the form with its update made by `implementation`.
+
+    One algorithm makes the same passes over parameters, gradients and states whether it launches
+    them for many tensors at once (foreach) or for each (for_loop); fused, it reads all of them
+    once. For an update of many tensors the tracer counts a fourth of what is read as written; so
+    does this, and `kernels.UPDATES_MOVED` corrects it. AdamW on an H100 then updates 383 million
+    bytes of parameters per millisecond fused, 134 with foreach; measured are 356 and 131 (n 4, 2;
+    fitting/data).
+    """
+    operators = form.operators
+    phase = np.array(operators.phase) == "optimizer"
+    rows = [i for i in np.flatnonzero(phase).tolist() if operators.kind[i] == "optimizer"]
+    if not rows:
+        return form
+    numbers = float(workload.trainable_parameters)
+    width = 2.0 if operators.half[rows].any() else 4.0
+    # every algorithm has a call that it makes once
+    once = min(rows, key=lambda i: operators.count[i])
+    parts: dict[int, Sequence[Part]] = dict.fromkeys(rows, ())
+    parts[once] = _update_parts(workload.optimizer, implementation, numbers, width, operators)
+    result = replaced(form, parts)
+    if "_foreach_sqrt" not in operators.function or implementation == "foreach":
+        return result
+    # roots of all parameters at once are alive only in a foreach update
+    peaks = form.memory.peaks.astype(np.float64)
+    updates = peaks[:, 2] == 0
+    peaks[updates, 1] = np.maximum(peaks[updates, 1] - numbers * width, 0.0)
+    return replace(result, memory=replace(form.memory, peaks=peaks))
+
+
+def _update_parts(
+    optimizer: str,
+    implementation: OptimizerImplementation,
+    numbers: float,
+    width: float,
+    operators: Operators,
+) -> list[Part]:
+    tensors = tensors_of(operators)
+    launches = max(
+        math.ceil(tensors / TENSORS_PER_LAUNCH), math.ceil(numbers / ELEMENTS_PER_LAUNCH)
+    )
+    kind, prefix, calls = "optimizer", "", ALGORITHMS[optimizer]
+    if implementation == "fused":
+        calls = ((FUSED_NAMES[optimizer], {"sgd": 2, "sgd_momentum": 3}.get(optimizer, 4)),)
+    elif implementation == "foreach":
+        prefix = "_foreach_"
+    else:
+        kind, launches = "elementwise", tensors
+    parts = []
+    for name, reads in calls:
+        writes = 1.0 if kind == "elementwise" else reads / 4
+        read, written = fixed(numbers * width * reads), fixed(numbers * width * writes)
+        dims = fixed(int(numbers * reads)), fixed(int(numbers * writes)), fixed(0.0)
+        flops, half = fixed(numbers * reads), width < 4
+        parts.append(Part(kind, prefix + name, half, flops, read, written, dims, launches=launches))
+    return parts
+
+
+def tensors_of(operators: Operators) -> int:
+    """Return about how many parameter tensors a model has.
+
+    The table does not say it, but each has a gradient in the backward pass.
+    """
+    backward, dims = np.array(operators.phase) == "backward", operators.dims
+    # a weight's gradient sums over what grows with the batch
+    weights = (
+        (np.array(operators.kind) == "gemm") & (dims[:, GEMM.k, 1] > 0) & (dims[:, GEMM.m, 1] == 0)
+    )
+    weights &= dims[:, GEMM.batch, 1] == 0
+    weights |= np.array(operators.kind) == "conv_wgrad"
+    each = weights + np.array([GRADIENTS.get(name, 0) for name in operators.function])
+    return max(1, int((operators.count * each)[backward].sum()))

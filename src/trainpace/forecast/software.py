@@ -1,0 +1,243 @@
+"""A workload as the software of a target runs it, in every number format that was traced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import FORMS, Form, Precision
+from trainpace.core.hardware import Device
+from trainpace.core.software import (
+    ATTENTION_IN_WORDS,
+    FP8_IN_WORDS,
+    OPTIMIZERS_IN_WORDS,
+    TODAY,
+    Rewrites,
+    Software,
+)
+from trainpace.forecast.attention import implementation_on
+from trainpace.forecast.losses import has_vocabulary_loss, is_in_16_bits, with_loss
+from trainpace.forecast.rewrites import can_be, eager, traced_implementations, updated
+from trainpace.workload import (
+    ATTENTION,
+    ATTENTION_KINDS,
+    Operators,
+    PackedRow,
+    TracedForm,
+    Workload,
+)
+
+MASKED = "efficient"
+"""Names of functions that take a mask of numbers contain it."""
+
+
+def as_run(workload: Workload, rewrites: Rewrites) -> Workload:
+    """Return the workload with the operators of this software; itself if nothing differs."""
+    forms = {
+        name: _as_run(workload, name, workload.forms[name], rewrites)
+        for name in FORMS
+        if name in workload.forms
+    }
+    same = all(forms[name] is form for name, form in workload.forms.items())
+    return workload if same else replace(workload, forms=forms)
+
+
+def _as_run(workload: Workload, name: Form, form: TracedForm, rewrites: Rewrites) -> TracedForm:
+    if rewrites.eager_attention:
+        form = eager(form, name, workload.checkpointed)
+    if rewrites.cross_entropy:
+        form = with_loss(form, rewrites.cross_entropy, name)
+    if rewrites.half_router and name == "half":
+        form = with_half_router(form)
+    if rewrites.optimizer and can_be(workload, rewrites.optimizer):
+        form = updated(workload, form, rewrites.optimizer)
+    return form
+
+
+def with_half_router(form: TracedForm) -> TracedForm:
+    """Return the form with the fp32 matmuls of its blocks, which are routers', in 16 bits."""
+    blocks, operators = form.blocks, form.operators
+    if blocks is None:
+        return form
+    rows = (np.array(operators.kind) == "gemm") & ~operators.half & (blocks.operator_counts > 0)
+    rows &= np.array(operators.phase) != "optimizer"
+    if not rows.any():
+        return form
+    share = np.where(rows, 0.5, 1.0)[:, None]
+    narrower = replace(
+        operators,
+        half=operators.half | rows,
+        read_bytes=operators.read_bytes * share,
+        written_bytes=operators.written_bytes * share,
+    )
+    return replace(form, operators=narrower)
+
+
+class RunningSoftware(NamedTuple):
+    """The software of a forecast in words, and whether all of it was assumed.
+
+    idle: settings that have no effect here, with the reason.
+    """
+
+    words: str
+    is_assumed: bool
+    idle: tuple[str, ...]
+
+
+NO_SOFTWARE = RunningSoftware("", False, ())
+Effect = tuple[str, str]
+"""(what runs, which setting has no effect and why); either may be empty."""
+
+
+def running_software(
+    workload: Workload,
+    software: Software,
+    device: Device,
+    precision: Precision,
+    compiles: bool = False,
+) -> RunningSoftware:
+    """Return the software under which a workload runs on a device.
+
+    `workload` is as traced; `compiles`: by torch.compile.
+    """
+    operators = workload.form(precision).operators
+    effects = [
+        (software.name, ""),
+        _attention(operators, software, device),
+        _optimizer(workload, operators, software),
+        _loss(operators, software, compiles),
+        ("", _fp8(software, precision)),
+        ("routers in 16 bits" if software.router == "16_bit" else "", ""),
+        ("", "JAX: forecast as PyTorch under torch.compile" if software.framework == "jax" else ""),
+    ]
+    words, idle = (tuple(filter(None, texts)) for texts in zip(*effects, strict=True))
+    return RunningSoftware(", ".join(words), software == TODAY, idle)
+
+
+def _attention(operators: Operators, software: Software, device: Device) -> Effect:
+    wanted = software.attention
+    rows = np.isin(operators.kind, ATTENTION_KINDS)
+    if not rows.any():
+        if wanted in (None, "eager"):
+            return "", ""
+        return "", f"{ATTENTION_IN_WORDS[wanted]}: the model has no fused attention"
+    if software.rewrites.eager_attention:
+        return ATTENTION_IN_WORDS["eager"], ""
+    half = bool(operators.half[rows].any())
+    kernels = implementation_on(device, software.fused_attention) if half else "efficient"
+    runs = ATTENTION_IN_WORDS[kernels]
+    if wanted in (None, kernels):
+        return runs, ""
+    return runs, f"{ATTENTION_IN_WORDS[wanted]}: {device.name if half else 'fp32'} uses {runs}"
+
+
+def _optimizer(workload: Workload, operators: Operators, software: Software) -> Effect:
+    wanted = software.optimizer
+    if wanted is None:
+        return "", ""
+    words = OPTIMIZERS_IN_WORDS[wanted]
+    if "optimizer" not in operators.phase:
+        return "", f"{words}: nothing is updated"
+    traced = traced_implementations(workload) or {"for_loop"}
+    if can_be(workload, wanted) or traced == {wanted}:
+        return words, ""
+    return "", f"{words}: unknown for {workload.optimizer}"
+
+
+def _loss(operators: Operators, software: Software, compiles: bool) -> Effect:
+    wanted = software.cross_entropy
+    if wanted is None:
+        return "", ""
+    words = f"{wanted} cross-entropy"
+    if wanted == "uncompiled" and not compiles:
+        return "", f"{words}: nothing is compiled"
+    if not has_vocabulary_loss(operators):
+        return "", f"{words}: the model has no loss over a vocabulary"
+    if wanted == "cut" and not is_in_16_bits(operators):
+        return "", f"{words}: its kernels take 16-bit numbers"
+    return words, ""
+
+
+def _fp8(software: Software, precision: Precision) -> str:
+    recipe = software.fp8_recipe
+    if recipe is None or (recipe == "per_tensor" and precision == "fp8"):
+        return ""
+    why = f"the precision is {precision}"
+    if precision == "fp8":
+        why = "it is forecast as one scale per tensor"
+    return f"{FP8_IN_WORDS[recipe]}: {why}"
+
+
+# ---- rows of several documents each
+
+
+def packed(workload: Workload, row: PackedRow) -> Workload:
+    """Return the workload with each of its samples a packed row of several documents.
+
+    Every operator but attention works on tokens one by one, and does as much in a packed row.
+    Attention goes over each document alone (flash_attn_varlen_func, to which transformers'
+    padding-free collators and TRL's packing pass position ids that restart): scores are the sum
+    over documents of length squared. The same tokens in sequences of the length that a token's
+    document has on average make as many scores, and move the same queries, keys and values. The
+    difference is how blocks of unequal documents fill the last wave.
+
+    Raises:
+        TrainpaceError: if its attention has no kernel for that.
+    """
+    forms = {name: _packed(workload.model, form, row) for name, form in workload.forms.items()}
+    note = (
+        f"A sample is a row of {row.tokens:,} tokens, {100 * row.fill:.0f}% of them documents,"
+        f" {row.documents:.1f} per row, packed by best fit ({row.source}); a token attends within"
+        f" its own document, which has {row.attended:,.0f} tokens on average over tokens."
+    )
+    if row.cut >= 0.005:
+        note += f" Documents longer than a row are cut ({100 * row.cut:.0f}% of all tokens)."
+    return replace(workload, forms=forms, notes=(*workload.notes, note))
+
+
+def _packed(model: str, form: TracedForm, row: PackedRow) -> TracedForm:
+    operators = form.operators
+    rows = np.flatnonzero(np.isin(operators.kind, ATTENTION_KINDS))
+    problem = next(_problems(model, operators, rows, row), None)
+    if problem is not None:
+        raise TrainpaceError(*problem)
+    dims, flops = operators.dims.astype(np.float64), operators.flops.astype(np.float64)
+    share = row.attended / row.tokens
+    dims[rows, ATTENTION.batch] /= share
+    dims[rows, ATTENTION.queries, 0] = dims[rows, ATTENTION.keys, 0] = row.attended
+    flops[rows] *= share
+    return replace(form, operators=replace(operators, dims=dims, flops=flops))
+
+
+def _problems(
+    model: str, operators: Operators, rows: np.ndarray, row: PackedRow
+) -> Iterator[tuple[str, str]]:
+    """Yield why attention has no kernel for packed rows, and what to do."""
+    dims, hint = operators.dims[rows], "Leave --packed out."
+    if not len(rows):
+        yield f"{model} has no fused attention, and packed rows need its variable length.", hint
+        return
+    if not operators.half[rows].all():
+        yield (
+            "attention of variable length takes 16-bit numbers, and this precision computes it in"
+            " fp32.",
+            "Use --precision bf16 or amp_bf16.",
+        )
+    if any(MASKED in operators.function[i] for i in rows):
+        yield (
+            f"the attention of {model} takes a mask of numbers, which kernels of variable length"
+            " do not take.",
+            hint,
+        )
+    if (dims[:, [ATTENTION.queries, ATTENTION.keys]] != [row.tokens, 0]).any():
+        yield f"{model} does not attend from all {row.tokens} tokens to all of them.", hint
+    if (dims[:, ATTENTION.seen] != 0).any():
+        yield (
+            f"{model} attends within windows or by a block mask. What these leave of each document"
+            " in a packed row is unknown.",
+            "Leave --packed out, or remove the windows from the configuration.",
+        )

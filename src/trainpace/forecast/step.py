@@ -1,0 +1,289 @@
+"""Steps of many executions at once: kernels, communication, the pipeline's bubble, the optimizer.
+
+A pipeline of pp stages takes m times its slowest stage, and the time of one micro-batch on all
+other stages as a bubble, which v virtual stages cut to 1/v: (pp - 1) / (m + pp - 1) of the time for
+equal stages (Huang et al. 2019; Narayanan et al. 2021). DualPipe has (pp / 2 - 1) (F&B + B - 3 W)
+instead (DeepSeek-V3's report, table 2): F&B is a forward and a backward pass together, W the
+weights' part of the backward pass, which is assumed to be half of it, as it is of matmuls. The
+passes of a step are those of a rank of the slowest stage; work that is done once per step counts on
+the stage that takes longest for it.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from trainpace.core.execution import (
+    EXECUTION_FIELDS,
+    NUMBER_FORMATS,
+    PRECISIONS,
+    Checkpointing,
+    Engine,
+    host_update_bytes,
+)
+from trainpace.core.hardware import Cluster
+from trainpace.core.units import BYTES_PER_GIB
+from trainpace.forecast.collectives import pcie_gb_per_s
+from trainpace.forecast.communication import (
+    OVERLAP,
+    PINNED_SHARE,
+    REPLICATION,
+    Communication,
+    PassCommunication,
+    StepCommunication,
+    exposed,
+)
+from trainpace.forecast.grid import Grid, groups_of, stages_of
+from trainpace.forecast.memory import RankMemory, needed_gib, room_gib
+from trainpace.forecast.ranks import StageCosts
+from trainpace.forecast.target import Target, together_ms
+from trainpace.workload import Flags, Floats, TracedForm, Workload
+
+ACCUMULATE_SHARE = 0.8
+"""Share of the memory bandwidth at which gradients are added up, and clipped."""
+COPY_START_US = 6.0
+"""What one copy to the device costs before its first byte, whatever its size: 5 to 7 microseconds
+per cudaMemcpyAsync (Wu et al. 2026, "DualPath", arXiv:2602.21548, section 5.2). A lower bound from
+pageable memory, which the driver copies first."""
+HOST_MEMORY_GB_PER_S = 250.0
+"""Memory bandwidth of a node's host that Adam on its CPUs reaches: two sockets of eight channels of
+DDR4-3200 have 410 GB/s, of which STREAM reaches about 80%, and updates that read and write in turn
+about 60. A cluster's record does not describe hosts."""
+
+
+class _Update(NamedTuple):
+    """Milliseconds of what is done once per step, by kind of stage (n x 3)."""
+
+    optimizer: Floats
+    overhead: Floats
+    accumulate: Floats
+
+
+class StepModel:
+    """The steps of executions of one precision and engine, all of them legal."""
+
+    def __init__(self, workload: Workload, form: TracedForm, grid: Grid, target: Target) -> None:
+        self.workload, self.form, self.grid, self.target = workload, form, grid, target
+        self.cluster = target.cluster
+        self.on_gpu = target.cluster.device.kind == "gpu"
+        self.half = NUMBER_FORMATS[PRECISIONS[int(grid.precision[0])]].form == "half"
+        self.engine: Engine = EXECUTION_FIELDS["engine"].decode(int(grid.engine[0]))
+        self.groups = groups_of(grid, self.cluster.devices_per_domain)
+        self.stages, total = stages_of(grid, form.blocks)
+        self.held = self.stages.parameters / total
+        self.shard = self.stages.shard(self.groups)
+        self.mirrored = (grid.copies > 1)[:, None]
+
+    def steps(self, costs: StageCosts) -> tuple[dict[str, Floats], dict[str, Floats]]:
+        """Return (parts of the step, exposed communication by kind).
+
+        Raises:
+            MissingLink: if a link's figure is unknown.
+        """
+        grid, stages = self.grid, self.stages
+        m = grid.accumulation.astype(np.float64)
+        device, overhead = self._passes_of(costs)
+        took = device + overhead
+        gradients = self.held * self._gradient_bytes[:, None]
+        each, once, replicated = self._communication(costs, took, gradients)
+        window = took.sum(axis=2)
+        busy = window + each.tensor + each.context + each.expert + each.pipeline
+        exists = stages.number > 0
+        slowest = np.where(exists, busy, -1.0).argmax(axis=1)
+        every = np.arange(len(slowest))
+
+        def slow(values: Floats) -> Floats:
+            return values[every, slowest]
+
+        turn = each.pipeline + (busy - each.pipeline) * stages.mean_share
+        bubble = ((stages.number * turn * exists).sum(axis=1) - slow(busy)) / grid.virtual_stages
+        bubble = np.where(self.mirrored[:, 0], bubble * self._of_dual_pipe(took), bubble)
+        update = self._update(costs, gradients)
+        # the work besides the passes ends when the stage that takes longest for it is done
+        tail = once.data_parallel + once.parameters + once.offload
+        tail = tail + update.optimizer + update.overhead + update.accumulate
+        last = np.where(exists, tail, -1.0).argmax(axis=1)
+        of_gradients = once.data_parallel[every, last] if replicated is None else replicated
+        exposed_ms = {
+            "data_parallel": of_gradients,
+            "parameters": once.parameters[every, last],
+            "tensor_parallel": m * slow(each.tensor),
+            "context_parallel": m * slow(each.context),
+            "expert_parallel": m * slow(each.expert),
+            "pipeline": m * slow(each.pipeline),
+            "offload": once.offload[every, last],
+        }
+        parts = {
+            "forward_ms": m * slow(device[:, :, 0]),
+            "backward_ms": m * slow(device[:, :, 1]) + update.accumulate[every, last],
+            "optimizer_ms": update.optimizer[every, last],
+            "communication_ms": sum(exposed_ms.values(), np.zeros(len(m))),
+            "data_wait_ms": np.zeros(len(m)),
+            "host_to_device_ms": self._host_copy_ms() * m,
+            "host_overhead_ms": (
+                m * slow(overhead.sum(axis=2)) + update.overhead[every, last] + costs.start
+            ),
+            "idle_ms": np.maximum(bubble, 0.0),
+        }
+        return parts, exposed_ms
+
+    def _passes_of(self, costs: StageCosts) -> tuple[Floats, Floats]:
+        """Return (device time, what the host adds) of both passes on each stage (n x 3 x 2)."""
+        c, grid = costs, self.grid
+        device = self._passes(c.block_device, c.first_device, c.last_device, c.repeated_device)
+        host = self._passes(c.block_host, c.first_host, c.last_host, c.repeated_host)
+        # DualPipe's ranks compute half of the micro-batches on their own stage, and half on that
+        # at the other end
+        device, host = (
+            np.where(self.mirrored[:, :, None], (ms + ms[:, ::-1]) / 2, ms) for ms in (device, host)
+        )
+        overhead = together_ms(device, host) - device if self.on_gpu else host.copy()
+        if self.engine == "data_parallel":
+            # one Python process copies the modules and drives all replicas: their forward passes
+            # launch one after the other
+            ranks = grid.data_parallel_size
+            more = np.where(ranks > 1, ranks - 1 + REPLICATION, 0.0)
+            overhead[:, :, 0] += host[:, :, 0] * more[:, None]
+        return device, overhead
+
+    def _passes(self, block: Floats, first: Floats, last: Floats, repeated: Floats) -> Floats:
+        s = self.stages
+        times = s.blocks[:, :, None] * block[:, None] + s.has_first[:, :, None] * first[:, None]
+        times = times + s.has_last[:, :, None] * last[:, None]
+        if self.form.blocks is not None:
+            full = np.where(self._recomputes("full")[:, None], block[:, :1], 0.0)
+            some = np.where(self._recomputes("selective")[:, None], repeated[:, None], 0.0)
+            times[:, :, 1] += s.blocks * (full + some)
+        return times
+
+    def _recomputes(self, checkpointing: Checkpointing) -> Flags:
+        """Return the executions that recompute blocks, unless the trace does so itself."""
+        plain = self.workload.mode != "inference" and not self.workload.checkpointed
+        return self.grid.has("activation_checkpointing", checkpointing) & plain
+
+    def _communication(
+        self, costs: StageCosts, took: Floats, gradients: Floats
+    ) -> tuple[PassCommunication, StepCommunication, Floats | None]:
+        """Return the communication of a micro-batch, of a step, and of nn.DataParallel's copies."""
+        grid, stages = self.grid, self.stages
+        all_of = Communication(
+            grid, self.groups, stages, self.form, self.engine, self.workload.mode, self.cluster
+        )
+        each = all_of.micro_batch(self._recomputes("full"), costs.attention_device)
+        replicated = None
+        if self.engine == "data_parallel":
+            once = StepCommunication(*np.zeros((3, *gradients.shape)))
+            replicated = all_of.data_parallel_ms(self._gradient_bytes, self._parameter_bytes)
+        else:
+            parameters = self.held * self._parameter_bytes[:, None]
+            once = all_of.step(gradients, parameters, took[:, :, 0], took[:, :, 1])
+        interleaved = (grid.virtual_stages[:, None] > 1) & (self.engine == "megatron_core")
+        overlapped = (grid.has("expert_exchange", n) for n in ("overlapped", "overlapped_fp8"))
+        overlaps = self.mirrored | np.logical_or(*overlapped)[:, None]
+        window = took.sum(axis=2)
+        # computation that hides expert communication cannot hide the pipeline's sends as well
+        left = np.where(overlaps, np.maximum(window - each.expert / OVERLAP, 0.0), window)
+        expert = exposed(each.expert, np.zeros_like(window), window)
+        pipeline = exposed(each.pipeline, np.zeros_like(window), left)
+        each = each._replace(
+            expert=np.where(overlaps, expert, each.expert),
+            pipeline=np.where(self.mirrored | interleaved, pipeline, each.pipeline),
+        )
+        return each, once, replicated
+
+    def _of_dual_pipe(self, took: Floats) -> Floats:
+        """Return DualPipe's bubble as a share of 1F1B's.
+
+        (pp / 2 - 1) (F + B + B - 3 B / 2) of (pp - 1) (F + B). `took` is n x 3 x 2.
+        """
+        pp, (forward, backward) = self.grid.pp, took.sum(axis=1).T
+        share = (forward + backward / 2) / np.maximum(forward + backward, 1e-12)
+        return np.asarray(np.maximum(pp / 2 - 1, 0.0) / np.maximum(pp - 1, 1) * share)
+
+    def _host_copy_ms(self) -> Floats:
+        """Return the time to copy one micro-batch to the device, tensor by tensor.
+
+        Fewer and larger micro-batches start fewer copies. nn.DataParallel's one process copies
+        those of all replicas.
+        """
+        rate, workload = self.target.host_copy_gb_per_s, self.workload
+        if math.isinf(rate):
+            return np.zeros(len(self.grid))
+        copied = 1e3 * workload.sample_bytes * self.grid.micro_batch / (rate * 1e9)
+        copied = copied + 1e-3 * COPY_START_US * workload.batch_tensors
+        return copied * self.grid.data_parallel_size if self.engine == "data_parallel" else copied
+
+    @property
+    def _gradient_bytes(self) -> Floats:
+        """The whole model's gradients in bytes, in the format in which they are sent (n)."""
+        trained = 0 if self.workload.mode == "inference" else self.workload.trainable_parameters
+        return trained * np.where(self.half & ~self.grid.fp32_gradients, 2.0, 4.0)
+
+    @property
+    def _parameter_bytes(self) -> Floats:
+        """The whole model's parameters in bytes, in the format in which they are sent (n).
+
+        Below ZeRO 3 these are the ones that an update changes. Packed parameters stay packed.
+        """
+        w, memory = self.workload, self.form.memory
+        all_of_them = (self.grid.zero_stage >= 3) | (self.engine == "data_parallel")
+        sent = np.where(all_of_them, w.parameters, w.trainable_parameters)
+        wide = sent * np.where(self.half | self.grid.casts_shards, 2.0, 4.0)
+        return np.minimum(wide, memory.parameter_bytes) if memory.frozen_bytes else wide
+
+    def _update(self, costs: StageCosts, gradients: Floats) -> _Update:
+        """Return the optimizer's update with gradient clipping, and the sums of accumulation.
+
+        torch.nn.utils.clip_grad_norm_ reads all gradients for their norm, then reads and writes
+        them; each rank its shard. Launches and the sum of the ranks' norms, one number, are not
+        counted.
+        """
+        grid, bandwidth = self.grid, self.cluster.device.memory_bandwidth_gb_per_s
+        rate = np.inf if bandwidth is None else bandwidth.value * 1e6 * ACCUMULATE_SHARE
+        sharded = (grid.zero_stage >= 2) & ~grid.collects_gradients
+        added = gradients / np.where(sharded[:, None], self.shard, 1.0)
+        moved = 3 * added * (grid.accumulation / grid.copies - 1)[:, None]  # read both, write one
+        shards = (grid.zero_stage >= 1)[:, None]
+        norms = 3 * gradients / np.where(shards, self.shard, 1.0) * grid.clip_gradients[:, None]
+        optimizer, overhead = self._optimizer(costs)
+        return _Update(optimizer + norms / rate, overhead, moved / rate)
+
+    def _optimizer(self, costs: StageCosts) -> tuple[Floats, Floats]:
+        """Return (device milliseconds, what the host adds) of the update on each stage (n x 3).
+
+        It moves the bytes that a rank has, with 16-bit weights twice as many if its states are in
+        fp32.
+        """
+        grid, blocks, operators = self.grid, self.form.blocks, self.form.operators
+        sharded = (grid.zero_stage >= 1)[:, None]
+        # matmuls of an update (Muon's) stay in 16 bits
+        moves = ("gemm", "optimizer") not in zip(operators.kind, operators.phase, strict=True)
+        wide = (
+            self.half & moves & ~grid.pure_16_bit[:, None] & (sharded | grid.is_megatron[:, None])
+        )
+        device = costs.optimizer_device[:, None] * self.held * np.where(wide, 2.0, 1.0)
+        device = np.where(sharded, device / self.shard, device)
+        share = np.ones_like(self.held) if blocks is None else self.stages.blocks / blocks.count
+        host = costs.optimizer_host[:, None] * share
+        overhead = together_ms(device, host) - device if self.on_gpu else host
+        ranks = np.where(sharded, self.shard, 1.0)
+        updated = self.held * self.workload.trainable_parameters / ranks
+        # an optimizer that cannot run on the host was refused earlier
+        moved = host_update_bytes(self.workload.optimizer) or np.nan
+        on_host = updated * moved * self.cluster.devices_per_node / (HOST_MEMORY_GB_PER_S * 1e6)
+        away = grid.offload_optimizer[:, None] & (self.workload.mode == "train")
+        return np.where(away, on_host, device), np.where(away, 0.0, overhead)
+
+
+def paging_ms(memory: RankMemory, capacity_gib: float | None, cluster: Cluster) -> Floats:
+    """Return the time per update to move states that do not fit on the device over PCIe (n).
+
+    They come and go back. bitsandbytes prefetches a tensor's states just before its kernel, so
+    nothing hides them (Dettmers et al. 2023, section 3).
+    """
+    if capacity_gib is None:
+        return np.zeros_like(memory.paged_gib)
+    spilled = needed_gib(memory) + memory.paged_gib - room_gib(capacity_gib)
+    spilled = np.clip(spilled, 0.0, memory.paged_gib)
+    return np.asarray(2 * spilled * BYTES_PER_GIB / (pcie_gb_per_s(cluster) * PINNED_SHARE * 1e6))
