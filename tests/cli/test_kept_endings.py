@@ -10,11 +10,11 @@ import textwrap
 import pytest
 
 from trainpace.cli import endings
-from trainpace.cli.endings import kept
+from trainpace.cli import kept
 
 LOST = """
     import contextlib, signal, sys, time
-    from trainpace.cli.endings import kept
+    from trainpace.cli import kept
 
     class Swallows:
         def __del__(self):  # what is raised here is printed and forgotten

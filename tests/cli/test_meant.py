@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainpace.cli.meant import meant
+from trainpace.cli.words import meant
 from trainpace.cli.program import main
 from trainpace.core.errors import TrainpaceError
 from trainpace.verbs import SUMMARIES

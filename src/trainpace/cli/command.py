@@ -19,6 +19,7 @@ from trainpace.verbs.request import (
     NEW_FILE,
     Argument,
     Field,
+    Group,
     Misuse,
     Request,
     ResolvedField,
@@ -39,18 +40,20 @@ class View(Request):
     def __post_init__(self) -> None:
         pass
 
-    json: Annotated[bool, Field("Print JSON.")] = False
-    details: Annotated[bool, Field("Print everything, not only what fits on one screen.")] = False
+    json: Annotated[bool, Field("Print JSON.", group=Group.OUTPUT)] = False
+    details: Annotated[
+        bool, Field("Print everything, not only one screen.", group=Group.OUTPUT)
+    ] = False
 
 
 class SharedView(View):
     share: Annotated[
         str | None,
         Field(
-            "Save the answer as a page to give away: numbers, settings and public names, and no"
-            " path, name or script.",
+            "Save a page without paths, names or scripts, to give away.",
             NEW_FILE,
             metavar="FILE.html",
+            group=Group.OUTPUT,
         ),
     ] = None
 
@@ -59,22 +62,22 @@ class PicturedView(SharedView):
     html: Annotated[
         str | None,
         Field(
-            "Save the answer as a page: one file, charts included.", NEW_FILE, metavar="FILE.html"
+            "Save a page: one file with charts.", NEW_FILE, metavar="FILE.html", group=Group.OUTPUT
         ),
     ] = None
     figure: Annotated[
         str | None,
         Field(
-            "Save the charts as pictures (.png, .svg, .pdf): the first as FILE, others beside it"
-            " with their title.",
+            "Save the charts as pictures (.png, .svg, .pdf); more than one get their titles as names.",
             Unit("picture", _picture),
             metavar="FILE",
+            group=Group.OUTPUT,
         ),
     ] = None
 
 
 def command_of(function: Callable[[Any, Any], int]) -> click.Command:
-    """A command of a function of (request, view), giving the exit code: its types are the options, its docstring the help."""
+    """Make a command from a function of (request, view) that returns the exit code. Its types are the options."""
     hints = get_type_hints(function)
     kinds: tuple[type[Request], ...] = (hints["request"], hints["view"])
     fields = {name: field for kind in kinds for name, field in fields_of(kind).items()}
@@ -102,7 +105,8 @@ def command_of(function: Callable[[Any, Any], int]) -> click.Command:
     takes_rest = any(
         isinstance(field.about, Argument) and field.about.rest for field in fields.values()
     )
-    return click.Command(
+    return _Command(
+        fields,
         function.__name__.strip("_"),
         params=[_parameter(field, fields) for field in fields.values()],
         callback=answered,
@@ -113,6 +117,56 @@ def command_of(function: Callable[[Any, Any], int]) -> click.Command:
             else None
         ),
     )
+
+
+CROWDED = 25
+"""Most options that `--help` shows. Commands with more show those with a group, and `--help-all` shows all."""
+MORE, ALL = "More options", "trainpace.help_all"
+
+
+def _show_all(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        context.meta[ALL] = True
+        click.echo(context.get_help())
+        context.exit()
+
+
+class _Command(click.Command):
+    """A command with options in groups, of which `--help` shows the common ones."""
+
+    def __init__(self, fields: Mapping[str, ResolvedField], name: str, **settings: Any) -> None:
+        super().__init__(name, **settings)
+        options = [field for field in fields.values() if not isinstance(field.about, Argument)]
+        self._fields, self._is_crowded = fields, len(options) > CROWDED
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        params = super().get_params(ctx)
+        if not self._is_crowded:
+            return params
+        show_all = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_all,
+            help=f"Show all {len(self.params)} options and exit.",
+        )
+        return [*params, show_all]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {group: [] for group in (*Group, MORE)}
+        rest = MORE if self._is_crowded else Group.OPTIONS
+        for parameter in self.get_params(ctx):
+            field = self._fields.get(parameter.name or "")
+            group = Group.OUTPUT if field is None else field.about.group or rest
+            if record := parameter.get_help_record(ctx):
+                sections[group].append(record)
+        if not ctx.meta.get(ALL):
+            del sections[MORE]
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
 
 def _project_defaults(fields: Mapping[str, ResolvedField]) -> ProjectDefaults:
@@ -162,7 +216,7 @@ def in_options(text: str, fields: Mapping[str, ResolvedField]) -> str:
 
 
 def json_stdout(view: Any) -> int | None:
-    """Where a command that the verb runs may write: not between our own JSON and its reader."""
+    """Return the stream for the output of a command that the verb runs: stderr if stdout has our JSON."""
     return sys.stderr.fileno() if view.json else None
 
 
@@ -170,7 +224,7 @@ _PASSWORD = re.compile(r"(://[^/@:]*:)[^/]*@")
 
 
 def typed_words() -> list[str]:
-    """The command line as it was typed, but for the passwords of addresses; nothing where a program runs the command."""
+    """Return the typed command line with passwords hidden, or [] if a program runs the command."""
     typed = click.get_current_context().find_root().obj or []
     return ["trainpace", *(_PASSWORD.sub(r"\1***@", word) for word in typed)] if typed else []
 
@@ -180,7 +234,7 @@ def echo_json(value: Any) -> None:
 
 
 def save_shared(view: SharedView, answer: object) -> None:
-    """Save what of the answer may leave, if it was asked for."""
+    """Save the page to give away, if requested."""
     if view.share:
         verb = (click.get_current_context().info_name or "").capitalize()
         write_whole(view.share, report.shared_page(answer, f"{verb}, to be shared"))
@@ -198,7 +252,7 @@ def save_pictures(
     sections: Callable[[], Iterable[Section]],
     data: Callable[[], Any],
 ) -> None:
-    """Save the page and the charts that were asked for. Sections and data are made only for these."""
+    """Make and save the page and the charts that were requested."""
     if view.html:
         save_page(view.html, title, sections(), data())
     if view.figure:
@@ -228,7 +282,7 @@ class _Value(click.ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[Any]:
-        from trainpace.cli.completion import values
+        from trainpace.cli.words import values
 
         return values(self._field.name, self._field.about.metavar, incomplete)
 
@@ -258,9 +312,7 @@ def _parameter(field: ResolvedField, fields: Mapping[str, ResolvedField]) -> cli
     names, help_text = [field.name, f"--{field.option}"], in_options(field.help(fields), fields)
     if field.is_flag:
         return click.Option(names, is_flag=True, default=bool(field.default), help=help_text)
-    if (
-        not field.required
-    ):  # a default in a unit is shown as it is written, and read like any other text
+    if not field.required:  # a default with a unit is shown as text and parsed like any other
         more["default"] = field.default_text if about.unit and field.default_text else field.default
     if about.alone is not None:
         more |= {"is_flag": False, "flag_value": about.alone}

@@ -42,17 +42,13 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
     """Forecast step time, memory and cost of MODEL on GPUs you don't have, from its code alone.
 
     MODEL is a name (resnet50, vgg16, mobilenet_v2), torchvision:NAME, timm:NAME, transformers:CONFIG.json,
-    diffusers:CONFIG.json, FILE.py:FUNCTION (returning model, loss, optimizer, dataset, or a Trainer, a LightningModule, a step of
-    several models: docs/tasks.md), or a saved WORKLOAD.json.
+    diffusers:CONFIG.json, FILE.py:FUNCTION (see docs/tasks.md), or a saved WORKLOAD.json.
 
     \b
-    trainpace forecast resnet50 --gpu T4 --gpu A100 --gpu H100 --batch 64 --precision amp_fp16
-    trainpace forecast vgg16 --gpu "RTX 3090" --batch 8:64:8
-    trainpace forecast vgg16 --gpu T4 --batch 1:70
-    trainpace forecast transformers:config.json --gpu H100 --num-gpus 8 --zero 3 --precision bf16 --checkpointing
-    trainpace forecast transformers:config.json --gpu H100 --batch 1 --sequence-length 1024,4096,16384
-    trainpace forecast llama.json --gpu H100 --num-gpus 8 --nodes 8 --network 400 --precision bf16 --tp 8 --pp 4
-        (8 cards of 400 Gbit/s in each node are 400 GB/s)
+    trainpace forecast resnet50 --gpu T4 --gpu H100 --batch 64 --precision amp_fp16
+    trainpace forecast vgg16 --gpu "RTX 3090" --batch 1:70
+    trainpace forecast transformers:config.json --gpu H100 --num-gpus 8 --zero 3
+    trainpace forecast llama.json --gpu H100 --num-gpus 8 --nodes 8 --network 400 --tp 8
     trainpace forecast resnet50 --gpu H100 --samples 1281167 --epochs 90 --price 2.50
     """
     answer = verbs.forecast.run(

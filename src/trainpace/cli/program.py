@@ -1,4 +1,4 @@
-"""The group of verbs, and how errors leave the program."""
+"""The group of commands, and how errors leave the program."""
 
 import errno
 import gc
@@ -17,13 +17,13 @@ MODULES = {
     "forecasting": ("forecast", "match", "offers", "gpus", "plan", "validate", "schedule"),
     "keeping": ("journal", "serve"),
 }
-"""Where the commands are; the others are in `measuring`."""
+"""Modules of the commands; all others are in `measuring`."""
 GARBAGE_EVERY = 100_000
-"""New objects between looks for garbage. Imports make hardly any, and Python's 700 cost a command a tenth of its time."""
+"""New objects between garbage collections. Python's default of 700 costs a command a tenth of its time."""
 
 
 class _Verbs(click.Group):
-    """Knows the verbs by name and imports the one that runs, so that `--help` stays fast."""
+    """A group that knows its commands by name and imports the one that runs, so that `--help` stays fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -39,7 +39,7 @@ class _Verbs(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0].startswith("-"):
-            from trainpace.cli.meant import names_a_script
+            from trainpace.cli.words import names_a_script
 
             own = {option for parameter in self.get_params(ctx) for option in parameter.opts}
             if args[0].partition("=")[0] not in own and names_a_script(args):
@@ -50,32 +50,34 @@ class _Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from trainpace.cli.meant import meant
+            from trainpace.cli.words import meant
 
             args = meant(args, tuple(VERBS))
         elif args[:1] == ["diagnose"]:
-            from trainpace.cli.meant import place_last
+            from trainpace.cli.words import place_last
 
             args = place_last(args)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
-        from trainpace.cli.completion import verbs_and_scripts
+        from trainpace.cli.words import verbs_and_scripts
 
         options = click.Command.shell_complete(
             self, ctx, incomplete
-        )  # the group's own would import every verb
+        )  # the group's own would import every command
         return [*options, *verbs_and_scripts(VERBS, incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # the reader, such as `head`, has seen enough; click would say 1
+        except (
+            BrokenPipeError
+        ):  # the reader, such as `head`, has closed the pipe; click would exit with 1
             _discard_output()
             return 0
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
+        with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
 
 
@@ -91,7 +93,7 @@ def _cli() -> None:
 
 
 STDOUT_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)
-"""What writing into a full disk or a lost terminal raises, with no file's name."""
+"""Errors of writing to a full disk or a lost terminal; they have no file name."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -101,11 +103,11 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         words = sys.argv[1:] if arguments is None else arguments
         if os.environ.get("_TRAINPACE_COMPLETE"):
-            from trainpace.cli.completion import run
+            from trainpace.cli.words import complete
 
-            run(_cli)
+            complete(_cli)
         if not words:
-            from trainpace.cli.greeting import greet
+            from trainpace.cli.words import greet
 
             greet()
             sys.exit(0)
@@ -130,7 +132,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _discard_output() -> None:
-    """What is still to be written at the end would fail again."""
+    """Send the rest of the output to /dev/null; writing it at exit would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

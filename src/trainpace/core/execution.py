@@ -117,7 +117,7 @@ class Execution(Record):
             "How gradients and parameters are communicated: during the backward pass (ddp; FSDP and ZeRO shard on top of it), after it (unoverlapped), by torch's old DataParallel, or with Megatron-Core's overlaps."
         ),
     ] = "ddp"
-    zero_stage: Annotated[ZeroStage, _help("ZeRO stage; 3 is full sharding, as FSDP does.")] = 0
+    zero_stage: Annotated[ZeroStage, _help("ZeRO stage; 3 is FSDP.")] = 0
     shard_size: Annotated[
         int | None, _help("Data-parallel ranks that share one set of states (hybrid sharding).")
     ] = None
@@ -175,9 +175,7 @@ class Execution(Record):
     expert_nodes: Annotated[
         int | None, _help("Most nodes that the experts of one token may be on.  [default: any]")
     ] = None
-    compile: Annotated[
-        bool, _help("Run under torch.compile, which fuses element-wise operators.")
-    ] = False
+    compile: Annotated[bool, _help("Run under torch.compile.")] = False
     channels_last: Annotated[
         bool, _help("Use NHWC tensors (memory_format=torch.channels_last).")
     ] = False

@@ -106,19 +106,13 @@ class ForecastRequest(ExecutedRequest):
     gpu: Annotated[
         tuple[str, ...],
         Field(
-            "A GPU by name; repeat for several. 'cpu' is this machine's, by its profile (trainpace"
-            " calibrate).  [default: some common ones]",
+            "A GPU, or cpu for this machine's; repeat for several.  [default: some common ones]",
             group=Group.GPUS,
         ),
     ] = ()
     sequence_length: Annotated[
         tuple[int, ...],
-        Field(
-            "Tokens per sample, for transformers: 4096, or 1024,4096 or 1024:8192:1024 for a row"
-            " each.",
-            LENGTHS,
-            group=Group.MODEL,
-        ),
+        Field("Tokens per sample: 4096, or 1024,4096 for several.", LENGTHS, group=Group.MODEL),
     ] = ()  # type: ignore[assignment]  # several, where other verbs take one
     host: HostName = None
     mode: Annotated[Mode | None, Field("Part of a step to forecast.  [default: train]")] = None
@@ -145,7 +139,7 @@ class ForecastRequest(ExecutedRequest):
     samples: Annotated[
         int | None,
         Field(
-            "Samples per epoch, to forecast the whole training.",
+            "Samples per epoch, for the whole training.",
             AT_LEAST_1,
             needs=(LENGTH,),
             group=Group.LENGTH,
@@ -153,13 +147,7 @@ class ForecastRequest(ExecutedRequest):
     ] = None
     tokens: Tokens = None
     price: Annotated[
-        float | None,
-        Field(
-            "Dollars per GPU and hour, for the cost of the whole training.",
-            USD,
-            needs=(LENGTH,),
-            group=Group.LENGTH,
-        ),
+        float | None, Field("Dollars per GPU and hour.", USD, needs=(LENGTH,), group=Group.LENGTH)
     ] = None
     loader_rate: Annotated[
         float | None,

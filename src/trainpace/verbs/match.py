@@ -134,7 +134,7 @@ class MatchRequest(TrainingRequest, kw_only=True):
     ] = None
     machines: MachinesFile = None
     only_machines: Annotated[
-        bool, Field("Rank only those.", needs=("machines",), overrides=("gpu",), group=Group.GPUS)
+        bool, Field("Rank only those.", needs=("machines",), overrides=("gpu",))
     ] = False
     hardware: HardwareFile = None
     host: Annotated[

@@ -31,6 +31,7 @@ from trainpace.verbs.request import (
     DURATION,
     Argument,
     Field,
+    Group,
     Misuse,
     Progress,
     Request,
@@ -64,52 +65,65 @@ class MeasureRequest(Request):
     model: Annotated[str | None, Argument("The model, as in trainpace forecast.")] = None
     batch: Annotated[
         tuple[int, ...] | None,
-        Field("Batch sizes: 32, or 1,2,4, or 1:70, or 8:64:8.  [default: 8,16,32]", BATCHES),
+        Field(
+            "Batch sizes: 32, or 1,2,4, or 1:70, or 8:64:8.  [default: 8,16,32]",
+            BATCHES,
+            group=Group.BATCH,
+        ),
     ] = None
     every: Annotated[
-        bool, Field("Measure every size of a long range; without it those that tell most.")
+        bool, Field("Measure every size of a long range, not only the most informative ones.")
     ] = False
     repeats: Annotated[
         int | None,
         Field(
-            "Probes of each size where all are measured.  [default: 2; 3 for one or two sizes]",
-            COUNT,
+            "Probes of each size.  [default: 2; 3 for one or two sizes]", COUNT, group=Group.CHOICE
         ),
     ] = None
     until_oom: Annotated[
-        bool, Field("Find the largest batch that fits (up to the largest of `batch`).")
+        bool,
+        Field(
+            "Find the largest batch that fits (up to the largest of `batch`).", group=Group.BATCH
+        ),
     ] = False
-    precision: Annotated[Precision | None, Field(PRECISION_HELP)] = None
+    precision: Annotated[Precision | None, Field(PRECISION_HELP, group=Group.MODEL)] = None
     optimizer: Optimizer = None
     accumulate: Annotated[int, Field("Micro-batches per update.", COUNT)] = 1
     device: Annotated[
         str,
         Field(
-            "Where to train: cpu, cuda (ROCm's name too), xpu, mps, or what else torch was taught.",
+            "Device to train on: cpu, cuda (also for ROCm), xpu, mps, or another that torch knows.",
             metavar="KIND",
+            group=Group.GPUS,
         ),
     ] = "cpu"
     sequence_length: SequenceLength = None
     image_size: ImageSize = None
     channels_last: ChannelsLast = False
-    compile: Annotated[bool, Field("Under torch.compile.")] = False
-    seconds: Annotated[float, Field("Training time of a probe.", DURATION)] = 2.0
+    compile: Annotated[bool, Field("Under torch.compile.", group=Group.MODEL)] = False
+    seconds: Annotated[float, Field("Training time of a probe.", DURATION, group=Group.CHOICE)] = (
+        2.0
+    )
     timeout: Annotated[float, Field("Give up on a probe after this.", DURATION)] = 600.0
     memory_limit: Annotated[
-        float | None, Field("A probe on the CPU may take no more than this.", metavar="GIB")
+        float | None, Field("Memory limit of a probe on the CPU.", metavar="GIB")
     ] = None
     noise_scale: Annotated[
-        bool, Field("Also the gradient noise scale, of FILE.py:FUNCTION at the largest batch.")
+        bool,
+        Field(
+            "Also measure the gradient noise scale of FILE.py:FUNCTION at the largest batch.",
+            group=Group.CHOICE,
+        ),
     ] = False
-    no_forecast: Annotated[bool, Field("Do not lay a forecast beside the measurements.")] = False
+    no_forecast: Annotated[bool, Field("Do not show a forecast beside the measurements.")] = False
     journal: JournalPlace = None
     no_journal: Annotated[
-        bool, Field("Keep nothing in the journal; an interrupted sweep is then lost.")
+        bool, Field("Save nothing in the journal; an interrupted sweep is then lost.")
     ] = False
-    fresh: Annotated[bool, Field("Begin anew where an interrupted sweep could be taken up.")] = (
-        False
-    )
-    notes: Annotated[str, Field("A remark kept with the runs.")] = ""
+    fresh: Annotated[
+        bool, Field("Start again instead of resuming an interrupted sweep.", group=Group.CHOICE)
+    ] = False
+    notes: Annotated[str, Field("A note stored with the runs.")] = ""
     keep_identity: KeepIdentity = False
     command: str = ""
 

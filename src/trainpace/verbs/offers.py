@@ -20,11 +20,17 @@ from trainpace.offers import (
 from trainpace.verbs.places import HardwareFile, own_devices
 from trainpace.verbs.request import Field, Progress, Request
 
-Providers = Annotated[tuple[str, ...], Field("Only this provider; several times if you like.")]
-Regions = Annotated[tuple[str, ...], Field("Only regions with this in their name: us-east, eu.")]
-Gpus = Annotated[tuple[str, ...], Field("Only this GPU; H100 alone is every H100.")]
+Providers = Annotated[
+    tuple[str, ...], Field("Only this provider; repeat for several.", group=Group.GPUS)
+]
+Regions = Annotated[
+    tuple[str, ...], Field("Only regions whose name contains this: us-east, eu.", group=Group.GPUS)
+]
+Gpus = Annotated[
+    tuple[str, ...], Field("Only this GPU; H100 alone is every H100.", group=Group.GPUS)
+]
 MachinesFile = Annotated[
-    str | None, Field("Also machines of your own, from this file.", metavar="FILE.toml")
+    str | None, Field("Your own machines, from this file.", metavar="FILE.toml", group=Group.GPUS)
 ]
 
 

@@ -47,6 +47,8 @@ from trainpace.core.units import (
 )
 
 MOST_BATCHES = 10_000
+MOST_NAMED = 3
+"""Alternatives of a need that help lists; with more it is left to the error message."""
 MOST_DEVICES = 1_000_000
 ABOVE_0 = 5e-324
 
@@ -223,7 +225,7 @@ class Group(StrEnum):
     BATCH = "Batch"
     PARALLEL = "Parallelism and memory"
     LENGTH = "Training length"
-    CHOICE = "Choice"
+    CHOICE = "Goal and limits"
     OPTIONS = "Options"
     OUTPUT = "Output"
 
@@ -311,7 +313,7 @@ class ResolvedField:
     def help(self, fields: Mapping[str, "ResolvedField"]) -> str:
         """Return the help with the relations to other fields of the same request."""
         text, bracket, default = self.about.help.partition("  [")
-        needs = [in_words(need, fields) for need in self.about.needs]
+        needs = [in_words(n, fields) for n in self.about.needs if n.count("|") < MOST_NAMED]
         relations = [f"Without a value: {self.about.alone}."] if self.about.alone else []
         relations += [f"Needs {need}." for need in needs if need]
         relations += [f"Not with `{other}`." for other in self.about.excludes if other in fields]

@@ -57,7 +57,17 @@ from trainpace.verbs.places import (
     profile_here,
     profile_or_brief,
 )
-from trainpace.verbs.request import ABOVE_0_S, COUNT, USD, Argument, Field, Progress, Request, Work
+from trainpace.verbs.request import (
+    ABOVE_0_S,
+    COUNT,
+    USD,
+    Argument,
+    Field,
+    Group,
+    Progress,
+    Request,
+    Work,
+)
 from trainpace.verbs.settings import SettingsSource
 from trainpace.workload import ModelSpec
 
@@ -66,15 +76,23 @@ STATE = "ladder.json"
 
 class RunRequest(Request):
     ladder: Annotated[
-        str,
-        Argument("A ladder.toml, or a plan that trainpace plan --output kept.", metavar="LADDER"),
+        str, Argument("A ladder.toml, or a plan from trainpace plan --output.", metavar="LADDER")
     ]
     task: Annotated[
-        str | None, Field("FILE.py:FUNCTION or a model, in place of the file's.", metavar="SPEC")
+        str | None,
+        Field(
+            "FILE.py:FUNCTION or a model, in place of the one in the file.",
+            metavar="SPEC",
+            group=Group.MODEL,
+        ),
     ] = None
     command: Annotated[
         str | None,
-        Field("An unchanged script's own launch command, to climb with it.", metavar="TEXT"),
+        Field(
+            "Launch command of an unchanged script to run instead of a task.",
+            metavar="TEXT",
+            group=Group.MODEL,
+        ),
     ] = None
     config: Annotated[
         tuple[str, ...],
@@ -82,49 +100,74 @@ class RunRequest(Request):
             "A settings file that the script reads; repeat for several.",
             metavar="FILE",
             needs=("command",),
+            group=Group.MODEL,
         ),
     ] = ()
     precompute: Annotated[
-        str, Field("The dataset that a plan's shards are made of.", metavar="FILE.py:NAME")
+        str, Field("Dataset to make a plan's shards from.", metavar="FILE.py:NAME")
     ] = ""
     out: Annotated[
-        str | None, Field("Where state, logs and shards go.  [default: NAME-run]", metavar="FOLDER")
+        str | None,
+        Field(
+            "Folder for state, logs and shards.  [default: NAME-run]",
+            metavar="FOLDER",
+            group=Group.CHOICE,
+        ),
     ] = None
     launcher: Annotated[
         Literal["auto", "process", "torchrun", "slurm"],
-        Field("auto: one process, torchrun for several, Slurm for several nodes."),
+        Field(
+            "auto: one process, torchrun for several, Slurm for several nodes.", group=Group.GPUS
+        ),
     ] = "auto"
-    partition: Annotated[str | None, Field("Slurm's partition.", metavar="NAME")] = None
-    account: Annotated[str | None, Field("Slurm's account.", metavar="NAME")] = None
+    partition: Annotated[str | None, Field("Slurm partition.", metavar="NAME")] = None
+    account: Annotated[str | None, Field("Slurm account.", metavar="NAME")] = None
     sbatch: Annotated[
-        tuple[str, ...], Field("A further option of sbatch: --sbatch=--qos=debug.", metavar="TEXT")
+        tuple[str, ...], Field("Another option for sbatch: --sbatch=--qos=debug.", metavar="TEXT")
     ] = ()
     device: Annotated[
-        str | None, Field("Where to train, as in measure.  [default: the file's]", metavar="KIND")
+        str | None,
+        Field(
+            "Device to train on, as in measure.  [default: the file's]",
+            metavar="KIND",
+            group=Group.GPUS,
+        ),
     ] = None
     seconds: Annotated[
-        float | None, Field("Training time of a trial.  [default: the file's, or 8s]", ABOVE_0_S)
+        float | None,
+        Field(
+            "Training time of a trial.  [default: the file's, or 8s]", ABOVE_0_S, group=Group.CHOICE
+        ),
     ] = None
     steps: Annotated[
         int | None,
-        Field("Steps of a trial, in place of --seconds.  [default for a script: 30]", COUNT),
+        Field(
+            "Steps of a trial, in place of `seconds`.  [default for a script: 30]",
+            COUNT,
+            group=Group.CHOICE,
+        ),
     ] = None
     timeout: Annotated[
-        float, Field("A trial that takes longer is ended and undone.", ABOVE_0_S)
+        float, Field("Time limit of a trial, after which its change is undone.", ABOVE_0_S)
     ] = 600.0
     price: Annotated[
-        float | None, Field("Dollars per node and hour.  [default: the file's]", USD)
+        float | None,
+        Field("Dollars per node and hour.  [default: the file's]", USD, group=Group.CHOICE),
     ] = None
     allow_global_batch: Annotated[
-        bool, Field("Rungs may change the global batch: another training.")
+        bool, Field("Allow rungs to change the global batch, which changes the training.")
     ] = False
-    stop_early: Annotated[bool, Field("Stop after the first rung that does not help.")] = False
+    stop_early: Annotated[
+        bool, Field("Stop after the first rung that does not help.", group=Group.CHOICE)
+    ] = False
     no_forecast: Annotated[
-        bool, Field("Do not forecast: saves a brief look at machine, model and samples.")
+        bool, Field("Do not forecast, which saves examining machine, model and samples.")
     ] = False
-    fresh: Annotated[bool, Field("Begin anew where an earlier run could be taken up.")] = False
+    fresh: Annotated[
+        bool, Field("Start again instead of resuming an earlier run.", group=Group.CHOICE)
+    ] = False
     journal: JournalPlace = None
-    no_journal: Annotated[bool, Field("Keep nothing in the journal.")] = False
+    no_journal: Annotated[bool, Field("Save nothing in the journal.")] = False
     keep_identity: KeepIdentity = False
 
     @property

@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 from msgspec.structs import replace
 
 from trainpace.job import ONLY_STEPS, Answer, Question, Schedule, SpeedUp, answer
-from trainpace.verbs.request import COUNT, DURATION, RATIO, USD, Field, Progress, Request
+from trainpace.verbs.request import COUNT, DURATION, RATIO, USD, Field, Group, Progress, Request
 from trainpace.verbs.settings import SettingsSource
 
 Count = int | None
@@ -14,41 +14,71 @@ Seconds = float | None
 
 class ScheduleRequest(Request):
     config: Annotated[
-        tuple[str, ...], Field("Read a settings file; may be given several times.", metavar="FILE")
+        tuple[str, ...],
+        Field("Read a settings file; repeat for several.", metavar="FILE", group=Group.NOW),
     ] = ()
     command: Annotated[
-        str | None, Field("A launch command: 'torchrun --nnodes 2 train.py'.", metavar="TEXT")
+        str | None,
+        Field("A launch command: 'torchrun --nnodes 2 train.py'.", metavar="TEXT", group=Group.NOW),
     ] = None
-    samples: Annotated[Count, Field("Samples in an epoch: 50000, 1.28M.", COUNT)] = None
+    samples: Annotated[
+        Count, Field("Samples in an epoch: 50000, 1.28M.", COUNT, group=Group.LENGTH)
+    ] = None
     tokens: Annotated[
         Count,
-        Field("Tokens per epoch: 300B, with `sequence_length`.", COUNT, excludes=("samples",)),
+        Field(
+            "Tokens per epoch: 300B, with `sequence_length`.",
+            COUNT,
+            excludes=("samples",),
+            group=Group.LENGTH,
+        ),
     ] = None
-    sequence_length: Annotated[Count, Field("Tokens in a sample.", COUNT)] = None
-    epochs: Annotated[float | None, Field("Passes over the data; may be fractional.")] = None
-    max_steps: Annotated[
-        Count, Field("Stop after this many optimizer updates.", COUNT, overrides=("epochs",))
-    ] = None
-    micro_batch: Annotated[Count, Field("Samples per GPU and forward pass.", COUNT)] = None
-    accumulate: Annotated[Count, Field("Micro-batches per optimizer update.", COUNT)] = None
-    global_batch: Annotated[Count, Field("Samples per optimizer update, over all GPUs.", COUNT)] = (
+    sequence_length: Annotated[Count, Field("Tokens in a sample.", COUNT, group=Group.LENGTH)] = (
         None
     )
-    nnodes: Annotated[Count, Field("Nodes.", COUNT)] = None
-    nproc_per_node: Annotated[Count, Field("Processes (GPUs) per node.", COUNT)] = None
+    epochs: Annotated[
+        float | None, Field("Passes over the data; may be fractional.", group=Group.LENGTH)
+    ] = None
+    max_steps: Annotated[
+        Count,
+        Field(
+            "Stop after this many optimizer updates.",
+            COUNT,
+            overrides=("epochs",),
+            group=Group.LENGTH,
+        ),
+    ] = None
+    micro_batch: Annotated[
+        Count, Field("Samples per GPU and forward pass.", COUNT, group=Group.BATCH)
+    ] = None
+    accumulate: Annotated[
+        Count, Field("Micro-batches per optimizer update.", COUNT, group=Group.BATCH)
+    ] = None
+    global_batch: Annotated[
+        Count, Field("Samples per optimizer update, over all GPUs.", COUNT, group=Group.BATCH)
+    ] = None
+    nnodes: Annotated[Count, Field("Nodes.", COUNT, group=Group.GPUS)] = None
+    nproc_per_node: Annotated[
+        Count, Field("Processes (GPUs) per node.", COUNT, group=Group.GPUS)
+    ] = None
     tp: Annotated[int, Field("Tensor-parallel size.", COUNT, show_default=False)] = 1
     pp: Annotated[int, Field("Pipeline-parallel size.", COUNT, show_default=False)] = 1
     cp: Annotated[int, Field("Context-parallel size.", COUNT, show_default=False)] = 1
     drop_last: Annotated[
-        bool, Field("Leave out the last micro-batch of an epoch where it is not full.")
+        bool, Field("Drop the last micro-batch of an epoch if it is not full.")
     ] = False
     drop_partial_accumulation: Annotated[
-        bool, Field("Leave out micro-batches that do not fill an update.")
+        bool, Field("Drop micro-batches that do not fill an update.")
     ] = False
-    step_time: Annotated[Seconds, Field("Time of one update: 210ms.", DURATION)] = None
-    throughput: Annotated[float | None, Field("Samples per second, over all GPUs.")] = None
+    step_time: Annotated[
+        Seconds, Field("Time of one update: 210ms.", DURATION, group=Group.CHOICE)
+    ] = None
+    throughput: Annotated[
+        float | None, Field("Samples per second, over all GPUs.", group=Group.CHOICE)
+    ] = None
     epoch_time: Annotated[
-        Seconds, Field("Time of one epoch: 10.7h.", DURATION, overrides=("step_time",))
+        Seconds,
+        Field("Time of one epoch: 10.7h.", DURATION, overrides=("step_time",), group=Group.CHOICE),
     ] = None
     startup: Annotated[float, Field("Once per run: imports, compilation, loading.", DURATION)] = 0.0
     evaluate_every: Annotated[Count, Field("Steps between evaluations.", COUNT)] = None
@@ -61,12 +91,20 @@ class ScheduleRequest(Request):
         int, Field("Models, folds or seeds trained one after another.", COUNT, show_default=False)
     ] = 1
     deadline: Annotated[
-        Seconds, Field("Time available. One missing number is solved for.", DURATION)
+        Seconds,
+        Field(
+            "Time available. One missing number is computed from it.", DURATION, group=Group.CHOICE
+        ),
     ] = None
-    budget: Annotated[float | None, Field("Money available.", USD, needs=("price",))] = None
-    price: Annotated[float | None, Field("Dollars per GPU and hour.", USD)] = None
+    budget: Annotated[
+        float | None, Field("Money available.", USD, needs=("price",), group=Group.CHOICE)
+    ] = None
+    price: Annotated[float | None, Field("Dollars per GPU and hour.", USD, group=Group.CHOICE)] = (
+        None
+    )
     solve_gpus: Annotated[
-        bool, Field("Solve for the number of data-parallel GPUs that meets the deadline.")
+        bool,
+        Field("Find the number of data-parallel GPUs that meets the deadline.", group=Group.CHOICE),
     ] = False
     keep_global_batch: Annotated[
         bool, Field("More GPUs take over accumulation steps.", needs=("solve_gpus",))
@@ -74,11 +112,11 @@ class ScheduleRequest(Request):
     speedup: Annotated[
         tuple[float, ...], Field("Apply a measured speed-up: 3.63x or 363% (the same).", RATIO)
     ] = ()
-    learning_rate: Annotated[
-        float | None, Field("Learning rate that was tuned at --base-global-batch.")
-    ] = None
+    learning_rate: Annotated[float | None, Field("Learning rate tuned at `base_global_batch`.")] = (
+        None
+    )
     base_global_batch: Annotated[
-        Count, Field("Global batch that the learning rate was tuned at.", COUNT)
+        Count, Field("Global batch at which the learning rate was tuned.", COUNT)
     ] = None
 
 

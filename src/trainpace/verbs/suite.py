@@ -52,7 +52,7 @@ class SuiteRequest(MeasureRequest):
     ] = None
     launcher: Annotated[
         Literal["here", "slurm"],
-        Field("slurm: a job array with one task and one node for each model."),
+        Field("slurm: a job array with one task and one node for each model.", group=Group.CHOICE),
     ] = "here"
     at_once: Annotated[
         int | None,

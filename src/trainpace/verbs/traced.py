@@ -19,7 +19,16 @@ from trainpace.core.execution import optimizer_called
 from trainpace.core.outcome import Forecast, forecast_row
 from trainpace.core.records import Record, save
 from trainpace.core.units import format_number
-from trainpace.verbs.request import AT_LEAST_1, DURATION, Argument, Field, Misuse, Progress, Request
+from trainpace.verbs.request import (
+    AT_LEAST_1,
+    DURATION,
+    Argument,
+    Field,
+    Group,
+    Misuse,
+    Progress,
+    Request,
+)
 from trainpace.workload import (
     AS_IT_IS,
     Adaptation,
@@ -45,11 +54,14 @@ ModelArgument = Annotated[str, Argument("The model, as in trainpace forecast.", 
 Optimizer = Annotated[
     str | None,
     Field(
-        "sgd, adamw, adamw_8bit, lion, adafactor, muon, ...  [default: the task's own, else adamw"
-        " for tokens, sgd_momentum]"
+        "sgd, adamw, lion, muon, ...  [default: the task's own, else adamw for tokens and"
+        " sgd_momentum for the rest]",
+        group=Group.MODEL,
     ),
 ]
-SequenceLength = Annotated[int | None, Field("Tokens in a sample, for transformers.", AT_LEAST_1)]
+SequenceLength = Annotated[
+    int | None, Field("Tokens per sample, for transformers.", AT_LEAST_1, group=Group.MODEL)
+]
 ImageSize = Annotated[int | None, Field("Side in pixels, for image models.", AT_LEAST_1)]
 ChannelsLast = Annotated[bool, Field("NHWC tensors (memory_format=torch.channels_last).")]
 Model = Annotated[
@@ -60,8 +72,8 @@ Model = Annotated[
     ),
 ]
 PRECISION_HELP = (
-    "Number format.  [default: as a transformers configuration's dtype says, else torch's own fp32,"
-    " which lets convolutions use TF32 on cards that have it]"
+    "Number format.  [default: the dtype of a transformers configuration, else torch's fp32 with"
+    " TF32 convolutions]"
 )
 EVERY_FORM: tuple[Form, ...] = ("fp32", "amp", "half")
 

@@ -60,16 +60,12 @@ LENGTH = "epochs|max_steps|config|command|watched"
 """Options that give the length of a training, in any verb."""
 Network = Annotated[
     float | None,
-    Field(
-        "Network bandwidth of a node in one direction, in GB/s: 50 for 400 Gbit/s.",
-        GB_PER_S,
-        group=Group.GPUS,
-    ),
+    Field("Bandwidth of a node in GB/s: 50 for 400 Gbit/s.", GB_PER_S, group=Group.GPUS),
 ]
 Tokens = Annotated[
     int | None,
     Field(
-        "Tokens per epoch, such as 300B, for models of token sequences.",
+        "Tokens per epoch, such as 300B.",
         AT_LEAST_1,
         needs=(LENGTH,),
         excludes=("samples",),
@@ -223,7 +219,7 @@ EXECUTION_OPTIONS: dict[str, dict[str, Any]] = {
     "nodes": {"unit": DEVICES, "group": Group.GPUS},
     "accumulate": {
         "default": None,
-        "help": "Micro-batches per update.  [default: the task's trainer's, or 1]",
+        "help": "Micro-batches per update.  [default: the task's, or 1]",
         "group": Group.BATCH,
     },
     "precision": {"default": None, "help": PRECISION_HELP, "group": Group.MODEL},
@@ -271,7 +267,7 @@ def _execution_option(name: str, now: bool) -> tuple[str, Any, Any]:
     kind, default = about.pop("kind", None), about.pop("default")
     kind = kind or _KINDS.get(field.kind) or Literal[field.choices]
     if now:
-        about |= {"needs": (), "alone": None, "group": Group.NOW}
+        about |= {"needs": (), "alone": None, "group": Group.NOW if "group" in about else ""}
         default = default if kind is bool else None
     kind = kind if default is not None else kind | None
     return name, Annotated[kind, Field(**about)], default
@@ -319,8 +315,7 @@ class ExecutedRequest(ExecutionRequest):
     batch: Annotated[
         tuple[int, ...] | None,
         Field(
-            "Samples per GPU: 32, or 1:70, or 8,16,32.  [default: the task's loader's or trainer's,"
-            " or 32]",
+            "Samples per GPU: 32, or 1:70, or 8,16,32.  [default: the task's, or 32]",
             BATCHES,
             group=Group.BATCH,
         ),

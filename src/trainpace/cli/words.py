@@ -1,0 +1,213 @@
+"""Command lines that are not complete: what they mean without a verb, what a shell completes, and what to say without words.
+
+A script alone is looked at, a model forecast, a settings file summed up and a profiler's trace diagnosed. click answers the shell
+through `_TRAINPACE_COMPLETE`, at every key press, so heavy imports are inside functions:
+
+    eval "$(_TRAINPACE_COMPLETE=bash_source trainpace)"      (zsh_source and fish_source likewise)
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from click.shell_completion import CompletionItem
+
+from trainpace.core.errors import TrainpaceError, nearest_names
+
+if TYPE_CHECKING:
+    import click
+
+LAUNCHERS = (
+    "python",
+    "python3",
+    "torchrun",
+    "accelerate",
+    "deepspeed",
+    "srun",
+    "mpirun",
+    "uv",
+    "poetry",
+    "pixi",
+)
+SETTINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
+
+TRACES = (".json", ".gz", ".sqlite", ".nsys-rep", ".qdrep")
+
+
+def meant(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
+    """Put the missing verb before the words. Raises TrainpaceError with the nearest names if no verb fits."""
+    first, *rest = words
+    program = os.path.basename(first)
+    from trainpace.workload import ModelSpec  # late: most commands name their verb
+
+    spec = ModelSpec.of(first)
+    if spec.kind == "script" or program in LAUNCHERS or program.startswith("python3."):
+        return ["look", *words]
+    if spec.is_library or spec.runs_code or first in _built_in():
+        return ["forecast", *words]
+    if (first.endswith(TRACES) or os.path.isdir(first)) and _is_trace(first):
+        return ["diagnose", *rest, first]
+    if first.endswith(SETTINGS) and os.path.isfile(first):
+        kind = _kind_of(first)
+        return (
+            ["schedule", "--config", *words]
+            if kind == "settings"
+            else ["forecast", kind + first, *rest]
+        )
+    if os.path.isfile(os.path.join(first, "command.json")):
+        return ["watch", "--from", *words]
+    near = nearest_names(first, [*verbs, *_built_in()], limit=4)
+    suggestion = f"Nearest: {', '.join(near)}. " if near else ""
+    raise TrainpaceError(
+        f"{first!r} is not a command, a script or a model.",
+        f"{suggestion}Try trainpace train.py, trainpace resnet50, or trainpace --help.",
+    )
+
+
+def names_a_script(words: Sequence[str]) -> bool:
+    """Return True if a training script follows the options, which are then those of `look`."""
+    return any(word.endswith(".py") and os.path.isfile(word) for word in words)
+
+
+def place_last(words: Sequence[str]) -> list[str]:
+    """Move options of `diagnose` that follow a trace or a recording's folder before it, since options end at a command."""
+    verb, *rest = words
+    place, *options = rest or [""]
+    begins = bool(options) and options[0].startswith("-") and options[0] != "--"
+    is_place = begins and (os.path.isdir(place) or (place.endswith(TRACES) and _is_trace(place)))
+    return [verb, *options, place] if is_place else [*words]
+
+
+def _kind_of(file: str) -> str:
+    """Return the prefix of a model's configuration, "" for a saved workload, or "settings"."""
+    if not file.endswith(".json"):
+        return "settings"
+    from trainpace.core.intake import read_json
+
+    content = read_json(file)
+    if not isinstance(content, dict):
+        return "settings"
+    if content.get("record") == "Workload":
+        return ""
+    if "_class_name" in content and "_diffusers_version" in content:
+        return "diffusers:"
+    return "transformers:" if "model_type" in content else "settings"
+
+
+def _is_trace(place: str) -> bool:
+    from trainpace.diagnose import is_trace
+
+    return is_trace(place)
+
+
+def _built_in() -> list[str]:
+    from trainpace.workload import packaged_names
+
+    return packaged_names()
+
+
+VARIABLE = "_TRAINPACE_COMPLETE"
+PLACES = {"FILE": "file", "PATH": "file", "FOLDER": "dir"}
+"""Kinds of paths by the first word of a metavar."""
+
+
+def complete(program: click.Group) -> None:
+    """Answer the shell and exit. A line that cannot be understood has no completions."""
+    try:
+        program.main([], prog_name="trainpace", complete_var=VARIABLE)
+    except TrainpaceError:
+        sys.exit(0)
+
+
+def verbs_and_scripts(verbs: Mapping[str, str], incomplete: str) -> list[CompletionItem]:
+    """Complete the first word: verbs with their summaries, models, and scripts in this folder."""
+    items = [
+        CompletionItem(verb, help=text)
+        for verb, text in verbs.items()
+        if verb.startswith(incomplete)
+    ]
+    models = _built_in() if incomplete else []
+    return [
+        *items,
+        *(CompletionItem(name) for name in models if name.startswith(incomplete)),
+        _place("file", incomplete),
+    ]
+
+
+def values(name: str, metavar: str | None, incomplete: str) -> list[CompletionItem]:
+    """Complete the value of an option or argument: known names, or a path."""
+    if name == "gpu":
+        from trainpace.core.hardware import catalogue
+
+        # a name with blanks would be two words; with hyphens it is accepted too
+        names = [device.name.replace(" ", "-") for device in catalogue() if device.kind == "gpu"]
+        return _like(names, incomplete)
+    if name == "model":
+        return [*_like(_built_in(), incomplete), _place("file", incomplete)]
+    if name == "precision":
+        from trainpace.core.execution import PRECISIONS
+
+        return _like([*PRECISIONS], incomplete)
+    if name == "optimizer":
+        from trainpace.core.execution import OPTIMIZERS
+
+        return _like([*OPTIMIZERS], incomplete)
+    kind = next((kind for word, kind in PLACES.items() if (metavar or "").startswith(word)), None)
+    return [_place(kind, incomplete)] if kind else []
+
+
+def _place(kind: str, incomplete: str) -> CompletionItem:
+    return CompletionItem(incomplete, type=kind)
+
+
+def _like(names: list[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in names if name.lower().startswith(incomplete.lower())]
+
+
+EXAMPLES = (
+    (
+        "trainpace train.py --epochs 30",
+        "How long will my script take here, what slows it down, what would it cost elsewhere?",
+    ),
+    (
+        "trainpace resnet50 --batch 64",
+        "How fast is this model on GPUs that I do not have? Also: a transformers config.json.",
+    ),
+    ("trainpace doctor", "Does this machine work as it should, and can it be measured?"),
+)
+
+
+def greet() -> None:
+    from trainpace.report import Headline, Lines, Named, show
+
+    question = (
+        "How long will this training take, what will it cost, why, and how do I make it faster?"
+    )
+    machine = Lines([*_machine(), "All commands: trainpace --help"])
+    show([Headline(question), Named("", EXAMPLES), machine])
+
+
+def _machine() -> list[str]:
+    """Describe this machine without torch, whose import takes a second."""
+    from trainpace.measure import detect
+
+    found = detect()
+    cores = found.cpu.logical_cores
+    gpus = ", ".join(gpu.name or "unnamed GPU" for gpu in found.gpus) or "no NVIDIA GPU"
+    memory = "" if found.memory_gib is None else f", {found.memory_gib:.0f} GiB"
+    problem = [f"GPU driver: {found.gpu_problem}"] if found.gpu_problem else []
+    try:
+        torch = f"torch {importlib.metadata.version('torch')}"
+    except importlib.metadata.PackageNotFoundError:
+        torch = "no torch"
+    return [
+        (
+            f"This machine: {found.cpu.name} ({cores} cores{memory}), {gpus}; Python"
+            f" {found.python}, {torch}."
+        ),
+        *problem,
+    ]
