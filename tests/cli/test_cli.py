@@ -386,6 +386,19 @@ def test_help(verb):
     assert all(len(line) <= 112 for line in done.stdout.splitlines())
 
 
+@pytest.mark.parametrize("verb", ["forecast", "plan", "match", "measure", "schedule", "run"])
+def test_help_shows_common_options_and_help_all_every_one(verb, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    short, whole = (trainpace(verb, option).stdout for option in ("--help", "--help-all"))
+    options = {word for word in whole.split() if word.startswith("--")}
+    assert 15 < sum(line.startswith("  -") for line in short.splitlines()) < 45
+    assert "More options:" in whole
+    assert "More options:" not in short
+    assert len(options) > 25
+    if verb == "forecast":
+        assert len(short.splitlines()) <= 70
+
+
 @pytest.mark.parametrize(
     ("command", "lines"),
     [
@@ -397,11 +410,12 @@ def test_help(verb):
             ("journal", "list"),
             ["Runs to leave out first.  [default: 0]", "Runs to show.  [default: 20]"],
         ),
-        (("schedule",), ["Time of one evaluation.  [default: 0s]", "Nodes."]),
+        (("schedule", "--help-all"), ["Time of one evaluation.  [default: 0s]", "Nodes."]),
     ],
 )
 def test_a_default_of_0_is_shown_and_a_small_one_without_exponent(command, lines):
-    text = " ".join(trainpace(*command, "--help").stdout.split())
+    shown = command if "--help-all" in command else (*command, "--help")
+    text = " ".join(trainpace(*shown).stdout.split())
     for line in lines:
         assert " ".join(line.split()) in text
     assert "[default: False]" not in text

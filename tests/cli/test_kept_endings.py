@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from trainpace.cli import endings
+from trainpace import cli
 from trainpace.cli import kept
 
 LOST = """
@@ -79,7 +79,7 @@ def test_a_signal_that_is_ignored_stays_so():
 
 
 def test_an_ending_that_is_lost_at_the_end_leaves_no_alarm_behind(monkeypatch):
-    monkeypatch.setattr(endings, "AGAIN_S", 600.0)
+    monkeypatch.setattr(cli, "AGAIN_S", 600.0)
     with kept():
         with contextlib.suppress(KeyboardInterrupt):  # pytest.raises would hold it
             signal.raise_signal(signal.SIGINT)

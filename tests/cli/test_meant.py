@@ -69,7 +69,7 @@ def test_a_recording_is_shown_again(tmp_path):
 
 @pytest.mark.parametrize(("word", "near"), [("forcast", "forecast"), ("resnet51", "resnet50")])
 def test_a_mistyped_word_gets_the_nearest_verbs_and_models(word, near):
-    with pytest.raises(TrainpaceError, match="no verb, no script and no model") as raised:
+    with pytest.raises(TrainpaceError, match=word) as raised:
         meant([word], tuple(SUMMARIES))
     assert near in raised.value.hint
 

@@ -18,7 +18,7 @@ from trainpace.offers import (
     snapshot,
 )
 from trainpace.verbs.places import HardwareFile, own_devices
-from trainpace.verbs.request import Field, Progress, Request
+from trainpace.verbs.request import Field, Group, Progress, Request
 
 Providers = Annotated[
     tuple[str, ...], Field("Only this provider; repeat for several.", group=Group.GPUS)
