@@ -29,10 +29,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.workload import Form, Variant, Workload, at_batch
-from trainpace.workload.cuda_mapping import python_functions_see_through, unpacked_sequences
-from trainpace.workload.cuda_mapping import taken_for_finite
+from trainpace.workload.cuda_mapping import (
+    answered,
+    python_functions_see_through,
+    taken_for_finite,
+    unpacked_sequences,
+)
 from trainpace.workload.specs import build_task
-from trainpace.workload.cuda_mapping import answered
 from trainpace.workload.task import Task
 from trainpace.workload.trace import meta_batch, trace
 

@@ -57,7 +57,7 @@ from trainpace.forecast import (
     trace_file,
 )
 from trainpace.forecast.nearness import figures_of
-from trainpace.forecast.scoring import forecast_of, with_forecast
+from trainpace.forecast.validation import forecast_of, with_forecast
 from trainpace.workload import Workload, trace_many
 
 SOURCES = Path(__file__).parent / "data/public_sources.toml"

@@ -31,7 +31,7 @@ READ_FILES = {
     "core/worker.py": "a worker's request and streams, code that the user names",
     "core/hardware.py": "packaged",
     "core/lazy.py": "packaged",
-    "forecast/fingerprint.py": "packaged",
+    "forecast/published.py": "packaged",
     "forecast/validation.py": "hashes of code",
     "workload/workloads.py": "packaged; and the cache, whose damaged files are thrown away",
     "offers/offer.py": "packaged",

@@ -132,10 +132,10 @@ import socket
 def refuse(*args, **kwargs):
     raise AssertionError("the network was asked")
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
-from trainpace.evidence import nearest, public_runs
+from trainpace.forecast import nearest, public_runs
 from trainpace.core.execution import Execution
-from trainpace.hardware import find_device
-from trainpace.trace import load_workload
+from trainpace.core.hardware import find_device
+from trainpace.workload import load_workload
 import sys
 workload = load_workload("resnet18", ("fp32",))
 found = nearest(workload, Execution(micro_batch=32), find_device("T4"))

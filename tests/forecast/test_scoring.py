@@ -3,7 +3,7 @@
 import pytest
 
 from trainpace.forecast import packaged_traces, public_journal, public_runs, score
-from trainpace.forecast.scoring import forecast_of, with_forecast
+from trainpace.forecast.validation import forecast_of, with_forecast
 
 
 def test_packaged_forecasts_are_those_of_the_installed_version():

@@ -12,27 +12,30 @@ if TYPE_CHECKING:
         default_implementation,
         implementation_on,
     )
-    from trainpace.forecast.cases import (
-        Case,
-        as_precision,
-        case_of,
-        execution_of,
-        measured_ms,
-        mode_of,
-        read_parallelism,
-    )
     from trainpace.forecast.collectives import TCP_SHARE, meets_itself, steps, wire_bytes
     from trainpace.forecast.constants import CardConstants, KernelConstants, fitted_constants
     from trainpace.forecast.explanations import MemoryOverStep, Roofline, alike, memory_over_step
-    from trainpace.forecast.fingerprint import fingerprint_of_constants
     from trainpace.forecast.forecaster import Forecaster
     from trainpace.forecast.forecasts import ForecastTable
     from trainpace.forecast.grid import Grid
     from trainpace.forecast.intervals import PARTS
     from trainpace.forecast.matmul import MatmulModel
-    from trainpace.forecast.measured_runs import MeasuredRun, number, read_runs, read_table, run_of
+    from trainpace.forecast.measured_runs import (
+        Case,
+        MeasuredRun,
+        as_precision,
+        case_of,
+        execution_of,
+        measured_ms,
+        mode_of,
+        number,
+        read_parallelism,
+        read_runs,
+        read_table,
+        run_of,
+    )
     from trainpace.forecast.memory import CONTEXT_GIB, needed_gib, room_gib
-    from trainpace.forecast.nearness import Near, Nearness, nearest
+    from trainpace.forecast.nearness import Near, Nearness, model_kind, nearest, signature_of
     from trainpace.forecast.posterior import (
         AT_A_MEASURED_BATCH_SD,
         LARGEST_RATIO,
@@ -46,7 +49,6 @@ if TYPE_CHECKING:
         observe_elsewhere,
         run_beside,
     )
-    from trainpace.forecast.public_conditions import Conditions, conditions_of
     from trainpace.forecast.published import (
         FOLDER,
         RUNS_FILE,
@@ -54,20 +56,11 @@ if TYPE_CHECKING:
         CardFigures,
         PublicJournal,
         PublicRun,
+        fingerprint_of_constants,
         public_journal,
         public_runs,
     )
-    from trainpace.forecast.scoring import (
-        PackagedTraces,
-        Score,
-        ScoreLine,
-        packaged_traces,
-        score,
-        score_of,
-        way_of,
-    )
     from trainpace.forecast.shapes import CLASHES, RULES, divisors, doublings, usable
-    from trainpace.forecast.signatures import model_kind, signature_of
     from trainpace.forecast.software import RunningSoftware, packed, running_software
     from trainpace.forecast.target import FITTED, CalibratedKernels, FittedKernels, Target
     from trainpace.forecast.timings import (
@@ -80,16 +73,25 @@ if TYPE_CHECKING:
     )
     from trainpace.forecast.validation import (
         PAGEABLE_COPY_GB_PER_S,
+        Conditions,
+        PackagedTraces,
         Row,
+        Score,
+        ScoreLine,
         Summary,
         by,
         case_table,
+        conditions_of,
         evaluate,
         family_of,
         forecast_case,
+        packaged_traces,
+        score,
+        score_of,
         stated_peak_gib,
         summarise,
         trace_file,
+        way_of,
     )
 
 __getattr__, __all__ = exports(__name__, __file__)

@@ -1,30 +1,55 @@
-"""Measured runs from CSV or Parquet: one row, one training step that somebody timed.
+"""Measured runs: read from CSV or Parquet, and turned into cases that can be forecast.
 
-Columns (all optional but a model and a batch): the fields of `Run` under their own names; docs/verbs/validate.md says what
-each holds. An empty field was not stated. Other columns are left out.
+A row is one training step that somebody timed. All columns are optional except a model and a batch;
+docs/verbs/validate.md says what each holds. Empty fields were not given. Other columns are ignored.
+
+Missing values get what was usual for the run's software: torch before 2.0 (transformers: before
+2.1.1) had no fused attention, and its optimizers launched kernels tensor by tensor. "fp32" stays
+fp32 on Ampere and newer, because runs in TF32 say tf32.
 """
 
 import csv
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from msgspec.structs import replace
 
 from trainpace.core.errors import TrainpaceError, UnreadableInput
-from trainpace.core.execution import Engine
+from trainpace.core.execution import (
+    PRECISIONS,
+    Engine,
+    Execution,
+    ExpertExchange,
+    PipelineSchedule,
+    Precision,
+)
+from trainpace.core.hardware import Cluster, Device, find_device, find_host
 from trainpace.core.intake import first_bytes, opened_text
 from trainpace.core.records import Record
-from trainpace.core.software import Attention, CrossEntropy, Fp8Recipe, OptimizerImplementation
+from trainpace.core.software import (
+    TODAY,
+    Attention,
+    CrossEntropy,
+    Fp8Recipe,
+    OptimizerImplementation,
+    Software,
+    parse_version,
+)
+from trainpace.forecast.attention import Implementation, implementation_on
+from trainpace.workload import Form, Mode, ModelSpec, Variant, form_of
 
 
 class MeasuredRun(Record):
-    """One measured run as its source states it. Numbers are None and texts empty where it states nothing.
+    """One measured run as its source gives it. Missing numbers are None and missing texts empty.
 
-    engine: how gradients are exchanged, an engine of `Execution`. attention, optimizer_implementation, cross_entropy, fp8_recipe:
-    as in `Software`; attention "native" is cuDNN's. peak_memory_kind: what
-    peak_mem_gib counts. host_copy: whether each step copies its samples from pageable memory. cudnn_benchmark: whether cuDNN
-    chooses convolutions by trying them (torch.backends.cudnn.benchmark). host: the CPU that launched the kernels. assumed:
-    assumptions of the table's author.
+    engine: an engine of `Execution`. attention, optimizer_implementation, cross_entropy,
+    fp8_recipe: as in `Software`; attention "native" is cuDNN's. peak_memory_kind: the kind of
+    peak_mem_gib. host_copy: each step copies its samples from pageable memory. cudnn_benchmark:
+    cuDNN chooses convolutions by trying them (torch.backends.cudnn.benchmark). host: the CPU that
+    launched the kernels. assumed: assumptions of the table's author.
     """
 
     index: int
@@ -79,18 +104,18 @@ _DEFAULTS = dict(
 
 
 def read_runs(path: Path) -> list[MeasuredRun]:
-    """Every row of a CSV or Parquet file. Raises `UnreadableInput` for a file that is neither, or has no model column."""
+    """Read every row of a CSV or Parquet file with a model column."""
     columns, rows = read_table(path)
     if not {"model_spec", "model"} & set(columns):
         raise UnreadableInput(
-            f"{path} has neither a column model_spec nor model.",
+            f"{path} needs a column model_spec or model.",
             "trainpace validate --help lists the columns.",
         )
     return [run_of(path, index, row) for index, row in enumerate(rows)]
 
 
 def run_of(path: Path, index: int, row: dict[str, Any]) -> MeasuredRun:
-    """One row. Raises `UnreadableInput` for a number that is none, and for a word that its column does not know."""
+    """Return one row. Raises `UnreadableInput` for invalid numbers and words."""
     values: dict[str, Any] = {"index": index}
     row = {
         "file": path.stem,
@@ -108,18 +133,18 @@ def run_of(path: Path, index: int, row: dict[str, Any]) -> MeasuredRun:
         else:
             values[name] = (
                 "" if value is None or value != value else str(value).strip()
-            )  # a NaN is unlike itself
+            )  # only NaN differs from itself
     for name, choices in _CHOICES.items():
         if values[name] not in choices:
             raise UnreadableInput(
-                f"{path} row {index}: {name} is {values[name]!r}; it should be one of"
+                f"{path} row {index}: {name} is {values[name]!r}; it must be one of"
                 f" {', '.join(choices[1:])}, or empty."
             )
     return MeasuredRun(**values)
 
 
 def number(value: Any) -> float | None:
-    """A finite number from 0; None for an empty field. Raises TrainpaceError for anything else."""
+    """Return a finite number from 0, or None for an empty field."""
     if value is None or str(value).strip().lower() in ("", "nan", "none"):
         return None
     try:
@@ -127,12 +152,12 @@ def number(value: Any) -> float | None:
     except (TypeError, ValueError):
         result = -1.0
     if not 0 <= result < float("inf"):
-        raise TrainpaceError(f"{str(value)[:40]!r} is not a finite number from 0.")
+        raise TrainpaceError(f"{str(value)[:40]!r} is not a finite number of 0 or more.")
     return result
 
 
 def read_table(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
-    """The columns of a CSV or Parquet file, and an iterator over its rows. Raises `UnreadableInput` for another file."""
+    """Return the columns of a CSV or Parquet file, and an iterator over its rows."""
     lines = _parquet(path) if first_bytes(path)[:4] == b"PAR1" else _csv(path)
     columns = list(next(lines, ()))
     return columns, (dict(zip(columns, line, strict=False)) for line in lines if line)
@@ -165,3 +190,367 @@ def _parquet(path: Path) -> Iterator[Sequence[Any]]:
     except (pyarrow.ArrowException, OSError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise UnreadableInput(f"{path} is not a readable Parquet file ({reason}).") from None
+
+
+# ---- cases
+
+TYPICAL_NETWORK_GB_PER_S = 25.0
+"""Assumed share of a GPU in its node's network: eight cards of 200 Gbit/s for eight GPUs, as in
+large A100 clusters."""
+HOPPER_NETWORK_GB_PER_S = 50.0
+"""The same with cards of 400 Gbit/s, as in nodes of H100 and newer."""
+
+AS_OLD_AS_ITS_CARD = (1, 9)
+"""Assumed torch version of a run on a card from before Ampere."""
+
+Peak = Literal["allocated", "reserved", "device"]
+"""Kind of peak memory: of live tensors, of the allocator, or of the device by its own monitor."""
+
+
+class Case(NamedTuple):
+    """One run, ready to be forecast.
+
+    loads_all_kernels: CUDA before 11.7 loads them with its context. assumed: assumptions for the
+    forecast, in words.
+    """
+
+    run: MeasuredRun
+    spec: str
+    form: Form
+    variant: Variant
+    execution: Execution
+    cluster: Cluster
+    measured_ms: float | None
+    software: Software = TODAY
+    peak: Peak = "allocated"
+    loads_all_kernels: bool = False
+    assumed: str = ""
+
+    @property
+    def implementation(self) -> Implementation:
+        """Kernels of fused attention on the run's card."""
+        return implementation_on(self.cluster.device, self.software.fused_attention)
+
+    @property
+    def trace_key(self) -> tuple[str, Form, Variant]:
+        """Key of the traced workload, which cases may share."""
+        return self.spec, self.form, self.variant
+
+
+def case_of(run: MeasuredRun, folder: Path) -> Case:
+    """Return the case of a run, or raise with the reason if it cannot be forecast.
+
+    ``transformers:FILE.json`` is looked for in `folder`.
+    """
+    spec = _spec(run, folder)
+    execution = execution_of(run)
+    device = find_device(run.gpu_canonical or run.gpu)
+    version = _torch_version(run)
+    is_transformer = ModelSpec.of(spec).kind == "transformers"
+    variant = Variant(
+        optimizer=_optimizer(run) if execution.optimizer != "none" else "sgd",
+        sequence_length=int(run.seq_len) if run.seq_len and is_transformer else None,
+        image_size=int(run.img_size) if run.img_size and not is_transformer else None,
+        mode=mode_of(run),
+        legacy=version is not None and version < ((2, 1, 1) if is_transformer else (2, 0, 0)),
+        checkpointing=execution.activation_checkpointing == "full"
+        and execution.tp * execution.pp * execution.cp == 1,
+    )
+    assumed = [run.assumed] if run.assumed else []
+    software, age = software_of(run, device)
+    network = network_gb_per_s(run.interconnect, execution.nproc_per_node)
+    if network is None and execution.nnodes > 1:
+        major = device.compute_capability.partition(".")[0]
+        newer = major.isdigit() and int(major) >= 9
+        network = HOPPER_NETWORK_GB_PER_S if newer else TYPICAL_NETWORK_GB_PER_S
+        assumed.append(f"a network of {network:g} GB/s per GPU")
+    cluster = Cluster(
+        device=device,
+        devices_per_node=execution.nproc_per_node,
+        nodes=execution.nnodes,
+        network_gb_per_s_per_device=network,
+        host=find_host(run.host) if run.host else None,
+    )
+    return Case(
+        run=run,
+        spec=spec,
+        form=form_of(execution.precision),
+        variant=variant,
+        execution=execution,
+        cluster=cluster,
+        measured_ms=measured_ms(run, execution),
+        software=software,
+        peak=run.peak_memory_kind or "allocated",
+        loads_all_kernels=version is not None
+        and version < (1, 13),  # torch before was built for CUDA up to 11.6
+        assumed=", ".join([*assumed, *([age] if age else [])]),
+    )
+
+
+MOST = {
+    "num_gpus": 1e6,
+    "num_nodes": 1e6,
+    "batch_per_gpu": 1e9,
+    "global_batch": 1e12,
+    "grad_accum": 1e9,
+    "seq_len": 1e9,
+    "img_size": 1e5,
+}
+"""Largest plausible sizes. A damaged table could otherwise make forecasts count for hours."""
+
+
+def execution_of(run: MeasuredRun) -> Execution:
+    """Return the execution of a run. Raises `TrainpaceError` for impossible sizes."""
+    for name, most in MOST.items():
+        value = getattr(run, name)
+        if value is not None and value > most:
+            raise TrainpaceError(f"{name} is {value:g}; it must be at most {most:g}.")
+    stated = read_parallelism(run.parallelism)
+    nodes, gpus, shards = (
+        max(1, int(run.num_nodes or 1)),
+        max(1, int(run.num_gpus or 1)),
+        stated.tp * stated.pp * stated.cp,
+    )
+    if gpus % nodes:
+        raise TrainpaceError(f"{gpus} GPUs cannot be divided over {nodes} nodes.")
+    if gpus % shards:
+        raise TrainpaceError(f"{gpus} GPUs cannot be divided by tp x pp x cp = {shards}.")
+    batch, accumulation = _batches(run, stated.pp, gpus // shards)
+    if "act_cpu_offload=True" in run.parallelism:
+        raise TrainpaceError("offloaded activations cannot be forecast.")
+    in_node = nodes > 1 and re.search(r"\bfsdp=\w*HYBRID", run.parallelism, re.IGNORECASE)
+    return replace(
+        stated,
+        micro_batch=batch,
+        accumulation=accumulation,
+        nnodes=nodes,
+        nproc_per_node=gpus // nodes,
+        engine=run.engine or stated.engine,
+        precision=_precision(run),
+        optimizer=_optimizer(run) if mode_of(run) == "train" else "none",
+        shard_size=gpus // nodes if in_node else None,
+        compile=run.compile in ("compile", "xla"),
+        channels_last=run.memory_format == "nhwc" or run.framework.startswith("tensorflow"),
+    )
+
+
+def read_parallelism(text: str) -> Execution:
+    """Parse a text such as ``fsdp=8,tp=8,pp=8(Interleaved 1F1B),async_tp,ac=full``.
+
+    Returns the execution with one data-parallel rank.
+
+    - `zero=1`: a ZeRO stage. `fsdp=32`: the ranks that shard. `fsdp=FULL_SHARD`: torch's strategy.
+      `DataParallel`: torch's module of that name.
+    - `interleave=3` and `vp=3`: three virtual stages per device. `gpipe`, `dualpipe` and
+      `interleaved`: pipeline schedules.
+    - `sp`: sequence parallelism. `ac=full|selective|none`: activation checkpointing.
+    - `ep=8`: experts divided over ranks, whole ones unless `etp` is given, as in NVIDIA's recipes.
+      `deepep`: tokens sent by DeepEP; `ep_overlap`: under other computation, with `fp8_dispatch` in
+      FP8. `expert_nodes=4`: most nodes of a token's experts.
+    """
+    tp, pp, cp, ep, expert_tp = (_size(text, name, 1) for name in ("tp", "pp", "cp", "ep", "etp"))
+    zero = _size(text, "zero", 0)
+    if 0 in (tp, pp, cp, ep, expert_tp) or zero > 3:
+        raise TrainpaceError(f"invalid parallelism {text!r}: sizes are 1 or more, ZeRO 0 to 3.")
+    sharding = re.search(r"\bfsdp(?:=(\w+))?", text)
+    strategy = (sharding[1] or "").upper() if sharding else ""
+    # one data-parallel rank shards nothing, but torchtitan also shards over context-parallel ranks
+    shards = sharding and strategy not in ("NO_SHARD", "0") and not (strategy == "1" and cp == 1)
+    virtual_stages, schedule = _pipeline(text, pp)
+    checkpointing = re.search(r"\bac=(full|selective)", text)
+    return Execution(
+        nproc_per_node=tp * pp * cp * ep * expert_tp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        expert_tp=expert_tp if ep > 1 else None,
+        expert_exchange=_expert_exchange(text),
+        expert_nodes=_size(text, "expert_nodes", 0) or None,
+        engine="data_parallel" if "DataParallel" in text and "Distributed" not in text else "ddp",
+        virtual_stages=virtual_stages,
+        pipeline_schedule=schedule,
+        zero_stage=3 if shards else zero,  # type: ignore[arg-type]
+        # torchtitan keeps parameters gathered in a pipeline, or every micro-batch would gather them
+        reshard_after_forward="SHARD_GRAD_OP" not in strategy
+        and "ZERO2" not in strategy
+        and pp == 1,
+        activation_checkpointing=checkpointing[1] if checkpointing else "none",  # type: ignore[arg-type]
+        sequence_parallel=tp > 1 and bool(re.search(r"\bsp\b(?!=[01])|\bsp=1", text)),
+        async_tensor_parallel=tp > 1 and "async_tp" in text,
+    )
+
+
+def _pipeline(text: str, pp: int) -> tuple[int, PipelineSchedule]:
+    """Return (virtual stages per device, schedule). Interleaved schedules have two by default, as
+    in torch."""
+    if pp == 1:
+        return 1, "1f1b"
+    for schedule in ("gpipe", "dualpipe"):
+        if re.search(rf"\b{schedule}\b", text, re.IGNORECASE):
+            return 1, schedule
+    stages = _size(text, "vp", 0) or _size(text, "interleave", 0) or 1
+    if stages == 1 and "interleaved" in text.lower():
+        stages = 2
+    return (stages, "interleaved") if stages > 1 else (1, "1f1b")
+
+
+def _expert_exchange(text: str) -> ExpertExchange:
+    if "ep_overlap" in text:
+        return "overlapped_fp8" if "fp8_dispatch" in text else "overlapped"
+    return "deep_ep" if "deepep" in text.lower() else "all_to_all"
+
+
+def _size(text: str, name: str, default: int) -> int:
+    match = re.search(rf"(?<![a-z_]){name}=(\d+)", text)
+    return int(match[1]) if match else default
+
+
+def _batches(run: MeasuredRun, pp: int, ranks: int) -> tuple[int, int]:
+    """Return (micro-batch, accumulation)."""
+    whole, batch, accumulation = run.global_batch, run.batch_per_gpu, run.grad_accum
+    if accumulation is None and whole and batch:
+        accumulation = whole / (batch * ranks)
+        if accumulation != int(accumulation):
+            raise TrainpaceError(
+                f"a global batch of {whole:g} is not a multiple of {batch:g} samples on each of"
+                f" {ranks} ranks."
+            )
+    if accumulation is None and pp > 1:
+        raise TrainpaceError(
+            "a pipeline needs a global batch or accumulation, and the run gives neither."
+        )
+    accumulation = max(1, int(accumulation or 1))
+    batch = batch or (whole or 0) / ranks / accumulation
+    if batch < 1:
+        raise TrainpaceError("the run gives no batch size of at least 1 per GPU.")
+    if batch != int(batch):
+        raise TrainpaceError(f"a global batch of {whole:g} makes {batch:g} samples per rank.")
+    return int(batch), accumulation
+
+
+def _spec(run: MeasuredRun, folder: Path) -> str:
+    spec = run.model_spec or run.model
+    if not run.model_spec and ModelSpec.of(spec).kind in ("built_in", "script"):
+        raise TrainpaceError(
+            f"no model definition is known for {run.model or 'a run without a name'!r}."
+        )
+    if run.framework.startswith("tensorflow") and re.fullmatch(r"torchvision:vgg\d+", spec):
+        return (  # Keras' VGG has no pooling before its classifier
+            f"{spec.removeprefix('torchvision:')}_keras"
+        )
+    named = ModelSpec.of(spec)
+    if named.kind == "transformers":
+        for file in (folder / named.path, folder / "models" / named.path, Path(named.path)):
+            if file.is_file():
+                return named.with_path(file)
+        raise TrainpaceError(f"{spec}: there is no such file in {folder}.")
+    file = folder / named.path
+    return named.with_path(file) if file.is_file() else spec
+
+
+def _precision(run: MeasuredRun) -> Precision:
+    if not run.precision:
+        raise TrainpaceError("the run gives no precision.")
+    if run.precision == "fp8_rowwise":
+        raise TrainpaceError(
+            "FP8 with a scale per row cannot be forecast: its quantizing kernels are not in the"
+            " trace."
+        )
+    return as_precision(run.precision)
+
+
+def as_precision(word: str) -> Precision:
+    if word not in PRECISIONS:
+        raise TrainpaceError(f"precision {word!r} is not one of {', '.join(PRECISIONS)}.")
+    return word
+
+
+def mode_of(run: MeasuredRun) -> Mode:
+    if run.mode in get_args(Mode):
+        return run.mode  # type: ignore[return-value]
+    if not run.mode:
+        return "train"
+    raise TrainpaceError(f"mode {run.mode!r} is not one of train, forward_backward, inference.")
+
+
+def _optimizer(run: MeasuredRun) -> str:
+    name = run.optimizer.lower()
+    if "sgd" in name:
+        return "sgd_momentum" if "momentum" in name else "sgd"
+    for word, optimizer in (("adamw", "adamw"), ("lamb", "adamw"), ("adam", "adam")):
+        if word in name:
+            return optimizer
+    return "adamw" if run.seq_len else "sgd_momentum"
+
+
+def _torch_version(run: MeasuredRun) -> tuple[int, ...] | None:
+    version = re.match(
+        r"(?:torch |pytorch )?v?(\d+)\.(\d+)(?:\.(\d+))?", run.framework_version.strip()
+    )
+    return None if version is None else tuple(int(part or 0) for part in version.groups())
+
+
+def software_of(run: MeasuredRun, device: Device) -> tuple[Software, str]:
+    """Return the software of a run, and the assumption about it in words.
+
+    A run without a version is assumed to have FlashAttention 2. On a card from before Ampere it is
+    assumed to launch as slowly as torch did when the card was new.
+    """
+    native = implementation_on(device) if run.attention == "native" else None
+    stated: dict[str, Any] = {
+        "attention": native or run.attention or None,
+        "optimizer": run.optimizer_implementation or None,
+        "cross_entropy": run.cross_entropy or None,
+        "fp8_recipe": run.fp8_recipe or None,
+        "router": "16_bit" if run.engine == "megatron_core" else None,
+    }
+    if run.framework.startswith("tensorflow"):
+        return (
+            Software(
+                framework="tensorflow", version=parse_version(run.framework_version), **stated
+            ),
+            "",
+        )
+    version = _torch_version(run)
+    if version is not None:
+        return Software(version=version, **stated), ""
+    stated["attention"] = stated["attention"] or "flash2"
+    if not re.match(r"[1-7]\.", device.compute_capability):
+        return Software(**stated), ""
+    stated["optimizer"] = stated["optimizer"] or "foreach"  # as in the trace
+    return Software(version=AS_OLD_AS_ITS_CARD, **stated), "a host that launches as torch 1.9 did"
+
+
+def network_gb_per_s(text: str, gpus_per_node: int) -> float | None:
+    """Return GB/s per GPU from a text, or None without a rate.
+
+    Texts are such as "1600 Gbps RoCE" (of a node), "4x Omni-Path 100 Gb/s per node" or "RDMA 400
+    Gb/s per GPU".
+    """
+    match = re.search(
+        r"(?:(\d+)x\s*(?:[A-Za-z-]+\s+)?)?(\d+(?:\.\d+)?)\s*(?:Gbps|Gb/s|Gbit/s)", text
+    )
+    if match is None:
+        return None
+    stated = float(match[2]) * float(match[1] or 1) / 8
+    return stated if "per GPU" in text else stated / gpus_per_node
+
+
+def measured_ms(run: MeasuredRun, execution: Execution) -> float | None:
+    """Return the measured step time, or derive it from throughput. None if the run has neither.
+
+    Tokens are preferred to samples, which sources round to whole numbers.
+    """
+    samples = run.global_batch or execution.global_batch
+    if run.step_time_ms:
+        ms = run.step_time_ms
+    elif run.tokens_per_sec and run.seq_len:
+        ms = 1e3 * samples * int(run.seq_len) / run.tokens_per_sec
+    elif run.samples_per_sec:
+        ms = 1e3 * samples / run.samples_per_sec
+    else:
+        return None
+    if not 1e-6 <= ms <= 1e12:
+        raise TrainpaceError(f"a step of {ms:g} ms is implausible.")
+    return ms

@@ -1,12 +1,13 @@
-"""The packaged measurements of others: one record a run, read once.
+"""The packaged measurements of others, one record per run.
 
-`public_runs.json.gz` is written by `python -m fitting public-journal` (fitting/public_journal.py), with what makes runs near beside them;
-SOURCES.md in this folder names every source and its licence.
+fitting/public_journal.py writes `public_runs.json.gz`. SOURCES.md in this folder lists every source
+and its license.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -21,14 +22,15 @@ RUNS_FILE, TRACES_FILE = FOLDER / "public_runs.json.gz", FOLDER / "traces.json.x
 
 
 class PublicRun(Record):
-    """One measured step of somebody else, with its source, and the forecast of this version under the same conditions.
+    """One step that somebody else measured, with its source and this version's forecast.
 
-    id: stable, of its source, its place there and its conditions. model: as the source calls it. model_kind: convolutions,
-    transformers, experts, other. device: the catalogue's name. gpus: in all. micro_batch: 0 where the source states none. date:
-    when it was measured or published, as far as the source tells. trust: A to C, docs/evidence.md says what each means.
-    forecast_ms, low_ms, high_ms: under the same conditions, with the ends of the 90 % interval. in_fit: constants or an interval
-    were fitted on it, so that its error says little. why_no_forecast: empty where there is one. collection: which of the
-    collections in docs/evidence.md. assumed: what the forecast took for granted that the source leaves open.
+    id: stable; made of the source, the place there and the conditions. model: as the source calls
+    it. model_kind: convolutions, transformers, experts or other. device: the catalogue's name.
+    gpus: in all. micro_batch: 0 if the source gives none. date: of the measurement or publication,
+    if known. trust: A to C, explained in docs/evidence.md. forecast_ms, low_ms, high_ms: forecast
+    under the same conditions and its 90% interval. in_fit: constants or an interval were fitted on
+    the run, so its error proves little. why_no_forecast: the reason, or empty. collection: one of
+    those in docs/evidence.md. assumed: assumptions of the forecast.
     """
 
     id: str
@@ -67,19 +69,19 @@ class PublicRun(Record):
 
     @property
     def samples_per_second(self) -> float | None:
-        """Of all GPUs; None where the source states no batch."""
+        """Samples per second of all GPUs, None if the source gives no batch."""
         return 1e3 * self.global_batch / self.step_time_ms if self.global_batch else None
 
     @property
     def error_pct(self) -> float | None:
-        """(forecast - measured) / measured."""
+        """(forecast - measured) / measured in percent."""
         return (
             None if self.forecast_ms is None else 100 * (self.forecast_ms / self.step_time_ms - 1)
         )
 
 
 class CardFigures(NamedTuple):
-    """What makes cards near: the architecture, TFLOP/s in fp32 and in 16 bits, GB/s of memory."""
+    """Figures that decide how near two cards are."""
 
     architecture: str
     fp32_tflops: float
@@ -88,8 +90,10 @@ class CardFigures(NamedTuple):
 
 
 class PublicJournal(Record):
-    """All runs; fingerprint: of the constants that the forecasts were made with. signatures: of the traced workloads, as
-    `signature_of` makes them. signature_of_run: for each run the place of its workload among them, -1 for none.
+    """All runs, and the constants' fingerprint of their forecasts.
+
+    signatures: of the traced workloads, by `signature_of`. signature_of_run: the position of each
+    run's workload among them, -1 for none.
     """
 
     fingerprint: str
@@ -101,10 +105,18 @@ class PublicJournal(Record):
 
 @cache
 def public_journal() -> PublicJournal:
-    """Everything that is packaged but the traces. Takes some 30 ms the first time."""
+    """Read everything packaged except the traces. Takes about 30 ms the first time."""
     return msgspec.json.decode(gzip.decompress(read_bytes(RUNS_FILE)), type=PublicJournal)
 
 
 def public_runs() -> tuple[PublicRun, ...]:
-    """Every packaged run, in the order of collections, models, cards and batches."""
+    """Return every packaged run, by collections, models, cards and batches."""
     return public_journal().runs
+
+
+def fingerprint_of_constants() -> str:
+    """Return 12 hex digits of the installed constants, intervals and kernel models."""
+    digest = hashlib.sha256()
+    for file in sorted(FOLDER.rglob("*.json")):
+        digest.update(file.relative_to(FOLDER).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:12]

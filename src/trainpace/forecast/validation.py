@@ -1,6 +1,8 @@
-"""Forecasts of measured runs, each workload traced once, and their errors summed up."""
+"""Forecasts of measured runs, and their errors: of a user's table, and of the packaged
+measurements."""
 
 import hashlib
+import lzma
 import math
 import re
 import statistics
@@ -12,35 +14,47 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device, find_host
+from trainpace.core.intake import read_bytes
 from trainpace.core.outcome import Forecast, Memory
-from trainpace.core.records import Record, load
-from trainpace.forecast.cases import Case, case_of
+from trainpace.core.records import Record, decode_array, load
+from trainpace.core.software import Software
 from trainpace.forecast.forecaster import Forecaster
 from trainpace.forecast.forecasts import ForecastTable
-from trainpace.forecast.measured_runs import MeasuredRun
+from trainpace.forecast.measured_runs import Case, MeasuredRun, case_of
 from trainpace.forecast.memory import CONTEXT_GIB, needed_gib, room_gib
+from trainpace.forecast.published import (
+    TRACES_FILE,
+    PublicRun,
+    fingerprint_of_constants,
+    public_journal,
+)
 from trainpace.forecast.target import FITTED, FittedKernels, Target
-from trainpace.workload import ModelSpec, Workload, trace_many
+from trainpace.workload import ModelSpec, Variant, Workload, form_of, trace_many
 
 PAGEABLE_COPY_GB_PER_S = 4.0
-"""Host to device from pageable memory: the driver copies through a staging buffer at a third of PCIe 3's rate."""
+"""Host-to-device rate from pageable memory. The driver copies through a staging buffer at a third
+of PCIe 3's rate."""
 
 EAGER_CONTEXT_GIB = 1573 / 1024
-"""The CUDA context with every kernel on an A100; source: BigScience, train/tr11-176B-ml/chronicles-prequel.md."""
+"""CUDA context with every kernel on an A100 (BigScience,
+train/tr11-176B-ml/chronicles-prequel.md)."""
 MODELS_PER_PROCESS = 12
 TRACE_VERSION = 4
-"""Raise when traces change, so that earlier ones are made again."""
+"""Version of the traces. Raise it when traces change, so that earlier files are made again."""
 T = TypeVar("T")
 
 
 class Row(Record):
-    """One run, measured against forecast. Errors are (forecast - measured) / measured in per cent.
+    """One run, measured and forecast. Errors are (forecast - measured) / measured in percent.
 
-    `unsupported`: the reason why the run has no forecast.
+    `unsupported` is the reason if the run has no forecast.
     """
 
     index: int
@@ -74,10 +88,16 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, of: None,
     run_code: bool = False,
 ) -> list[Row]:
-    """A row for every run, in order. `traces` is a folder in which traced workloads are kept for the next time.
+    """Return a row for every run, in order.
 
-    `workers` processes trace at a time, with at most a few hundred megabytes each; `progress` hears how many models are traced.
-    A table is data: the Python files that its rows name as models are run only where `run_code` says so.
+    Args:
+        runs: the measured runs
+        folder: where files of models are looked for
+        traces: the folder of traced workloads, which are reused the next time
+        tell: receives sentences about slow work
+        workers: processes that trace at a time, with a few hundred megabytes each
+        progress: receives the number of traced models
+        run_code: run Python files that rows name as models. A table is data, so this is off.
     """
     cases = [_or_reason(_case, run, folder, run_code) for run in runs]
     workloads = _workloads(
@@ -93,37 +113,36 @@ def _case(run: MeasuredRun, folder: Path, run_code: bool) -> Case:
     case = case_of(run, folder)
     if ModelSpec.of(case.spec).runs_code and not run_code:
         raise TrainpaceError(
-            f"its model is code, {run.model_spec or run.model}, which --run-code would run."
+            f"its model is code, {run.model_spec or run.model}; --run-code runs it."
         )
     return case
 
 
 def _or_reason(work: Callable[..., T], *arguments: Any) -> T | str:
-    """The result of `work`, or the reason why there is none."""
+    """Return the result of `work`, or the reason if it fails."""
     try:
         return work(*arguments)
     except TrainpaceError as error:
         return str(error)
-    except (
-        AssertionError
-    ) as error:  # a forecast that contradicts itself is a bug of ours, and costs its row alone
+    except AssertionError as error:  # a bug in one forecast must not lose the other rows
         return f"the forecast failed its own check: {error}"
 
 
 def case_table(case: Case, workload: Workload, kernels: FittedKernels = FITTED) -> ForecastTable:
-    """The forecast of a case under its own conditions and its own software, as a table of one row."""
+    """Return the forecast of a case under its own conditions and software, as a table of one
+    row."""
     copies = PAGEABLE_COPY_GB_PER_S if case.run.host_copy == "yes" else math.inf
     target = Target(case.cluster, kernels, copies, case.software)
     return Forecaster(workload, target).at([case.execution])
 
 
 def forecast_case(case: Case, workload: Workload, kernels: FittedKernels = FITTED) -> Forecast:
-    """The full record of `case_table`'s row."""
+    """Return the full record of `case_table`'s row."""
     return case_table(case, workload, kernels).forecast(0)
 
 
 def trace_file(traces: Path, case: Case) -> Path:
-    """The file of a case's workload, named by all that it depends on, files and libraries included."""
+    """Return the file of a case's workload, named by everything that it depends on."""
     spec, form, variant = case.trace_key
     named = ModelSpec.of(spec)
     if named.path and (source := Path(named.path)).is_file():
@@ -134,7 +153,7 @@ def trace_file(traces: Path, case: Case) -> Path:
 
 @cache
 def _versions() -> tuple[str, ...]:
-    """The versions of the libraries that define models: another one may build another model by the same name."""
+    """Return the versions of libraries of models. Another version may build another model."""
     versions = []
     for library in ("torch", "torchvision", "timm", "transformers"):
         try:
@@ -151,7 +170,7 @@ def _workloads(
     progress: Callable[[int, int], None],
     workers: int,
 ) -> dict[tuple[object, ...], Workload | str]:
-    """Every case's workload by its key, or the reason why there is none."""
+    """Return the workloads by trace key, or the reasons if they cannot be traced."""
     files = {
         case.trace_key: Path(case.spec)
         if ModelSpec.of(case.spec).is_saved
@@ -162,7 +181,7 @@ def _workloads(
     reasons: dict[str, str] = {}
     if missing:
         traces.mkdir(parents=True, exist_ok=True)
-        tell(f"tracing {len(missing)} models, about a second each; kept in {traces}")
+        tell(f"tracing {len(missing)} models, about a second each; saved in {traces}")
         names = list(missing)
         parts = [
             names[i : i + MODELS_PER_PROCESS] for i in range(0, len(names), MODELS_PER_PROCESS)
@@ -188,7 +207,7 @@ def _load(file: Path) -> Workload | str:
 
 
 def _row(run: MeasuredRun, case: Case | str, workload: Workload | str) -> Row:
-    """The row of a run; a text in the place of its case or workload is the reason why there is none."""
+    """Return the row of a run. A text in place of its case or workload is the reason."""
     row = Row(
         index=run.index,
         file=run.file,
@@ -228,16 +247,16 @@ def _row(run: MeasuredRun, case: Case | str, workload: Workload | str) -> Row:
 
 
 def stated_peak_gib(case: Case, memory: Memory) -> float:
-    """The peak in GiB that the run's way of measuring would show.
+    """Return the peak in GiB that the run's way of measuring would show.
 
-    A monitor (nvidia-smi) shows more than a job needs, in two ways that belong to its software and not to its execution:
+    A monitor (nvidia-smi) shows more than a job needs, for two reasons of its software:
 
-    - CUDA before 11.7 loaded every kernel of torch and its libraries with the context (`EAGER_CONTEXT_GIB`); `CONTEXT_GIB`
-      holds since kernels are loaded when first used.
-    - Under `torch.backends.cudnn.benchmark` convolutions are tried with every algorithm whose workspace fits the memory
-      that is still free, "e.g. a few GBs" (aten's Conv_v7.cpp), so that the card fills up, whatever its size: in
-      lambda_aggregated SSD300 with 32 images shows 15, 23, 39 and 47 GiB on cards of 16, 24, 40 and 48. What such a run
-      needs cannot be read off it.
+    - CUDA before 11.7 loaded every kernel of torch and its libraries with the context
+      (`EAGER_CONTEXT_GIB`). Since then kernels are loaded at their first use (`CONTEXT_GIB`).
+    - With `torch.backends.cudnn.benchmark` every algorithm of a convolution is tried whose
+      workspace fits the free memory, "e.g. a few GBs" (aten's Conv_v7.cpp). So the card fills up,
+      whatever its size: in lambda_aggregated SSD300 with 32 images shows 15, 23, 39 and 47 GiB on
+      cards of 16, 24, 40 and 48. The memory that such a run needs cannot be read off it.
     """
     if case.peak == "allocated":
         return memory.allocated_gib
@@ -248,15 +267,16 @@ def stated_peak_gib(case: Case, memory: Memory) -> float:
         return memory.device_gib
     more = EAGER_CONTEXT_GIB - CONTEXT_GIB if case.loads_all_kernels else 0.0
     full = max(float(needed_gib(memory)) + more, room_gib(capacity.value))
-    # short of memory, an allocator gives back what it only keeps
+    # an allocator that is short of memory releases its cache
     return full if case.run.cudnn_benchmark == "yes" else min(memory.device_gib + more, full)
 
 
 class Summary(Record):
-    """Errors in per cent over `n` runs that could be compared; `unsupported` could not be forecast.
+    """Errors in percent over `n` compared runs. `unsupported` runs could not be forecast.
 
-    mape: mean of absolute errors. bias: median of signed ones. coverage: per cent of measurements inside their 90 % interval.
-    half_width: median half of the interval's width over the forecast. memory_*: over runs that state a peak.
+    mape: mean absolute error. bias: median signed error. coverage: percent of measurements inside
+    their 90% interval. half_width: median half width of the interval over the forecast. memory_*:
+    over runs with a measured peak.
     """
 
     name: str
@@ -301,15 +321,215 @@ def summarise(name: str, rows: Iterable[Row]) -> Summary:
 
 
 def by(rows: Iterable[Row], key: Callable[[Row], str]) -> list[Summary]:
-    """A summary for each value of `key`, in order of name."""
+    """Return a summary for each value of `key`, in order of name."""
     return [
-        summarise(name or "not stated", group)
-        for name, group in groupby(sorted(rows, key=key), key)
+        summarise(name or "not given", group) for name, group in groupby(sorted(rows, key=key), key)
     ]
 
 
 def family_of(spec: str) -> str:
-    """The family of a model: its name's letters before the first digit, without the trainer's prefix."""
+    """Return the family of a model: its name up to the first digit, without a prefix of its
+    trainer."""
     name = re.split(r"[:/]", spec)[-1].removesuffix(".json")
     name = re.sub(r"^(tf_|gluon_|legacy_|tv_|ig_|ssl_|swsl_|dm_)", "", name)
     return re.split(r"[\d_\-.]", name)[0] or name
+
+
+# ---- the packaged measurements
+
+
+class Conditions(Record):
+    """Conditions of one packaged run, with the key of its packaged trace.
+
+    network_gb_per_s: a GPU's share of its node's network in one direction. host: the CPU, None if
+    unknown. host_copy: each step copies its samples from pageable memory.
+    """
+
+    trace: str
+    execution: Execution
+    device: str
+    network_gb_per_s: float | None
+    host: str | None
+    software: Software
+    host_copy: bool
+
+    def case(self) -> Case:
+        e = self.execution
+        cluster = Cluster(
+            device=find_device(self.device),
+            devices_per_node=e.nproc_per_node,
+            nodes=e.nnodes,
+            network_gb_per_s_per_device=self.network_gb_per_s,
+            host=None if self.host is None else find_host(self.host),
+        )
+        return Case(
+            run=MeasuredRun(index=0, host_copy="yes" if self.host_copy else ""),
+            spec=self.trace,
+            form=form_of(e.precision),
+            variant=Variant(),
+            execution=e,
+            cluster=cluster,
+            measured_ms=None,
+            software=self.software,
+        )
+
+
+def conditions_of(case: Case, trace: str) -> Conditions:
+    """Return the conditions of a case whose workload is packaged with the key `trace`."""
+    return Conditions(
+        trace=trace,
+        execution=case.execution,
+        device=case.cluster.device.name,
+        network_gb_per_s=case.cluster.network_gb_per_s_per_device,
+        host=None if case.cluster.host is None else case.cluster.host.name,
+        software=case.software,
+        host_copy=case.run.host_copy == "yes",
+    )
+
+
+class PackagedTraces(Record):
+    """Workloads by key, and the conditions of runs with a workload by their ids."""
+
+    workloads: dict[str, Workload]
+    conditions: dict[str, Conditions]
+
+
+class ScoreLine(Record):
+    """Errors over some runs, separately for runs in the fit and others."""
+
+    name: str
+    in_fit: Summary
+    not_in_fit: Summary
+
+
+class Score(Record):
+    """Accuracy of the installed version on the packaged measurements.
+
+    Errors are (forecast - measured) / measured in percent; coverage is the percentage of measured
+    times inside their 90% interval. fingerprint: of the installed constants. runs: the number of
+    forecast runs. without_forecast: the number of others.
+    """
+
+    fingerprint: str
+    runs: int
+    without_forecast: int
+    overall: Summary
+    in_fit: Summary
+    not_in_fit: Summary
+    by_card: tuple[ScoreLine, ...]
+    by_model_kind: tuple[ScoreLine, ...]
+    by_source: tuple[ScoreLine, ...]
+    by_way: tuple[ScoreLine, ...]
+    """Training on one GPU, on several GPUs, and passes without an update."""
+    rows: tuple[PublicRun, ...]
+    """Every run with its forecast by the installed version."""
+
+
+@cache
+def packaged_traces() -> PackagedTraces:
+    """Read all packaged workloads, which takes a few seconds."""
+    text = lzma.decompress(read_bytes(TRACES_FILE))
+    return msgspec.json.decode(text, type=PackagedTraces, dec_hook=decode_array)
+
+
+def forecast_of(conditions: Conditions, workload: Workload) -> Forecast | str:
+    """Return the forecast of a run under its own conditions, or the reason if there is none."""
+    try:
+        return forecast_case(conditions.case(), workload)
+    except TrainpaceError as error:
+        return str(error)
+
+
+def with_forecast(run: PublicRun, found: Forecast | str) -> PublicRun:
+    """Return `run` with this forecast, or with the reason if there is none."""
+    if isinstance(found, str) or found.step is None or found.step_time_interval_ms is None:
+        why = found if isinstance(found, str) else found.reason
+        return replace(run, forecast_ms=None, low_ms=None, high_ms=None, why_no_forecast=why)
+    ends = found.step_time_interval_ms
+    return replace(
+        run,
+        forecast_ms=_rounded(found.step.total_ms),
+        low_ms=_rounded(ends.low),
+        high_ms=_rounded(ends.high),
+        why_no_forecast="",
+    )
+
+
+def score(progress: Callable[[int, int], None] = lambda done, of: None) -> Score:
+    """Forecast every packaged run with a trace, which takes about half a minute."""
+    journal, traces = public_journal(), packaged_traces()
+    able = [run for run in journal.runs if run.id in traces.conditions]
+    done: list[PublicRun] = []
+    for run in able:
+        conditions = traces.conditions[run.id]
+        done.append(with_forecast(run, forecast_of(conditions, traces.workloads[conditions.trace])))
+        progress(len(done), len(able))
+    return score_of((*done, *(run for run in journal.runs if run.id not in traces.conditions)))
+
+
+def score_of(runs: Sequence[PublicRun]) -> Score:
+    """Return the accuracy of the forecasts that runs have."""
+    timed = [run for run in runs if run.forecast_ms is not None]
+    return Score(
+        fingerprint=fingerprint_of_constants(),
+        runs=len(timed),
+        without_forecast=len(runs) - len(timed),
+        overall=_summary("all", timed),
+        in_fit=_summary("in the fit", (run for run in timed if run.in_fit)),
+        not_in_fit=_summary("not in the fit", (run for run in timed if not run.in_fit)),
+        by_card=_lines(timed, lambda run: run.device),
+        by_model_kind=_lines(timed, lambda run: run.model_kind),
+        by_source=_lines(timed, lambda run: run.source),
+        by_way=_lines(timed, way_of),
+        rows=tuple(timed),
+    )
+
+
+def way_of(run: PublicRun) -> str:
+    """Return the kind of run: training on one or several GPUs, or passes without an update."""
+    if run.mode != "train":
+        return "forward passes" if run.mode == "inference" else "forward and backward passes"
+    return "training on one GPU" if run.gpus == 1 else "training on several GPUs"
+
+
+def _lines(runs: Iterable[PublicRun], name_of: Callable[[PublicRun], str]) -> tuple[ScoreLine, ...]:
+    groups: dict[str, list[PublicRun]] = {}
+    for run in runs:
+        groups.setdefault(name_of(run), []).append(run)
+    return tuple(
+        ScoreLine(
+            name=name,
+            in_fit=_summary(name, (run for run in groups[name] if run.in_fit)),
+            not_in_fit=_summary(name, (run for run in groups[name] if not run.in_fit)),
+        )
+        for name in sorted(groups)
+    )
+
+
+def _summary(name: str, runs: Iterable[PublicRun]) -> Summary:
+    return summarise(name, [_public_row(index, run) for index, run in enumerate(runs)])
+
+
+def _public_row(index: int, run: PublicRun) -> Row:
+    assert run.forecast_ms is not None
+    assert run.low_ms is not None
+    assert run.high_ms is not None
+    return Row(
+        index=index,
+        file=run.collection,
+        model=run.model,
+        gpu=run.device,
+        num_gpus=run.gpus,
+        precision=run.precision,
+        batch=run.micro_batch,
+        measured_ms=run.step_time_ms,
+        forecast_ms=run.forecast_ms,
+        low_ms=run.low_ms,
+        high_ms=run.high_ms,
+        error_pct=run.error_pct,
+        in_interval=run.low_ms <= run.step_time_ms <= run.high_ms,
+    )
+
+
+def _rounded(ms: float) -> float:
+    return float(f"{ms:.5g}")
