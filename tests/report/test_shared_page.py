@@ -1,6 +1,5 @@
 """Pages to give away: secrets are planted in answers of every kind, and none is on the page."""
 
-import json
 import re
 
 import pytest
@@ -8,16 +7,24 @@ from msgspec.structs import replace
 
 import answers
 from answers import asked, measured
-from diagnose.recordings import fetch, loader, rank, recording
+from diagnose import recordings
+from diagnose.recordings import fetch, loader, recording
 from nouns import every_noun, machine_profile, measurement
+from trainpace.core.execution import Execution
+from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.records import Record
 from trainpace.diagnose import Check, Examination, diagnose
+from trainpace.job import Schedule
 from trainpace.measure import analyse
-from trainpace.offers import Offer, Ranking, snapshot
+from trainpace.offers import Offer, Ranking, picks, snapshot
+from trainpace.offers.match import Job, rank
+from trainpace.plan import Problem, plan_changes
 from trainpace.report import html_of, shared_page
-from trainpace.report.leaving import leaving
+from trainpace.report.answers import HIDDEN, public
 from trainpace.verbs.forecast import Forecasts
+from trainpace.verbs.match import Matches
 from trainpace.verbs.measure import MeasuredSweep
+from trainpace.verbs.plan import Planned
 
 SECRETS = (
     "alice-q7",
@@ -61,11 +68,11 @@ def test_no_text_leaves_that_is_not_known(secret):
         step_ms=12.25,
     )
     outer = replace(own, inner=(own, {secret: own, "T4": own}))
-    page = clean(outer)
-    assert secret not in page
-    assert "12.25" in json.dumps(leaving(outer))
-    assert leaving(own)["several"] == ["T4"]
-    assert leaving(own)["model"] == "own model"
+    assert secret not in clean(outer)
+    assert public(outer).step_ms == 12.25
+    assert public(own).several == ("T4",)
+    assert public(own).model == "own model"
+    assert public(own).text == HIDDEN
 
 
 def test_what_everybody_knows_leaves():
@@ -78,15 +85,8 @@ def test_what_everybody_knows_leaves():
         environment={"torch": "2.13.0+cpu", "python": "3.11.7", "host": "3.11"},
         step_ms=12.25,
     )
-    assert leaving(known) == {
-        "text": "adamw",
-        "model": "resnet50",
-        "name": "RTX 3090",
-        "several": ["amp_bf16", "fitted"],
-        "named": {"T4": "V100 SXM2 16GB"},
-        "environment": {"torch": "2.13.0", "python": "3.11.7"},
-        "step_ms": 12.25,
-    }
+    environment = {"torch": "2.13.0", "python": "3.11.7"}
+    assert public(known) == replace(known, environment=environment)
 
 
 def test_a_forecast_of_an_own_model():
@@ -99,6 +99,26 @@ def test_a_forecast_of_an_own_model():
     )
     assert "own model" in page
     assert f"{one.rows[0].step.total_ms:.3g}" in page
+
+
+def test_a_ranking_and_a_plan_of_an_own_model():
+    model = replace(answers.traced(), model="train_gan.py:task", notes=("seen on node17",))
+    job = Job(schedule=Schedule(samples=1000, epochs=2.0), global_batch=64)
+    devices = {name: find_device(name) for name in ("T4",)}
+    offers = [offer for offer in snapshot() if offer.device == "T4"][:3]
+    ranking = rank(model, offers, devices, job)
+    text = clean(
+        Matches(
+            workload=model, job=job, ranking=ranking, nearest=None, picks=picks(ranking.matches)
+        )
+    )
+    assert "own model" in text
+    assert offers[0].provider in text
+    problem = Problem(model, Cluster(device=find_device("A100")), job.schedule)
+    start = Execution(micro_batch=8, optimizer=model.optimizer)
+    plan = plan_changes(problem, start)
+    text = clean(Planned(plan=plan, setting=problem, script_changes=()))
+    assert "own model" in text
 
 
 def test_a_measurement_and_its_environment():
@@ -118,7 +138,7 @@ def test_a_measurement_and_its_environment():
         sweep=None,
     )
     page = clean(sweep)
-    assert "samples per second" in page
+    assert "samples/s" in page
     assert answers.HOSTILE not in page
     assert "are shown" not in html_of(sweep), "eight batch sizes, of two measurements each"
 
@@ -126,7 +146,10 @@ def test_a_measurement_and_its_environment():
 def test_a_diagnosis_whose_script_has_a_name():
     data = replace(loader(), dataset="/home/alice-q7/train_gan.py")
     seen = recording(
-        replace(rank(data=16, forward=2, backward=3, loader=data, fetch=fetch()), host="node17")
+        replace(
+            recordings.rank(data=16, forward=2, backward=3, loader=data, fetch=fetch()),
+            host="node17",
+        )
     )
     seen = replace(
         seen,

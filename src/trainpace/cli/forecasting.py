@@ -111,7 +111,7 @@ def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
         echo_json(report.ranking_json(answer, today))
     else:
         print_answer(view, sections(view.top))
-    save_shared(view, answer.ranking)
+    save_shared(view, answer)
     save_pictures(
         view,
         report.match_title(answer),
@@ -273,7 +273,7 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
             command = _without_write(typed) if backups else typed
             following.append(report.plan_next(command, view.output, model, request))
         print_answer(view, report.plan_sections(answer, written, code, following))
-    save_shared(view, plan)
+    save_shared(view, answer)
     save_pictures(
         view, report.plan_title(answer), lambda: report.plan_sections(answer), answer.as_json
     )

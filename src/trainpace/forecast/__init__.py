@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     )
     from trainpace.forecast.collectives import TCP_SHARE, meets_itself, steps, wire_bytes
     from trainpace.forecast.constants import CardConstants, KernelConstants, fitted_constants
-    from trainpace.forecast.explanations import MemoryOverStep, Roofline, alike, memory_over_step
+    from trainpace.forecast.explanations import (
+        MemoryOverStep,
+        Roofline,
+        RooflinePoint,
+        alike,
+        memory_over_step,
+    )
     from trainpace.forecast.forecaster import Forecaster
     from trainpace.forecast.forecasts import ForecastTable
     from trainpace.forecast.grid import Grid

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
+    from trainpace.report.answers import html_of, shared_page
     from trainpace.report.charts import Axis, BarChart, Chart, Mark, Picture, Series, series
     from trainpace.report.diagnosis import diagnosis_sections, profiled_sections, profiled_title
     from trainpace.report.evidence import (
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
         sweeps_sections,
         validation_sections,
     )
-    from trainpace.report.leaving import shared_page
     from trainpace.report.machine import (
         catalogue_sections,
         device_sections,
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
         sweep_title,
         sweep_verdict,
     )
-    from trainpace.report.notebook import html_of
     from trainpace.report.pages import SCRIPTS, STYLES, asset, environment, figure, page
     from trainpace.report.phrases import stated
     from trainpace.report.plan import plan_next, plan_sections, plan_title

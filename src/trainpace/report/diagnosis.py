@@ -74,7 +74,7 @@ def nothing_worth(d: Diagnosis) -> str:
 
 def diagnosis_sections(
     d: Diagnosis,
-    folder: str,
+    folder: str = "",
     again: Sequence[str] = (),
     notes: Iterable[str] = (),
     timeline: Iterable[Section] = (),
@@ -89,7 +89,7 @@ def diagnosis_sections(
         timeline: Sections of a timeline, for a page.
     """
     step = f"{number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
-    yield Lines([f"A step takes {step}, as recorded in {folder}"])
+    yield Lines([f"A step takes {step}{folder and f', as recorded in {folder}'}"])
     yield Headline(_verdict(d))
     yield Charts(lambda: diagnosis_pictures(d))
     rows = [
@@ -129,7 +129,7 @@ def diagnosis_sections(
     yield from timeline
     if again:
         yield Next(again, "proves the cause by removing one suspect at a time")
-    else:
+    elif folder:
         command = ["trainpace", "watch", "--from", folder, "--timeline"]
         yield Next(command, "the same steps on a timeline")
 
@@ -354,7 +354,7 @@ def profiled_title(place: str) -> str:
     return f"What a trace shows: {place}"
 
 
-def profiled_sections(p: ProfiledTraining, place: str) -> Iterator[Section]:
+def profiled_sections(p: ProfiledTraining, place: str = "a trace") -> Iterator[Section]:
     """Turn a profiler's trace into sections. `place` is its file or folder."""
     yield Lines([f"{place}: {source_words(p)}"])
     yield Headline(verdict_words(p))

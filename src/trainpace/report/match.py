@@ -114,7 +114,11 @@ _RANKED = (
 
 
 def match_sections(
-    answer: Matches, by: str, top: int, today: datetime.date, request: MatchRequest | None = None
+    answer: Matches,
+    by: str = "",
+    top: int = PAGE_ROWS,
+    today: datetime.date | None = None,
+    request: MatchRequest | None = None,
 ) -> Iterator[Section]:
     """Turn a ranking into sections.
 
@@ -122,10 +126,11 @@ def match_sections(
         answer: The ranking.
         by: What the servers are ranked by.
         top: Rows of the ranking besides the Pareto front.
-        today: The date to which the age of prices is compared.
+        today: The date to which the age of prices is compared. Today by default.
         request: The request that the next command continues.
     """
     ranking, job, picks = answer.ranking, answer.job, answer.picks
+    today = today or datetime.date.today()
     yield Lines([f"{answer.workload.model}: {asked(answer, by)}"])
     if not ranking.matches:
         yield from _none(answer)
@@ -216,7 +221,7 @@ def _demands(answer: Matches, by: str) -> list[tuple[str, str]]:
         ("global batch", f"{job.global_batch:,} samples"),
         ("deadline", duration(job.deadline_s, "none")),
         ("budget", usd(job.budget_usd, "none")),
-        ("ranked by", by),
+        *([("ranked by", by)] if by else []),
     ]
 
 
@@ -252,7 +257,7 @@ def asked(answer: Matches, by: str) -> str:
         "NHWC" if job.channels_last else "",
         "torch.compile" if job.compile else "",
     ]
-    return f"{', '.join(filter(None, parts))}. {plural(len(matches), 'option')}, ranked by {by}."
+    return f"{', '.join(filter(None, parts))}. {plural(len(matches), 'option')}{by and f', ranked by {by}'}."
 
 
 def three(picks: Sequence[Pick]) -> list[tuple[str, str]]:

@@ -277,6 +277,10 @@ def _range(ms: float | None, between: Interval | None) -> str:
     return f"{span(between.low / size, between.high / size)} {unit}"
 
 
+def result_sections(result: LadderResult) -> Iterator[Section]:
+    return ladder_sections(table_of(result))
+
+
 def ladder_sections(t: LadderTable) -> Iterator[Section]:
     yield Lines([t.title])
     yield Headline(t.verdict[0])

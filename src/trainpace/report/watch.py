@@ -93,7 +93,7 @@ LETTER_FROM = 13.0
 MOST_RANKS = 8
 
 
-def recording_sections(recording: Recording, folder: str) -> Iterator[Section]:
+def recording_sections(recording: Recording, folder: str = "") -> Iterator[Section]:
     ranks = recording.ranks
     if not ranks:
         yield Headline(f"No training step was seen. {recording.seen}".rstrip(), good=False)
@@ -103,7 +103,7 @@ def recording_sections(recording: Recording, folder: str) -> Iterator[Section]:
     columns = [words("part of a step", least=18), Column("ms"), Column("share"), words("", 1, 8)]
     columns += [Column(f"rank {r.rank}", 2) for r in ranks[:MOST_RANKS] if len(ranks) > 1]
     command = " ".join(recording.command)
-    yield Lines([f"{command}: trained {trained_on(first)}, recorded in {folder}"])
+    yield Lines([f"{command}: trained {trained_on(first)}, recorded{folder and f' in {folder}'}"])
     rows = _rows(ranks, step_ms)
     after = f" after {first.warm_up} of warm-up" if first.warm_up else ""
     yield Headline(
@@ -114,7 +114,7 @@ def recording_sections(recording: Recording, folder: str) -> Iterator[Section]:
     yield from recorded_ranks_sections(recording)
     yield Notes(_remarks(recording, step_ms))
     yield Lines(_doubts(recording))
-    if any(r.blocks for r in ranks):  # `trainpace diagnose` made it
+    if folder and any(r.blocks for r in ranks):  # `trainpace diagnose` made it
         why = "reads this recording again, and says what to change"
         yield Next(["trainpace", "diagnose", folder], why)
     else:

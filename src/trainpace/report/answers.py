@@ -1,0 +1,482 @@
+"""Any answer as sections: for notebooks, and for pages to be shared that say nothing about whose they are.
+
+Answers of verbs have sections of their own. Any other record is shown as it is: values with the units of their names, ends of
+an interval beside their middle, and rows as a table below what all rows have in common.
+
+A shared answer (`--share FILE.html`) is the same answer without private texts, as in shared runs (`trainpace.journal.sharing`).
+`public` is an allow-list: numbers stay, and a text stays only if it is a name that Trainpace knows: a card or a CPU of the
+catalogue, a public model, an optimizer, an offer of the packaged price list, a word of a closed choice, or a version of a library.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
+from html import escape
+from types import SimpleNamespace
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import OPTIMIZERS, PRECISIONS, Checkpointing, Engine
+from trainpace.core.hardware import Figure, catalogue, host_catalogue
+from trainpace.core.outcome import STEP_PARTS, Interval, Provenance
+from trainpace.core.units import format_number
+from trainpace.diagnose import IN_WORDS, Status
+from trainpace.forecast import Near, Nearness, RooflinePoint
+from trainpace.journal import OWN_MODEL, SHARED_LIBRARIES, public_name
+from trainpace.offers import snapshot
+from trainpace.plan import Problem
+from trainpace.report.match import PAGE_ROWS, ranking_json
+from trainpace.report.pages import page
+from trainpace.report.phrases import sentence
+from trainpace.report.sections import Headline, Lines, Named, Notes, Section, Table, Verbatim, words
+from trainpace.report.streams import visible
+from trainpace.verbs.forecast import Sweep
+from trainpace.verbs.match import Matches
+from trainpace.verbs.plan import Planned
+from trainpace.verbs.request import Rows
+from trainpace.watch import PARTS
+from trainpace.workload import Workload
+
+_BUILDERS = {
+    "Answer": "match.schedule_sections",
+    "Comparison": "journal.comparison_sections",
+    "Diagnosis": "diagnosis.diagnosis_sections",
+    "Equivalence": "run.equivalence_sections",
+    "Examination": "machine.examination_sections",
+    "Forecasts": "forecast.forecast_sections",
+    "LadderResult": "run.result_sections",
+    "Looked": "watch.look_sections",
+    "Matches": "match.match_sections",
+    "MeasuredSweep": "measurement.sweep_sections",
+    "Planned": "plan.plan_sections",
+    "ProfiledTraining": "diagnosis.profiled_sections",
+    "Recording": "watch.recording_sections",
+}
+"""Module and function that turn an answer into sections, by the answer's type."""
+
+
+def sections_of(answer: object) -> Iterator[Section]:
+    """Return the sections of any answer."""
+    kind = type(answer)
+    builder = _BUILDERS.get(kind.__name__, "") if kind.__module__.startswith("trainpace.") else ""
+    if not builder:
+        return record_sections(answer)
+    module, function = builder.split(".")
+    sections: Iterator[Section] = getattr(
+        importlib.import_module(f"trainpace.report.{module}"), function
+    )(answer)
+    return sections
+
+
+DEEPEST = 4
+MOST_ROWS, MOST_COLUMNS, MOST_FIELDS = 20, 10, 60
+MOST_SECTIONS = 100
+LONGEST_TEXT = 300
+FEW = 8
+"""Numbers of a sequence that are shown one by one."""
+UNITS = {
+    "_usd_per_hour": "$/hour",
+    "_usd_per_kwh": "$/kWh",
+    "_gb_per_s": "GB/s",
+    "_per_second": "",
+    "_per_s": "",
+    "_cpu_s": "",
+    "_tflops": "TFLOP/s",
+    "_mhz": "MHz",
+    "_gib": "GiB",
+    "_mib": "MiB",
+    "_kib": "KiB",
+    "_bytes": "bytes",
+    "_usd": "$",
+    "_pct": "%",
+    "_ms": "ms",
+    "_us": "µs",
+    "_s": "s",
+    "_nm": "nm",
+    "_w": "W",
+    "_bits": "bits",
+}
+FIRST: Mapping[str, Sequence[str]] = {
+    "Match": (
+        "offer.device",
+        "offer.count",
+        "nodes",
+        "offer.provider",
+        "hours",
+        "usd",
+        "offer.price_usd_per_hour",
+        "offer.instance_type",
+    ),
+    "RungResult": ("title", "kept", "reason"),
+}
+"""The columns of a table of such records. Other fields are not shown."""
+
+
+def record_sections(value: Any, depth: int = 0, heading: str = "") -> Iterator[Section]:
+    """Show a record: its rows, then its plain fields, then nested records under their names."""
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        yield from _table(value, heading)
+        return
+    fields = fields_of(value)
+    if isinstance(value, Rows):
+        yield from _table(value.to_dicts(), heading)  # a sweep has fewer rows than measurements
+        fields = {name: v for name, v in fields.items() if v is not value.rows}
+    plain = _merged({name: v for name, v in fields.items() if _is_plain(v)})
+    shown = [(_named(name), text) for name, cell in plain.items() if (text := _cell(cell))]
+    yield Named("", shown[:MOST_FIELDS], aside=heading)
+    for name, inner in list(fields.items())[:MOST_FIELDS]:
+        if depth < DEEPEST and not _is_plain(inner) and _has_content(inner):
+            inner = {str(k): v for k, v in inner.items()} if isinstance(inner, Mapping) else inner
+            inside = f"{heading}, {_named(name)}" if heading else _named(name)
+            yield from record_sections(inner, depth + 1, inside)
+
+
+def _table(values: Sequence[Any], heading: str) -> Iterator[Section]:
+    """Show what differs between rows as columns, below what all rows have in common."""
+    rows = [_merged(row_of(value)) for value in values[:MOST_ROWS]]
+    names = dict.fromkeys(name for row in rows for name in row)
+    texts = {name: [_cell(row.get(name)) for row in rows] for name in names}
+    texts = {name: cells for name, cells in texts.items() if any(cells)}
+    same = [name for name, cells in texts.items() if len(rows) > 1 and len(set(cells)) == 1]
+    columns = [name for name in texts if name not in same][:MOST_COLUMNS]
+    common = "; ".join(f"{_named(name)} {texts[name][0]}" for name in same[:MOST_COLUMNS])
+    yield Lines([f"All: {common}"] if common else [], aside=heading)
+    cells = list(zip(*(texts[name] for name in columns), strict=True))
+    yield Table([words(_named(name)) for name in columns], cells, aside=heading)
+    if len(values) > len(rows):
+        yield Lines([f"{len(rows)} of {len(values):,} are shown."], aside=heading)
+
+
+def fields_of(value: object) -> dict[str, Any]:
+    """Return the fields of a record, a named tuple or a mapping. Fields with their default are omitted."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, msgspec.Struct):
+        names, defaults = value.__struct_fields__, value.__struct_defaults__
+        usual = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+        values = {name: getattr(value, name) for name in names}
+        return {name: own for name, own in values.items() if not _is_usual(own, usual.get(name))}
+    return value._asdict() if isinstance(value, tuple) and hasattr(value, "_asdict") else {}
+
+
+def _is_usual(value: object, default: object) -> bool:
+    is_scalar = isinstance(value, str | int | float | bool | None)
+    return is_scalar and type(value) is type(default) and value == default
+
+
+def row_of(value: object) -> dict[str, Any]:
+    """Return a record's plain fields, and those of the records in it under their names."""
+    fields = fields_of(value)
+    if not fields:
+        return {"": value}
+    flat = {name: v for name, v in fields.items() if _is_plain(v)}
+    for name, inner in fields.items():
+        if not _is_plain(inner) and not isinstance(inner, Mapping):
+            flat |= {f"{name}.{n}": v for n, v in fields_of(inner).items() if _is_plain(v)}
+    leading = FIRST.get(type(value).__name__, flat)
+    return {name: flat[name] for name in leading if name in flat}
+
+
+def _merged(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Put NAME_low and NAME_high behind NAME, and job_low_s and job_high_s behind job_s."""
+    done = dict(row)
+    for low in [name for name in row if "_low" in name]:
+        name, high = low.replace("_low", "", 1), low.replace("_low", "_high", 1)
+        ends = [row.get(end) for end in (name, low, high)]
+        if all(isinstance(end, int | float) for end in ends):
+            done[name] = f"{_number(ends[0])} ({_number(ends[1])} to {_number(ends[2])})"
+            del done[low], done[high]
+    return done
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return all(isinstance(v, str | int | float) for v in value)
+    return isinstance(value, Interval | Figure | str | int | float | None)
+
+
+def _has_content(value: Any) -> bool:
+    """Return True for records, mappings and sequences of records. Arrays and other objects are not shown."""
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return any(fields_of(v) for v in value)
+    return bool(fields_of(value))
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case Figure():
+            return _number(value.value)
+        case Interval():
+            return f"{_number(value.low)} to {_number(value.high)}"
+        case bool():
+            return "yes" if value else "no"
+        case str():
+            return value if len(value) <= LONGEST_TEXT else f"{value[: LONGEST_TEXT - 3]}..."
+        case int() | float():
+            return _number(value)
+        case list() | tuple():
+            if len(value) > FEW and not any(isinstance(v, str) for v in value):
+                ends = f"{_number(min(value))} to {_number(max(value))}"
+                return f"{len(value):,} values, {ends}"
+            return ", ".join(_cell(v) for v in value[:MOST_ROWS])
+    return ""
+
+
+def _number(value: Any) -> str:
+    return format_number(value) if math.isfinite(value) else str(value)
+
+
+def _named(name: str) -> str:
+    """Return `step_time_ms` as "step time, ms"."""
+    end = next((end for end in UNITS if name.endswith(end)), "")
+    base, unit = (name.removesuffix(end), f", {UNITS[end]}") if UNITS.get(end) else (name, "")
+    return base.replace("_", " ").replace(".", " ") + unit
+
+
+def html_of(answer: object) -> str:
+    """Return an answer as plain HTML elements, for a notebook. It never raises.
+
+    There is no script, style sheet or link. All text is escaped.
+    """
+    try:
+        name = type(answer).__name__
+        if isinstance(answer, list) and answer:
+            name = f"{type(answer[0]).__name__}s"
+        title = sentence(re.sub(r"(?<=[a-z])([A-Z])", r" \1", name).lower())
+        return f"<div><p><strong>{_text(title)}</strong></p>{_html(sections_of(answer))}</div>"
+    except Exception:  # a notebook would print a stack trace in place of the answer
+        try:
+            text = repr(answer)
+        except Exception:
+            text = f"a {type(answer).__name__}, which cannot be shown"
+        return f"<pre>{_text(text)}</pre>"
+
+
+def _html(sections: Iterator[Section]) -> str:
+    parts = []
+    for n, section in enumerate(s for s in sections if s.only not in ("brief", "page")):
+        if n == MOST_SECTIONS:
+            parts.append("<p>The rest is not shown; the record has it.</p>")
+            break
+        inner = _element(section)
+        if inner and section.aside:
+            is_open = "" if section.only == "details" else " open"
+            summary = _text(sentence(section.aside))
+            inner = f"<details{is_open}><summary>{summary}</summary>{inner}</details>"
+        parts.append(inner)
+    return "".join(parts)
+
+
+def _element(section: Section) -> str:
+    match section:
+        case Headline():
+            return f"<p><strong>{_text(section.text)}</strong></p>"
+        case Lines() | Notes():
+            return "".join(f"<p>{_text(line)}</p>" for line in section.lines)
+        case Verbatim():
+            return f"<pre>{_text(section.text)}</pre>"
+        case Named() if section.items:
+            rows = (f"<tr><th>{_text(n)}</th><td>{_text(v)}</td></tr>" for n, v in section.items)
+            return f"<table><tbody>{''.join(rows)}</tbody></table>"
+        case Table() if section.rows:
+            head = "".join(f"<th>{_text(column.name)}</th>" for column in section.columns)
+            rows = (
+                "".join(f"<td>{_text(c) if isinstance(c, str) else f'{c:.0%}'}</td>" for c in row)
+                for row in section.rows
+            )
+            body = "".join(f"<tr>{row}</tr>" for row in rows)
+            return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return ""
+
+
+def _text(text: str) -> str:
+    short = text if len(text) <= 2 * LONGEST_TEXT else f"{text[: 2 * LONGEST_TEXT]}..."
+    return escape(visible(short))
+
+
+SHARED = (
+    "This page holds numbers, settings, and names of public cards, processors, models and offers."
+    " Paths, commands, notes and names of people, machines and scripts were removed. Look through"
+    " it before you share it."
+)
+HIDDEN = "..."
+"""Stands for a private text."""
+OWN_DEVICE = "own device"
+RELEASE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){0,2}")
+"""Versions of at most three parts: four could be an address."""
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
+CHANGES = ("torch.compile", "channels-last")
+"""Titles of changes without a value."""
+MODEL_FIELDS = ("model", "model_name")
+CLOSED = ("bound", "kind", "mechanism", "phase", "shape", "unit")
+"""Fields whose texts are Trainpace's own words."""
+
+
+def shared_page(answer: object, title: str) -> str:
+    """Return the page to share of any answer. `title` is in Trainpace's own words."""
+    shown = public(answer)
+    sections = [Lines([SHARED]), *sections_of(shown)]
+    if isinstance(shown, Matches):
+        data = ranking_json(shown, datetime.date.today(), PAGE_ROWS)
+    elif hasattr(shown, "as_json"):
+        data = shown.as_json()
+    else:
+        data = msgspec.to_builtins(shown, enc_hook=lambda _: None, str_keys=True)
+    return page(title, sections, data, shared=True)
+
+
+def public(value: Any, name: str = "") -> Any:
+    """Return a copy of a value without private texts. `name` is the name of its field."""
+    match value:
+        case bool() | int() | float() | None | Interval() | Near():  # near runs are public
+            return value
+        case Nearness() if value.device not in _known_words():
+            # its differences name the card
+            return replace(value, model=OWN_MODEL, device=OWN_DEVICE, runs=(), closest=None)
+        case str():
+            return _public_text(value, name)
+        case Figure():
+            return replace(value, source="")
+        case Workload():  # its operators have the names of modules
+            return None
+        case Matches():
+            workload = _public_workload(value.workload)
+            return replace(_public_record(value), workload=workload)
+        case RooflinePoint():  # MODULE, kind, phase
+            return value._replace(name=", ".join(value.name.split(", ")[-2:]))
+        case Planned() if value.setting.cluster.device.name in _known_words():
+            # a plan's sentences name nothing but the device and settings
+            return replace(_public_record(value), plan=replace(value.plan, corrected=""))
+        case msgspec.Struct():
+            return _public_record(value)
+        case Mapping():
+            return _public_mapping(value)
+        case tuple() if hasattr(value, "_fields"):
+            return _public_named_tuple(value)
+        case np.ndarray() if value.dtype.kind in "biuf":
+            return value
+        case list() | tuple():
+            every = [public(inner, name) for inner in value]
+            if all(isinstance(inner, str) for inner in value):
+                every = [text for text in every if text != HIDDEN]
+            return type(value)(every)
+    return None
+
+
+def _public_text(text: str, name: str) -> str:
+    if (
+        not text
+        or DATE.fullmatch(text)
+        or all(part in _known_words() for part in text.split(" instead of "))
+    ):
+        return text
+    if name in MODEL_FIELDS:
+        return public_name(text) or OWN_MODEL
+    if name == "name" and (known := public_name(text)):
+        return known
+    if name in ("device", "gpu"):
+        return OWN_DEVICE
+    if name == "role":  # "convolutions of MODULE"
+        return text.partition(" of ")[0]
+    return text if name in CLOSED else HIDDEN
+
+
+def _public_record(record: msgspec.Struct) -> Any:
+    closed = _closed_fields(type(record))
+    fields = {
+        name: value if _is_in(value, closed.get(name, ())) else public(value, name)
+        for name, value in msgspec.structs.asdict(record).items()
+    }
+    try:
+        return replace(record, **fields)
+    except TrainpaceError:  # it checks itself, and means nothing without its names
+        return None
+
+
+@cache
+def _closed_fields(kind: type) -> dict[str, frozenset[str]]:
+    """Return the words of the fields that allow only some."""
+    try:
+        fields = msgspec.structs.fields(kind)
+    except NameError:  # the types of an answer's parts are imported for type checkers only
+        return {}
+    return {
+        field.name: frozenset(word for word in _literals(field.type) if isinstance(word, str))
+        for field in fields
+    }
+
+
+def _is_in(value: Any, choices: Collection[str]) -> bool:
+    return isinstance(value, str) and value in choices
+
+
+def _literals(hint: Any) -> Iterator[Any]:
+    if get_origin(hint) is Literal:
+        yield from get_args(hint)
+    for inner in get_args(hint):
+        yield from _literals(inner)
+
+
+def _public_mapping(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Keep known keys. Devices that are not public become one, and libraries keep their version."""
+    kept: dict[Any, Any] = {}
+    for key, value in mapping.items():
+        if key in SHARED_LIBRARIES and isinstance(value, str):
+            version = value.partition("+")[0]
+            kept |= {key: version} if RELEASE.fullmatch(version) else {}
+        elif not isinstance(key, str) or key in _known_words():
+            kept[key] = public(value, str(key))
+    return {key: value for key, value in kept.items() if value != HIDDEN}
+
+
+def _public_named_tuple(value: Any) -> Any:
+    if isinstance(value, Problem):  # charts compute from it, and pages do not show it
+        device = replace(value.cluster.device, name=public(value.cluster.device.name, "device"))
+        cluster, workload = replace(value.cluster, device=device), _public_workload(value.workload)
+        return value._replace(workload=workload, cluster=cluster, forecaster=None)
+    fields = {name: public(inner, name) for name, inner in value._asdict().items()}
+    if isinstance(value, Sweep):
+        inside = value.forecaster
+        fields["forecaster"] = SimpleNamespace(
+            workload=_public_workload(inside.workload),
+            target=inside.target,
+            roofline=lambda execution: public(inside.roofline(execution)),
+            fewer_devices=lambda execution: public(inside.fewer_devices(execution)),
+        )
+    return value._replace(**fields)
+
+
+def _public_workload(workload: Workload) -> Workload:
+    """Keep the operator tables, which charts compute from and which are not part of the page."""
+    length = workload.sequence_length
+    return replace(
+        workload,
+        model=public_name(workload.model) or OWN_MODEL,
+        sample=f"{length:,} tokens" if length else "samples of its own",
+        optimizer=_public_text(workload.optimizer, ""),
+        notes=(),
+    )
+
+
+@cache
+def _known_words() -> frozenset[str]:
+    """Return texts that say nothing about anybody."""
+    choices = (Checkpointing, Engine, Provenance, Status)
+    known = {*PRECISIONS, *OPTIMIZERS, *STEP_PARTS, *IN_WORDS, *IN_WORDS.values(), *CHANGES, *PARTS}
+    known |= {word for choice in choices for word in get_args(choice)}
+    offers = {
+        text
+        for offer in snapshot()
+        for text in (offer.provider, offer.instance_type, offer.region or "")
+    }
+    machines = {device.name for device in catalogue()} | {host.name for host in host_catalogue()}
+    return frozenset(map(str, known | machines | offers)) - {""}
