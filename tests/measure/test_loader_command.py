@@ -82,9 +82,11 @@ def test_a_loader_from_command_to_verdict(folder):
         "out.json",
     )
     assert "time.sleep in __getitem__" in done.stdout
-    assert "Verdict: with no workers a step takes" in done.stdout
-    assert "DataLoader(..., num_workers=2" in done.stdout
-    assert json.loads((folder / "out.json").read_text())["record"] == "LoaderMeasurement"
+    assert "Verdict:" in done.stdout
+    written = json.loads((folder / "out.json").read_text())
+    assert written["record"] == "LoaderMeasurement"
+    assert written["sample"]["wall_ms"] >= 4
+    assert [point["workers"] for point in written["points"]] == [0, 2]
 
 
 @pytest.mark.slow
@@ -115,10 +117,7 @@ def test_without_a_range_it_stops_where_more_bring_nothing(folder):
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        (
-            "broken",
-            "sample 3 cannot be had: the dataset raised ValueError at mine.py line 13: cannot decode this.",
-        ),
+        ("broken", "ValueError at mine.py line 13"),
         ("empty", "mine.py:empty is a dataset of no samples."),
         (
             "nothing",

@@ -238,10 +238,7 @@ def test_a_sample_that_raises_is_named():
                 raise KeyError("no such label")
             return torch.zeros(1)
 
-    with pytest.raises(
-        UserCodeError,
-        match=r"sample 3 cannot be had: the dataset raised KeyError at .* line \d+: 'no such label'",
-    ):
+    with pytest.raises(UserCodeError, match=r"sample 3 .*KeyError at .* line \d+"):
         first_pass(target_of(Broken()), choose(40, 0), 1.0)
 
 

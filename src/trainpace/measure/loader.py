@@ -1,10 +1,11 @@
-"""A loader's measurement: its conditions and results, a model of the step time from them, and what should be set.
+"""Data loaders: the records of a measurement, a model of the step time from them, advice, and comparison.
 
-Data and compute are a pipeline; the slowest stage sets its pace (DS-Analyzer: Mohan, Phanishayee, Raniwala, Chidambaram,
-"Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021, section 4). Beyond that model, waiting and computing are told
-apart: w workers wait for storage w at a time, but compute on no more cores than there are. Known departures: it is a lower bound,
-which queues of finite length (prefetch_factor) reach only where samples cost about the same; memory bandwidth, hyper-threads and
-the clocks that many busy cores lower are not in it.
+Data and compute form a pipeline, and the slowest stage sets its pace (DS-Analyzer: Mohan, Phanishayee,
+Raniwala, Chidambaram, "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021, section 4). The
+model here also separates waiting from computing: w workers wait for storage w at a time, but compute on no
+more cores than there are. It is a lower bound. Queues of finite length (prefetch_factor) reach it only if
+samples cost about the same. Memory bandwidth, hyper-threads and lower clocks of many busy cores are not
+included.
 """
 
 import math
@@ -20,20 +21,29 @@ from trainpace.core.records import Record, from_json
 from trainpace.core.worker import run_isolated
 
 TOLERANCE = 0.05
-"""A setting within this share of the best is as good: the difference is noise on most machines."""
+"""Settings within this share of the best are equally good: the difference is noise on most machines."""
 CROWDED = 4.0
-"""Times the compute that workers load beside it where its threads fill all cores; the rest they load while it waits. By ResNets
-of 65 to 225 ms on two cores beside 270 ms of loading: a step with two workers took 0.93 to 1.18 times as long as without, with
-one 1.03 to 1.22 times; with a net of 5 ms and two workers 0.3 to 0.8 times, on a noisier day. Where a training computes longer
-than it loads, two workers cost 34 %."""
+"""How much loading, in multiples of the compute, runs beside a compute whose threads fill all cores.
+
+The rest of the loading runs while the compute waits. Measured with ResNets of 65 to 225 ms on two cores and
+270 ms of loading: a step with two workers took 0.93 to 1.18 times as long as without, and with one worker
+1.03 to 1.22 times. With a net of 5 ms and two workers it took 0.3 to 0.8 times, on a noisier day. If a
+training computes longer than it loads, two workers cost 34%.
+"""
+WORTH_SHARE = 0.05
+"""Least share of a step for a change that is worth making."""
+STARTUP_SHARE = 0.05
+"""Least share of an epoch for the workers' start before they should stay alive between epochs."""
+_PER_SAMPLE = ("sample_wall_ms", "sample_cpu_ms")
+_PER_BATCH = ("collate_ms", "send_ms", "handover_ms")
 
 
 class LoaderCost(Record):
-    """What making a batch costs, in ms, measured without contention.
+    """The cost of making a batch in ms, measured without contention.
 
-    `sample_wall_ms` and `sample_cpu_ms`: one ``__getitem__``; the difference is waiting (storage, network, sleep).
-    `collate_ms`: samples into a batch, once a batch. With workers there are also `send_ms`, the worker's own cost of putting a
-    batch into shared memory, and `handover_ms`, the main process' cost of taking it out (and pinning it).
+    `sample_wall_ms` and `sample_cpu_ms` are one ``__getitem__``; the difference is waiting (storage, network,
+    sleep). `collate_ms` joins samples into a batch. With workers, `send_ms` is the worker's cost of putting a
+    batch into shared memory, and `handover_ms` is the main process's cost of taking it out and pinning it.
     """
 
     sample_wall_ms: float
@@ -43,53 +53,39 @@ class LoaderCost(Record):
     send_ms: float = 0.0
     handover_ms: float = 0.0
 
-    def __post_init__(self) -> None:
-        times = (
-            self.sample_wall_ms,
-            self.sample_cpu_ms,
-            self.collate_ms,
-            self.send_ms,
-            self.handover_ms,
-        )
-        if not all(0 <= t < float("inf") for t in times) or self.batch_size < 1:
-            raise TrainpaceError(
-                "the costs of a loader are times of 0 ms or more, and its batch size is 1 or more."
-            )
-
     def of_batch(self, batch_size: int) -> "LoaderCost":
-        """The cost of another batch: what is done once a batch grows with its size."""
-        share = batch_size / self.batch_size
-        return replace(
-            self,
-            batch_size=batch_size,
-            collate_ms=self.collate_ms * share,
-            send_ms=self.send_ms * share,
-            handover_ms=self.handover_ms * share,
-        )
+        """Return the cost of another batch size. The costs per batch grow with its size."""
+        return self._scaled(batch_size / self.batch_size, _PER_BATCH, batch_size)
+
+    def times(self, factor: float) -> "LoaderCost":
+        return self._scaled(factor, _PER_SAMPLE + _PER_BATCH, self.batch_size)
+
+    def _scaled(self, factor: float, fields: tuple[str, ...], batch_size: int) -> "LoaderCost":
+        scaled = {field: getattr(self, field) * factor for field in fields}
+        return replace(self, batch_size=batch_size, **scaled)
 
 
 def batch_ms(cost: LoaderCost, workers: int, cores: float) -> float:
-    """Time from one batch to the next while only the loader runs; with 0 workers it runs in the main process."""
+    """Return the time from one batch to the next while only the loader runs."""
     return step_ms(cost, 0.0, workers, cores)
 
 
 def step_ms(
     cost: LoaderCost, compute_ms: float, workers: int, cores: float, compute_cores: float = 0.0
 ) -> float:
-    """Time of a training step that computes for `compute_ms` on its own.
+    """Return the time of a training step that computes for `compute_ms` on its own.
 
-    0 workers: data and compute in series. Otherwise the latest of: the main process (compute and handover), the workers side by
-    side, and all CPU work shared by `cores`. `compute_cores`: how many of the cores the compute itself keeps busy (the threads of
-    training on the CPU; about 1 for the host of a GPU, 0 where the compute is elsewhere).
+    With 0 workers, data and compute run in series. Otherwise the step takes the longest of: the main process
+    (compute and handover), the workers side by side, and all CPU work shared by `cores`.
 
-    Where several threads of the compute fill all cores, all of them wait for the one whose core a worker has: loading and
-    computing then take as long as in series, but for what is loaded beyond `CROWDED` times the compute.
+    If several threads of the compute fill all cores, all of them wait for the one whose core a worker has.
+    Loading and computing then take as long as in series, except for what is loaded beyond `CROWDED` times
+    the compute.
+
+    Args:
+        compute_cores: how many cores the compute keeps busy: the threads of training on the CPU, about 1 for
+            the host of a GPU, or 0 if the compute is elsewhere.
     """
-    if not (workers >= 0 and cores > 0 and compute_ms >= 0 and 0 <= compute_cores <= cores):
-        raise TrainpaceError(
-            "a step needs workers and ms of 0 or more, and cores for its compute among those there"
-            " are."
-        )
     sample_ms = max(cost.sample_wall_ms, cost.sample_cpu_ms / cores)
     if workers == 0:
         return cost.batch_size * sample_ms + cost.collate_ms + compute_ms
@@ -112,7 +108,7 @@ def step_ms(
 def limit_of(
     cost: LoaderCost, compute_ms: float, workers: int, cores: float, compute_cores: float = 0.0
 ) -> str:
-    """What sets the pace: ``series`` (no workers), ``compute``, ``workers`` (more of them help) or ``cores`` (they do not)."""
+    """Return what sets the pace: series (no workers), compute, workers (more help) or cores (more do not)."""
     total = step_ms(cost, compute_ms, workers, cores, compute_cores)
     if workers == 0:
         return "series"
@@ -123,18 +119,17 @@ def limit_of(
 
 
 def fewest_workers(step_ms_by_workers: Mapping[int, float]) -> int:
-    if not step_ms_by_workers:
-        raise TrainpaceError("no number of workers was measured.")
     best = min(step_ms_by_workers.values())
     return min(w for w, ms in step_ms_by_workers.items() if ms <= best * (1 + TOLERANCE))
 
 
 class LoaderConditions(Record):
-    """What to measure. `target`: ``FILE.py:NAME``, a Dataset, a DataLoader or (model, loss, optimizer, dataset).
+    """What to measure, and how.
 
-    `batch_size` None takes the DataLoader's own, or 32. `workers` None begins at 0 and stops where more bring nothing.
-    `compute_ms`: a step without its data; where data takes less than half of it, more workers are not tried. `seconds` is the
-    timed part of one run of a loader; each setting is run `repeats` times.
+    `target` is ``FILE.py:NAME``: a Dataset, a DataLoader or (model, loss, optimizer, dataset). `batch_size`
+    None means the DataLoader's own, or 32. `workers` None starts at 0 and stops when more do not help.
+    `compute_ms` is a step without its data; more workers are not tried once data takes less than half of it.
+    `seconds` is the timed part of one run of a loader, and each setting runs `repeats` times.
     """
 
     target: str
@@ -149,17 +144,18 @@ class LoaderConditions(Record):
     def __post_init__(self) -> None:
         if not (self.seconds > 0 and self.timeout_s > 0 and self.repeats >= 1):
             raise TrainpaceError(
-                "a loader's run needs seconds and a time-out above 0, and 1 or more repeats."
+                "a loader run needs positive seconds, a positive time-out and at least 1 repeat."
             )
         if self.batch_size is not None and self.batch_size < 1:
-            raise TrainpaceError("a batch has 1 sample or more.")
+            raise TrainpaceError("a batch needs at least 1 sample.")
 
 
 class SampleCost(Record):
-    """One ``__getitem__`` in ms, a mean over `samples` of them with their files in the page cache, on one thread.
+    """The cost of one ``__getitem__`` in ms on one thread: means over `samples`, with files in the page cache.
 
-    `delayed_ms`: time without a core because other processes had it; only `first_ms` includes it too.
-    `cold_wall_ms`: the same samples after their files were dropped from the page cache; None where no file could be dropped.
+    `delayed_ms` is time without a core because other processes had it; only `first_ms` includes it too.
+    `cold_wall_ms` is for the same samples after their files were dropped from the page cache, or None if no
+    file could be dropped.
     """
 
     samples: int
@@ -174,17 +170,20 @@ class SampleCost(Record):
 
     @property
     def fetch_ms(self) -> float | None:
-        """What storage adds, by DS-Analyzer's difference of cold and warm; None where it is not known."""
+        """Return the time that storage adds: cold minus warm (DS-Analyzer), or None if it is unknown."""
         return None if self.cold_wall_ms is None else max(0.0, self.cold_wall_ms - self.wall_ms)
 
     @property
     def wait_ms(self) -> float:
-        """Time spent waiting although the files are in memory: sleeps, locks, the network."""
+        """Return the time spent waiting although files are in memory: sleeps, locks, the network."""
         return max(0.0, self.wall_ms - self.cpu_ms)
 
 
 class LoaderPoint(Record):
-    """A DataLoader alone at one setting, in steady state. `startup_s`: from ``iter()`` to the first batch, less that batch."""
+    """A DataLoader alone at one setting, in steady state.
+
+    `startup_s` is the time from ``iter()`` to the first batch, without the time to make that batch.
+    """
 
     workers: int
     batch_size: int
@@ -201,15 +200,15 @@ class LoaderPoint(Record):
         return 1e3 * self.batch_size / self.batch_ms
 
     def differs_from(self, other: "LoaderPoint") -> bool:
-        """Whether one more run of this point, at its own batch size, should not give what `other` gave a sample."""
+        """Return True if one more run of this point should not give the time per sample of `other`."""
         i, batch_ms = self.interval_ms, other.batch_ms * self.batch_size / other.batch_size
         return i is None or not i.low <= batch_ms <= i.high
 
 
 class Stage(Record):
-    """One part of ``__getitem__``: a transform, a function, or the rest; ms a sample, without parts that are listed themselves.
+    """One part of ``__getitem__`` in ms per sample, without parts that are listed themselves.
 
-    `random`: its output depends on random numbers, so it must stay online; None where that was not checked.
+    `random`: its output depends on random numbers, so it must stay online; None if that was not checked.
     `offline`: it and everything before it are deterministic, so it could be precomputed.
     """
 
@@ -222,7 +221,10 @@ class Stage(Record):
 
 
 class LoaderMeasurement(Record):
-    """A loader, measured. `points` differ in workers alone; `variants` in one other setting, at the recommended workers."""
+    """The measurement of a loader.
+
+    `points` differ in workers alone; `variants` differ in one other setting, at the recommended workers.
+    """
 
     target: str
     dataset: str
@@ -252,7 +254,7 @@ class LoaderMeasurement(Record):
 
     @property
     def offline_ms(self) -> float:
-        """What precomputing could take out of every sample, before the cost of reading it back."""
+        """Return the time per sample that precomputing could save, before the cost of reading it back."""
         return sum(s.wall_ms for s in self.stages if s.offline)
 
     def share_of(self, stage: Stage) -> float:
@@ -264,10 +266,13 @@ class LoaderMeasurement(Record):
 
 
 def measure_loader(conditions: LoaderConditions) -> LoaderMeasurement:
-    """Samples/s of a DataLoader alone over its settings, and where the time of a sample goes.
+    """Measure a DataLoader alone over its settings, and where the time of a sample goes.
 
-    In a fresh process, so that a dataset that crashes or hangs costs that process alone. Raises `TrainpaceError` for a target
-    without samples, and `UserCodeError` or `TimedOut` where its code raises or hangs.
+    The measurement runs in a fresh process, so a dataset that crashes or hangs costs that process alone.
+
+    Raises:
+        TrainpaceError: the target has no samples.
+        UserCodeError, TimedOut: its code raises or hangs.
     """
     what = f"measuring the loader of {conditions.target}"
     request = msgspec.to_builtins(conditions)
@@ -283,8 +288,10 @@ def loader_costs(
     seed: int,
     timeout_s: float,
 ) -> list[LoaderCost]:
-    """What loading costs for each batch size, from a task's own dataset or from the folder of its `shards`, in a fresh process.
-    `workers`: time sending a batch from a worker as well."""
+    """Measure loading for each batch size, from a task's dataset or from the folder of its `shards`.
+
+    `workers`: also time sending a batch from a worker.
+    """
     request = {
         "task": task,
         "shards": shards,
@@ -301,17 +308,11 @@ def loader_costs(
     return msgspec.json.decode(answer, type=list[LoaderCost])
 
 
-WORTH_SHARE = 0.05
-"""Share of a step. A change that saves less is not worth making."""
-STARTUP_SHARE = 0.05
-"""Share of an epoch that starting the workers may take before they should stay alive from epoch to epoch."""
-
-
 class LoaderAdvice(Record):
-    """The fewest workers within 5 % of the best step, against the present number (0 where the user named none).
+    """The fewest workers within 5% of the best step, compared with the current number (0 if not given).
 
-    `compute_ms` None: only the loader was measured, the times are those of batches, and at least one worker is advised.
-    `saved_s_per_epoch` has the workers' start-up taken off. `limit`: what sets the pace then (see `limit_of`).
+    `compute_ms` None: only the loader was measured, times are of batches, and at least one worker is advised.
+    `saved_s_per_epoch` is without the workers' start. `limit` is what then sets the pace (see `limit_of`).
     """
 
     compute_ms: float | None
@@ -334,30 +335,30 @@ class LoaderAdvice(Record):
 def advise(
     m: LoaderMeasurement, compute_ms: float | None = None, compute_cores: float = 1.0
 ) -> LoaderAdvice:
-    """Weigh the measured numbers of workers for a step that computes for `compute_ms` on `compute_cores` cores."""
-    cores_taken = min(compute_cores, m.cores) if compute_ms else 0.0
+    """Compare the measured numbers of workers for a step that computes for `compute_ms` on its own."""
+    cores = min(compute_cores, m.cores) if compute_ms else 0.0
     compute = compute_ms or 0.0
-    steps = {
-        p.workers: step_ms(_as_measured(m, p.workers), compute, p.workers, m.cores, cores_taken)
+    costs = {
+        # the cost under which the model gives the measured batch time
+        p.workers: m.cost.times(p.batch_ms / max(batch_ms(m.cost, p.workers, m.cores), 1e-9))
         for p in m.points
     }
+    steps = {w: step_ms(cost, compute, w, m.cores, cores) for w, cost in costs.items()}
     # without workers nothing is loaded while a step computes, which a loader alone does not show
-    beside = (
-        {w: ms for w, ms in steps.items() if w} if compute_ms is None and m.given_workers else steps
-    )
-    workers = fewest_workers(beside)
-    now = m.given_workers if m.given_workers in steps else 0 if 0 in steps else min(steps)
+    needs_one = compute_ms is None and m.given_workers
+    workers = fewest_workers({w: ms for w, ms in steps.items() if w or not needs_one})
+    now = m.given_workers if m.given_workers in steps else min(steps)
     assert now is not None
-    startup_s = m.point(workers).startup_s
-    saved_s = m.steps_per_epoch * (steps[now] - steps[workers]) / 1e3 - (
-        startup_s - m.point(now).startup_s
-    )
+    extra_start_s = m.point(workers).startup_s - m.point(now).startup_s
+    saved_s = m.steps_per_epoch * (steps[now] - steps[workers]) / 1e3 - extra_start_s
     epoch_s = m.steps_per_epoch * steps[now] / 1e3
     worth_it = workers != now and saved_s > WORTH_SHARE * epoch_s
     chosen = workers if worth_it or workers < now else now
+    startup_s = m.point(chosen).startup_s
+    slow_start = startup_s > STARTUP_SHARE * m.steps_per_epoch * steps[chosen] / 1e3
     return LoaderAdvice(
         compute_ms=compute_ms,
-        compute_cores=cores_taken,
+        compute_cores=cores,
         workers_now=now,
         workers=chosen,
         now_ms=steps[now],
@@ -365,30 +366,12 @@ def advise(
         step_ms_by_workers=steps,
         saved_s_per_epoch=saved_s,
         epoch_now_s=epoch_s,
-        startup_s=m.point(chosen).startup_s,
+        startup_s=startup_s,
         worth_it=worth_it,
-        keep_workers=chosen > 0
-        and not m.given_persistent
-        and m.point(chosen).startup_s > STARTUP_SHARE * m.steps_per_epoch * steps[chosen] / 1e3,
-        limit=limit_of(_as_measured(m, chosen), compute, chosen, m.cores, cores_taken),
+        keep_workers=chosen > 0 and not m.given_persistent and slow_start,
+        limit=limit_of(costs[chosen], compute, chosen, m.cores, cores),
         offline_ms=m.offline_ms,
-        offline_share=(
-            m.offline_ms / total if (total := sum(s.wall_ms for s in m.stages)) > 0 else 0.0
-        ),
-    )
-
-
-def _as_measured(m: LoaderMeasurement, workers: int) -> LoaderCost:
-    """The cost of a sample under which the model gives the batch time that was measured with so many workers."""
-    c = m.cost
-    factor = m.point(workers).batch_ms / max(batch_ms(c, workers, m.cores), 1e-9)
-    return replace(
-        c,
-        sample_wall_ms=c.sample_wall_ms * factor,
-        sample_cpu_ms=c.sample_cpu_ms * factor,
-        collate_ms=c.collate_ms * factor,
-        send_ms=c.send_ms * factor,
-        handover_ms=c.handover_ms * factor,
+        offline_share=sum(m.share_of(s) for s in m.stages if s.offline),
     )
 
 
@@ -396,7 +379,10 @@ Pair = tuple[float, float]
 
 
 class ComparedTimes(Record):
-    """ms a sample in each of the two; 0 where a loader does not have the part. `is_noise`: one more run may give either."""
+    """Times per sample in ms in both loaders, with 0 for a missing part.
+
+    `is_noise`: one more run may give either.
+    """
 
     name: str
     ms: Pair
@@ -404,15 +390,16 @@ class ComparedTimes(Record):
 
     @property
     def more_ms(self) -> float:
-        """How much longer the second one takes."""
+        """Return how much longer the second loader takes."""
         return self.ms[1] - self.ms[0]
 
 
 class LoaderComparison(Record):
-    """ms a sample of two loaders. `parts`: of a sample made on one thread, which decides: it is free of other processes' time;
-    `alone`: of the loaders run alone, by the numbers of workers that both were run with.
+    """Times per sample in ms of two loaders.
 
-    `slower`: 0 or 1; `through`: the part that makes most of the difference.
+    `parts` are of a sample made on one thread. They decide, since they do not include the time of other
+    processes. `alone` is each loader run alone, by the numbers of workers that both were run with.
+    `slower` is 0 or 1, and `through` is the part that makes most of the difference.
     """
 
     names: tuple[str, str]
@@ -432,7 +419,7 @@ class LoaderComparison(Record):
 
     @property
     def are_alike(self) -> bool:
-        """Within `TOLERANCE` of each other."""
+        """Return True if both are within `TOLERANCE` of each other."""
         return min(self.sample_ms) * (1 + TOLERANCE) >= max(self.sample_ms)
 
     @property
