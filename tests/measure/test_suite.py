@@ -32,30 +32,28 @@ def test_a_file_of_ones_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "word"),
+    "text",
     [
-        ("", "has no tasks"),
-        ("task = 3", "has no tasks"),
-        ("task = [1]", "has no tasks"),
-        ("[[tasks]]", "unknown key .*task"),
-        ("[[task]\n", "not valid TOML"),
-        ("[[task]]\nbatch = 3", "task 1 of .* names no model"),
-        ('[[task]]\nmodel = "a"\n[[task]]\nmodel = "b"\nbatches = 3', "task 2 .*Nearest: batch"),
-        ('[[task]]\nmodel = "a"\nbatch = "8"', "batch of task 1"),
-        ('[[task]]\nmodel = "a"\nbatch = [0]', "batch of task 1"),
-        ('[[task]]\nmodel = "a"\nbatch = [true]', "batch of task 1"),
-        ('[[task]]\nmodel = "a"\nbatch = []', "batch of task 1"),
-        ('[[task]]\nmodel = "a"\nprecision = "fp23"', "Nearest: fp32"),
-        ('[[task]]\nmodel = "a"\nprecision = 16', "unknown precision"),
-        ('[[task]]\nmodel = "a"\noptimizer = "adamw2"', "Nearest: adamw"),
-        ('[[task]]\nmodel = "a"\noptimizer = []', "unknown optimizer"),
-        ('[[task]]\nmodel = "a"\nsequence_length = 0', "sequence_length of task 1"),
+        "",
+        "task = 3",
+        "[[tasks]]",
+        "[[task]\n",
+        "[[task]]\nbatch = 3",
+        '[[task]]\nmodel = ""',
+        '[[task]]\nmodel = "a"\n[[task]]\nmodel = "b"\nbatches = 3',
+        '[[task]]\nmodel = "a"\nbatch = "8"',
+        '[[task]]\nmodel = "a"\nbatch = [0]',
+        '[[task]]\nmodel = "a"\nbatch = [true]',
+        '[[task]]\nmodel = "a"\nbatch = []',
+        '[[task]]\nmodel = "a"\nprecision = "fp23"',
+        '[[task]]\nmodel = "a"\noptimizer = "adamw2"',
+        '[[task]]\nmodel = "a"\nsequence_length = 0',
     ],
 )
-def test_mistakes_in_a_file(tmp_path, text, word):
+def test_mistakes_in_a_file_are_one_sentence(tmp_path, text):
     file = tmp_path / "my.toml"
     file.write_text(text)
-    with pytest.raises(TrainpaceError, match=word) as caught:
+    with pytest.raises(TrainpaceError) as caught:
         suite(str(file))
     assert "\n" not in caught.value.message
 

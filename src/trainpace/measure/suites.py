@@ -1,19 +1,21 @@
-"""Named lists of measurements for a machine that is left alone: what to measure, not how. No torch here.
+"""Named lists of measurements for a machine that is left alone. They say what to measure, not how.
 
-A suite of one's own is a TOML file of ``[[task]]`` tables::
+Your own suite is a TOML file of ``[[task]]`` tables::
 
     [[task]]
-    model = "resnet50"        # any model spec, the one key that is needed; files are found from the working folder
-    batch = [1, 2, 4]         # or one whole number
+    model = "resnet50"        # any model spec; files are found from the working folder
+    batch = [1, 2, 4]         # or one whole number; this key and those below are optional
     precision = "fp32"
     optimizer = "adamw"
     sequence_length = 128
 """
 
-from typing import Any
+from typing import Annotated
 
-from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
-from trainpace.core.execution import OPTIMIZERS, PRECISIONS, Precision
+import msgspec
+
+from trainpace.core.errors import UnknownName, UnreadableInput
+from trainpace.core.execution import OPTIMIZERS, Precision
 from trainpace.core.intake import read_bytes, toml_of
 from trainpace.core.records import Record
 
@@ -34,8 +36,8 @@ CLASSIC = (
 SMALL = ("mobilenet_v1", "mobilenet_v2", "resnet18")
 BATCHES = (1, 2, 4, 8, 16, 32)
 SMALL_BATCHES = (1, 2, 4)
-LARGEST_BATCH = 2**20
-_KEYS = ("model", "batch", "precision", "optimizer", "sequence_length")
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 
 
 class SuiteItem(Record):
@@ -48,75 +50,47 @@ class SuiteItem(Record):
     sequence_length: int | None = None
 
 
+class _Task(msgspec.Struct, forbid_unknown_fields=True):
+    model: Annotated[str, msgspec.Meta(min_length=1)]
+    batch: Count | Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)] = BATCHES
+    precision: Precision = "fp32"
+    optimizer: str | None = None
+    sequence_length: Count | None = None
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    task: Annotated[list[_Task], msgspec.Meta(min_length=1)]
+
+
 def suite(name: str) -> tuple[SuiteItem, ...]:
     """Return the items of `classic` (the built-in models), `small` (the fastest) or a `FILE.toml`.
 
     Raises:
-        TrainpaceError: If there is no such suite, or the file has mistakes.
+        TrainpaceError: there is no such suite, or the file has mistakes.
     """
     if name == "classic":
         return tuple(SuiteItem(spec=spec, batches=BATCHES) for spec in CLASSIC)
     if name == "small":
         return tuple(SuiteItem(spec=spec, batches=SMALL_BATCHES) for spec in SMALL)
-    if name.endswith(".toml"):
-        return read_suite(name)
-    hint = f"Suites: {', '.join(SUITES)}, or a FILE.toml of your own."
-    raise UnknownName("suite", name, SUITES, hint)
+    if not name.endswith(".toml"):
+        hint = f"Suites: {', '.join(SUITES)}, or a FILE.toml of your own."
+        raise UnknownName("suite", name, SUITES, hint)
+    try:
+        tasks = msgspec.convert(toml_of(read_bytes(name), name), _File).task
+    except msgspec.ValidationError as error:
+        hint = f"A suite is a list of [[task]] tables with {', '.join(_Task.__struct_fields__)}."
+        raise UnreadableInput(f"{name} is not a suite: {error}.", hint) from None
+    return tuple(_item(task, name) for task in tasks)
 
 
-def read_suite(path: str) -> tuple[SuiteItem, ...]:
-    """The items of a TOML file, every key checked."""
-    tables = toml_of(read_bytes(path), path)
-    tasks = tables.pop("task", None)
-    if tables:
-        raise UnknownName(
-            f"key in {path}", min(tables), ["task"], "A suite is a list of [[task]] tables."
-        )
-    if (
-        not isinstance(tasks, list)
-        or not tasks
-        or not all(isinstance(task, dict) for task in tasks)
-    ):
-        raise UnreadableInput(
-            f"{path} has no tasks.", 'Write [[task]] and below it model = "resnet50".'
-        )
-    return tuple(_item(task, f"task {i + 1} of {path}") for i, task in enumerate(tasks))
-
-
-def _item(task: dict[str, Any], where: str) -> SuiteItem:
-    for key in task:
-        if key not in _KEYS:
-            raise UnknownName(f"key in {where}", key, _KEYS, f"Keys: {', '.join(_KEYS)}.")
-    spec = task.get("model")
-    if not isinstance(spec, str) or not spec.strip():
-        raise TrainpaceError(
-            f"{where} names no model.", 'Write model = "resnet50", or another model spec.'
-        )
-    for key, choices in (("precision", PRECISIONS), ("optimizer", tuple(OPTIMIZERS))):
-        if key in task and task[key] not in choices:
-            hint = f"{key.capitalize()}s: {', '.join(choices)}."
-            raise UnknownName(f"{key} in {where}", str(task[key]), choices, hint)
-    batch = task.get("batch", BATCHES)
-    sizes = batch if isinstance(batch, list | tuple) else [batch]
-    if not sizes or not all(_is_count(size) for size in sizes):
-        raise TrainpaceError(
-            f"batch of {where} is {batch!r}; it must be a whole number from 1 to {LARGEST_BATCH},"
-            " or a list of such.",
-            "Write batch = 8 or batch = [1, 2, 4].",
-        )
-    length = task.get("sequence_length")
-    if length is not None and not _is_count(length):
-        raise TrainpaceError(
-            f"sequence_length of {where} is {length!r}; it must be a whole number from 1."
-        )
+def _item(task: _Task, file: str) -> SuiteItem:
+    if task.optimizer is not None and task.optimizer not in OPTIMIZERS:
+        raise UnknownName(f"optimizer in {file}", task.optimizer, tuple(OPTIMIZERS))
+    sizes = task.batch if isinstance(task.batch, tuple) else (task.batch,)
     return SuiteItem(
-        spec=spec,
+        spec=task.model,
         batches=tuple(sorted(set(sizes))),
-        precision=task.get("precision", "fp32"),
-        optimizer=task.get("optimizer"),
-        sequence_length=length,
+        precision=task.precision,
+        optimizer=task.optimizer,
+        sequence_length=task.sequence_length,
     )
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_BATCH
