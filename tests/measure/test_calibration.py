@@ -78,11 +78,6 @@ def test_two_ranks_over_gloo(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ({"ranks": 1}, "among 1 ranks"),
-        ({"ranks": 2, "backend": "nccll"}, "Nearest: nccl"),
-        ({"ranks": 2, "sizes_bytes": []}, "1 byte or more"),
-        ({"ranks": 2, "sizes_bytes": [0]}, "1 byte or more"),
-        ({"ranks": 2, "repeats": 0}, "1 repeat or more"),
         pytest.param(
             {"ranks": 2, "backend": "nccl"}, "GPU for each of the 2 ranks", marks=pytest.mark.slow
         ),

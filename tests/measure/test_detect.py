@@ -516,7 +516,7 @@ def test_a_memory_filesystem_is_memory():
 
 
 @pytest.mark.parametrize(
-    ("code", "word"), [(errno.ENOSPC, "no room for the 1 MiB"), (errno.EIO, "input/output error")]
+    ("code", "word"), [(errno.ENOSPC, "1 MiB"), (errno.EIO, "input/output error")]
 )
 def test_a_disk_that_fails_is_one_sentence(tmp_path, monkeypatch, code, word):
     def fail(*_):
@@ -531,8 +531,6 @@ def test_a_disk_that_fails_is_one_sentence(tmp_path, monkeypatch, code, word):
 def test_a_folder_that_is_none(tmp_path):
     with pytest.raises(TrainpaceError, match="no such file"):
         measure_storage(tmp_path / "none", 2**20)
-    with pytest.raises(TrainpaceError, match="too small"):
-        measure_storage(tmp_path, 0)
 
 
 # ---- this machine ----

@@ -1,18 +1,20 @@
-"""What this machine can do, measured in processes of their own: micro-benchmarks that give a profile for forecasts, and
-all-reduce timed over payloads. No torch in this process."""
+"""Calibration: a profile of this machine by micro-benchmarks, and links by timed collectives.
+
+Measurements run in processes of their own; this module does not import torch.
+"""
 
 import json
 import operator
 import tempfile
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
 from trainpace.core import records
-from trainpace.core.errors import TimedOut, TrainpaceError, UnknownName
+from trainpace.core.errors import TimedOut
 from trainpace.core.hardware import Device, HostLinks
 from trainpace.core.records import Record
 from trainpace.core.stats import median
@@ -22,21 +24,21 @@ from trainpace.measure.detection import Machine, detect
 
 Backend = Literal["gloo", "nccl"]
 SIZES_BYTES = tuple(4**k * 2**10 for k in range(8))
-"""1 KiB to 16 MiB: from what is all latency to what is all bandwidth."""
+"""1 KiB to 16 MiB: from payloads that are all latency to payloads that are all bandwidth."""
 ELEMENT_BYTES = 4
 _TINY = 1e-10
 BURSTS_BYTES = tuple(4096.0 * k for k in range(17))
 ROUNDS = 20
 CLOSE = 0.01
-"""Errors below this share of a time are not told apart."""
+"""Relative errors below this count as equal."""
 
 
 class AllReduce(Record):
-    """All-reduce (sum) of fp32 tensors among the ranks of one machine.
+    """All-reduce (sum) of fp32 tensors between the ranks of one machine.
 
-    `time_ms[i]` is the median over repeats of the slowest rank's time for `sizes_bytes[i]`. The fit says
-    time = latency + wire bytes / bandwidth, where a ring puts 2 (ranks - 1) / ranks of the payload on the wire; no
-    bandwidth where the times do not grow with the payload.
+    `time_ms[i]` is the median over repeats of the slowest rank's time for `sizes_bytes[i]`. The fit is
+    time = latency + wire bytes / bandwidth; a ring sends 2 (ranks - 1) / ranks of the payload. The bandwidth
+    is None if the times do not grow with the payload.
     """
 
     ranks: int
@@ -48,11 +50,11 @@ class AllReduce(Record):
 
 
 class MachineProfile(Record):
-    """A device made of measured figures, the kernel model that goes with it, and what machine it is.
+    """A device made of measured figures, its kernel model, and its machine.
 
-    `spread` is (slowest - fastest) / fastest over the passes of a block of layers, at the median block; `drift` the same for
-    blocks that ran at the start, in the middle and at the end: how steady the machine was. `host_links` join it to other
-    hosts (`trainpace calibrate --hosts`).
+    `spread` is (median - fastest) / fastest over the passes of a group of blocks, at the median group.
+    `drift` compares the same blocks at the start, in the middle and at the end. `host_links` connect it to
+    other hosts (`trainpace calibrate --hosts`).
     """
 
     device: Device
@@ -68,9 +70,11 @@ class MachineProfile(Record):
 def calibrate(
     seconds: float, machine: Machine | None = None, threads: int | None = None
 ) -> MachineProfile:
-    """Micro-benchmarks of this machine's CPU for about `seconds`; `machine` is what `detect` found, if it was asked before.
+    """Run micro-benchmarks of this machine's CPU for about `seconds`.
 
-    `threads` are torch's, by default as many as it takes by itself.
+    Args:
+        machine: the result of `detect`, if it is known already.
+        threads: torch's threads, by default torch's own choice.
     """
     request = {
         "seconds": seconds,
@@ -83,7 +87,7 @@ def calibrate(
             "trainpace.measure.micro_benchmarks", request, timeout_s, "calibrating this machine"
         )
     except TimedOut as error:
-        raise TimedOut(error.message, "Let nothing else run meanwhile.") from None
+        raise TimedOut(error.message, "Stop other programs meanwhile.") from None
     return records.from_json(answer, MachineProfile, "the profile")
 
 
@@ -94,26 +98,14 @@ def measure_allreduce(
     repeats: int = 15,
     timeout_s: float = 120.0,
 ) -> AllReduce:
-    """Start that many local processes and time them. Sizes are rounded up to whole fp32 numbers.
+    """Start local processes and time their all-reduce. Sizes are rounded up to whole fp32 numbers.
 
-    Raises `TrainpaceError` for arguments that make no sense, ranks that fail, and after `timeout_s`; no process stays.
+    Raises:
+        TrainpaceError: ranks fail or exceed `timeout_s`. No process remains.
     """
-    if not 2 <= ranks <= 1024:
-        raise TrainpaceError(
-            f"an all-reduce among {ranks} ranks cannot be measured.", "Give 2 or more."
-        )
-    if backend not in get_args(Backend):
-        raise UnknownName(
-            "backend", str(backend), get_args(Backend), f"Backends: {', '.join(get_args(Backend))}."
-        )
-    if not sizes_bytes or min(sizes_bytes) < 1 or repeats < 1:
-        raise TrainpaceError(
-            "an all-reduce needs payloads of 1 byte or more, and 1 repeat or more."
-        )
     sizes = sorted({-(-size // ELEMENT_BYTES) * ELEMENT_BYTES for size in sizes_bytes})
-    with tempfile.TemporaryDirectory(
-        prefix="trainpace-"
-    ) as folder:  # where the ranks find each other
+    # the ranks meet in this folder
+    with tempfile.TemporaryDirectory(prefix="trainpace-") as folder:
         requests = [
             {
                 "backend": backend,
@@ -126,7 +118,7 @@ def measure_allreduce(
             }
             for rank in range(ranks)
         ]
-        what = f"an all-reduce among {ranks} ranks over {backend}"
+        what = f"an all-reduce between {ranks} ranks over {backend}"
         answer = run_ranks("trainpace.measure.collectives", requests, timeout_s, what)
     seconds = json.loads(answer)
     times = [median([repeat[i] for repeat in seconds]) for i in range(len(sizes))]
@@ -143,7 +135,11 @@ def measure_allreduce(
 
 
 def fit_latency_and_bandwidth(wire: ArrayLike, times_s: ArrayLike) -> tuple[float, float | None]:
-    """(seconds, bytes/s or None) of time = latency + bytes / bandwidth, both >= 0, least squares of relative errors."""
+    """Fit time = latency + bytes / bandwidth, both >= 0, by least squares of relative errors.
+
+    Returns:
+        Seconds, and bytes per second or None.
+    """
     t = np.asarray(times_s, dtype=float)
     columns = np.stack([1 / t, np.asarray(wire, dtype=float) / t], axis=1)
     latency_s, s_per_byte = non_negative(columns, np.ones(len(t)))
@@ -151,7 +147,7 @@ def fit_latency_and_bandwidth(wire: ArrayLike, times_s: ArrayLike) -> tuple[floa
 
 
 def non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Least squares with every unknown >= 0 (Lawson and Hanson 1974), on columns of equal length."""
+    """Solve least squares with every unknown >= 0 (Lawson and Hanson 1974)."""
     length = np.linalg.norm(a, axis=0)
     scale = np.where(length > 0, length, 1.0)
     scaled = a / scale
@@ -169,7 +165,7 @@ def non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
             if not below.any():
                 x = inner
                 break
-            # as far towards the free solution as no unknown goes below 0
+            # go towards the free solution until an unknown reaches 0
             x += (x[below] / np.maximum(x[below] - inner[below], _TINY)).min() * (inner - x)
             free &= x > _TINY
             x[~free] = 0.0
@@ -177,7 +173,7 @@ def non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class TimedCollective(Record):
-    """The lower quartile over repeats of the mean over ranks (as nccl-tests counts; the receiver alone for send)."""
+    """Lower quartile over repeats of the mean over ranks, as in nccl-tests. For send, the receiver's time."""
 
     collective: str
     payload_bytes: int
@@ -188,11 +184,12 @@ class TimedCollective(Record):
 def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) -> HostLinks:
     """Fit latencies, host costs and the burst, all >= 0, by the least sum of relative errors.
 
-    `gb_per_s` is the bandwidth that the link is known to have; without it the largest payload sent from one host to
-    another tells it, the hosts' work included. The ranks must be one a host.
+    There must be one rank per host.
+
+    Args:
+        gb_per_s: the known bandwidth of the link. By default, the largest payload sent between two hosts
+            determines it, including the hosts' work.
     """
-    if not timed:
-        raise TrainpaceError("no collective was timed, so the links cannot be fitted.")
     if gb_per_s is None:
         sent = [t for t in timed if t.collective == "send"] or timed
         largest = max(sent, key=lambda t: t.payload_bytes)
@@ -204,7 +201,7 @@ def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) 
     both_ways = np.array(
         [bool(meets_itself(t.collective, np.asarray(float(t.ranks)))) for t in timed]
     )
-    # what meets itself has an excess to be found, so its hosts' work is taken to be an all-reduce's
+    # a collective that meets itself has an unknown excess; its host work is assumed to be an all-reduce's
     works = [
         "all_reduce" if both else t.collective for t, both in zip(timed, both_ways, strict=True)
     ]
@@ -237,7 +234,7 @@ def _wire(collective: str, payload_bytes: int, ranks: int) -> float:
 
 
 def _least_absolute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The x >= 0 with the least sum of |a x - b|, by least squares whose weights follow the errors."""
+    """Minimize the sum of |a x - b| over x >= 0, by least squares whose weights follow the errors."""
     weight = np.ones(len(b))
     for _ in range(ROUNDS):
         x = non_negative(a * weight[:, None], b * weight)

@@ -1,4 +1,4 @@
-"""Times of collectives between processes: an all-reduce of one machine's ranks, and gloo between hosts.
+"""Time collectives between processes: all-reduce between ranks of one machine, and gloo between hosts.
 
 ``python -m trainpace.measure.collectives`` is one rank of an all-reduce that `measure_allreduce` starts.
 """
@@ -25,21 +25,27 @@ from trainpace.measure.device import count_devices, synchronize, use_device
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "send")
 SIZES_BYTES = (2**10, 2**13, 2**14, 3 * 2**13, 2**15, 2**16, 2**18, 2**20, 2**22)
 REFILL_S = 0.004
-"""Between timings: a shaped link's bucket is full again, as it is when a step's first collective starts."""
+"""Pause between timings, in which the token bucket of a shaped link fills again.
+
+It is also full when the first collective of a step starts.
+"""
 SMALL_BYTES = 2**16
 QUANTILE = 0.25
-"""The quantile of the rounds that counts; it is low, since what disturbs a host only ever adds."""
+"""The quantile of the rounds that counts. It is low, since disturbances only add time."""
 TIMEOUT_S = 120.0
 
 
 def time_collectives(
     collectives: list[str], sizes_bytes: list[int], repeats: int
 ) -> list[TimedCollective]:
-    """Time every collective at every payload (fp32), once a round. The process group must exist; all ranks return the same."""
+    """Time every collective at every payload (fp32), once per round. All ranks return the same times.
+
+    The process group must exist.
+    """
     ranks = dist.get_world_size()
     cases = [(name, size, _call(name, size)) for name in collectives for size in sizes_bytes]
     rounds = torch.zeros(repeats, len(cases), dtype=torch.float64)
-    for i in range(-1, repeats):  # the first warms up
+    for i in range(-1, repeats):  # the first round warms up
         for j, (name, size, call) in enumerate(cases):
             if size <= SMALL_BYTES:
                 call()  # the first after another size is slower
@@ -47,9 +53,8 @@ def time_collectives(
             dist.barrier()
             start = time.perf_counter()
             call()
-            if i >= 0 and (
-                name != "send" or dist.get_rank() == 1
-            ):  # a sender may leave the rest to the kernel
+            # a sender may leave the rest to the kernel, so only the receiver counts
+            if i >= 0 and (name != "send" or dist.get_rank() == 1):
                 rounds[i, j] = time.perf_counter() - start
     dist.all_reduce(rounds)
     counted = torch.tensor([1 if name == "send" else ranks for name, _, _ in cases])
@@ -78,13 +83,13 @@ def _call(collective: str, size_bytes: int) -> Callable[[], object]:
 
 
 def measure_host_links(gb_per_s: float | None = None, repeats: int = 21) -> HostLinks | None:
-    """The links between the hosts of this torchrun, of which this process is a rank; None on ranks other than 0.
+    """Measure the links between the hosts of this torchrun. Ranks other than 0 return None.
 
-    `gb_per_s` is their bandwidth where it is known. Raises `TrainpaceError` outside torchrun.
+    `gb_per_s` is the bandwidth of the links if it is known. Raises `TrainpaceError` outside torchrun.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
         raise TrainpaceError(
-            "the links between hosts need a process on each of two hosts or more.",
+            "measuring links between hosts needs a process on each of at least two hosts.",
             "On every host: torchrun --nnodes 2 --nproc-per-node 1 --node-rank N --master-addr HOST"
             " -m trainpace calibrate --hosts",
         )
@@ -97,7 +102,7 @@ def measure_host_links(gb_per_s: float | None = None, repeats: int = 21) -> Host
 
 
 def join() -> None:
-    """Become a rank of the group that the environment describes."""
+    """Join the process group that the environment describes."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch renames its collectives
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=TIMEOUT_S))
@@ -109,7 +114,10 @@ MOST_CALLS = 10
 
 
 def time_allreduce(sizes_bytes: list[int], repeats: int, device: torch.device) -> list[list[float]]:
-    """repeats x sizes seconds of one all-reduce, the slowest rank's. The sizes take turns, so that drift meets all alike."""
+    """Return seconds of one all-reduce on the slowest rank, repeats x sizes.
+
+    The sizes take turns, so that drift affects all alike.
+    """
     tensors = [torch.zeros(size // torch.float32.itemsize, device=device) for size in sizes_bytes]
     rounds = [[_seconds(tensor) for tensor in tensors] for _ in range(WARMUP_ROUNDS + repeats)]
     slowest = torch.tensor(rounds[WARMUP_ROUNDS:], dtype=torch.float64, device=device)
@@ -119,7 +127,7 @@ def time_allreduce(sizes_bytes: list[int], repeats: int, device: torch.device) -
 
 
 def _seconds(tensor: torch.Tensor) -> float:
-    # a small payload takes less than the ranks' starts differ
+    # ranks start further apart than a small payload takes
     calls = max(1, min(MOST_CALLS, BYTES_A_TIMING // tensor.nbytes))
     dist.all_reduce(tensor)  # the first after another size is slower
     dist.barrier()
@@ -142,7 +150,7 @@ def _work(request: dict[str, Any]) -> str:
         gpus = count_devices("cuda") if dist.is_nccl_available() else 0
         if gpus < ranks:
             raise TrainpaceError(
-                f"nccl needs a CUDA GPU for each of the {ranks} ranks, and {gpus} can be used here."
+                f"nccl needs a CUDA GPU for each of the {ranks} ranks, but {gpus} are usable here."
             )
         device = torch.device("cuda", rank)
         use_device("cuda", rank)
@@ -158,7 +166,7 @@ def _work(request: dict[str, Any]) -> str:
         timeout=datetime.timedelta(seconds=request["timeout_s"]),
     )
     seconds = time_allreduce(request["sizes_bytes"], request["repeats"], device)
-    dist.barrier()  # no rank goes while another still talks to it
+    dist.barrier()  # no rank ends while another still communicates with it
     return json.dumps(seconds)
 
 

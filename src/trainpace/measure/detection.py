@@ -1,8 +1,8 @@
-"""What this machine is, as far as it bears on training, without torch: from psutil, py-cpuinfo and NVML; limits of control
-groups, caches and clocks, which these do not tell, from /proc and /sys.
+"""This machine: its processors, memory, storage and devices, and what disturbs measurements. Without torch.
 
-Every field may be None: on other systems than Linux, in containers, and for drivers that do not tell. Nothing that
-identifies a machine, a person or a place is kept: no host name, serial number, UUID, bus address or path.
+Facts come from psutil, py-cpuinfo and NVML, and from /proc and /sys. Every field may be None: on systems
+other than Linux, in containers, and with drivers that do not report it. Nothing that identifies a machine,
+a person or a place is recorded: no host name, serial number, UUID, bus address or path.
 """
 
 import contextlib
@@ -35,16 +35,19 @@ from trainpace.core.worker import run_isolated, serve
 from trainpace.measure.gpus import Gpu, detect_gpus
 
 _NO_LIMIT_BYTES = 2**60
-"""cgroup v1 writes "no limit" as the largest number of pages."""
+"""cgroup v1 writes the largest number of pages for "no limit"."""
 _LOAD_SHARE = 0.2
-"""A load average above this share of the usable cores is other work."""
+"""A load average above this share of the usable cores means that other programs run."""
 _BUSY_STATE = 2
-"""P0 to P2 run training; above, an idle GPU also lowers its PCIe generation, which says nothing."""
+"""P0 to P2 run training. In higher states an idle GPU also lowers its PCIe generation."""
 
 
 class Cpu(Record):
-    """The processors together. `affinity_cores`: logical cores that this process may run on; `quota_cores`: CPU time of
-    its cgroup, in cores. Caches are of one core (L3: as many cores as share it)."""
+    """All processors of a machine.
+
+    `affinity_cores` are the logical cores that this process may use; `quota_cores` is the CPU time of its
+    cgroup, in cores. Caches are per core (L3: per group of cores that share it).
+    """
 
     name: str | None
     sockets: int | None
@@ -61,7 +64,7 @@ class Cpu(Record):
 
     @property
     def usable_cores(self) -> float | None:
-        """Logical cores' worth of CPU time that this process can get."""
+        """Return how much CPU time this process can get, in logical cores."""
         limits = [
             cores
             for cores in (self.affinity_cores, self.quota_cores, self.logical_cores)
@@ -73,8 +76,8 @@ class Cpu(Record):
 class Storage(Record):
     """Sequential throughput of one file. GB is 1e9 bytes.
 
-    write: with fsync at the end. `read_from_cache`: the read probably came from memory, not from the storage. What the
-    caches of a network server, of a virtual machine's host or of the drive itself hold cannot be seen from here.
+    Writing includes an fsync at the end. `read_from_cache`: the read probably came from memory. Caches of a
+    network server, of a virtual machine's host or of the drive itself cannot be seen from here.
     """
 
     filesystem: str | None
@@ -85,10 +88,11 @@ class Storage(Record):
 
 
 class Machine(Record):
-    """One machine as a process on it sees it. `memory_limit_gib`: its cgroup's, None without one below `memory_gib`.
+    """A machine as one process sees it.
 
-    `load_average` is over the last minute; `on_battery` None where there is no power supply to ask.
-    `gpu_problem`: why the NVIDIA driver does not show all GPUs.
+    `memory_limit_gib` is the limit of its cgroup, or None if there is none below `memory_gib`.
+    `load_average` is over the last minute. `on_battery` is None if the machine reports no power supply.
+    `gpu_problem` says why the NVIDIA driver does not show all GPUs.
     """
 
     cpu: Cpu
@@ -106,7 +110,7 @@ class Machine(Record):
 
 
 def detect(root: Path = Path("/")) -> Machine:
-    """Read the machine; takes milliseconds. `root` is where sys, etc and proc are. The storage is not measured."""
+    """Describe this machine in milliseconds, without its storage. `root` contains sys, etc and proc."""
     import psutil
 
     memory_gib = gib_from_bytes(psutil.virtual_memory().total)
@@ -152,9 +156,9 @@ def detect_cpu(root: Path = Path("/")) -> Cpu:
 
 @functools.cache
 def cpu_name(root: Path = Path("/")) -> str:
-    """The processor's name, as the system tells it; else its architecture.
+    """Return the processor's name, or else its architecture.
 
-    Linux names x86 processors at once. py-cpuinfo knows others (ARM by lscpu, macOS), and starts programs to ask them.
+    Linux reports x86 processors directly. py-cpuinfo knows others (ARM by lscpu, macOS), but starts programs.
     """
     match = re.search(r"^model name\s*:\s*(.*\S)", read_fact(root / "proc/cpuinfo"), re.MULTILINE)
     if match:
@@ -211,7 +215,7 @@ def _operating_system(root: Path) -> str | None:
 
 
 def _in_container(root: Path) -> bool | None:
-    """Whether this process runs in a container; None where there is no /proc to ask."""
+    """Return whether this process runs in a container, or None without /proc."""
     if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
         return True
     groups = read_fact(root / "proc/1/cgroup")
@@ -242,7 +246,7 @@ def _number(text: str) -> float | None:
 
 
 def warnings_of(machine: Machine) -> tuple[str, ...]:
-    """One sentence for each thing that will disturb or limit measurements; an unknown field says nothing."""
+    """Describe everything that disturbs or limits measurements, one sentence each."""
     return tuple(_warnings(machine))
 
 
@@ -270,8 +274,8 @@ def _cpu_warnings(machine: Machine) -> Iterator[str]:
         yield f"this process can use {usable:g} of {physical} physical cores, because of {limit}."
     if cpu.governor is not None and cpu.governor != "performance":
         yield (
-            f'the CPU frequency governor is "{cpu.governor}", not "performance", so that clocks'
-            " follow the load."
+            f'the CPU frequency governor is "{cpu.governor}", not "performance": clocks follow the'
+            " load."
         )
     if machine.on_battery:
         yield "the machine runs on battery, which lowers clocks and power limits."
@@ -298,7 +302,7 @@ def _gpu_warnings(index: int, gpu: Gpu) -> Iterator[str]:
         yield f"the clocks of {who} are held down by {' and '.join(gpu.throttled_by)}."
     if gpu.mig:
         named = f" ({', '.join(gpu.mig_instances)})" if gpu.mig_instances else ""
-        yield f"{who} is divided into MIG instances{named}, so that a process gets a part of it."
+        yield f"{who} is divided into MIG instances{named}, so a process gets a part of it."
     if gpu.other_processes:
         programs = (
             "1 other program uses"
@@ -313,7 +317,7 @@ def _below(value: float | None, full: float | None) -> bool:
 
 
 def environment(device: str) -> dict[str, str]:
-    """The hardware and the versions of the software. Imports torch."""
+    """Return the hardware and the versions of the software. Imports torch."""
     import torch
 
     from trainpace.measure.device import versions
@@ -330,7 +334,7 @@ def environment(device: str) -> dict[str, str]:
 
 
 def device_in(environment: Mapping[str, str]) -> str:
-    """The device of what was measured there, by the catalogue's name; "" where it does not say."""
+    """Return the catalogue's name of the measured device, or an empty string."""
     return (
         catalogue_name(environment["gpu"]) if "gpu" in environment else environment.get("cpu", "")
     )
@@ -340,21 +344,19 @@ SIZE_BYTES = 256 * 2**20
 _BLOCK_BYTES = 8 * 2**20
 _MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs"})
 _CACHED_SHARE = 0.1
-"""Share of sampled pages already in memory from which on a read says nothing about the storage."""
+"""With a larger share of sampled pages already in memory, a read does not show the storage's speed."""
 _CACHED_SPEED_RATIO = 0.5
-"""First read over second, likewise, where the system does not tell what is in memory."""
+"""Ratio of second to first read time above which the first also came from memory."""
 
 
 def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES) -> Storage:
-    """Write, flush and read a file of random bytes in `folder`. The file has no name, so nothing can leave it behind.
+    """Write, flush and read a file of random bytes in `folder`. The file has no name, so it cannot remain.
 
-    Raises `TrainpaceError` for a folder that is missing, not writable or full.
+    Raises:
+        TrainpaceError: the folder is missing, not writable or full.
     """
-    if size_bytes < 2**20:
-        raise TrainpaceError(
-            f"a storage probe of {size_bytes} bytes is too small.", "Use at least 1 MiB."
-        )
-    block = os.urandom(min(_BLOCK_BYTES, size_bytes))  # random, for some filesystems compress
+    assert size_bytes >= 2**20
+    block = os.urandom(min(_BLOCK_BYTES, size_bytes))  # random, since some filesystems compress
     filesystem = filesystem_of(folder)
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -367,7 +369,7 @@ def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise TrainpaceError(
-                f"{folder} has no room for the {size_bytes / 2**20:.0f} MiB of the storage probe.",
+                f"{folder} lacks the {size_bytes / 2**20:.0f} MiB that the storage probe needs.",
                 "Free some space, probe another folder, or use a smaller size.",
             ) from None
         reason = f"cannot probe the storage of {folder}: {os_reason(error)}."
@@ -406,7 +408,7 @@ TIMEOUT_S = 120.0
 
 
 class DeviceHere(Record):
-    """An accelerator of this machine, by what torch says of it. `name` is "" where its kind has none."""
+    """An accelerator of this machine, as torch describes it. `name` is empty if its kind has no names."""
 
     kind: str
     count: int
@@ -415,8 +417,11 @@ class DeviceHere(Record):
 
 
 def device_here(kind: str | None = None) -> DeviceHere:
-    """The device of that kind; None: the accelerator that this torch sees, or the CPU. Raises TrainpaceError where there
-    is none of that kind, with what to do about it."""
+    """Describe the device of that kind, asked in a process of its own: this process may do without torch.
+
+    `kind` None is the accelerator that this torch sees, or the CPU. Raises TrainpaceError if there is no
+    device of that kind.
+    """
     answer = run_isolated(
         "trainpace.measure.detection", {"kind": kind}, TIMEOUT_S, "looking for a device"
     )

@@ -1,4 +1,4 @@
-"""Optimizer steps of one process on one device."""
+"""Optimizer steps of one process on one device, and the norms of gradients inside them."""
 
 import contextlib
 import math
@@ -22,30 +22,33 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 
 def _weights_dtype(precision: Precision) -> torch.dtype | None:
-    """The format that a model and its inputs are converted to; None where they stay as they are."""
+    """Return the format that a model and its inputs are converted to, or None if they stay as they are."""
     number_format = NUMBER_FORMATS[precision]
     return _DTYPES.get(number_format.products) if number_format.form == "half" else None
 
 
 def place_batch(batch: Any, device: Any, precision: Precision, channels_last: bool) -> Any:
-    """The batch on the device, floating-point inputs in the weights' own format. Pinned memory is copied without waiting."""
+    """Copy a batch to the device, with floating-point inputs in the format of the weights.
+
+    Copies from pinned memory do not block.
+    """
 
     def place(tensor: torch.Tensor) -> torch.Tensor:
         dtype = _weights_dtype(precision) if tensor.is_floating_point() else None
         tensor = tensor.to(device=device, dtype=dtype, non_blocking=True)
-        return (
-            tensor.to(memory_format=torch.channels_last)
-            if channels_last and tensor.dim() == 4
-            else tensor
-        )
+        if channels_last and tensor.dim() == 4:
+            tensor = tensor.to(memory_format=torch.channels_last)
+        return tensor
 
     return map_tensors(place, batch)
 
 
 @contextlib.contextmanager
 def _moving_in_place(kind: str) -> Iterator[None]:
-    """Let a model's parameters stay the objects that its optimizer holds, and tied ones tied. torch moves them in place between
-    its own kinds of devices alone (c10's has_compatible_shallow_copy_type); elsewhere it makes new ones.
+    """Let parameters stay the objects that the optimizer holds, and tied parameters tied.
+
+    torch moves parameters in place only between its own kinds of devices (c10's
+    has_compatible_shallow_copy_type); for others it makes new ones.
     """
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(before or kind not in ("cpu", *KINDS))
@@ -56,13 +59,13 @@ def _moving_in_place(kind: str) -> Iterator[None]:
 
 
 def move(model: Any, device: Any, **changes: Any) -> Any:
-    """The model on the device, and with `changes` as of its `to`, in place: its optimizer keeps its parameters."""
+    """Move a model to the device in place, with `changes` of its `to`. Its optimizer keeps its parameters."""
     with _moving_in_place(torch.device(device).type):
         return model.to(device=device, **changes)
 
 
 class PlainEngine:
-    """A model and its optimizer in one process. The model is moved in place, so that its optimizer keeps its parameters."""
+    """A model and its optimizer in one process. The model is moved in place."""
 
     def __init__(self, execution: Execution, device: str, model: Any, optimizer: Any) -> None:
         self._execution = e = execution
@@ -75,17 +78,17 @@ class PlainEngine:
 
     @property
     def loss_scale(self) -> float:
-        """What gradients are multiplied by until the update: a GradScaler's factor, or 1."""
+        """Return the factor of gradients until the update: a GradScaler's scale, or 1."""
         return 1.0 if self._scaler is None else self._scaler.get_scale()
 
     def place(self, batch: Any) -> Any:
-        """The batch on the device, in the number format that the model takes."""
+        """Copy a batch to the device, in the model's number format."""
         return place_batch(
             batch, self.device, self._execution.precision, self._execution.channels_last
         )
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which forward passes run."""
+        """Return the context in which forward passes run."""
         number_format = NUMBER_FORMATS[self._execution.precision]
         if number_format.form != "amp":
             return contextlib.nullcontext()
@@ -100,13 +103,16 @@ class PlainEngine:
         (part if self._scaler is None else self._scaler.scale(part)).backward()
 
     def micro_step(self, loss: Loss, batch: Any, last: bool) -> torch.Tensor:
-        """Run forward and backward, and return the batch's own loss, detached. `last`: the last micro-batch of this step."""
+        """Run forward and backward, and return the detached loss of the batch.
+
+        `last`: this is the last micro-batch of the step.
+        """
         value = self.forward(loss, batch)
         self.backward(value)
         return value.detach()
 
     def update(self) -> None:
-        """Step the optimizer, and clear the gradients."""
+        """Step the optimizer and clear the gradients."""
         if self._scaler is None:
             self._optimizer.step()
         else:
@@ -116,9 +122,9 @@ class PlainEngine:
 
 
 def squared_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
-    """The squared length of all gradients that are there, in fp32, on their device: nothing waits for it.
+    """Return the squared norm of all gradients in fp32 on their device, without waiting.
 
-    Where gradients are sharded (DTensor) it is the whole gradient's, and every rank has to ask for it.
+    If gradients are sharded (DTensor), it is the norm of the whole gradient, and every rank must call this.
     """
     gradients: list[Any] = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
@@ -129,10 +135,16 @@ def squared_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
 
 
 class NoiseNorms:
-    """Call `after_first` when the first micro-batch's backward pass has ended, and `after_last` before the optimizer.
+    """Squared gradient norms inside a training loop, for the gradient noise scale.
 
-    A step has `parts` micro-batches, whose losses are divided by `parts`; the first one's gradients are of `samples` samples,
-    the last one's of `whole` (by default samples x parts). `loss_scale` tells what a GradScaler multiplies losses by.
+    Two norms per step are enough: after the first micro-batch's backward pass, and after the last. Call
+    `after_first` when the first backward pass has ended, and `after_last` before the optimizer.
+
+    Args:
+        samples: number of samples in the first micro-batch.
+        parts: micro-batches per step; their losses are divided by it.
+        whole: samples behind the last gradients, by default samples x parts.
+        loss_scale: returns the factor by which a GradScaler multiplies losses.
     """
 
     def __init__(
@@ -160,7 +172,7 @@ class NoiseNorms:
         self._pairs.append((self._first, squared_norm(self._parameters) / self._loss_scale() ** 2))
 
     def norms(self) -> GradientNorms:
-        """The norms of all steps, without those whose gradients overflowed; under DDP the same on every rank."""
+        """Return the norms of all steps without overflowing gradients. Under DDP all ranks agree."""
         pairs = [(float(part), float(whole)) for part, whole in self._pairs]
         finite = [pair for pair in pairs if math.isfinite(sum(pair))]
         return GradientNorms(
@@ -172,10 +184,10 @@ class NoiseNorms:
 
 
 class DdpNoiseNorms(NoiseNorms):
-    """The norms under DDP without accumulation: each rank's share against the mean of all, by a hook on the gradients' exchange.
+    """Norms under DDP without accumulation: each rank's gradients against the mean, by a communication hook.
 
-    Costs a pass over the gradients and one exchange of a number. Put on before the first step; it takes the place of another
-    communication hook. Call `after_last` before the optimizer, on every rank.
+    It costs a pass over the gradients and an all-reduce of one number. Install it before the first step; it
+    replaces any other communication hook. Call `after_last` before the optimizer, on every rank.
     """
 
     def __init__(self, model: nn.parallel.DistributedDataParallel, samples: int) -> None:
@@ -188,11 +200,11 @@ class DdpNoiseNorms(NoiseNorms):
             )
             return allreduce_hook(None, bucket)  # type: ignore[arg-type]
 
-        reduce.__annotations__.clear()  # DDP compares them with classes, and here they are strings
+        reduce.__annotations__.clear()  # DDP compares annotations with classes; here they are strings
         model.register_comm_hook(None, reduce)
 
     def after_first(self) -> None:
-        """The hook has seen them."""
+        """Do nothing: the hook has seen the gradients."""
 
     def after_last(self) -> None:
         own = torch.stack(self._own).sum()

@@ -1,4 +1,10 @@
-"""``python -m trainpace.measure.micro_benchmarks``: a minute of them on this machine's CPU, which forecasts of it rest on."""
+"""``python -m trainpace.measure.micro_benchmarks``: time operators of this machine's CPU for its forecasts.
+
+The timed operators are parts of small blocks of layers, drawn by seed over the shapes that people train. No
+block is a model that anyone has. Blocks are used instead of single operators because an operator's time
+depends on what ran before it: outputs go to fresh memory, and a backward pass reads what the forward pass
+wrote. Each block has its own optimizer step, so all three phases are timed.
+"""
 
 import math
 import platform
@@ -49,9 +55,9 @@ from trainpace.workload import (
 
 BLOCKS_OF_A_GROUP = 10
 PASSES = 4
-"""How often every group is run, after a run that warms up. The second fastest counts: what disturbs a machine only ever adds."""
+"""Passes of every group after a pass that warms up. The second fastest counts: disturbances only add time."""
 BLOCKS_SHARE = 0.7
-"""Share of the time for single blocks; the rest goes to whole networks."""
+"""Share of the time for blocks; the rest goes to whole networks."""
 MOST_OF_A_CLASS = 200
 SECONDS_OF_A_NETWORK = 0.8
 FEWEST_STEPS = 5
@@ -59,15 +65,14 @@ WARMUP_STEPS = 2
 
 
 def _calibrate(seconds: float, machine: Machine) -> MachineProfile:
-    """Time blocks of layers for about `seconds` with torch's current number of threads; `machine` is this one."""
+    """Time blocks of layers for about `seconds` with torch's current number of threads."""
     torch.manual_seed(0)
     begin = time.perf_counter()
     form = _roofline()
     timed, first_spread = _time_group(range(BLOCKS_OF_A_GROUP))
     spreads = [first_spread]
-    canaries = [
-        _canary_s()
-    ]  # the same group at the start, in the middle and at the end: how steady was the machine?
+    # the same group at the start, in the middle and at the end shows how steady the machine was
+    canaries = [_canary_s()]
     seed, half_way = BLOCKS_OF_A_GROUP, False
     while (now := time.perf_counter() - begin) < BLOCKS_SHARE * seconds:
         if not half_way and now > BLOCKS_SHARE * seconds / 2:
@@ -108,13 +113,13 @@ class TimedRow(NamedTuple):
 
 
 class OperatorTimer(TorchDispatchMode):
-    """Sees every ATen call below autograd and times it, in the terms of a trace: the same rows, with seconds."""
+    """Time every ATen call below autograd. The rows are those of a trace, with seconds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[TimedRow] = []
         self.seconds = 0.0
-        """Time in all operators together, without what lies between them."""
+        """Time in all operators, without the time between them."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -123,7 +128,7 @@ class OperatorTimer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.ops.aten.convolution_backward.default:
             return self._time(func, args, kwargs or {})
-        # the gradients of input and weight one after the other, since a trace has a row for each
+        # one call per gradient, since a trace has a row for each
         *others, mask = args
         of_input = self._time(func, (*others, [mask[0], False, False]), {})[0] if mask[0] else None
         if not (mask[1] or mask[2]):
@@ -137,7 +142,7 @@ class OperatorTimer(TorchDispatchMode):
         seconds = time.perf_counter() - start
         self.seconds += seconds
         rows = rows_of(func, *(map_tensors(_on_meta, tree) for tree in (args, kwargs, out)))
-        if rows:  # the first names the call; what a CPU does on the way (a bias) is in its time
+        if rows:  # the first row stands for the call, including what a CPU adds (a bias)
             self.rows.append(TimedRow(rows[0], seconds))
         return out
 
@@ -147,9 +152,10 @@ def _on_meta(t: torch.Tensor) -> torch.Tensor:
 
 
 def _step_of_blocks(seeds: range) -> Callable[[], list[TimedRow]]:
-    """A timed step of blocks that run as layers of a network do: all forward, then all backward in reverse, then the optimizers.
+    """Return a timed step of blocks that run like layers of a network.
 
-    So what a forward pass keeps is alive meanwhile, and caches and the allocator are in the state that training has them in.
+    All run forward, then all backward in reverse, then the optimizers. Saved tensors, caches and the
+    allocator are then in the state of a training.
     """
     blocks = [block(seed) for seed in seeds]
     optimizers: list[torch.optim.Optimizer] = []
@@ -180,9 +186,9 @@ def _step_of_blocks(seeds: range) -> Callable[[], list[TimedRow]]:
 
 
 def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
-    """Every operator at the second fastest of its passes; and the spread of the whole over them, (median - fastest) / fastest."""
+    """Return every operator at the second fastest of its passes, and (median - fastest) / fastest of all."""
     step = _step_of_blocks(seeds)
-    step()  # warms up, and makes the optimizers' states
+    step()  # warms up, and creates the optimizers' states
     passes = [step() for _ in range(PASSES)]
     rows = [
         TimedRow(same[0].row, sorted(timed.seconds for timed in same)[1])
@@ -193,8 +199,7 @@ def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
 
 
 def _timings(timed: list[TimedRow], form: MachineRoofline) -> OperatorTimings:
-    """The timed operators that ran on the device, at most MOST_OF_A_CLASS of a class, so that a forecast solves them in a
-    moment."""
+    """Keep at most MOST_OF_A_CLASS timed operators per class, so that a forecast is fast."""
     on_device = [
         t for t in timed if t.row.launches > 0 and t.row.function not in FUSED and t.seconds > 0
     ]
@@ -224,13 +229,13 @@ def _table(timed: list[TimedRow]) -> OperatorTimings:
 
 
 def _roofline() -> MachineRoofline:
-    """The best rates of large operators, and what the smallest takes."""
+    """Measure the best rates of large operators, and the time of the smallest."""
     square = torch.randn(1024, 1024)
     x = torch.randn(4 * 2**20)
     one = torch.ones(1)
     return MachineRoofline(
         flop_per_s=2 * 1024.0**3 / _fastest_s(lambda: square @ square),
-        # with a new output each time, as training has it: fresh pages cost a CPU more than the traffic itself
+        # a new output each time, as in training: fresh pages cost a CPU more than the traffic itself
         bytes_per_s=2 * 4.0 * x.numel() / _fastest_s(lambda: torch.relu(x)),
         start_s=_fastest_s(lambda: torch.relu(one)),
     )
@@ -255,7 +260,7 @@ def _canary_s() -> float:
 
 
 def _host_us() -> tuple[float, float, float]:
-    """The host's own work for an operator, a view and a module: what lies between operators that compute nothing."""
+    """Measure the host's own time per operator, view and module, around operators that compute nothing."""
     layers = 20
     parts = lambda *more: [m for _ in range(layers) for m in (nn.Linear(4, 4), nn.ReLU(), *more)]  # noqa: E731
     plain = _fastest_s(step := tiny_step(parts()))
@@ -290,10 +295,10 @@ def _device(form: MachineRoofline, machine: Machine) -> Device:
 
 
 def _step_factors(model: MachineModel, device: Device, end: float) -> Iterator[float]:
-    """The ratio measured / forecast of whole steps, for as many networks as there is time until `end`, three at least.
+    """Yield measured / forecast step times of at least three networks, and of more until `end`.
 
-    Between operators lie colder caches, the allocator and the interpreter. The ratio corrects every forecast of the machine, and
-    its scatter is the forecast's interval.
+    The time between operators includes colder caches, the allocator and the interpreter. The ratio corrects
+    every forecast of the machine, and its scatter is the forecast's interval.
     """
     target = Target(Cluster(device=device), CalibratedKernels(model))
     for i, (build, batch) in enumerate(NETWORKS):
@@ -328,8 +333,7 @@ def _work(request: dict[str, Any]) -> str:
 
 
 LARGEST_FLOPS = 1e9
-"""The most that one operator of a block may compute: about 10 ms on a small CPU. Efficiency follows from shape; larger ones
-need no timing."""
+"""Most FLOPs of one operator of a block: about 10 ms on a small CPU. Larger ones are as efficient."""
 LARGEST_BYTES = 5e7
 FEWEST_FLOPS = 2e6
 
@@ -346,15 +350,18 @@ _ACTIVATIONS: list[Callable[[], nn.Module]] = [
 
 
 class Block(NamedTuple):
-    """A module whose output is a scalar loss, and a maker of its input."""
+    """A module whose output is a scalar loss, and a function that makes its input."""
 
     module: nn.Module
     make_input: Callable[[], torch.Tensor]
 
 
 def block(seed: int) -> Block:
-    """The block that a seed draws: out of 100, 57 are convolutional, 22 linear, 10 attention, 8 embedding with a vocabulary's
-    loss, 3 of large parameters that little is computed with."""
+    """Draw a block by seed.
+
+    Of 100 blocks, 57 are convolutional, 22 linear, 10 attention, 8 embeddings with a loss over a vocabulary,
+    and 3 large parameters with little computation.
+    """
     draw = random.Random(f"kit:{seed}")
     kinds: tuple[Callable[[random.Random], Block], ...] = (
         _convolutional,
@@ -368,7 +375,7 @@ def block(seed: int) -> Block:
 
 
 class _Loss(nn.Module):
-    """Layers in turn, an addition as residual connections have it, and a mean in place of a loss."""
+    """Layers in turn, an optional residual addition, and a mean instead of a loss."""
 
     def __init__(self, layers: list[nn.Module], residual_at: int | None = None) -> None:
         super().__init__()
@@ -507,7 +514,7 @@ def _language_head(draw: random.Random) -> Block:
 
 
 class _LargeParameters(nn.Module):
-    """An optimizer's work at the size of whole models: its operators take all parameters at once."""
+    """Parameters of whole models' size, for the optimizer: its operators take all parameters at once."""
 
     def __init__(self, tensors: int, elements: int) -> None:
         super().__init__()
@@ -524,7 +531,7 @@ def _large_parameters(draw: random.Random) -> Block:
 
 
 def tiny_step(layers: list[nn.Module]) -> Callable[[], Any]:
-    """Forward and backward of layers of 4 features on 2 samples, whose operators do next to nothing."""
+    """Return a forward and backward pass of layers with 4 features on 2 samples."""
     model = nn.Sequential(*layers)
     x = torch.randn(2, 4, requires_grad=True)
 

@@ -36,6 +36,7 @@ from trainpace.measure.engine import NoiseNorms, PlainEngine, move
 from trainpace.measure.gpus import GpuMonitor
 from trainpace.measure.sweep import Conditions
 from trainpace.workload import (
+    Task,
     WholeStep,
     build_task,
     longest_first,
@@ -48,113 +49,192 @@ from trainpace.workload import (
 MOST_STEPS = 1000
 FEWEST_STEPS = 8
 STEPS_BETWEEN_SYNCHRONISATIONS = 10
-"""On a GPU the host must be free to run ahead, as it is in a real loop; waiting for every step would forbid it."""
+"""On a GPU the host must be free to run ahead, as in a real loop. Waiting for every step would forbid it."""
 WARMUP_WINDOW, SETTLED_WITHIN, MOST_WARMUP_STEPS = 5, 0.02, 100
-"""On an accelerator steps warm up until the medians of two successive windows agree: in the first ones cudnn tries algorithms
-out, allocators grow, and clocks rise."""
+"""On an accelerator, steps warm up until the medians of two successive windows agree. In the first ones
+cudnn tries algorithms, allocators grow, and clocks rise."""
 QUEUED_STEPS, LONGEST_QUEUED_MS = 3, 1000.0
-"""Steps beyond the timed ones that tell of gaps between kernels. Longer ones are not repeated: launches hardly count in them."""
+"""Extra steps that show gaps between kernels. Longer ones are not repeated: launches hardly matter there."""
 MOST_NOISE_STEPS = 500
 FIRST_STEPS = 30
 DISTINCT_BATCHES = 4
-"""Batches are made before the clock starts and used in turn, so that the loss is a real one and data never waits."""
+"""Batches are made before the clock starts and used in turn: the loss is real, and data never waits."""
+
+
+class PlainSteps:
+    """Steps of a task with a loss, under a clock: forward and backward per micro-batch, then the optimizer."""
+
+    def __init__(self, task: Task, c: Conditions) -> None:
+        own = task.optimizer if c.optimizer is None else None
+        self.optimizer_name = usual_optimizer(task) if own is None else optimizer_name(own)
+        self.optimizer = own or make_optimizer(c.optimizer or usual_optimizer(task), task.model)
+        self.model = task.model.train()
+        self._task, self._accumulation = task, c.accumulation
+
+    def run(self, batches: Iterator[Any], engine: PlainEngine, clock: StepClock) -> torch.Tensor:
+        clock.start_step()
+        for batch in itertools.islice(batches, self._accumulation):
+            loss = engine.forward(self._task.loss, batch)
+            clock.mark()
+            engine.backward(loss)
+            clock.mark()
+        engine.update()
+        clock.mark()
+        return loss.detach()
+
+    def parts(self, clock: StepClock) -> list[tuple[float, float, float]]:
+        """Return (forward, backward, optimizer) in ms of each settled step."""
+        # forward and backward take turns under accumulation; the optimizer comes last
+        return [(sum(spans[:-1:2]), sum(spans[1:-1:2]), spans[-1]) for spans in clock.spans_ms]
+
+
+class WholeSteps:
+    """Steps that update by themselves. Hooks show which part is backward and which is the optimizers'."""
+
+    def __init__(self, task: Task, step: WholeStep, c: Conditions) -> None:
+        unsupported = {
+            "accumulation": c.accumulation > 1,
+            "an optimizer": c.optimizer is not None,
+            "compile": c.compile,
+            "amp_fp16, which scales losses,": c.precision == "amp_fp16",
+        }
+        for what, is_asked in unsupported.items():
+            if is_asked:
+                raise TrainpaceError(
+                    f"{task.name} has its own step: {what} cannot be applied from outside.",
+                    "Put it into the step.",
+                )
+        self.optimizer_name, self.optimizer = step.optimizer_name, None
+        self.model = task.model  # in the modes that its function set: a teacher may not train
+        self._step = step
+        self._phase = "forward"
+        self._phases: list[list[str]] = []
+
+    def run(self, batches: Iterator[Any], engine: PlainEngine, clock: StepClock) -> torch.Tensor:
+        clock.start_step()
+        self._phases.append([])
+
+        def enter(phase: str) -> None:
+            clock.mark()
+            self._phases[-1].append(self._phase)
+            self._phase = phase
+
+        hooks = []
+        for optimizer in self._step.optimizers:
+            hooks.append(optimizer.register_step_pre_hook(lambda *_: enter("optimizer")))
+            hooks.append(optimizer.register_step_post_hook(lambda *_: enter("forward")))
+        try:
+            with engine.autocast(), _backward_observed(enter):
+                value = self._step.run(next(batches))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        enter("forward")
+        if isinstance(value, dict):
+            value = value.get("loss")
+        if isinstance(value, torch.Tensor) and value.dim() == 0:
+            return value.detach()
+        return torch.tensor(float(value) if isinstance(value, int | float) else 0.0)
+
+    def parts(self, clock: StepClock) -> list[tuple[float, float, float]]:
+        """Return (forward, backward, optimizer) in ms of each settled step."""
+        found = []
+        for names, spans_ms in zip(self._phases, clock.spans_ms, strict=False):
+            spent = dict.fromkeys(("forward", "backward", "optimizer"), 0.0)
+            for name, ms in zip(names, spans_ms, strict=True):
+                spent[name] += ms
+            found.append((spent["forward"], spent["backward"], spent["optimizer"]))
+        return found
+
+
+@contextlib.contextmanager
+def _backward_observed(enter: Callable[[str], None]) -> Iterator[None]:
+    """Report calls of torch's own entries to backward passes."""
+    owner: Any = torch.autograd
+    saved = {name: getattr(owner, name) for name in ("backward", "grad")}
+
+    def observed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            enter("backward")
+            try:
+                return function(*args, **kwargs)
+            finally:
+                enter("forward")
+
+        return run
+
+    try:
+        for name, function in saved.items():
+            setattr(owner, name, observed(function))
+        yield
+    finally:
+        for name, function in saved.items():
+            setattr(owner, name, function)
 
 
 def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
-    """Train for about `conditions.seconds` at one batch size and time every step; on an accelerator after a warm-up that takes
-    as long at most.
+    """Train for about `conditions.seconds` at one batch size and time every step.
 
-    A step is: forward and backward for each micro-batch, then the optimizer. Parts are separated by CUDA events on a GPU,
-    where they count the device's time, and by the clock on a CPU.
+    On an accelerator, a warm-up of at most the same time comes before. Parts of a step are separated by
+    events on an accelerator, where they count the device's time, and by the clock on a CPU.
     """
     c = conditions
     set_up_device(c.device, c.precision)
     torch.manual_seed(c.seed)
     meter = MemoryMeter(c.device)
     task = build_task(c.model, c.sequence_length, c.image_size)
-    if task.step is not None:
-        check_whole_step(c, task.name)
-        own_name, optimizer = task.step.optimizer_name, None
-        model = task.model  # in the modes that its function left it in: a teacher may not train
-    else:
-        own = task.optimizer if c.optimizer is None else None
-        own_name = usual_optimizer(task) if own is None else optimizer_name(own)
-        optimizer = own or make_optimizer(c.optimizer or usual_optimizer(task), task.model)
-        model = task.model.train()
-    execution = c.execution(batch_size, own_name)
-    engine = PlainEngine(execution, c.device, model, optimizer)
+    steps = PlainSteps(task, c) if task.step is None else WholeSteps(task, task.step, c)
+    execution = c.execution(batch_size, steps.optimizer_name)
+    engine = PlainEngine(execution, c.device, steps.model, steps.optimizer)
     batches = itertools.cycle(
         [engine.place(task.make_batch(batch_size)) for _ in range(DISTINCT_BATCHES)]
     )
     longest = longest_first(task, batch_size)
     clock = StepClock(c.device)
-    phases = StepPhases(clock, engine)
     losses: list[torch.Tensor] = []
 
-    def step(batches: Iterator[Any]) -> None:
-        if task.step is not None:
-            losses.append(phases.run(task.step, next(batches)))
-            return
-        clock.start_step()
-        for batch in itertools.islice(batches, c.accumulation):
-            loss = engine.forward(task.loss, batch)
-            clock.mark()
-            engine.backward(loss)
-            clock.mark()
-        engine.update()
-        clock.mark()
-        losses.append(loss.detach())
+    def step(batches: Iterator[Any] = batches) -> None:
+        losses.append(steps.run(batches, engine, clock))
 
-    def parts() -> list[tuple[float, float, float]]:
-        if task.step is not None:
-            return phases.parts()
-        # forward and backward take turns under accumulation; the optimizer comes last
-        return [(sum(spans[:-1:2]), sum(spans[1:-1:2]), spans[-1]) for spans in clock.spans_ms]
+    def step_times() -> list[float]:
+        return [sum(parts) for parts in steps.parts(clock)]
 
-    def warm_up_steps() -> list[float]:
+    def warm_up_window() -> list[float]:
         for _ in range(WARMUP_WINDOW):
-            step(batches)
+            step()
         clock.settle()
-        return [sum(each) for each in parts()]
+        return step_times()
 
     gc.collect()
     on_device = c.device != "cpu"
     monitor = GpuMonitor(driver_id(c.device))
-    settled = _warm_up(warm_up_steps, c.seconds) if on_device else None
+    settled = _warm_up(warm_up_window, c.seconds) if on_device else None
     first = len(losses)
     with monitor:
         end = time.perf_counter() + c.seconds
         while len(losses) < MOST_STEPS and (
             len(losses) - first < FEWEST_STEPS or time.perf_counter() < end
         ):
-            step(batches)
+            step()
             if len(losses) % STEPS_BETWEEN_SYNCHRONISATIONS == 0:
                 clock.settle()
         clock.settle()
-    curve = [float(loss) for loss in losses]
-    bad = next((loss for loss in curve if not math.isfinite(loss)), None)
-    if bad is not None and NUMBER_FORMATS[c.precision].products != "fp16":
-        raise UserCodeError(
-            f"the loss of {task.name} became {bad} during the measurement.",
-            "Lower the learning rate.",
-        )
-    totals = [sum(each) for each in parts()]
+    curve = _checked(losses, task.name, c)
+    totals, parts = step_times(), steps.parts(clock)
     warm = first if settled else max(first, warmup_steps(totals))
     steady = totals[warm:]
-    forward_ms, backward_ms, optimizer_ms = map(median, zip(*parts()[warm:], strict=True))
+    forward_ms, backward_ms, optimizer_ms = map(median, zip(*parts[warm:], strict=True))
     middle = median(steady)
     low, high = median_interval(steady)
-    if longest is not None:  # after the clock: it sizes the memory, and is no typical step
+    if longest is not None:  # after the clock: it sizes the memory, but is not a typical step
         step(itertools.repeat(engine.place(longest)))
         clock.wait()
     peak_gib, reserved_gib = meter.peak_gib()
     run = None
     if on_device:
         run = monitor.run_of(len(totals) - first, DeviceRun(settled=settled))
-        if (
-            c.precision != "amp_fp16"
-        ):  # GradScaler reads from the device in every step, so that launching waits for it
-            run = replace(run, **_gaps(c.device, lambda: step(batches), middle))
+        if c.precision != "amp_fp16":  # GradScaler reads from the device in every step
+            run = replace(run, **_gaps(c.device, step, middle))
     return Measurement(
         model=task.name,
         device=device_name(c.device) or cpu_name(),
@@ -176,7 +256,7 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
         ),
         peak_memory_gib=peak_gib,
         reserved_memory_gib=reserved_gib,
-        losses=tuple(loss for loss in curve if math.isfinite(loss)),
+        losses=curve,
         environment=environment(c.device),
         sequence_length=task.sequence_length,
         image_size=c.image_size,
@@ -185,9 +265,22 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     )
 
 
+def _checked(losses: list[torch.Tensor], name: str, c: Conditions) -> tuple[float, ...]:
+    """Return the finite losses. Only fp16, whose scaler skips overflowing steps, may have others."""
+    curve = [float(loss) for loss in losses]
+    bad = next((loss for loss in curve if not math.isfinite(loss)), None)
+    if bad is not None and NUMBER_FORMATS[c.precision].products != "fp16":
+        raise UserCodeError(
+            f"the loss of {name} became {bad} during the measurement.", "Lower the learning rate."
+        )
+    return tuple(loss for loss in curve if math.isfinite(loss))
+
+
 def _warm_up(more_steps: Callable[[], list[float]], seconds: float) -> bool | None:
-    """Whether the steps' times settled before MOST_WARMUP_STEPS and the time were over; None where they were too few to tell.
-    `more_steps` runs a window of them, and gives the times of all."""
+    """Run steps until their times settle, and return whether they did, or None if they were too few.
+
+    `more_steps` runs a window of steps and returns the times of all steps.
+    """
     end = time.perf_counter() + seconds
     while True:
         times = more_steps()
@@ -198,7 +291,7 @@ def _warm_up(more_steps: Callable[[], list[float]], seconds: float) -> bool | No
 
 
 def _gaps(kind: str, step: Callable[[], None], step_ms: float) -> dict[str, float | None]:
-    """DeviceRun's `launch_ms` and `busy_share`, from a few more steps. The copies that it takes may find no memory."""
+    """Return `launch_ms` and `busy_share` of DeviceRun from a few more steps, if memory allows."""
     if step_ms > LONGEST_QUEUED_MS:
         return {}
     try:
@@ -211,19 +304,20 @@ def _gaps(kind: str, step: Callable[[], None], step_ms: float) -> dict[str, floa
 
 
 def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNoiseScale:
-    """The noise scale of a task over some steps on fresh samples of its own data set, in the process that this runs in.
+    """Measure the noise scale of a task over some steps on fresh samples of its own dataset.
 
-    It trains from the first weights, each step in `accumulation` micro-batches of `batch_size` samples, or in two halves of it
-    where there is no accumulation, for `conditions.seconds` and FIRST_STEPS steps at least.
+    It trains from the initial weights for `conditions.seconds` and at least FIRST_STEPS steps. Each step has
+    `accumulation` micro-batches of `batch_size` samples, or two halves of a batch without accumulation.
 
-    Raises TrainpaceError for a model without a data set of its own: the gradients of random samples point nowhere.
+    Raises:
+        TrainpaceError: the model has no dataset. Gradients of random samples have no direction.
     """
     c = conditions
     torch.manual_seed(c.seed)
     task = build_task(c.model, c.sequence_length, c.image_size)
     if task.dataset is None or task.collate is None:
         raise TrainpaceError(
-            f"{c.model} has no data: the noise scale is one of real samples.",
+            f"{c.model} has no data, and the noise scale needs real samples.",
             "Name FILE.py:FUNCTION, whose function returns (model, loss, optimizer, dataset).",
         )
     parts = c.accumulation if c.accumulation > 1 else 2
@@ -234,22 +328,21 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
     own = task.optimizer if c.optimizer is None else None
     optimizer = own or make_optimizer(c.optimizer or usual_optimizer(task), model)
     gradients = NoiseNorms(model, samples, parts)
+    observe = {0: gradients.after_first, parts - 1: gradients.after_last}
     order = _shuffled(len(task.dataset), c.seed)
     device_clock = StepClock(c.device)
-    to_device = operator.methodcaller("to", c.device)
     clock, steps, norms_s = time.perf_counter, 0, 0.0
     begin = clock()
     while steps < MOST_NOISE_STEPS and (steps < FIRST_STEPS or clock() - begin < c.seconds):
         optimizer.zero_grad(set_to_none=True)
         for part in range(parts):
-            batch = map_tensors(
-                to_device, task.collate([task.dataset[i] for i in itertools.islice(order, samples)])
-            )
+            chosen = task.collate([task.dataset[i] for i in itertools.islice(order, samples)])
+            batch = map_tensors(operator.methodcaller("to", c.device), chosen)
             (task.loss(model, batch) / parts).backward()
-            if part in (0, parts - 1):
+            if part in observe:
                 device_clock.wait()
                 start = clock()
-                (gradients.after_last if part else gradients.after_first)()
+                observe[part]()
                 device_clock.wait()
                 norms_s += clock() - start
         optimizer.step()
@@ -257,7 +350,7 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
     seconds = clock() - begin
     norms = gradients.norms()
     if len(norms.small_squared) < FEWEST_NORMS:
-        raise UserCodeError("most gradients were no numbers (NaN).", "Lower the learning rate.")
+        raise UserCodeError("most gradients were not finite (NaN).", "Lower the learning rate.")
     return MeasuredNoiseScale(
         batch=samples * parts,
         parts=parts,
@@ -268,101 +361,10 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
 
 
 def _shuffled(size: int, seed: int) -> Iterator[int]:
-    """Positions of samples, shuffled anew for each pass."""
+    """Yield positions of samples, shuffled again for each pass."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         yield from torch.randperm(size, generator=generator).tolist()
-
-
-def check_whole_step(conditions: Conditions, name: str) -> None:
-    """Raise TrainpaceError for conditions that such a step cannot be measured under."""
-    c = conditions
-    asked = {
-        "accumulation": c.accumulation > 1,
-        "an optimizer": c.optimizer is not None,
-        "compile": c.compile,
-        "amp_fp16, which scales losses,": c.precision == "amp_fp16",
-    }
-    for what, is_asked in asked.items():
-        if is_asked:
-            raise TrainpaceError(
-                f"{name} has a step of its own: {what} cannot be put around it.",
-                "Put it into the step.",
-            )
-
-
-class StepPhases:
-    """Runs whole steps under a clock, and tells backward passes and updates from the rest by torch's own entries to them."""
-
-    def __init__(self, clock: StepClock, engine: PlainEngine) -> None:
-        self._clock, self._engine = clock, engine
-        self._phase = "forward"
-        self._phases: list[list[str]] = []
-
-    def run(self, step: WholeStep, batch: Any) -> torch.Tensor:
-        """One step. Gives the loss, where the step returns one, and 0 where it does not."""
-        self._clock.start_step()
-        self._phases.append([])
-        hooks = [
-            h
-            for optimizer in step.optimizers
-            for h in (
-                optimizer.register_step_pre_hook(lambda *_: self._enter("optimizer")),
-                optimizer.register_step_post_hook(lambda *_: self._enter("forward")),
-            )
-        ]
-        try:
-            with self._engine.autocast(), self._backward_told():
-                value = step.run(batch)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        self._enter("forward")
-        if isinstance(value, dict):
-            value = value.get("loss")
-        if isinstance(value, torch.Tensor) and value.dim() == 0:
-            return value.detach()
-        return torch.tensor(float(value) if isinstance(value, int | float) else 0.0)
-
-    def parts(self) -> list[tuple[float, float, float]]:
-        """(forward, backward, optimizer) in ms of each settled step."""
-        return [
-            (_of("forward", *step), _of("backward", *step), _of("optimizer", *step))
-            for step in zip(self._phases, self._clock.spans_ms, strict=False)
-        ]
-
-    def _enter(self, phase: str) -> None:
-        """End the span of the phase until now."""
-        self._clock.mark()
-        self._phases[-1].append(self._phase)
-        self._phase = phase
-
-    @contextlib.contextmanager
-    def _backward_told(self) -> Iterator[None]:
-        owner: Any = torch.autograd
-        saved = {name: getattr(owner, name) for name in ("backward", "grad")}
-
-        def told(function: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                self._enter("backward")
-                try:
-                    return function(*args, **kwargs)
-                finally:
-                    self._enter("forward")
-
-            return run
-
-        try:
-            for name, function in saved.items():
-                setattr(owner, name, told(function))
-            yield
-        finally:
-            for name, function in saved.items():
-                setattr(owner, name, function)
-
-
-def _of(phase: str, phases: list[str], spans_ms: list[float]) -> float:
-    return sum(ms for name, ms in zip(phases, spans_ms, strict=True) if name == phase)
 
 
 def _work(request: dict[str, Any]) -> str:
@@ -375,7 +377,7 @@ def _work(request: dict[str, Any]) -> str:
 
 
 def _limit_memory(gib: float) -> None:
-    """Let this process take only so much more than it has now, after torch was loaded. Data and anonymous memory count."""
+    """Let this process allocate this much more than it has now, after torch was loaded."""
     try:
         import resource
 
@@ -385,7 +387,7 @@ def _limit_memory(gib: float) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     except (ImportError, AttributeError, OSError, ValueError):
         raise TrainpaceError(
-            f"a memory limit cannot be set on {sys.platform}.", "Leave it out."
+            f"a memory limit cannot be set on {sys.platform}.", "Omit the limit."
         ) from None
 
 

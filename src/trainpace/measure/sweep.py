@@ -1,5 +1,19 @@
-"""Batch sizes measured from outside, each in a fresh process, so that a crash or a hang costs only that probe: which comes next,
-and what to keep when something ends the sweep."""
+"""Sweeps over batch sizes: which size to probe next, running the probes, and what the results show.
+
+A probe is a fresh process and costs seconds, so a crash or a hang costs only that probe. A sweep costs a
+fraction of its batch sizes and still finds its jumps: `next_batch` is a pure function of the measurements,
+called until it returns None. It asks, in this order, for
+
+1. both ends; if the largest does not fit, bisection for the largest that does;
+2. a coarse grid, denser at small batches, of odd and even batches in turn (so that a period of two shows),
+   and both sides of every hint;
+3. repeats of a few, which show the noise between processes, and of batches whose probes disagree or fit no
+   neighbor;
+4. the middle of every gap that rises as if it contained a jump, until its ends are neighbors;
+5. repeats beside uncertain jumps, and the middles of gaps that bend or are wide.
+
+Within a stage the order is random (seeded), so that a machine that warms up does not bend the curve.
+"""
 
 import math
 import random
@@ -32,18 +46,18 @@ from trainpace.workload import ModelSpec
 R = TypeVar("R", bound=Record)
 Outcome = Measurement | FailedProbe
 ADAPTIVE_FROM = 13
-"""Batch sizes from which on some are left out: below it, measuring all is as cheap as choosing."""
+"""From this many batch sizes on, some are skipped. Fewer are cheaper to measure than to choose from."""
 MOST_CRASHES = 4
-"""Sizes at which the code may fail before one is measured: more, and it fails at every size."""
+"""After this many sizes at which the code failed, it is assumed to fail at every size."""
 RESOLUTION = 1 / 64
-"""Sizes closer than this share of the largest are the same answer."""
+"""Sizes that differ by less than this share count as equal."""
 
 
 class Conditions(Record):
-    """The conditions under which a model is measured: everything but the batch size. A sweep and its resumption share them.
+    """Everything but the batch size under which a model is measured. A sweep and its resumption share it.
 
-    `seconds` is the training time of one probe; `memory_limit_gib` the most memory that its process may map (CPU only);
-    `optimizer` None is the task's own, or the usual one (`trainpace.core.execution`).
+    `seconds` is the training time of one probe. `memory_limit_gib` limits the memory of its process (CPU
+    only). `optimizer` None is the task's own, or the usual one (`trainpace.core.execution`).
     """
 
     model: str
@@ -63,18 +77,17 @@ class Conditions(Record):
     def __post_init__(self) -> None:
         if not (self.seconds >= 0 and self.timeout_s > 0 and self.accumulation >= 1):
             raise TrainpaceError(
-                "a probe needs seconds of 0 or more, a time-out above 0 and 1 or more"
-                " micro-batches."
+                "a probe needs seconds of at least 0, a positive time-out and at least 1 micro-batch."
             )
         if self.memory_limit_gib is not None and not self.memory_limit_gib > 0:
-            raise TrainpaceError("a memory limit is above 0 GiB.")
+            raise TrainpaceError("a memory limit must be above 0 GiB.")
         if self.memory_limit_gib is not None and self.device != "cpu":
             raise TrainpaceError(
-                "a memory limit is for probes on the CPU.", "A GPU's own memory is the limit there."
+                "a memory limit is for probes on the CPU.", "On a GPU its own memory is the limit."
             )
 
     def execution(self, batch_size: int, own_optimizer: str = "") -> Execution:
-        """How a probe at this batch size is executed. `own_optimizer`: what the task is trained with, "" before it was built."""
+        """Return the execution of a probe. `own_optimizer` is the task's, or empty before it is built."""
         is_language = (
             self.sequence_length is not None or ModelSpec.of(self.model).kind == "transformers"
         )
@@ -91,17 +104,20 @@ class Conditions(Record):
 
 
 def measure(conditions: Conditions, batch_size: int) -> Measurement:
-    """Real training steps at one batch size on this machine. Raises `UserCodeError` and its kin where they fail."""
+    """Measure real training steps at one batch size on this machine.
+
+    Raises:
+        UserCodeError, OutOfMemory, TimedOut: the steps fail.
+    """
     return _answer(Measurement, "measuring", conditions, batch_size)
 
 
 def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNoiseScale:
-    """The gradient noise scale over some steps on the task's own data. Raises as `measure` does, and where there is no data."""
+    """Measure the gradient noise scale on the task's own data. Raises like `measure`, and without data."""
     return _answer(MeasuredNoiseScale, "gathering gradients of", conditions, batch_size)
 
 
 def _answer(kind: type[R], verb: str, conditions: Conditions, batch_size: int) -> R:
-    """The worker's answer, which is a record of that kind."""
     request = {
         "record": kind.__name__,
         "conditions": msgspec.to_builtins(conditions),
@@ -113,7 +129,7 @@ def _answer(kind: type[R], verb: str, conditions: Conditions, batch_size: int) -
 
 
 def probe(conditions: Conditions, batch_size: int, device: str) -> Measurement | FailedProbe:
-    """Measure; a failure of the user's code or a lack of memory is an answer, on the named device."""
+    """Measure, and turn a failure of the user's code or a lack of memory into an outcome."""
     try:
         return measure(conditions, batch_size)
     except OutOfMemory as error:
@@ -136,8 +152,11 @@ def probe(conditions: Conditions, batch_size: int, device: str) -> Measurement |
 
 
 class SweepPlan(Record):
-    """A sweep that was asked for. `every` measures all of `batches`, `repeats` times; `until_oom` looks for the largest that
-    fits, up to the last of `batches`, and measures the others only with `also_batches`."""
+    """A requested sweep.
+
+    `every` measures all of `batches`, `repeats` times. `until_oom` looks for the largest size that fits, up to
+    the last of `batches`, and measures the other sizes only with `also_batches`.
+    """
 
     batches: tuple[int, ...]
     repeats: int = 2
@@ -149,7 +168,7 @@ class SweepPlan(Record):
     def __post_init__(self) -> None:
         if not self.batches or min(self.batches) < 1 or self.repeats < 1:
             raise TrainpaceError(
-                "a sweep needs batch sizes of 1 or more, each measured at least once."
+                "a sweep needs batch sizes of at least 1, each measured at least once."
             )
 
     @property
@@ -158,7 +177,7 @@ class SweepPlan(Record):
 
 
 def medians_of(outcomes: Sequence[Outcome]) -> dict[int, list[float]]:
-    """The median step in ms of each probe, by batch size."""
+    """Return the median step of each probe in ms, by batch size."""
     medians: dict[int, list[float]] = {}
     for outcome in outcomes:
         if isinstance(outcome, Measurement):
@@ -169,10 +188,14 @@ def medians_of(outcomes: Sequence[Outcome]) -> dict[int, list[float]]:
 def next_for_largest(
     worked: Collection[int], failed: Collection[int], most: int, crashed: Collection[int] = ()
 ) -> int | None:
-    """Double until a batch size fails, then bisect. None once the largest that works is known, or is `most`.
+    """Double until a batch size fails, then bisect. Returns None once the largest that works is known.
 
-    Where a smaller size failed than one that worked, sizes above the smallest failure are not trusted. `crashed`: sizes that
-    failed for a reason of their own, which say nothing of larger ones unless a smaller one worked.
+    Sizes above the smallest failure are not trusted, even if one worked.
+
+    Args:
+        most: the largest size to try.
+        crashed: sizes that failed for another reason than memory. They count as limits only if a smaller size
+            worked.
     """
     smallest = min(worked, default=math.inf)
     failed = {*failed, *(n for n in crashed if n > smallest)}
@@ -191,30 +214,46 @@ def next_for_largest(
 def next_probe(
     plan: SweepPlan, outcomes: Sequence[Outcome], hints: Sequence[int] = ()
 ) -> int | None:
-    """The batch size to measure next, None when all is done. Raises where the user's code fails at all sizes, or at
-    MOST_CRASHES, and works at none."""
+    """Return the batch size to measure next, or None when the plan is done.
+
+    Raises:
+        UserCodeError: the user's code failed at all sizes, or at MOST_CRASHES, and worked at none.
+    """
     medians = medians_of(outcomes)
-    failures = [o for o in outcomes if isinstance(o, FailedProbe)]
-    crashes = [o for o in failures if o.failure == "crashed"]
-    crashed = {o.execution.micro_batch for o in crashes}
-    failed = {o.execution.micro_batch for o in failures} - crashed
+    crashed, too_large = _sizes(outcomes, "crashed"), _sizes(outcomes, "out_of_memory")
+    failed = (too_large | _sizes(outcomes, "timeout")) - crashed
     most = MOST_CRASHES if plan.until_oom else max(2, min(MOST_CRASHES, len(plan.batches)))
     if len(crashed) >= most and not medians:
-        raise UserCodeError(crashes[-1].reason)
-    too_large = {o.execution.micro_batch for o in failures if o.failure == "out_of_memory"}
-    limit = min(too_large, default=None)
+        raise UserCodeError(
+            next(o.reason for o in reversed(outcomes) if isinstance(o, FailedProbe))
+        )
     if plan.until_oom:
         larger = next_for_largest(medians, failed, plan.batches[-1], crashed)
         if larger is not None or not plan.also_batches:
             return larger
-    wanted = [b for b in plan.batches if b not in failed | crashed and (limit is None or b < limit)]
-    if plan.adaptive:
-        return next_batch(plan.batches, medians, hints, failed, crashed=crashed) if wanted else None
+    limit = min(too_large, default=math.inf)
+    wanted = [b for b in plan.batches if b not in failed | crashed and b < limit]
+    if not plan.adaptive:
+        return _next_in_round(plan, wanted, medians)
+    return next_batch(plan.batches, medians, hints, failed, crashed=crashed) if wanted else None
+
+
+def _sizes(outcomes: Sequence[Outcome], failure: ProbeFailure) -> set[int]:
+    return {
+        o.execution.micro_batch
+        for o in outcomes
+        if isinstance(o, FailedProbe) and o.failure == failure
+    }
+
+
+def _next_in_round(
+    plan: SweepPlan, wanted: Sequence[int], medians: Mapping[int, Sequence[float]]
+) -> int | None:
     rounds = {b: len(medians.get(b, ())) for b in wanted}
     now = min(rounds.values(), default=plan.repeats)
     if now >= plan.repeats:
         return None
-    # in each round another order, so that a machine that slows down does not bend the curve
+    # each round has another order, so that a machine that slows down does not bend the curve
     order = sorted(wanted)
     random.Random(f"{plan.seed}:{now}").shuffle(order)
     return next(b for b in order if rounds[b] == now)
@@ -229,8 +268,13 @@ def run_sweep(
     hints: Sequence[int] = (),
     tell: Callable[[int, int], None] = lambda batch, finished: None,
 ) -> list[Outcome]:
-    """Probe until the plan is fulfilled. `keep` gets each outcome as soon as it is there; `done` are those of an earlier,
-    interrupted run; `tell(batch, finished)` says what begins. `device` names the machine where a probe fails.
+    """Probe until the plan is fulfilled.
+
+    Args:
+        device: name of the device in outcomes that failed.
+        keep: called with each outcome.
+        done: outcomes of an earlier, interrupted run.
+        tell: called with (batch, finished probes) before each probe.
     """
     outcomes = list(done)
     while (batch := next_probe(plan, outcomes, hints)) is not None:
@@ -242,25 +286,25 @@ def run_sweep(
 
 
 MOST_SHARE = 0.4
-"""Probes over batches asked for, at most ..."""
+"""Most probes relative to the requested batch sizes ..."""
 FEWEST_PROBES = 12
-"""... but so many are always allowed."""
+"""... but this many are always allowed."""
 NOISE = 0.01
-"""Relative deviation that is expected between processes, before repeats tell."""
+"""Expected relative deviation between processes, until repeats show it."""
 NOISE_REPEATS = 2
 DISAGREE = 4.0
-"""Two probes of one batch that differ by this many deviations call for a third."""
+"""If two probes of one batch differ by this many deviations, a third is needed."""
 SUSPICIOUS = 2.2
-"""Deviations by which a gap must rise beyond the usual slope to be looked into."""
+"""A gap is searched if it rises this many deviations beyond the usual slope."""
 SLOPE_WINDOW = 6
 SAG = 0.5
-"""Deviations by which the middle of a gap may lie off the line between its ends."""
+"""How far the middle of a gap may lie off the line between its ends, in deviations."""
 SURE = 6.0
-"""A jump of this many deviations needs no repeats."""
+"""Jumps of this many deviations need no repeats."""
 PRIOR_WORTH = 1.0
-"""How many repeats the expected noise is worth."""
+"""Weight of the expected noise, in repeats."""
 WIDEST_GAP_SHARE = 8
-"""A gap of more than one part in so many of the sweep is tested in its middle."""
+"""Gaps wider than this fraction (1 / value) of the sweep are tested in their middle."""
 
 
 def next_batch(
@@ -271,11 +315,15 @@ def next_batch(
     seed: int = 0,
     crashed: Collection[int] = (),
 ) -> int | None:
-    """The batch size to probe next, one of `asked`, perhaps again; None when enough is known.
+    """Return the batch size to probe next, perhaps again, or None when enough is known.
 
-    `measured` holds the median step in ms of each probe that worked, by batch size; `failed` the sizes that ran out of memory:
-    nothing from the smallest of them on is asked for. `crashed`: sizes that failed for a reason of their own. `hints` are batch
-    sizes at which a jump is expected, each the first that costs more. `seed` is for the order.
+    Args:
+        asked: the requested batch sizes.
+        measured: median steps in ms of each probe that worked, by batch size.
+        hints: batch sizes at which a jump is expected, each the first that costs more.
+        failed: sizes that ran out of memory. Nothing from the smallest of them on is probed.
+        seed: for the order within a stage.
+        crashed: sizes that failed for another reason.
     """
     sizes = sorted(set(asked) - set(crashed))
     measured = {batch: measured[batch] for batch in sizes if measured.get(batch)}
@@ -294,9 +342,9 @@ def next_batch(
 def _stages(
     sizes: list[int], measured: Mapping[int, Sequence[float]], hints: Sequence[int], limit: float
 ) -> Iterator[Collection[int]]:
-    """What each stage asks for, in order; a stage is looked at where those before it ask for nothing.
+    """Yield what each stage asks for. A stage counts only if all earlier stages ask for nothing.
 
-    sizes: ascending, below `limit`, the smallest that failed.
+    The sizes are ascending and below `limit`, the smallest size that failed.
     """
     if limit < math.inf:
         yield [] if sizes[0] in measured else [sizes[0]]
@@ -312,18 +360,19 @@ def _stages(
         for batch, times in measured.items()
         if len(times) == 2 and abs(times[0] - times[1]) > DISAGREE * deviation * min(times)
     ]
-    sizes = [batch for batch in sizes if batch <= max(measured)]
+    yield from _stages_of_curve([batch for batch in sizes if batch <= max(measured)], measured)
+
+
+def _stages_of_curve(
+    sizes: list[int], measured: Mapping[int, Sequence[float]]
+) -> Iterator[Collection[int]]:
     curve = fitted_curve(measured)
     yield _suspicious(sizes, measured, curve)
     yield [batch for jump in curve.jumps for batch in _middle(sizes, jump.before, jump.after)]
     yield _again(sizes, measured, curve)
-    yield [
-        batch
-        for jump in curve.jumps
-        if abs(jump.z) < SURE
-        for batch in (jump.before, jump.after)
-        if len(measured[batch]) == 1
-    ]
+    unsure = [jump for jump in curve.jumps if abs(jump.z) < SURE]
+    beside = [batch for jump in unsure for batch in (jump.before, jump.after)]
+    yield [batch for batch in beside if len(measured[batch]) == 1]
     yield _curved(sizes, measured, curve)
     places = [bisect_left(sizes, batch) for batch in curve.batches]
     width, low = max(((b - a, a) for a, b in pairwise(places)), default=(0, 0))
@@ -331,7 +380,7 @@ def _stages(
 
 
 def fitted_curve(measured: Mapping[int, Sequence[float]]) -> StepCurve:
-    """The curve through the medians of each batch's probes; repeats tell the noise and sharpen their batch."""
+    """Fit a curve through the medians of each batch's probes, with the noise from repeats."""
     batches = sorted(batch for batch, times in measured.items() if times)
     noise = noise_between(measured)
     return find_changes(
@@ -342,22 +391,26 @@ def fitted_curve(measured: Mapping[int, Sequence[float]]) -> StepCurve:
 
 
 def noise_between(measured: Mapping[int, Sequence[float]]) -> float:
-    """Relative standard deviation between probes of one batch, from their differences and what was expected. Batches
-    with a disturbed probe do not count for more than the others: the median of the squares counts, not the mean.
+    """Estimate the relative standard deviation between probes of one batch, from repeats and a prior.
+
+    Squares are capped at nine times their median, so a disturbed probe does not dominate.
     """
     squares = [
         statistics.variance(v) / statistics.fmean(v) ** 2 for v in measured.values() if len(v) > 1
     ]
     if not squares:
         return NOISE
-    # a disturbed probe among few repeats would hide every jump
+    # without the cap, a disturbed probe among few repeats would hide every jump
     cap = 9 * statistics.median(squares)
     capped = [min(square, cap) for square in squares]
     return math.sqrt((sum(capped) + PRIOR_WORTH * NOISE**2) / (len(capped) + PRIOR_WORTH))
 
 
 def coarse_grid(sizes: Sequence[int], hints: Sequence[int] = ()) -> list[int]:
-    """About 4 + sqrt(n) of n ascending sizes: 1, 2, 4, 8 times the first, then evenly spread; odd and even in turn."""
+    """Choose about 4 + sqrt(n) of n ascending sizes: 1, 2, 4, 8 times the first, then evenly spread.
+
+    Odd and even sizes take turns.
+    """
     count = len(sizes)
     points = 4 + round(math.sqrt(count))
     if count <= points + 2:
@@ -365,7 +418,7 @@ def coarse_grid(sizes: Sequence[int], hints: Sequence[int] = ()) -> list[int]:
     places = {0, count - 1}
     for factor in (2, 4, 8):
         places.add(min(bisect_left(sizes, factor * sizes[0]), count - 1))
-    # the first few are close together already: the rest is spread over what they leave
+    # the first few are close together already; spread the rest over the remaining sizes
     start = bisect_left(sizes, 8 * sizes[0]) if 8 * sizes[0] < sizes[count // 2] else 0
     for i, place in enumerate(np.linspace(start, count - 1, points - 3).round().astype(int)[1:-1]):
         odd_wanted = i % 2
@@ -379,7 +432,7 @@ def coarse_grid(sizes: Sequence[int], hints: Sequence[int] = ()) -> list[int]:
 
 
 def _for_noise(measured: Mapping[int, Sequence[float]]) -> list[int]:
-    """Repeats spread over the sweep, the ends first, which have a neighbour on one side only."""
+    """Choose repeats spread over the sweep. The ends come first: they have only one neighbor."""
     batches = sorted(measured)
     count = min(NOISE_REPEATS, len(batches))
     if sum(len(times) > 1 for times in measured.values()) >= count:
@@ -391,7 +444,7 @@ def _for_noise(measured: Mapping[int, Sequence[float]]) -> list[int]:
 def _again(
     sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve
 ) -> list[int]:
-    """Batches whose measurement fits no neighbour, again; if it stays so, what lies between."""
+    """Repeat batches that fit neither neighbor. If a repeat does not fit either, probe between them."""
     wanted = []
     for batch in curve.disturbed:
         if len(measured[batch]) == 1:
@@ -404,7 +457,7 @@ def _again(
 
 
 def _middle(sizes: list[int], before: int, after: int) -> list[int]:
-    """The size in the middle of a bracket; none if its ends are neighbours."""
+    """Return the size in the middle of a bracket, or nothing if its ends are neighbors."""
     low, high = bisect_left(sizes, before), bisect_left(sizes, after)
     return [sizes[(low + high) // 2]] if high - low > 1 else []
 
@@ -412,7 +465,7 @@ def _middle(sizes: list[int], before: int, after: int) -> list[int]:
 def unresolved(
     asked: Sequence[int], measured: Mapping[int, Sequence[float]]
 ) -> tuple[tuple[int, int], ...]:
-    """The gaps between measured sizes in which a jump is, or seems to be, while sizes between them were not measured."""
+    """Return the gaps between measured sizes that seem to contain a jump at an unmeasured size."""
     sizes, curve = sorted(set(asked)), fitted_curve(measured)
     gaps = {(jump.before, jump.after) for jump in curve.jumps}
     if len(curve.batches) > 2:
@@ -428,9 +481,7 @@ def unresolved(
 def _suspicious(
     sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve
 ) -> list[int]:
-    """The middle of the gap whose step time grows most unlike what a sample costs around it, or its ends again where
-    nothing lies between.
-    """
+    """Return the middle of the gap with the most surprising rise, or its ends again if it has no middle."""
     z = _surprises(measured, curve)
     again: list[int] = []
     for t in np.argsort(-np.abs(z)):
@@ -447,7 +498,10 @@ def _suspicious(
 
 
 def _lone(measured: Mapping[int, Sequence[float]], z: Floats, t: int) -> list[int]:
-    """Ends of gap `t`, as places, from which the curve goes up and down again by as much: that is the point, not two jumps."""
+    """Return the ends of gap `t`, as places, where the curve rises and falls again by the same amount.
+
+    That is a disturbed point, not two jumps.
+    """
     repeats = [len(times) for _, times in sorted(measured.items()) if times]
     return [
         p
@@ -457,13 +511,15 @@ def _lone(measured: Mapping[int, Sequence[float]], z: Floats, t: int) -> list[in
 
 
 def _surprises(measured: Mapping[int, Sequence[float]], curve: StepCurve) -> Floats:
-    """Of every gap, by how many deviations it rises beyond the usual slope. Few points hold too little for a model of the whole
-    curve; this asks for one slope only."""
+    """Return by how many deviations each gap rises beyond the usual slope.
+
+    A few points are too little for a model of the whole curve; this needs one slope only.
+    """
     batches = np.array(curve.batches)
     repeats = np.array([len(measured[batch]) for batch in curve.batches], dtype=float)
     steps = np.array(curve.step_ms) - curve.odd_extra_ms * (batches % 2)
     gap, rise = np.diff(batches), np.diff(steps)
-    # the noise of the repeats, not the curve's: that holds the misfit of all jumps that were not found yet
+    # noise of the repeats: that of the curve includes the misfit of jumps that were not found yet
     deviation = (
         noise_between(measured)
         * np.maximum(steps[1:], steps[:-1])
@@ -473,8 +529,10 @@ def _surprises(measured: Mapping[int, Sequence[float]], curve: StepCurve) -> Flo
 
 
 def _surprise(slopes: Floats, deviations: Floats, gaps: Floats, t: int) -> float:
-    """By how many deviations the slope of gap `t` differs from all that may be usual there: the slope that most of the
-    width around it agrees with (a mode, since jumps may be in half of the gaps), and those of the next gaps.
+    """Return by how many deviations the slope of gap `t` differs from all usual slopes there.
+
+    Usual are the slope on which most of the width around agrees (a mode, since half of the gaps may contain
+    jumps), and the slopes of the next gaps.
     """
     around = [
         i for i in range(max(0, t - SLOPE_WINDOW), min(len(slopes), t + SLOPE_WINDOW + 1)) if i != t
@@ -503,7 +561,7 @@ def _surprise(slopes: Floats, deviations: Floats, gaps: Floats, t: int) -> float
 def _curved(
     sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve
 ) -> list[int]:
-    """The middle of the gap that a straight line crosses worst, judged by the slopes on either side of it."""
+    """Return the middle of the gap that a straight line fits worst, by the slopes on its two sides."""
     batches, steps = curve.batches, np.array(curve.step_ms)
     gap = np.diff(batches)
     slope = np.diff(steps - curve.odd_extra_ms * (np.array(batches) % 2)) / gap
@@ -521,20 +579,20 @@ def _curved(
 
 
 def most_probes(asked: int) -> int:
-    """How many probes a sweep over so many batch sizes may take."""
+    """Return the largest number of probes for a sweep over this many batch sizes."""
     return max(math.ceil(MOST_SHARE * asked), FEWEST_PROBES)
 
 
 TOO_NOISY = 0.25
-"""Scatter from which on no batch size is called the best."""
+"""With more scatter than this, no batch size is called the best."""
 LAUNCH_BOUND_COST = 1.1
-"""A step is launch-bound as long as it costs less than this many times the smallest batch's step ..."""
+"""A step is launch-bound if it costs less than this factor times the smallest batch's step ..."""
 LAUNCH_BOUND_SPAN = 2.0
-"""... provided that this holds to at least so many times the smallest batch."""
+"""... and if that holds up to at least this factor times the smallest batch."""
 
 
 class SweepPoint(Record):
-    """One batch size: the median over its probes of their median steps."""
+    """The results of one batch size. Its step is the median over probes of their median steps."""
 
     batch: int
     probes: int
@@ -563,10 +621,12 @@ class BatchChoice(Record):
 
 
 class BestBatches(Record):
-    """`best`: the smallest batch whose throughput cannot be told from the highest. `before_jumps`: the last measured
-    batch before each jump up, ascending; `after_jumps`: for each the first measured one behind it that is as good, None where
-    there is none. `launch_bound_until`: the largest measured batch of the flat region at the
-    start, None where there is none.
+    """Recommended batch sizes.
+
+    `best` is the smallest batch whose throughput is indistinguishable from the highest. `before_jumps` are the
+    last measured batches before each jump up, ascending. `after_jumps` has for each the first measured batch
+    behind it that is as good, or None. `launch_bound_until` is the largest measured batch of the flat region at
+    the start, or None.
     """
 
     best: BatchChoice
@@ -576,8 +636,10 @@ class BestBatches(Record):
 
 
 class SweepAnalysis(Record):
-    """What a sweep says. `largest_that_fits` is known only where a larger one ran out of memory. `unresolved`: gaps between
-    measured sizes with a jump in them, whose place among the sizes that were asked for is not known. `trend`: None with few.
+    """The results of a sweep.
+
+    `largest_that_fits` is known only if a larger size ran out of memory. `unresolved` are gaps between
+    measured sizes with a jump whose exact place is unknown. `trend` is None with few points.
     """
 
     points: tuple[SweepPoint, ...]
@@ -591,17 +653,20 @@ class SweepAnalysis(Record):
 
     @property
     def scatter(self) -> float:
-        """What repeats of one size differ by, or the sizes beyond their curve where that is more; relative."""
+        """Return the larger of two relative deviations: between repeats, and of sizes from the curve."""
         return max(self.curve.noise, 0.0 if self.noise is None else self.noise.relative)
 
     @property
     def too_noisy(self) -> bool:
-        """Do measurements differ too much to say anything of the sizes?"""
+        """Return True if measurements differ too much to compare batch sizes."""
         return len(self.points) > 1 and self.scatter > TOO_NOISY
 
 
 def analyse(outcomes: Sequence[Outcome], asked: Sequence[int] = ()) -> SweepAnalysis:
-    """Read the outcomes of one sweep; at least one must be a measurement. `asked`: the sizes that it was to cover."""
+    """Analyse the outcomes of one sweep, at least one of them a measurement.
+
+    `asked` are the sizes that the sweep was to cover.
+    """
     medians = medians_of(outcomes)
     noise = noise_of(medians)
     measured: dict[int, list[Measurement]] = {}
@@ -612,7 +677,7 @@ def analyse(outcomes: Sequence[Outcome], asked: Sequence[int] = ()) -> SweepAnal
         else:
             failures[outcome.execution.micro_batch] = outcome
     points = tuple(_point(measured[batch], medians[batch], noise) for batch in medians)
-    # without repeats the curve itself has to tell its noise
+    # without repeats, the noise is estimated from the curve itself
     curve = (
         find_changes([p.batch for p in points], [p.step_ms for p in points])
         if noise is None
@@ -664,12 +729,12 @@ def _point(measured: list[Measurement], medians: list[float], noise: Noise | Non
 
 
 def best_batches(curve: StepCurve) -> BestBatches:
-    """The batch sizes that a curve recommends.
+    """Recommend batch sizes from a curve.
 
-    Throughput is that of the fitted step, which averages noise away. A batch counts as the best if it is less than one
-    standard deviation of a measured step (`curve.noise`) below the highest fitted throughput, and if its own measurement
-    was not more than two deviations slower than its fit; of those, the smallest, which leaves memory and converges in
-    fewer samples.
+    Throughput is that of the fitted step, which averages noise away. A batch is good if it is less than one
+    standard deviation of a measured step (`curve.noise`) below the highest fitted throughput, and if its own
+    measurement is at most two deviations slower than its fit. The best is the smallest good batch, which saves
+    memory and converges in fewer samples.
     """
     batches = np.asarray(curve.batches, dtype=float)
     fitted, measured = np.asarray(curve.fitted_ms), np.asarray(curve.step_ms)
