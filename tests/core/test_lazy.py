@@ -1,25 +1,25 @@
-"""Rooms whose names are imported when they are used."""
+"""Packages whose names are imported when they are used."""
 
 import importlib
 import pkgutil
 
 import pytest
 
-ROOMS = ["configs", "diagnose", "journal", "watch"]
+PACKAGES = ["configs", "diagnose", "journal", "watch"]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_name_is_there_and_none_is_hidden_by_a_module(room):
-    package = importlib.import_module(f"trainpace.{room}")
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_exported_name_exists_and_no_module_hides_it(name):
+    package = importlib.import_module(f"trainpace.{name}")
     assert len(package.__all__) > 4
-    for module in pkgutil.walk_packages(package.__path__, f"trainpace.{room}."):
+    for module in pkgutil.walk_packages(package.__path__, f"trainpace.{name}."):
         assert (
             module.name.rpartition(".")[2] not in package.__all__
         )  # an imported module would take the name's place
-    for name in package.__all__:
-        assert getattr(package, name) is not None
+    for exported in package.__all__:
+        assert getattr(package, exported) is not None
 
 
-def test_a_name_that_a_room_does_not_have():
+def test_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match=r"'trainpace\.journal' has no attribute 'nonsense'"):
         importlib.import_module("trainpace.journal").nonsense  # noqa: B018

@@ -1,14 +1,15 @@
 """Errors that a user can cause.
 
     TrainpaceError (a ValueError)   misuse: one sentence, what to try, exit code 2
-     ├── UnknownName                a name that is not in a catalogue; lists the nearest
+     ├── UnknownName                a name that is not in a catalogue; gives the nearest
      ├── Contradiction              numbers or files that cannot all be right
      ├── UnreadableInput            a file, config or record that cannot be read
      └── UserCodeError              the user's model or data raised or died
-          ├── OutOfMemory           ... for want of memory
+          ├── OutOfMemory           ... out of memory
           └── TimedOut              ... or exceeded its time limit
 
-A result of "no" (does not fit, misses the deadline) is a value, not an error; a bug is an ``assert``.
+A result of "no" (does not fit, misses the deadline) is a value, not an error; a bug is an
+``assert``.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Iterator
 
 
 class TrainpaceError(ValueError):
-    """Input that cannot be used. The message is one sentence for the user; ``hint`` says what to try."""
+    """Unusable input. The message is one sentence for the user; ``hint`` says what to try."""
 
     exit_code = 2
 
@@ -43,11 +44,11 @@ class UserCodeError(TrainpaceError):
 
 
 class OutOfMemory(UserCodeError):
-    """The memory of the device, the machine or a limit was not enough."""
+    """The device, the machine or a limit had too little memory."""
 
 
 class TimedOut(UserCodeError):
-    """The user's own code did not end in the time that it was given."""
+    """The user's own code exceeded its time limit."""
 
 
 class UnknownName(TrainpaceError):
@@ -62,7 +63,7 @@ class UnknownName(TrainpaceError):
 
 @contextlib.contextmanager
 def ending_with(exit_code: int) -> Iterator[None]:
-    """What goes wrong in the block leaves the program with this exit code: that of a command that has ended before."""
+    """Give errors of the block this exit code, the one of a command that ended before."""
     try:
         yield
     except TrainpaceError as error:
@@ -71,12 +72,12 @@ def ending_with(exit_code: int) -> Iterator[None]:
 
 
 def os_reason(error: OSError) -> str:
-    """The operating system's reason, for the middle of a sentence."""
+    """Return the operating system's reason in lower case, for the middle of a sentence."""
     return (error.strerror or str(error)).lower()
 
 
 def nearest_names(name: str, known: Iterable[str], limit: int = 5) -> list[str]:
-    """Known names that resemble `name`, the most similar first; case is ignored."""
+    """Return known names that resemble `name`, the most similar first. Case is ignored."""
     by_folded = {k.casefold(): k for k in known}
     folded = name.casefold()
     close = difflib.get_close_matches(folded, by_folded, n=limit, cutoff=0.45)

@@ -1,7 +1,7 @@
-"""How a step is executed: batches, parallelism, precision, and what is traded for memory.
+"""How a step is executed: batches, parallelism, precision, memory savings and the optimizer.
 
-The words are the field's: a *micro-batch* is what one data-parallel rank processes in one forward + backward; the
-*global batch* (effective batch) is what one optimizer update sees.
+A *micro-batch* is the samples that one data-parallel rank processes in one forward and backward
+pass. The *global batch* (effective batch) is the samples of one optimizer update.
 """
 
 from collections.abc import Callable
@@ -13,21 +13,22 @@ from trainpace.core.errors import Contradiction, UnknownName
 from trainpace.core.records import Record, check_fields
 
 Precision = Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
-"""fp32: everything in fp32, TF32 off. torch_fp32: what torch does unless it is told otherwise, convolutions in TF32 on cards that
-have it (`torch.backends.cudnn.allow_tf32`) and all else in fp32. tf32: fp32 storage, matrix products in TF32. amp_*: fp32 weights
-under autocast, which FSDP does by its MixedPrecision. bf16, fp16: weights, gradients and activations in that format; what the
-optimizer keeps is the engine's (`trainpace.forecast.memory`). fp8: bf16 with matrix products in FP8."""
+"""fp32: everything in fp32, TF32 off. torch_fp32: torch's default, convolutions in TF32 on cards
+that have it (`torch.backends.cudnn.allow_tf32`) and everything else in fp32. tf32: fp32 storage,
+matmuls in TF32. amp_*: fp32 weights under autocast, in FSDP by its MixedPrecision. bf16, fp16:
+weights, gradients and activations in that format; the engine decides about optimizer states
+(`trainpace.forecast.memory`). fp8: bf16 with matmuls in FP8."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 Form = Literal["fp32", "amp", "half"]
-"""How numbers are stored. fp32: everything in fp32. amp: fp32 weights under autocast. half: weights and activations in
-a 16-bit format. The operators differ between the forms (casts, upcasts), so each is traced on its own."""
+"""How numbers are stored. fp32: everything in fp32. amp: fp32 weights under autocast. half: weights
+and activations in a 16-bit format. Casts and upcasts differ between the forms, so each is
+traced."""
 FORMS: tuple[Form, ...] = get_args(Form)
 
 
 class NumberFormat(NamedTuple):
-    """The `form` that a workload must have been traced in, the format in which matrix products multiply, and that of convolutions
-    whose operands are stored in fp32."""
+    """The traced `form`, the format of matmuls, and the format of convolutions of fp32 operands."""
 
     form: Form
     products: Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
@@ -53,29 +54,32 @@ NUMBER_FORMATS: dict[Precision, NumberFormat] = {
 ZeroStage = Literal[0, 1, 2, 3]
 
 Engine = Literal["ddp", "unoverlapped", "data_parallel", "megatron_core"]
-"""ddp: one process a device, gradients reduced under the backward pass (FSDP and ZeRO shard on top of it).
-unoverlapped: the same, reduced after the backward pass. data_parallel: torch's old nn.DataParallel, one process for
-all devices of a node. megatron_core: as ddp, and the parameters of ZeRO 1 are gathered under the next forward pass, and
-interleaved stages compute while they send, and tensor-parallel exchanges hide under sequence parallelism (--overlap-param-gather,
+"""ddp: one process per device, gradients reduced during the backward pass (FSDP and ZeRO shard on
+top). unoverlapped: the same, reduced after the backward pass. data_parallel: torch's old
+nn.DataParallel, one process for all devices of a node. megatron_core: ddp with more overlap: ZeRO 1
+gathers parameters during the next forward pass, interleaved stages compute while they send, and
+tensor-parallel communication hides under sequence parallelism (--overlap-param-gather,
 --overlap-p2p-communication, --tp-comm-overlap, which NeMo's recipes set)."""
 
-
 Checkpointing = Literal["none", "selective", "full"]
-"""Which activations are computed again in the backward pass instead of kept. selective: what is large and cheap, the
-products inside attention (Korthikanti et al. 2022). full: everything but the input of each repeated block."""
+"""Activations that are recomputed in the backward pass. selective: large and cheap ones, the
+matmuls inside attention (Korthikanti et al. 2022). full: everything except the input of each
+repeated block."""
 
 ExpertExchange = Literal["all_to_all", "deep_ep", "overlapped", "overlapped_fp8"]
-"""How tokens go to the ranks of their experts and back. all_to_all: NCCL's, each token once for each of its experts, and
-computation waits. deep_ep: once to each rank that has any of them, and over the network once to each such node (DeepSeek's
-DeepEP). overlapped: the same under the computation of another micro-batch (DualPipe; Megatron-Core's
---overlap-moe-expert-parallel-comm). overlapped_fp8: the same, tokens going to experts in FP8 with a scale for 128 numbers, and
-results coming back in 16 bits (DeepSeek-V3's report, section 3.3.3)."""
+"""How tokens reach the ranks of their experts and return. all_to_all: NCCL's; each token is sent
+once per expert, and computation waits. deep_ep: each token is sent once to every rank with one of
+its experts, and over the network once to every such node (DeepSeek's DeepEP). overlapped: deep_ep
+during the computation of another micro-batch (DualPipe; Megatron-Core's
+--overlap-moe-expert-parallel-comm). overlapped_fp8: the same, with tokens sent in FP8 with a scale
+per 128 numbers and results in 16 bits (DeepSeek-V3's report, section 3.3.3)."""
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "dualpipe"]
-"""gpipe: all forward passes, then all backward passes. 1f1b: one of each in turn, which keeps fewer activations.
-interleaved: 1f1b over several smaller stages a device (`virtual_stages`; Narayanan et al. 2021). dualpipe: micro-batches enter at
-both ends, each device holds two stages, and a forward and a backward pass run together so that each hides the other's exchanges
-(DeepSeek-V3's report, arXiv:2412.19437, section 3.2.1)."""
+"""gpipe: all forward passes, then all backward passes. 1f1b: one of each in turn, which stores
+fewer activations. interleaved: 1f1b over several smaller stages per device (`virtual_stages`;
+Narayanan et al. 2021). dualpipe: micro-batches enter at both ends, each device has two stages, and
+a forward and a backward pass run together and hide each other's communication (DeepSeek-V3's
+report, arXiv:2412.19437, section 3.2.1)."""
 
 
 def _help(text: str) -> msgspec.Meta:
@@ -83,23 +87,25 @@ def _help(text: str) -> msgspec.Meta:
 
 
 class Execution(Record):
-    """One way to execute a workload. Sizes are counts >= 1.
+    """One way to execute a workload. Sizes are counts of 1 or more.
 
-    With plain data parallelism every process is a data-parallel rank; tensor (`tp`), pipeline (`pp`) and context
-    parallelism (`cp`) divide that number. Nodes are not pipeline stages, and the GPUs of a node are not tensor shards.
-    Expert parallelism does not: the ranks of a pipeline stage divide its experts among `ep` x `expert_tp` of them, and are
-    world size / (pp x ep x expert_tp) copies of that (Megatron-Core's parallel folding, arXiv:2504.14960). `expert_load` is what
-    the fullest of the ep ranks gets of the mean; 1 is a router that balances. `expert_nodes`: the experts of one token lie on so
-    many nodes at most (DeepSeek-V3's node-limited routing).
+    With plain data parallelism every process is a data-parallel rank. Tensor (`tp`), pipeline
+    (`pp`) and context parallelism (`cp`) divide that number; nodes are not pipeline stages, and the
+    GPUs of a node are not tensor shards. Expert parallelism does not divide it: `ep` x `expert_tp`
+    ranks of a pipeline stage share its experts, and the stage has world size / (pp x ep x
+    expert_tp) copies of them (Megatron-Core's parallel folding, arXiv:2504.14960). `expert_load` is
+    the load of the busiest ep rank over the mean, 1 for a balanced router. `expert_nodes` limits
+    the nodes of one token's experts (DeepSeek-V3's node-limited routing).
 
-    `zero_stage` 1, 2, 3 shard optimizer states, gradients, parameters over the data-parallel ranks, or over `shard_size`
-    of them (hybrid sharding). FSDP is stage 3; with `reshard_after_forward` off it keeps the gathered parameters from
-    the forward to the backward pass (SHARD_GRAD_OP). `sequence_parallel` divides norms and residuals along the sequence
-    over the tensor-parallel ranks; `partition_activations` (DeepSpeed's, of ZeRO-R) divides what full activation checkpointing
-    keeps over them, and gathers it before each block is computed again;
-    `async_tensor_parallel` splits products to hide their communication. `pure_16_bit`: engines that shard keep an fp32 copy of
-    16-bit weights and fp32 states, unless the model was loaded in 16 bits and its optimizer made of that (FSDP of a model
-    loaded so).
+    `zero_stage` 1, 2 and 3 shard optimizer states, gradients and parameters over the data-parallel
+    ranks, or over `shard_size` of them (hybrid sharding). FSDP is stage 3. Without
+    `reshard_after_forward` it stores the gathered parameters until the backward pass
+    (SHARD_GRAD_OP). `sequence_parallel` divides norms and residuals along the sequence over the
+    tensor-parallel ranks. `partition_activations` (DeepSpeed's ZeRO-R) divides the activations of
+    full checkpointing over them, and gathers them before a block is recomputed.
+    `async_tensor_parallel` splits matmuls to hide their communication. With `pure_16_bit` there is
+    no fp32 copy of sharded 16-bit weights, and states are in 16 bits (FSDP of a model loaded in 16
+    bits).
     """
 
     micro_batch: Annotated[int, _help("Samples per GPU in one forward pass.")] = 1
@@ -114,7 +120,9 @@ class Execution(Record):
     engine: Annotated[
         Engine,
         _help(
-            "How gradients and parameters are communicated: during the backward pass (ddp; FSDP and ZeRO shard on top of it), after it (unoverlapped), by torch's old DataParallel, or with Megatron-Core's overlaps."
+            "How gradients and parameters are communicated: during the backward pass (ddp; FSDP and"
+            " ZeRO shard on top of it), after it (unoverlapped), by torch's old DataParallel, or"
+            " with Megatron-Core's overlaps."
         ),
     ] = "ddp"
     zero_stage: Annotated[ZeroStage, _help("ZeRO stage; 3 is FSDP.")] = 0
@@ -149,7 +157,8 @@ class Execution(Record):
     pure_16_bit: Annotated[
         bool,
         _help(
-            "Train sharded 16-bit weights without an fp32 copy, with 16-bit optimizer states (a model loaded in 16 bits)."
+            "Train sharded 16-bit weights without an fp32 copy, with 16-bit optimizer states (a"
+            " model loaded in 16 bits)."
         ),
     ] = False
     pipeline_schedule: Annotated[
@@ -163,13 +172,15 @@ class Execution(Record):
     expert_exchange: Annotated[
         ExpertExchange,
         _help(
-            "How tokens reach the ranks of their experts: NCCL's all-to-all, DeepEP, or overlapped with computation."
+            "How tokens reach the ranks of their experts: NCCL's all-to-all, DeepEP, or overlapped"
+            " with computation."
         ),
     ] = "all_to_all"
     expert_load: Annotated[
         float,
         _help(
-            "Tokens of the busiest expert-parallel rank over the mean: 1 for a balanced router, up to ep."
+            "Tokens of the busiest expert-parallel rank over the mean: 1 for a balanced router, up"
+            " to ep."
         ),
     ] = 1.0
     expert_nodes: Annotated[
@@ -186,7 +197,7 @@ class Execution(Record):
             self,
             ("expert_load",),
             lambda load: 1 <= load <= self.ep,
-            "from 1 to ep, where one rank gets all",
+            "from 1 to ep (one rank gets all tokens)",
         )
         optional = "expert_nodes", "expert_tp", "shard_size"
         check_fields(self, optional, lambda count: count >= 1, "1 or more")
@@ -200,7 +211,7 @@ class Execution(Record):
 
     @property
     def world_size(self) -> int:
-        """Processes in all, one a GPU."""
+        """Number of processes, one per GPU."""
         return self.nnodes * self.nproc_per_node
 
     @property
@@ -286,7 +297,7 @@ counts."""
 class ExecutionField(NamedTuple):
     """A field of `Execution`, from which columns, options and forms are derived.
 
-    `choices` are the values of a field of kind choice; a value's code is its position among them. The code 0 of an optional
+    `choices` are the values of a choice; the code of a value is its position. Code 0 of an optional
     count stands for None.
     """
 
@@ -297,13 +308,13 @@ class ExecutionField(NamedTuple):
     choices: tuple[Any, ...] = ()
 
     def encode(self, value: Any) -> int | float | bool:
-        """The number that stands for a value in an array."""
+        """Return the number that stands for a value in an array."""
         if self.kind == "choice":
             return self.choices.index(value)
         return 0 if value is None else value
 
     def decode(self, code: int | float | bool) -> Any:
-        """The value that a number stands for."""
+        """Return the value that a number stands for."""
         if self.kind == "choice":
             return self.choices[int(code)]
         return None if self.kind == "optional count" and not code else code
@@ -326,8 +337,8 @@ def _field(info: msgspec.structs.FieldInfo) -> ExecutionField:
 EXECUTION_FIELDS: dict[str, ExecutionField] = {
     info.name: _field(info) for info in msgspec.structs.fields(Execution)
 }
-"""Every field of `Execution` by its name, in order. A field is declared there alone; arrays of executions
-(`trainpace.forecast.Grid`), a search's columns and the verbs' options follow from this table."""
+"""Every field of `Execution` by its name, in order. Arrays of executions
+(`trainpace.forecast.Grid`) and options of verbs are derived from this table."""
 _COUNTS = tuple(field.name for field in EXECUTION_FIELDS.values() if field.kind == "count")
 
 
@@ -339,10 +350,11 @@ Library = Literal["torch", "transformers", "bitsandbytes", "torchao"]
 class OptimizerKind(NamedTuple):
     """A kind of optimizer.
 
-    states: numbers that it keeps for each of a parameter's, 0 where factored ones are next to nothing. bits: of each such
-    number, None where states have their parameter's dtype, as torch.optim's have. is_paged: states are in memory that CUDA pages
-    to the host where the device is full. on_host: an engine updates with it on the host's CPU (DeepSpeed's cpu_adam, cpu_lion
-    and cpu_adagrad; plain SGD moves bytes alone). whole_matrices: it needs every gradient as the matrix that it is.
+    states: state numbers per parameter, 0 if factored states are negligible. bits: bits per state
+    number, None if states have the dtype of their parameter, as in torch.optim. is_paged: CUDA
+    pages the states to the host if the device is full. on_host: an engine can update on the host's
+    CPU (DeepSpeed's cpu_adam, cpu_lion and cpu_adagrad; plain SGD only moves bytes).
+    whole_matrices: needs every gradient as an undivided matrix.
     """
 
     library: Library
@@ -354,7 +366,6 @@ class OptimizerKind(NamedTuple):
 
 
 def _bitsandbytes() -> dict[str, OptimizerKind]:
-    """bitsandbytes' optimizers: 32 or 8 bits a state, paged or not."""
     states = {
         "adam": 2,
         "adamw": 2,
@@ -394,8 +405,9 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     "adamw_torch_8bit": OptimizerKind("torchao", 2, 8),
     "adamw_torch_4bit": OptimizerKind("torchao", 2, 4),
 }
-"""Every optimizer that can be named. torch: torch.optim's, muon with AdamW for what is no hidden matrix, as its documentation
-asks. adafactor_transformers: the one of transformers, which its Trainer takes for `optim: adafactor`."""
+"""Every known optimizer. muon is torch.optim's, with AdamW for everything except hidden matrices,
+as its documentation demands. adafactor_transformers is what transformers' Trainer uses for `optim:
+adafactor`."""
 
 _ALIASES = {
     "adamw_torch": "adamw",
@@ -424,7 +436,7 @@ _ALIASES = {
 }
 """The names of Hugging Face's `optim`, DeepSpeed's and bitsandbytes' classes."""
 FOR_LANGUAGE, FOR_OTHERS = "adamw", "sgd_momentum"
-"""What a model is taken to be trained with where nobody says it."""
+"""Assumed optimizers of language models and of other models."""
 
 
 def _folded(name: str) -> str:
@@ -437,12 +449,13 @@ _KNOWN = {_folded(name): name for name in OPTIMIZERS} | {
 
 
 def optimizer_called(name: str) -> str:
-    """The name here of an optimizer as any tool writes it: adamw_torch, AdamW8bit, paged_adamw_8bit. Others stay as they are."""
+    """Return our name of any tool's optimizer (adamw_torch, AdamW8bit), or an unknown name
+    unchanged."""
     return _KNOWN.get(_folded(name), name)
 
 
 def find_optimizer(name: str) -> tuple[str, OptimizerKind]:
-    """(name here, kind) of an optimizer as any tool writes it. Raises UnknownName with the nearest, and all that there are."""
+    """Return (our name, kind) of any tool's optimizer. Raises UnknownName."""
     known = optimizer_called(name)
     if known not in OPTIMIZERS:
         raise UnknownName(
@@ -452,14 +465,17 @@ def find_optimizer(name: str) -> tuple[str, OptimizerKind]:
 
 
 def widens(name: str) -> bool:
-    """Whether states have their parameters' dtype, so that engines which keep an fp32 copy of 16-bit weights widen them."""
+    """Return True if states have their parameters' dtype, so an fp32 copy of weights widens
+    them."""
     kind = OPTIMIZERS.get(name)
     return kind is None or kind.bits is None
 
 
 def host_update_bytes(name: str) -> float | None:
-    """Bytes of host memory that an update on the host's CPU moves for a number: gradient, weight and states in fp32 are read,
-    weight and states written, and a 16-bit copy of the weight (Ren et al. 2021: 30 for Adam). None where no engine has it.
+    """Return the bytes of host memory that an update on the CPU moves per parameter, or None.
+
+    It reads gradient, weight and states in fp32, and writes weight and states and a 16-bit copy of
+    the weight (Ren et al. 2021: 30 for Adam). None if no engine has such an update.
     """
     kind = OPTIMIZERS.get(name)
     return (

@@ -112,7 +112,8 @@ def _end_group() -> None:
 
 
 def end_descendants(at_once: bool = True) -> None:
-    """Kill descendants until none is left. One pass is not enough: a dying one may start another."""
+    """Kill descendants until none is left. One pass is not enough: a dying one may start
+    another."""
     import signal
     import time
 

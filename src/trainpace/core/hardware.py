@@ -20,14 +20,14 @@ from trainpace.core.intake import toml_of
 from trainpace.core.records import Record, check_fields, from_package
 
 FigureKind = Literal["datasheet", "derived", "measured", "secondary"]
-"""datasheet: the maker's own document. derived: computed from the maker's figures. measured: by the named
-measurement. secondary: a third party's tables, where the maker publishes nothing."""
+"""datasheet: the maker's own document. derived: computed from the maker's figures. measured: by the
+named measurement. secondary: a third party's tables, if the maker publishes nothing."""
 HostKind = Literal["server", "desktop", "laptop"]
 HOST_KINDS: tuple[HostKind, ...] = ("server", "desktop", "laptop")
 
 
 class Figure(Record):
-    """One number about a device, and where it came from."""
+    """One number about a device, with its source."""
 
     value: float
     source: str
@@ -39,11 +39,12 @@ class Figure(Record):
 
 
 class Device(Record):
-    """What a datasheet says of one device. Rates are dense (never sparse) and in TFLOP/s (1e12 FLOP/s).
+    """The datasheet of one device. Rates are dense (never sparse), in TFLOP/s (1e12 FLOP/s).
 
-    ``*_tensor_tflops`` are matrix-unit rates with **fp32 accumulation**, which is what training uses: GeForce cards
-    run fp16 with fp32 accumulation at half the rate that their box names. ``None`` means: the device has no such
-    unit, or nobody published the figure. `nvlink_domain`: how many devices NVLink joins over several nodes.
+    ``*_tensor_tflops`` are rates of matrix units with **fp32 accumulation**, which training uses.
+    GeForce cards run it at half of their advertised fp16 rate. ``None`` means that the device has
+    no such unit, or that nobody published the figure. `nvlink_domain` is the number of devices that
+    NVLink joins over several nodes.
     """
 
     name: str
@@ -84,19 +85,20 @@ class Device(Record):
 
     @property
     def torch_precision(self) -> Literal["fp32", "torch_fp32"]:
-        """What torch computes a model of fp32 in, unless it is told otherwise: convolutions in TF32 on cards that have it."""
+        """torch's default precision for fp32 models: convolutions in TF32 on cards that have it."""
         return "fp32" if self.tf32_tensor_tflops is None else "torch_fp32"
 
     @property
     def is_consumer(self) -> bool:
-        """Desktops' GeForce and Titan cards: clocks above the sheet, no peer access over PCIe, bridges seldom."""
+        """True for desktop GeForce and Titan: clocks above the sheet, no peer access, rarely
+        bridges."""
         return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*(Max-Q|Laptop))", self.name))
 
 
 class HostCPU(Record):
-    """The CPU that launches a GPU's kernels. `single_thread` is in points of PassMark's single-thread test.
+    """The CPU that launches a GPU's kernels. `single_thread` is in points of PassMark's test.
 
-    turbo_ghz: the highest clock of one core. `rough`: the points per GHz are those of a related core.
+    turbo_ghz: the highest clock of one core. rough: the points per GHz are of a related core.
     """
 
     name: str
@@ -111,15 +113,21 @@ class HostCPU(Record):
 
 
 class HostLinks(Record):
-    """The links between CPU hosts as gloo's collectives were seen to use them over TCP (`trainpace calibrate --hosts`).
+    """Links between CPU hosts, as measured with gloo's collectives over TCP.
 
-    `start_us` is what a collective costs once, `message_us` one step of its algorithm besides the bytes, and
-    `host_us_per_mib` the hosts' own work for a MiB sent by each collective (copies, sums), which the link's work does
-    not hide. `link_share` of the stated bandwidth carries payload; `burst_bytes` pass at once before a shaped link
-    holds them to its rate. `duplex_excess` is how much longer than its bytes say an all-gather of two hosts takes:
-    they send each other all at once over one connection, where more hosts pass on over two. `gb_per_s` is a host's
-    bandwidth in one direction (1e9 bytes a second) where it was measured; a cluster's `network_gb_per_s_per_device`
-    goes before it.
+    `trainpace calibrate --hosts` measures them.
+
+    Attributes:
+        start_us: fixed cost of a collective message_us: cost of one step of its algorithm besides
+        the bytes host_us_per_mib: the hosts' own work per MiB by collective (copies, sums), which
+        the transfer does
+            not hide
+        link_share: share of the nominal bandwidth that carries payload burst_bytes: bytes that pass
+        at once before a shaped link limits the rate duplex_excess: extra time of an all-gather of
+        two hosts, as a share. They send everything to each
+            other over one connection, while more hosts pass data on over two.
+        gb_per_s: a host's bandwidth in one direction; a cluster's `network_gb_per_s_per_device`
+            overrides it
     """
 
     start_us: float
@@ -139,20 +147,21 @@ class HostLinks(Record):
             *self.host_us_per_mib.values(),
         )
         if min(costs) < 0:
-            raise TrainpaceError("a link's latencies and host costs cannot be below 0.")
+            raise TrainpaceError("latencies and host costs of a link must be 0 or more.")
         if not 0 < self.link_share <= 1 or not self.gb_per_s > 0:
             raise TrainpaceError(
-                "a link's bandwidth must be above 0, and the share of it for payload within 0 to 1."
+                "the bandwidth of a link must be above 0, and its payload share from 0 to 1."
             )
 
 
 class Cluster(Record):
-    """`nodes` equal nodes of `devices_per_node` equal devices; the price is for one device and one hour.
+    """Equal nodes of equal devices. The price is for one device and one hour.
 
-    `network_gb_per_s_per_device` is a node's network bandwidth in one direction, divided by its devices;
-    `network_latency_us` the time of one small message between two nodes. `pcie_peer_access` says whether devices read
-    each other's memory over PCIe; None stands for what the cards usually can. `host` is the CPU that launches kernels; None:
-    nobody named it. `host_links` are the links of CPU hosts, as measured.
+    `network_gb_per_s_per_device` is a node's network bandwidth in one direction, divided by its
+    devices. `network_latency_us` is the time of one small message between two nodes. With
+    `pcie_peer_access` devices read each other's memory over PCIe; None means what such cards
+    usually do. `host` is the CPU that launches kernels, None if not given. `host_links` are
+    measured links of CPU hosts.
     """
 
     device: Device
@@ -186,7 +195,6 @@ class Cluster(Record):
 
     @property
     def num_devices(self) -> int:
-        """Devices in all."""
         return self.nodes * self.devices_per_node
 
     @property
@@ -209,7 +217,13 @@ _FIGURES = {field.name for field in msgspec.structs.fields(Device) if field.type
 
 
 def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
-    """Devices of one TOML text. `source` names it in errors, which are always one sentence."""
+    """Parse devices of a TOML text. `source` names it in errors.
+
+    A file has ``[sources]`` (key -> title and kind), ``[figure_sources]`` (figure -> key; others
+    come from ``sheet``) and one ``[[gpu]]`` per device. A figure is a number, or ``{ value = 80,
+    source = "key", kind = "derived" }`` if its source or kind is not the file's usual one. A user's
+    file may omit both tables; its figures then cite the file.
+    """
     data = toml_of(text, source)
     unknown = data.keys() - {"sources", "figure_sources", "gpu"}
     if unknown:
@@ -226,7 +240,7 @@ def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
         raise UnreadableInput(f"{source} has no [[gpu]] entries.")
     sources, figure_sources = data.get("sources", {}), data.get("figure_sources", {})
     if not isinstance(sources, dict) or not isinstance(figure_sources, dict):
-        raise UnreadableInput(f"{source}: sources and figure_sources should be tables.")
+        raise UnreadableInput(f"{source}: sources and figure_sources must be tables.")
     devices = tuple(_device(entry, sources, figure_sources, source) for entry in entries)
     taken: dict[str, Device] = {}
     for device in devices:
@@ -240,7 +254,7 @@ def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
 
 
 class _Entry(NamedTuple):
-    """One device of a packaged file, unparsed, and what the file says of its sources."""
+    """One unparsed device of a packaged file, with the file's sources."""
 
     file: str
     sources: str
@@ -249,13 +263,12 @@ class _Entry(NamedTuple):
 
 @functools.cache
 def catalogue() -> tuple[Device, ...]:
-    """Every packaged device."""
     return tuple(map(_device_of, _entries()))
 
 
 @functools.cache
 def _entries() -> dict[_Entry, str]:
-    """Every packaged entry -> its names and aliases, normalised and joined."""
+    """Return every packaged entry with its normalized names and aliases, joined."""
     entries: dict[_Entry, str] = {}
     for file in sorted(FOLDER.glob("*.toml")):
         sources, *texts = file.read_text("utf-8").split("\n[[gpu]]\n")
@@ -280,7 +293,8 @@ def _tables(text: str) -> dict[str, Any]:
 
 
 def _fields(text: str) -> dict[str, Any]:
-    """What tomllib makes of a packaged entry, a tenth of its time where every line is plain: all entries would take it 0.15 s."""
+    """Parse a packaged entry. Plain lines take a tenth of tomllib's time, 0.15 s for all
+    entries."""
     fields: dict[str, Any] = {}
     for line in text.strip().split("\n"):
         plain = _PLAIN.fullmatch(line)
@@ -293,10 +307,10 @@ def _fields(text: str) -> dict[str, Any]:
 
 
 def find_device(name: str, extra: Iterable[Device] = ()) -> Device:
-    """A device by its name or an alias, `extra` (the user's own) first.
+    """Return a device by its name or an alias, `extra` (the user's own) first.
 
-    Case, spaces, hyphens, underscores and the maker's words in front ("NVIDIA", "Tesla", "GeForce") do not count;
-    anything else must match. Raises `UnknownName` with the nearest names.
+    Case, spaces, hyphens, underscores and leading words of the maker ("NVIDIA", "Tesla", "GeForce")
+    are ignored. Raises `UnknownName` with the nearest names.
     """
     wanted = normalised(name)
     likely = (
@@ -307,7 +321,7 @@ def find_device(name: str, extra: Iterable[Device] = ()) -> Device:
             return device
     names = [own for device in (*extra, *catalogue()) for own in _names(device)]
     raise UnknownName(
-        "GPU", name, names, "Add it in a TOML file of your own, named with `hardware`."
+        "GPU", name, names, "Add it in a TOML file of your own, and pass that with `hardware`."
     )
 
 
@@ -317,7 +331,10 @@ def _names(device: Device) -> tuple[str, ...]:
 
 @functools.cache
 def catalogue_name(name: str) -> str:
-    """A device's name as the catalogue has it, so that forecasts and runs of one device meet; another name as it is."""
+    """Return the catalogue's name of a device, or an unknown name unchanged.
+
+    Forecasts and runs of one device then have the same name.
+    """
     try:
         return find_device(name).name
     except UnknownName:
@@ -325,7 +342,7 @@ def catalogue_name(name: str) -> str:
 
 
 def normalised(name: str) -> str:
-    """A name as it is compared: letters and digits only, without the maker's words in front."""
+    """Return letters and digits of a name, without leading words of the maker, for comparison."""
     return _VENDOR_WORDS.sub("", re.sub(r"[^a-z0-9]", "", name.casefold()))
 
 
@@ -358,7 +375,7 @@ def _device(
 
 
 def _figure(value: Any, key: Any, sources: dict[str, Any], where: str, file: str) -> dict[str, Any]:
-    """One figure as a plain dict; `key` is the source of a bare number, `where` names it in errors."""
+    """Return one figure as a plain dict. `key` is the source of a bare number."""
     own: dict[str, Any] = value if isinstance(value, dict) else {"value": value}
     if not sources:
         return {"source": file, "kind": "secondary", **own}
@@ -388,9 +405,9 @@ SOLD = {
     "Blackwell": 2024,
     "Battlemage": 2024,
 }
-"""The year when most cards of a generation began to be sold; the makers' announcements."""
+"""Year in which most cards of a generation went on sale, by the makers' announcements."""
 NEWEST, OLDEST = 1, 2
-"""A card's typical hosts were launched up to so many years after it, and before it."""
+"""Typical hosts of a card were launched at most so many years after and before it."""
 MACHINES = {
     "server": ("server",),
     "desktop": ("desktop",),
@@ -399,7 +416,8 @@ MACHINES = {
 }
 ANY_GENERATION = "any"
 ROUGH_LOG_SD = 0.15
-"""Standard deviation of the logarithm of a rough rating: how far points per GHz differ from a core to its successor."""
+"""Standard deviation of the logarithm of a rough rating, by points per GHz of cores and
+successors."""
 _WORKSTATION = re.compile(r"RTX A\d|RTX \d+ Ada|Quadro|RTX PRO(?!.*Server)")
 _DESKTOP = re.compile(r"[GR]TX \d|Titan|Arc\b")
 _NOISE = re.compile(
@@ -410,8 +428,10 @@ _FAMILY = re.compile(r"\b(ryzen( threadripper)?( \d)?|threadripper|pro|platinum|
 
 
 class TypicalHost(Record):
-    """What is assumed of a host that nobody named: the middle one of those that carry such cards, its rating, and the standard
-    deviation of the logarithm of theirs."""
+    """The assumed host: the median of hosts with such cards, and the spread of their ratings.
+
+    log_sd: the standard deviation of the logarithm of the ratings.
+    """
 
     name: str
     points: float
@@ -419,50 +439,50 @@ class TypicalHost(Record):
 
 
 class TypicalHosts(Record):
-    """The typical host by the kind of machine and a card's generation; ANY_GENERATION is of all."""
+    """Typical hosts by kind of machine and generation of cards; ANY_GENERATION covers all."""
 
     machines: dict[str, dict[str, TypicalHost]]
 
 
 @functools.cache
 def host_catalogue() -> tuple[HostCPU, ...]:
-    """Every packaged CPU, in the order of the file."""
     return tuple(_read(FILE.read_text("utf-8")))
 
 
 def find_host(name: str) -> HostCPU:
-    """A CPU by its name as people, clouds and /proc/cpuinfo write it. Raises `UnknownName` with the nearest names.
+    """Return a CPU by its name, as people, clouds and /proc/cpuinfo write it.
 
-    Case, spaces, hyphens, clocks, counts of cores and the makers' words ("Intel(R) Xeon(R)") do not count; the number alone does
-    where only one CPU has it ("8480+", "13900K").
+    Case, spaces, hyphens, clocks, numbers of cores and words of the maker ("Intel(R) Xeon(R)") are
+    ignored. The number alone is enough if only one CPU has it ("8480+", "13900K"). Raises
+    `UnknownName`.
     """
     full, number = _by_name()
     found = full.get(normalised_host(name)) or number.get(_number(name), [])
     if len(found) != 1:
         names = [cpu.name for cpu in found or host_catalogue()]
         raise UnknownName(
-            "host CPU",
-            name,
-            names,
-            "Name one that is about as fast on one core, or leave the host out.",
+            "host CPU", name, names, "Give a CPU with a similar single-core speed, or no host."
         )
     return found[0]
 
 
 def normalised_host(name: str) -> str:
-    """A CPU's name as it is compared: without makers' words and clocks, letters, digits and plus signs only."""
+    """Return letters, digits and plus signs of a CPU's name, without makers and clocks."""
     return re.sub(r"[^a-z0-9+]", "", _NOISE.sub(" ", name.casefold()))
 
 
 def typical_host(device: Device) -> TypicalHost:
-    """The host that is assumed beside a card where none is named."""
+    """Return the assumed host of a card."""
     generations = _typical_hosts().machines[_machine(device)]
     return generations.get(device.architecture) or generations[ANY_GENERATION]
 
 
 def typical_hosts() -> TypicalHosts:
-    """What `typical_hosts.json` holds, made anew from the catalogue: CPUs of a kind of machine that were launched from OLDEST
-    years before a generation of cards to NEWEST after it."""
+    """Compute the content of `typical_hosts.json` from the catalogue.
+
+    Candidates are CPUs of a kind of machine, launched from OLDEST years before to NEWEST years
+    after a generation of cards.
+    """
     every = host_catalogue()
     grace = tuple(cpu for cpu in every if cpu.vendor == "NVIDIA")
     machines = {"superchip": {ANY_GENERATION: _middle(grace)}}
@@ -493,7 +513,8 @@ def _typical_hosts() -> TypicalHosts:
 
 
 def _machine(device: Device) -> str:
-    """The kind of machine that a card sits in: GeForce in desktops, workstation cards in desktops and servers."""
+    """Return the kind of machine with such a card: GeForce in desktops, others in servers or
+    both."""
     if device.form_factor == "module" and device.vendor == "NVIDIA":
         return "superchip"
     if device.form_factor == "mobile":
@@ -505,7 +526,7 @@ def _machine(device: Device) -> str:
 
 @functools.cache
 def _by_name() -> tuple[dict[str, list[HostCPU]], dict[str, list[HostCPU]]]:
-    """CPUs by their full names as compared, and by their numbers alone."""
+    """Return CPUs by their normalized full names, and by their numbers alone."""
     full: dict[str, list[HostCPU]] = {}
     number: dict[str, list[HostCPU]] = {}
     for cpu in host_catalogue():
@@ -517,7 +538,7 @@ def _by_name() -> tuple[dict[str, list[HostCPU]], dict[str, list[HostCPU]]]:
 
 
 def _number(name: str) -> str:
-    """A name without the words of its family: people say 13900K, 5950X and 8480+."""
+    """Return a name without its family, because people say 13900K, 5950X and 8480+."""
     return re.sub(r"^i\d(?=\d{4})", "", normalised_host(_FAMILY.sub(" ", name.casefold())))
 
 

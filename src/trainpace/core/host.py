@@ -37,7 +37,8 @@ def usable_cores() -> int:
 
 
 def allowed_cores(root: Path = Path("/")) -> float:
-    """Return how many cores this process can keep busy: the usable ones, or its quota if smaller."""
+    """Return how many cores this process can keep busy: the usable ones, or its quota if
+    smaller."""
     return min(float(usable_cores()), quota_cores(root) or float("inf"))
 
 
@@ -141,7 +142,8 @@ def filesystem_of(folder: str | os.PathLike[str]) -> str | None:
 
 
 def drop_from_cache(handle: int) -> bool:
-    """Remove a file's clean pages from the page cache. Returns False if the system cannot (macOS)."""
+    """Remove a file's clean pages from the page cache. Returns False if the system cannot
+    (macOS)."""
     if not hasattr(os, "posix_fadvise"):
         return False
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,7 +1,8 @@
-"""Files from outside: the one door for what a user hands over. It is measured before it is read, and read before it is believed.
+"""Safe reading of users' files. Every file from outside is read here.
 
-Only regular files of a stated size at most are opened, so that a device, a pipe without a writer or a sparse file cannot hold a
-command or fill the memory. Text is UTF-8. Whatever is wrong with a file is an `UnreadableInput` that names it.
+Only regular files up to a size limit are opened, so a device, a pipe without a writer or a sparse
+file cannot block a command or fill the memory. Text is UTF-8. Every fault of a file is an
+`UnreadableInput` that names it.
 """
 
 import contextlib
@@ -21,30 +22,29 @@ if TYPE_CHECKING:
     import sqlite3
 
 MOST_BYTES = 1 << 28
-"""256 MiB. The workload of a model of 405 billion parameters takes a few."""
+"""256 MiB. The workload of a model with 405 billion parameters has a few MiB."""
 MOST_TOML_BYTES = 1 << 22
-"""tomllib takes a second for each of them."""
+"""4 MiB. tomllib takes one second per MiB."""
 MOST_UNPACKED_BYTES = 1 << 36
-"""64 GiB: what is read piece by piece is never held whole, so that only time sets a limit; a bomb of zeros ends here."""
+"""64 GiB. Files read in pieces never fill the memory, but a compressed bomb of zeros must end."""
 PIECE_BYTES = 1 << 22
 GZIP, SQLITE = b"\x1f\x8b", b"SQLite format 3\x00"
-"""What such files begin with."""
+"""First bytes of such files."""
 DEEPEST = 100
-"""Levels of nesting, which what reads the content follows by recursion."""
+"""Largest nesting. Readers of the content use recursion."""
 LARGEST_INTEGER = 10**300
-"""A larger one is no float."""
+"""Largest integer. A larger one cannot become a float."""
 LONGEST_KEY = 32
-"""Parts of a dotted key of TOML; tomllib's time and memory grow with the square of their number."""
+"""Largest number of parts of a dotted TOML key. tomllib's time and memory grow with its square."""
 
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A regular file, open for reading. Raises UnreadableInput for one that is missing, not readable or of another kind."""
+    """Open a regular file for reading. Raises UnreadableInput for anything else."""
     name = os.fspath(path)
     try:
-        handle = os.open(
-            path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
-        )  # opening a pipe would wait for its writer
+        # without O_NONBLOCK opening a pipe would wait for its writer
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         file = open(handle, "rb")  # noqa: SIM115
     except OSError as error:
         raise UnreadableInput(f"cannot read {name}: {os_reason(error)}.") from None
@@ -54,15 +54,16 @@ def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise UnreadableInput(
                 f"cannot read {name}: it is a device or a pipe.",
-                "Write it to a file first, and name that.",
+                "Write it to a file first, and give that.",
             )
         yield file
 
 
 @contextlib.contextmanager
 def opened_text(path: str | os.PathLike[str], newline: str | None = None) -> Iterator[TextIO]:
-    """A text file of any size in UTF-8, with or without a byte order mark, to be read piece by piece: a table, a log. Raises
-    UnreadableInput as `opened` does; text in another encoding raises UnicodeDecodeError where it is read.
+    """Open a text file of any size in UTF-8, with or without a byte order mark.
+
+    Text in another encoding raises UnicodeDecodeError when it is read.
     """
     with (
         opened(path) as file,
@@ -72,12 +73,11 @@ def opened_text(path: str | os.PathLike[str], newline: str | None = None) -> Ite
 
 
 def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
-    """The content of a regular file. Raises UnreadableInput as `opened` does, and for a file that is larger."""
+    """Read a regular file. Raises UnreadableInput as `opened` does, and for a larger file."""
     with opened(path) as file:
         too_large = os.fstat(file.fileno()).st_size > most_bytes
-    content = (
-        b"" if too_large else first_bytes(path, most_bytes + 1)
-    )  # one that grows meanwhile too
+    # the file may grow meanwhile
+    content = b"" if too_large else first_bytes(path, most_bytes + 1)
     if too_large or len(content) > most_bytes:
         raise UnreadableInput(
             f"cannot read {os.fspath(path)}: it is larger than {most_bytes >> 20} MiB."
@@ -86,9 +86,9 @@ def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> by
 
 
 def pieces(path: str | os.PathLike[str], most_bytes: int = MOST_UNPACKED_BYTES) -> Iterator[bytes]:
-    """The content of a regular file of any size, piece by piece, unpacked where it is compressed by gzip.
+    """Yield the content of a regular file of any size in pieces, decompressed if it is gzip.
 
-    Raises UnreadableInput as `opened` does, and for an archive that is damaged, ends too early or holds more than `most_bytes`.
+    Raises UnreadableInput as `opened` does, and for damaged, truncated or too large archives.
     """
     import gzip  # late, as few commands need it
     import zlib
@@ -103,11 +103,11 @@ def pieces(path: str | os.PathLike[str], most_bytes: int = MOST_UNPACKED_BYTES) 
                 piece = stream.read(PIECE_BYTES)
             except EOFError:
                 raise UnreadableInput(
-                    f"{os.fspath(path)} is cut short: its compressed content has no end."
+                    f"{os.fspath(path)} is truncated: its compressed content has no end."
                 ) from None
             except (gzip.BadGzipFile, zlib.error):
                 raise UnreadableInput(
-                    f"{os.fspath(path)} is damaged: it cannot be unpacked."
+                    f"{os.fspath(path)} is damaged: it cannot be decompressed."
                 ) from None
             except OSError as error:
                 raise UnreadableInput(
@@ -125,8 +125,10 @@ def pieces(path: str | os.PathLike[str], most_bytes: int = MOST_UNPACKED_BYTES) 
 
 @contextlib.contextmanager
 def opened_database(path: str | os.PathLike[str]) -> Iterator["sqlite3.Connection"]:
-    """A SQLite file, open for reading alone: nothing is written into it or beside it. Text that is no UTF-8 is shown with marks
-    in its place. Raises UnreadableInput as `opened` does, and for what is no such file or damaged, also while it is read.
+    """Open a SQLite file read-only. Nothing is written to it or beside it.
+
+    Text that is not UTF-8 gets replacement marks. Raises UnreadableInput as `opened` does, and for
+    other or damaged files, also while they are read.
     """
     import sqlite3
 
@@ -138,7 +140,7 @@ def opened_database(path: str | os.PathLike[str]) -> Iterator["sqlite3.Connectio
             connection.text_factory = lambda text: text.decode("utf-8", "replace")
             connection.execute("PRAGMA trusted_schema = OFF")
             yield connection
-    except UnicodeDecodeError:  # of sqlite3's own message, which quotes the file
+    except UnicodeDecodeError:  # sqlite3's own message quotes the file
         raise UnreadableInput(
             f"cannot read {os.fspath(path)} as a database: its schema is damaged."
         ) from None
@@ -149,7 +151,7 @@ def opened_database(path: str | os.PathLike[str]) -> Iterator["sqlite3.Connectio
 
 
 def first_bytes(path: str | os.PathLike[str], count: int = 64) -> bytes:
-    """The beginning of a regular file of any size."""
+    """Read the first bytes of a regular file of any size."""
     with opened(path) as file:
         try:
             return file.read(count)
@@ -158,7 +160,7 @@ def first_bytes(path: str | os.PathLike[str], count: int = 64) -> bytes:
 
 
 def last_bytes(path: str | os.PathLike[str], count: int) -> bytes:
-    """The end of a regular file of any size."""
+    """Read the last bytes of a regular file of any size."""
     with opened(path) as file:
         try:
             file.seek(max(0, os.fstat(file.fileno()).st_size - count))
@@ -168,21 +170,21 @@ def last_bytes(path: str | os.PathLike[str], count: int) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """A text file in UTF-8. Raises UnreadableInput for anything else."""
+    """Read a text file in UTF-8. Raises UnreadableInput for anything else."""
     return _text(read_bytes(path), os.fspath(path))
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """What a JSON file holds. Raises UnreadableInput for a file that cannot be read, or is not JSON."""
+    """Read a JSON file. Raises UnreadableInput for anything else."""
     return json_of(read_bytes(path), os.fspath(path))
 
 
 def json_of(text: str | bytes, source: str, **options: Any) -> Any:
-    """What JSON text holds; `options` are json.loads'. Raises UnreadableInput, which names `source`."""
+    """Parse JSON text. `options` are json.loads'. Errors name `source`."""
     text = _text(text, source).removeprefix("\ufeff") if isinstance(text, bytes) else text
     try:
         data = json.loads(text, **options)
-    except UnreadableInput:  # of an option's
+    except UnreadableInput:  # raised by a hook in `options`
         raise
     except (ValueError, RecursionError) as error:
         raise UnreadableInput(f"{source} is not valid JSON ({_reason(error)}).") from None
@@ -192,7 +194,7 @@ def json_of(text: str | bytes, source: str, **options: Any) -> Any:
 
 
 def toml_of(text: str | bytes, source: str) -> dict[str, Any]:
-    """What TOML text holds. Raises UnreadableInput, which names `source`."""
+    """Parse TOML text. Errors name `source`."""
     text = _text(text, source) if isinstance(text, bytes) else text
     if len(text) > MOST_TOML_BYTES:
         raise UnreadableInput(
@@ -226,27 +228,27 @@ def _reason(error: Exception) -> str:
         return f"it is nested more than {DEEPEST} levels deep"
     text = str(error)
     if "set_int_max_str_digits" in text:
-        return "it holds an integer of thousands of digits"
+        return "it contains an integer of thousands of digits"
     return text if len(text) <= 200 else f"{text[:200]} ..."
 
 
 def _check_text(text: str, data: Any, source: str) -> None:
-    """JSON can escape half a character, which nothing can write or show."""
+    """Reject half of a surrogate pair, which JSON can escape but nothing can write."""
     if "\\u" in text:
         try:
             json.dumps(data, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
             raise UnreadableInput(
-                f"{source} holds half of a surrogate pair, which is no text."
+                f"{source} contains half of a surrogate pair, which is not text."
             ) from None
 
 
 def _check_values(data: Any, source: str) -> None:
-    """Nesting, and integers that no number of a computation can hold."""
+    """Reject deep nesting and integers that are too large for computations."""
     level = [data]
     for _ in range(DEEPEST + 1):
         if any(type(value) is int and abs(value) > LARGEST_INTEGER for value in level):
-            raise UnreadableInput(f"{source} holds an integer of hundreds of digits.")
+            raise UnreadableInput(f"{source} contains an integer of hundreds of digits.")
         level = [
             item for value in level if isinstance(value, (dict, list)) for item in _items(value)
         ]

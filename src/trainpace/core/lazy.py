@@ -1,21 +1,25 @@
-"""A room's face: names that it exports, whose inner modules are imported when one of them is first used."""
+"""Exports of a package whose modules are imported when a name is first used."""
 
-import ast
 import importlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+_IMPORT = re.compile(r"^    from (trainpace\.\S+) import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
+
 
 def exports(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
-    """`__getattr__` and `__all__` of a package: what its `__init__` imports from its own modules under TYPE_CHECKING."""
+    """Return `__getattr__` and `__all__` of a package from its imports under TYPE_CHECKING.
+
+    The imports are read as text, a tenth of a millisecond per package. Parsing them with `ast` would
+    take longer than the rest of `trainpace --help`.
+    """
     homes = {
-        alias.name: node.module
-        for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom)
-        and node.module
-        and node.module.startswith(f"{package}.")
-        for alias in node.names
+        name.split()[-1]: module
+        for module, several, one in _IMPORT.findall(Path(file).read_text(encoding="utf-8"))
+        for name in (several or one).split(",")
+        if module.startswith(f"{package}.") and name.strip()
     }
 
     def __getattr__(name: str) -> Any:  # noqa: N807

@@ -15,17 +15,20 @@ from trainpace.core.records import Record, Table, check_fields
 from trainpace.core.units import hours_from_s
 
 Provenance = Literal["measured", "transferred", "calibrated", "fitted", "datasheet"]
-"""Sources of a number, the surest first. transferred: a forecast corrected by measurements of kindred runs."""
+"""Sources of a number, the surest first. transferred: a forecast corrected by measured related
+runs."""
 
 MFU_LIMIT = 4.0
-"""Above 1 because Winograd convolutions do the work of 144 multiplications with 36 (Lavin and Gray 2015, F(4x4, 3x3)),
-and because GeForce cards clock up to a fifth above the datasheet from which the peak is taken."""
+"""Largest plausible utilization. Above 1, because Winograd convolutions replace 144 multiplications
+by 36 (Lavin and Gray 2015, F(4x4, 3x3)), and GeForce cards clock up to a fifth above their
+datasheet."""
 
 
 class StepTime(Record):
     """Wall-clock milliseconds of one optimizer step, in parts that add up to `total_ms`.
 
-    `communication_ms`, `data_wait_ms` and `host_overhead_ms` count only exposed time, which nothing else hides.
+    `communication_ms`, `data_wait_ms` and `host_overhead_ms` are exposed times, which nothing
+    hides.
     """
 
     forward_ms: float = 0.0
@@ -46,15 +49,16 @@ class StepTime(Record):
 
     @property
     def computing_ms(self) -> float:
-        """The part in which the device computes."""
+        """Time in which the device computes."""
         return self.forward_ms + self.backward_ms + self.optimizer_ms
 
     @property
     def evaluating_ms(self) -> float:
-        """The forward passes with their part of the host's work; the whole step where its parts are not known.
+        """Time of the forward passes with their share of the host's work.
 
-        Limit: exchanges that inference needs too (tensor and pipeline parallelism, gathered parameters) are left out, since
-        `communication_ms` holds those of both passes in one number.
+        The whole step if its parts are unknown. Communication that inference also needs (tensor and
+        pipeline parallelism, gathered parameters) is missing, because `communication_ms` is one
+        number for both passes.
         """
         return float(
             evaluating_ms({name: getattr(self, name) for name in STEP_PARTS}, self.total_ms)
@@ -65,14 +69,14 @@ STEP_PARTS = StepTime.__struct_fields__
 
 
 def evaluating_ms(parts: Mapping[str, Any], total_ms: Any) -> np.ndarray:
-    """`StepTime.evaluating_ms`, of steps whose parts may be arrays."""
+    """Return `StepTime.evaluating_ms` for steps whose parts may be arrays."""
     computing = parts["forward_ms"] + parts["backward_ms"] + parts["optimizer_ms"]
     hosted = 1 + parts["host_overhead_ms"] / np.where(computing > 0, computing, 1.0)
     return np.where(computing > 0, parts["forward_ms"] * hosted, total_ms)
 
 
 class Interval(Record):
-    """A range that should hold the true value in `coverage` of cases, and the basis of that claim."""
+    """A range that contains the true value in `coverage` of cases, and the basis of that claim."""
 
     low: float
     high: float
@@ -99,16 +103,18 @@ JOB_PARTS = (
 
 
 def sum_of_parts(parts: Mapping[str, Any]) -> Any:
-    """All JOB_PARTS, which may be arrays, added up in their order, so that every sum of them agrees to the last digit."""
+    """Add up all JOB_PARTS, which may be arrays, in a fixed order, so sums agree to the last
+    digit."""
     return functools.reduce(operator.add, (parts[name] for name in JOB_PARTS))
 
 
 class JobTime(Record):
-    """Mean wall-clock seconds of a whole training, all repeats together, in parts that add up to `total_s`.
+    """Mean wall-clock seconds of a whole training with all repeats, in parts that add up to
+    `total_s`.
 
-    `trainpace.job` computes it. `steps` are those of one repeat; `checkpoints` how many are written in all, and
-    `checkpoint_interval_s` the work between two. `usd` and `kwh` are None where no price, and no power, is known. `assumed`:
-    what nobody said, in words.
+    `trainpace.job` computes it. `steps` are of one repeat. `checkpoints` are written in all, with
+    `checkpoint_interval_s` of work between two. `usd` is None without a price, `kwh` without a
+    known power. `assumed` lists assumptions in words.
     """
 
     steps: int
@@ -131,7 +137,7 @@ class JobTime(Record):
 
     @property
     def total_s(self) -> float:
-        """All parts together; infinite where failures come faster than the training recovers from them."""
+        """Sum of the parts; infinite if failures come faster than the training recovers."""
         return float(sum_of_parts({name: getattr(self, name) for name in JOB_PARTS}))
 
     @property
@@ -140,15 +146,15 @@ class JobTime(Record):
 
     @property
     def goodput(self) -> float:
-        """Share of the wall-clock time in which steps are done that count."""
+        """Share of the wall-clock time in lasting steps."""
         return self.stepping_s / self.total_s
 
 
 class Memory(Record):
     """GiB on one device at the step's peak. The parts add up to `allocated_gib`.
 
-    allocated: live tensors. reserved: memory held by the framework's allocator. device: on the card, as its own monitor shows
-    it, with the driver's context.
+    allocated: live tensors. reserved: memory of the framework's allocator. device: memory of the
+    card as its monitor shows it, with the driver's context.
     """
 
     parameters_gib: float
@@ -169,7 +175,7 @@ class Memory(Record):
 
 
 class OperatorShare(Record):
-    """One of the most expensive groups of similar operators in a step."""
+    """A group of similar operators among the most expensive of a step."""
 
     module: str
     kind: str
@@ -181,7 +187,7 @@ class OperatorShare(Record):
 
 
 class RoleShare(Record):
-    """Device time of a step in what layers of one role compute. layers: how many there are; 0 where that is not known."""
+    """Device time of a step in layers of one role. `layers` is their number, 0 if unknown."""
 
     role: str
     layers: int
@@ -189,11 +195,12 @@ class RoleShare(Record):
 
 
 class Jump(Record):
-    """Where one more sample costs far more than usual, between two batch sizes (neighbours, where all are asked for).
+    """A place where one more sample costs far more than usual, between two batch sizes.
 
-    before, batch: the last size before the jump and the first after it, with their steps. excess_ms: beyond the usual slope.
-    causes: in words, the weightiest first; `mechanism` says that one in two or three, empty where it is not known. next_good: the
-    first larger size with as much throughput as before the jump, None where none is known.
+    before, batch: the last size before the jump and the first one after it, with their steps.
+    excess_ms: beyond the usual slope. causes: in words, the largest first. mechanism: the largest
+    cause in two or three words, empty if unknown. next_good: the first larger size with the
+    throughput from before the jump, None if unknown.
     """
 
     before: int
@@ -207,12 +214,14 @@ class Jump(Record):
 
 
 class Forecast(Record):
-    """One model on one cluster under one execution. Where that is impossible, `reason` says why and times are None.
+    """One model on one cluster under one execution. If impossible, `reason` is given and times are
+    None.
 
-    host: the CPU that launches kernels, empty on a machine with a profile of its own; `host_assumed`: nobody named it, and it is
-    typical of such cards. software: what runs the step, in words, empty on such a machine; `software_assumed`: nobody said
-    anything of it. `software_idle`: what was said of it and changes nothing here, each with its reason. `notes`: the workload's,
-    of what its trace took for granted. `sequence_length`: tokens of a sample, None where samples are no sequences.
+    host: the CPU that launches kernels, empty on a machine with its own profile. host_assumed: it
+    was not given, and a typical one of such cards is used. software: in words, empty on a machine
+    with its own profile. software_assumed: it was not given. software_idle: given software without
+    effect here, with reasons. notes: assumptions of the trace. sequence_length: tokens per sample,
+    None without sequences.
     """
 
     model: str
@@ -236,12 +245,13 @@ class Forecast(Record):
     cost_usd: float | None = None
     cost_interval_usd: Interval | None = None
     exposed_ms: dict[str, float] = msgspec.field(default_factory=dict)
-    """The part of `step.communication_ms` of each kind of communication; they add up to it."""
+    """Share of `step.communication_ms` by kind of communication, in milliseconds."""
     scaling_efficiency: float | None = None
-    """Throughput per device relative to that on `scaling_reference_devices` with the same micro-batches; None on one
-    device, and where nothing smaller holds the model."""
+    """Throughput per device over that on `scaling_reference_devices`, with the same micro-batches.
+
+    None on one device, and if the model does not fit on fewer."""
     scaling_reference_devices: int | None = None
-    """1 where one device holds the model, else the fewest devices of this kind that do."""
+    """The fewest devices of this kind that hold the model."""
     warnings: tuple[str, ...] = ()
     fit_probability: float | None = None
     host: str = ""
@@ -253,10 +263,10 @@ class Forecast(Record):
     sequence_length: int | None = None
 
     def __post_init__(self) -> None:
-        # a utilisation above the limit is an error in a figure or a formula; showing it clamped would hide that
+        # a utilization above the limit is an error in a figure or a formula, so it is not clamped
         assert self.mfu is None or 0 <= self.mfu <= MFU_LIMIT, f"MFU of {self.mfu} on {self.device}"
         assert (self.step is None) == bool(self.reason), (
-            "a forecast has a step time or a reason why not"
+            "a forecast has either a step time or a reason"
         )
 
     @property
@@ -265,14 +275,17 @@ class Forecast(Record):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all devices; None where samples are no sequences."""
+        """Tokens per second of all devices, None without sequences."""
         rate = self.samples_per_second
         return None if rate is None or self.sequence_length is None else rate * self.sequence_length
 
 
 class NoiseScale(Record):
-    """`samples`: the noise scale. `low` to `high` holds it in 90 of 100 cases. None of the three, with a `reason`, where the true
-    gradient is not told from 0. Of `steps` steps, without those of other phases of training."""
+    """Gradient noise scale in `samples`, with its 90% interval from `low` to `high`, over `steps`
+    steps.
+
+    None with a `reason` if the true gradient cannot be distinguished from 0. It says nothing about
+    other phases of the training."""
 
     samples: float | None
     low: float | None
@@ -284,9 +297,10 @@ class NoiseScale(Record):
 
 
 class MeasuredNoiseScale(Record):
-    """The gradient noise scale over the first steps of a training, each of `batch` samples in `parts`.
+    """The gradient noise scale over the first steps of a training, each of `batch` samples in
+    `parts`.
 
-    `norms_ms`: the time of the two norms of a step; `step_ms`: the rest of the step. Together they show the cost of measuring.
+    `norms_ms` is the time of the two norms of a step, `step_ms` the rest of the step.
     """
 
     batch: int
@@ -297,15 +311,16 @@ class MeasuredNoiseScale(Record):
 
 
 class DeviceRun(Record):
-    """How the device ran during a measurement's timed steps. What nothing here tells is None: clocks, power and energy come from
-    NVIDIA's driver alone.
+    """State of the device during a measurement's timed steps. Unknown values are None.
 
-    `settled`: whether the median steps of two successive windows of the warm-up agreed, None where it was too short for two.
-    `launch_ms`: the host's time to launch a step. `busy_share`: of the median step, in which the device works; the rest is
-    gaps between its kernels, in which it waits for the host. Clocks: of the multiprocessors in MHz, the median, lowest
-    and highest during the steps, before the warm-up, just after the steps, and the highest that the card has. `held_by`: why
-    they were held down. `power_w`: the mean of the whole card. `energy_j`: joules of one step, by the card's energy counter
-    or its power (`energy_source`: counter, power).
+    Only NVIDIA's driver reports clocks, power and energy.
+
+    settled: the median steps of two successive windows of the warm-up agreed; None if it was too
+    short. launch_ms: the host's time to launch a step. busy_share: share of the median step in
+    which the device works; in the rest it waits for the host. Clocks are of the multiprocessors in
+    MHz: median, lowest and highest during the steps, before the warm-up, just after the steps, and
+    the card's highest. held_by: reasons for lowered clocks. power_w: mean of the whole card.
+    energy_j: joules per step, by the card's energy counter or its power (energy_source).
     """
 
     settled: bool | None = None
@@ -326,11 +341,11 @@ class DeviceRun(Record):
 class Measurement(Record, Table):
     """Real steps of one model at one batch size, on the machine that `environment` describes.
 
-    `step_times_ms` are the timed steps in order; `warmup_ms` those before the steady state, kept as data. `step` holds
-    the unscaled medians of the parts; the rest of the median step is in `idle_ms`. `peak_memory_gib`: the peak of live
-    tensors, on a CPU the growth of the process since before training; `reserved_memory_gib`: memory held by the
-    framework's allocator, on a CPU the whole process. `loss`: the name of the loss, None where it is not known. `run`: how
-    the device ran meanwhile, None on a CPU.
+    step_times_ms: the timed steps in order. warmup_ms: the steps before the steady state. step: the
+    unscaled medians of the parts; the rest of the median step is in `idle_ms`. peak_memory_gib: the
+    peak of live tensors, on a CPU the growth of the process since before training.
+    reserved_memory_gib: memory of the framework's allocator, on a CPU the whole process. loss: the
+    name of the loss, None if unknown. run: the state of the device, None on a CPU.
     """
 
     model: str
@@ -356,9 +371,9 @@ class Measurement(Record, Table):
         return 1e3 * self.execution.global_batch / self.median_ms
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """One row per step in order, the warm-up first: its time, whether it is warm-up, and its loss where recorded."""
+        """Return one row per step in order, warm-up first, with its loss if recorded."""
         times = [*self.warmup_ms, *self.step_times_ms]
-        # runs of before may have a loss for every micro-batch, or none
+        # older runs may have a loss per micro-batch, or none
         losses = self.losses if len(self.losses) == len(times) else (None,) * len(times)
         return [
             {
@@ -378,7 +393,7 @@ ProbeFailure = Literal["out_of_memory", "timeout", "crashed"]
 
 
 class FailedProbe(Record):
-    """A batch size that could not be measured, and the reason."""
+    """A batch size that could not be measured, with the reason."""
 
     model: str
     device: str
@@ -391,7 +406,7 @@ class FailedProbe(Record):
 
 
 def forecast_row(f: Forecast) -> dict[str, Any]:
-    """A row of `trainpace forecast --json`, whose fields are documented."""
+    """Return a row of `trainpace forecast --json`."""
     interval = f.step_time_interval_ms
     return {
         "model": f.model,

@@ -1,7 +1,8 @@
-"""The base of all records: frozen, keyword-only, validated when made, and unchanged by a trip through JSON.
+"""Records: frozen, keyword-only, validated when made, and lossless as JSON. And safe writing of
+files.
 
-On disk a record is one JSON object headed by its name and the schema version that wrote it: ``{"record": "Schedule",
-"schema_version": 1, ...}``. A reader refuses a version newer than its own.
+On disk a record is one JSON object with its name and schema version: ``{"record": "Schedule",
+"schema_version": 1, ...}``. A reader rejects newer versions.
 """
 
 import contextlib
@@ -22,13 +23,14 @@ SCHEMA_VERSION = 1
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A frozen value with named fields. Subclasses check themselves in ``__post_init__``, raising ``ValueError``."""
+    """A frozen value with named fields. Subclasses validate themselves in ``__post_init__``."""
 
 
 def check_fields(
     record: Record, names: Iterable[str], holds: Callable[[Any], bool], need: str
 ) -> None:
-    """Raise TrainpaceError for the first of these fields that has a value for which `holds` is false; `need` says it in words."""
+    """Raise TrainpaceError for the first field whose value fails `holds`. `need` says what must
+    hold."""
     for name in names:
         value = getattr(record, name)
         if value is not None and not holds(value):
@@ -39,11 +41,11 @@ class Table:
     __slots__ = ()
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Rows as dicts of plain values by column."""
+        """Return rows as dicts of plain values by column."""
         raise NotImplementedError
 
     def to_pandas(self) -> Any:
-        """The rows as a pandas DataFrame. Raises TrainpaceError without pandas."""
+        """Return the rows as a pandas DataFrame. Raises TrainpaceError without pandas."""
         try:
             import pandas
         except ImportError:
@@ -57,7 +59,8 @@ R = TypeVar("R", bound=Record)
 
 
 def to_jsonable(record: Record) -> dict[str, Any]:
-    """The record as plain dicts, lists and numbers, headed by its name and the schema version."""
+    """Return the record as plain dicts, lists and numbers, with its name and schema version
+    first."""
     fields: dict[str, Any] = msgspec.to_builtins(record, enc_hook=_encode_array)
     return {"record": type(record).__name__, "schema_version": SCHEMA_VERSION, **fields}
 
@@ -77,7 +80,7 @@ def from_json(text: str | bytes, kind: type[R], source: str = "the JSON text") -
     except RecursionError:
         raise UnreadableInput(f"{source} is nested too deeply to be a {kind.__name__}.") from None
     if not isinstance(data, dict):
-        raise UnreadableInput(f"{source} does not hold a JSON object.")
+        raise UnreadableInput(f"{source} is not a JSON object.")
     found, version = data.pop("record", None), data.pop("schema_version", None)
     if found != kind.__name__:
         raise UnreadableInput(f"{source} holds {found or 'no record'!r}, not a {kind.__name__}.")
@@ -93,7 +96,7 @@ def from_json(text: str | bytes, kind: type[R], source: str = "the JSON text") -
 
 
 def from_package(file: str, kind: type[R]) -> R:
-    """A record that the package brings in a JSON file, named by its path below src/trainpace."""
+    """Read a record from a packaged JSON file, given by its path below src/trainpace."""
     return from_json(read_bytes(Path(__file__).parents[1] / file), kind, f"trainpace's own {file}")
 
 
@@ -108,13 +111,13 @@ def save(record: Record, path: str | os.PathLike[str]) -> None:
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write text to a temporary file, then rename it, so that a reader sees the old file or the new one, never half of it."""
+    """Write text to a temporary file and rename it, so readers see the old or the new file."""
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder with its parents. Raises TrainpaceError where the file system refuses."""
+    """Make a folder with its parents. Raises TrainpaceError if the file system refuses."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -122,22 +125,21 @@ def make_folder(path: Path) -> None:
 
 
 def cannot_write_into(folder: Path, error: OSError) -> TrainpaceError:
-    """The error for a folder that cannot be written into."""
     return TrainpaceError(f"cannot write into {folder}: {os_reason(error)}.")
 
 
 @contextlib.contextmanager
 def written_aside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A new file beside `path`, which replaces it when the block ends, and is removed when the block raises.
+    """Yield a new file beside `path` that replaces it when the block ends, or is removed on errors.
 
-    A link stays a link, and a file keeps its mode. Raises UnreadableInput where the file system refuses, and for a device or a
-    pipe, which cannot be replaced.
+    A link stays a link, and a file keeps its mode. Raises UnreadableInput if the file system
+    refuses, and for a device or a pipe, which cannot be replaced.
     """
     try:
         target = Path(os.path.realpath(path))
         mode = target.stat().st_mode if target.exists() else None
         if mode is not None and not stat.S_ISREG(mode):
-            raise UnreadableInput(f"cannot write {target}: it is no regular file.", "Name a file.")
+            raise UnreadableInput(f"cannot write {target}: not a regular file.", "Give a file.")
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         os.close(handle)
         aside = Path(name)
@@ -167,12 +169,12 @@ def _encode_array(value: Any) -> object:
 
 
 def decode_array(kind: type, value: object) -> object:
-    """msgspec's `dec_hook` for records with arrays. Raises TypeError for an array of anything but numbers."""
+    """Decode arrays of numbers for msgspec (`dec_hook`). Raises TypeError for other arrays."""
     import numpy as np  # late, for commands that need no arrays
 
     if kind is np.ndarray:
         array = np.asarray(value)
         if array.dtype.kind not in "biuf":
-            raise TypeError("an array of numbers holds something else")
+            raise TypeError("not an array of numbers")
         return array
     raise TypeError(f"cannot read a {kind.__name__} from JSON")

@@ -1,4 +1,5 @@
-"""Medians and their intervals, what repeats of a measurement differ by, and the start of a steady state in a series."""
+"""Small statistics: medians and intervals, noise of repeats, steady states, trends over batch
+sizes."""
 
 import math
 import statistics
@@ -15,12 +16,13 @@ from trainpace.core.records import Record
 Z_95 = 1.6448536
 """The 95th percentile of the standard normal distribution."""
 DRIFT = 0.05
-"""The half-width, as a share of a step, that more steps do not narrow, since machines speed up and slow down over minutes. An
-assumption, checked against real runs in benchmarks/results/time_left.md."""
+"""Half-width of an interval, as a share of a step, that more steps do not narrow, because machines
+change their speed over minutes. An assumption, checked against real runs in
+benchmarks/results/time_left.md."""
 
 
 def student_t_95(degrees: int) -> float:
-    """The 95th percentile of Student's t (Abramowitz and Stegun 26.7.5, exact to 1 % from 3 degrees on; below, tabled)."""
+    """Return the 95th percentile of Student's t (Abramowitz and Stegun 26.7.5, within 1%)."""
     tabled = {1: 6.314, 2: 2.920}
     if degrees in tabled:
         return tabled[degrees]
@@ -38,9 +40,10 @@ def median(values: Sequence[float]) -> float:
 
 
 def median_interval(values: Sequence[float], z: float = 1.645) -> tuple[float, float]:
-    """A 90 % interval of the median by order statistics: ranks n/2 -+ z sqrt(n)/2 (Conover 1999, section 3.2).
+    """Return the 90% interval of the median by order statistics.
 
-    It assumes independent steps; drift between runs is not in it.
+    Ranks n/2 -+ z sqrt(n)/2 (Conover 1999, section 3.2). It assumes independent steps, and does not
+    include drift between runs.
     """
     ordered = sorted(values)
     n = len(ordered)
@@ -50,7 +53,10 @@ def median_interval(values: Sequence[float], z: float = 1.645) -> tuple[float, f
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and half of its 90 % interval by Student's t; for one value, half of the interval is the value itself."""
+    """Return the mean and the half-width of its 90% interval by Student's t.
+
+    The half-width of a single value is the value itself.
+    """
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, abs(mean)
@@ -58,20 +64,20 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
 
 
 def consecutive_blocks(values: Sequence[float], count: int) -> list[Sequence[float]]:
-    """The values in `count` blocks of nearly the same length, in order; in as many as there are values, where these are fewer."""
+    """Split values into at most `count` blocks of nearly the same length, in order."""
     count = min(count, len(values))
     edges = [round(i * len(values) / count) for i in range(count + 1)]
     return [values[a:b] for a, b in pairwise(edges)]
 
 
 def warmup_steps(times: Sequence[float], tolerance: float = 0.25, least: int = 2) -> int:
-    """The number of warm-up steps: up to the last one of the first half that is far slower than the steady half."""
+    """Return the number of warm-up steps: the slow steps at the start of the first half."""
     half = len(times) // 2
     if half < least:
         return 0
     steady = median(times[half:])
     slow = [i for i in range(half) if times[i] > steady * (1 + tolerance)]
-    # one slow step in the middle is noise; a run of them from the start is warm-up
+    # one slow step in the middle is noise; consecutive ones from the start are warm-up
     warm = least
     for i in slow:
         if i > warm:
@@ -81,7 +87,7 @@ def warmup_steps(times: Sequence[float], tolerance: float = 0.25, least: int = 2
 
 
 def has_settled(times: Sequence[float], window: int, tolerance: float) -> bool:
-    """Do the medians of the last two windows of so many steps agree within `tolerance`, relative to the later?"""
+    """Return True if the medians of the last two windows agree within a relative `tolerance`."""
     if len(times) < 2 * window:
         return False
     before, now = median(times[-2 * window : -window]), median(times[-window:])
@@ -89,14 +95,14 @@ def has_settled(times: Sequence[float], window: int, tolerance: float) -> bool:
 
 
 class Noise(Record):
-    """Relative standard deviation of one process' median, and the degrees of freedom that it was learnt with."""
+    """Relative standard deviation of one process' median, with its degrees of freedom."""
 
     relative: float
     degrees: int
 
 
 def noise_of(medians: Mapping[int, Sequence[float]]) -> Noise | None:
-    """The noise pooled over the batch sizes that were probed more than once, in logarithms; None where none was."""
+    """Pool the noise over batch sizes with repeats, in logarithms. None without repeats."""
     squares, degrees = 0.0, 0
     for values in medians.values():
         if len(values) > 1:
@@ -107,10 +113,11 @@ def noise_of(medians: Mapping[int, Sequence[float]]) -> Noise | None:
 
 
 def repeat_interval(medians: Sequence[float], noise: Noise) -> Interval:
-    """The interval in which the median of one more process falls in 90 of 100 cases, by Student's t on the pooled noise.
+    """Return the 90% prediction interval of the median of one more process.
 
-    A prediction interval (Hahn and Meeker 1991, chapter 4): it holds the spread of the repeat and of what was measured.
-    The centre is the median, whose variance is pi/2 of the mean's from three processes on.
+    By Student's t on the pooled noise (Hahn and Meeker 1991, chapter 4), with the spread of the
+    repeat and of the measured processes. The center is the median, whose variance is pi/2 of the
+    mean's from three processes on.
     """
     n = len(medians)
     centre = float(np.median(medians))
@@ -129,23 +136,25 @@ def repeat_interval(medians: Sequence[float], noise: Noise) -> Interval:
 Floats = NDArray[np.float64]
 
 FEWEST_BATCHES = 4
-"""Fewer sizes fit every curve."""
+"""Least batch sizes for a trend. Fewer fit every curve."""
 CLOSE = 0.03
-"""Mean error, as a share of the step, up to which a step time follows a curve."""
+"""Largest mean error, as a share of the step, of a step time that follows a curve."""
 KNEE = 0.05
-"""Share of the best throughput that the smallest sufficient batch may lack."""
+"""Share of the best throughput that the knee may lack."""
 WINDOW = 8
-"""Neighbouring gaps on either side over which the usual cost of a sample is taken."""
+"""Number of neighboring gaps on either side for the usual cost of a sample."""
 MOST_UNEVEN = 4
 Shape = Literal["linear", "quadratic", "cubic", "none of these"]
 
 
 class Trend(Record):
-    """Least squares over a sweep's step times. fixed_ms + ms_per_sample x batch is the line; mean_errors: the mean of
-    |fit / step - 1| of the polynomials of degree 1, 2, 3; worst_error: the line's largest, signed, at `worst_batch`.
+    """Least-squares fits of a sweep's step times over the batch size.
 
-    best_batch: that of the highest throughput; knee_batch: the smallest with at most 5 % less. uneven: the sizes behind which one
-    more sample costs most beyond what it costs around there, and by what share of the step.
+    The line is fixed_ms + ms_per_sample x batch. mean_errors: the mean of |fit / step - 1| for
+    polynomials of degree 1, 2 and 3. worst_error: the line's largest signed error, at
+    `worst_batch`. best_batch: the size with the highest throughput. knee_batch: the smallest size
+    with at most 5% less. uneven: the sizes after which one more sample costs far more than around
+    there, with the excess as a share of the step.
     """
 
     first_batch: int
@@ -166,7 +175,7 @@ class Trend(Record):
 
     @property
     def shape(self) -> Shape:
-        """The simplest polynomial that the step time follows, as far as its noise lets it."""
+        """Simplest polynomial that the step time follows within its noise."""
         shapes: tuple[Shape, ...] = ("linear", "quadratic", "cubic")
         limit = max(CLOSE, self.noise)
         close = (
@@ -181,13 +190,13 @@ def trend_of(
     samples_per_second: Sequence[float] | Floats,
     noise: float = 0.0,
 ) -> Trend | None:
-    """The trend over ascending batch sizes; None over fewer than FEWEST_BATCHES."""
+    """Return the trend over ascending batch sizes, or None for fewer than FEWEST_BATCHES."""
     if len(batches) < FEWEST_BATCHES:
         return None
     x, y, rate = (
         np.asarray(values, dtype=float) for values in (batches, step_ms, samples_per_second)
     )
-    u = x / x[-1]  # powers of large batches lose digits
+    u = x / x[-1]  # powers of large batches would lose digits
     fits = [np.polynomial.polynomial.polyfit(u, y, degree) for degree in (1, 2, 3)]
     lines = [np.polynomial.polynomial.polyval(u, fit) for fit in fits]
     errors = [line / y - 1 for line in lines]
@@ -218,7 +227,8 @@ def trend_of(
 
 
 def excesses(batches: Sequence[int], step_ms: Floats) -> tuple[Floats, Floats]:
-    """Between neighbours among ascending batch sizes: (milliseconds beyond the usual slope, the usual milliseconds a sample)."""
+    """Return (milliseconds beyond the usual slope, usual milliseconds per sample) between
+    neighbors."""
     width = np.diff(np.asarray(batches, dtype=float))
     slope = np.diff(step_ms) / width
     usual = np.array(

@@ -1,7 +1,7 @@
-"""Units as people write them, parsed and formatted.
+"""Parses and formats numbers with units.
 
-Inside trainpace every number is in the unit that its name ends with: ``_s``, ``_ms``, ``_gib`` (2**30 bytes), ``_gb``
-(1e9 bytes), ``_usd``. Text is parsed and formatted here and nowhere else.
+Inside trainpace every number has the unit at the end of its name: ``_s``, ``_ms``, ``_gib`` (2**30
+bytes), ``_gb`` (1e9 bytes), ``_usd``. Text is parsed and formatted only here.
 """
 
 import math
@@ -48,9 +48,10 @@ def gib_from_bytes(count: float) -> float:
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds from ``90s``, ``1.5h``, ``210ms``, ``2h30m``, ``1 day 4 h``, ``1:30:00`` (h:m:s).
+    """Return seconds from ``90s``, ``1.5h``, ``210ms``, ``2h30m``, ``1 day 4 h``, ``1:30:00``
+    (h:m:s).
 
-    A bare number is refused: whether 90 meant seconds or milliseconds would be a guess.
+    A bare number raises: 90 could be seconds or milliseconds.
     """
     clock = re.fullmatch(r"\s*(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d)\s*", text)
     if clock:
@@ -66,9 +67,7 @@ def parse_duration_s(text: str) -> float:
             "Write a number and a unit, such as 210ms, 90s, 1.5h or 2h30m.",
         )
     if len(parts) > 1 and any(number.startswith(("+", "-")) for number, _ in parts):
-        raise TrainpaceError(
-            f"{text!r} is not a duration.", "Signs inside a duration are not understood."
-        )
+        raise TrainpaceError(f"{text!r} is not a duration.", "A sign is only allowed at the start.")
     return _finite(
         sum(_number(number) * _SECONDS[unit.casefold()] for number, unit in parts),
         text,
@@ -77,7 +76,7 @@ def parse_duration_s(text: str) -> float:
 
 
 def parse_count(text: str) -> int:
-    """A whole number from ``1281167``, ``1_281_167``, ``1.28M`` or ``7B``."""
+    """Return a whole number from ``1281167``, ``1_281_167``, ``1.28M`` or ``7B``."""
     value, unit = _amount(
         text, "[kmgbtKMGBT]?", "a count", "Write a number such as 50000, 1.28M or 7B."
     )
@@ -88,7 +87,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_usd(text: str) -> float:
-    """US dollars from ``500``, ``$500``, ``500usd``, ``1.2k``; other currencies are refused."""
+    """Return US dollars from ``500``, ``$500``, ``500usd`` or ``1.2k``."""
     bare = re.sub(r"^\s*\$|\s*(?:usd|\$)\s*$", "", text, flags=re.IGNORECASE)
     what = "an amount in US dollars"
     value, unit = _amount(bare, "[kKmM]?", what, "Write it as 500, $500 or 500usd.", text)
@@ -96,20 +95,20 @@ def parse_usd(text: str) -> float:
 
 
 def parse_ratio(text: str) -> float:
-    """A speed-up as a ratio of old time to new: ``3.63x`` and ``363%`` are both 3.63.
+    """Return a speed-up as the ratio of old to new time: ``3.63x`` and ``363%`` are both 3.63.
 
-    A percentage is read as the sources of this project use it (100 % = as fast as before), not as "faster by".
+    100% is as fast as before; a percentage does not mean "faster by".
     """
     value, unit = _amount(
         text, "%|x|×", "a speed-up", "Write it as 3.63x, or as 363% of the old speed."
     )
     if not value > 0:
-        raise TrainpaceError(f"a speed-up of {text!r} is not above 0.")
+        raise TrainpaceError(f"a speed-up is {text!r}; it must be above 0.")
     return _finite(value / (100.0 if unit == "%" else 1.0), text, "a speed-up")
 
 
 def format_duration(seconds: float) -> str:
-    """A duration in at most two units, such as ``1 h 12 min`` or ``713 days (1.95 years)``."""
+    """Format a duration in at most two units: ``1 h 12 min`` or ``713 days (1.95 years)``."""
     if not math.isfinite(seconds):
         return "forever"
     if seconds < 0:
@@ -133,7 +132,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Three significant figures, with an exponent only for very large or small numbers."""
+    """Format three significant figures, with an exponent only for tiny numbers."""
     if not math.isfinite(value):
         return str(value)
     if abs(value) >= 999.5:
@@ -142,7 +141,7 @@ def format_number(value: float) -> str:
 
 
 def format_count(value: float) -> str:
-    """``1,281,167`` up to ten million, ``6.74 B`` above it."""
+    """Format ``1,281,167`` up to ten million, and ``6.74 B`` above."""
     for limit, size, suffix in (
         (1e15, 1e12, " T"),
         (1e12, 1e12, " T"),
@@ -159,7 +158,7 @@ def format_count(value: float) -> str:
 
 
 def format_usd(value: float) -> str:
-    """Dollars with cents below 100, without above; in three figures below a cent."""
+    """Format dollars with cents below 100, without cents above, in three figures below a cent."""
     if 0 < abs(value) < 0.01:
         return f"${format_number(value)}"
     return f"${value:,.2f}" if abs(value) < 99.995 else f"${value:,.0f}"
@@ -171,8 +170,11 @@ def _two_units(count: int, per_large: int, large: str, small: str) -> str:
 
 
 def _amount(text: str, units: str, what: str, example: str, written: str = "") -> tuple[float, str]:
-    """The number in `text` and its unit in lower case; `units` is the pattern of the units that `what` may have. `written`: what
-    stood there, where `text` is a part of it."""
+    """Return the number in `text` and its unit in lower case.
+
+    `units` is the pattern of possible units. `written` is the whole text for errors, if `text` is a
+    part.
+    """
     match = re.fullmatch(rf"\s*({_NUMBER})\s*({units})\s*", text)
     if not match:
         raise TrainpaceError(f"{(written or text)!r} is not {what}.", example)
@@ -185,7 +187,7 @@ def _number(text: str) -> float:
 
 def _finite(value: float, text: str, what: str) -> float:
     if value < 0:
-        raise TrainpaceError(f"{text!r} is negative, and {what} starts at 0.")
+        raise TrainpaceError(f"{text!r} is negative; {what} must be 0 or more.")
     if not math.isfinite(value):
         raise TrainpaceError(f"{text!r} is too large for {what}.")
     return value

@@ -1,8 +1,8 @@
-"""Worker modules in processes of their own, so that users' code can crash, hang or exit without harm to ours.
+"""Runs worker modules in their own processes, so users' code can crash, hang or exit without harm.
 
-A worker answers one request from a JSON file in another (`serve`), or many in JSON lines (`serve_lines`), each with a result or
-with one sentence of what went wrong. Success is read from the answer, never from the exit code alone. What the user's code
-prints goes to stderr.
+A worker answers one request from a JSON file in another file (`serve`), or many as JSON lines
+(`serve_lines`). An answer is a result or one sentence about the error. Success is read from the
+answer, never from the exit code alone. Output of users' code goes to stderr.
 """
 
 from __future__ import annotations
@@ -50,31 +50,28 @@ _MEMORY_WORDS = (
     "std::bad_alloc",
 )
 _PYTHON = (sys.executable, "-P", "-m")
-"""Without the current folder on its path, where a torch.py or random.py of anybody's would be imported in place of the real one;
-who names a FILE.py brings its folder in by that."""
+"""Python without the current folder on its path, where a torch.py or random.py could hide the real
+one. A user's FILE.py adds its own folder."""
 _NOT_THE_USERS = ("/torch/", "/trainpace/", "/lightning/", "/deepspeed/", "<frozen", "runpy")
 _POLL_S = 0.02
 _SIZE_POLL_S = 0.5
-"""How often it is asked how long an answer has become."""
+"""Seconds between checks of an answer's size."""
 PATIENCE_S = 60.0
 LIMITS: Limits | None = None
-"""Of every worker; the usual ones by default."""
+"""Limits of every worker, by default the usual ones."""
 _WAITING_ANSWERS = 1000
-"""Of a pool; workers that answer faster than they are heard wait then."""
+"""Largest number of waiting answers in a pool. Faster workers wait."""
 
 
 def serve(work: Callable[[dict[str, Any]], str]) -> None:
-    """Do `work` on the request in the file `sys.argv[1]`, answer in the file `sys.argv[2]`, and end this process."""
+    """Do `work` on the request in the file `sys.argv[1]`, answer in the file `sys.argv[2]`, and end
+    this process."""
     answer: Answer
-    aside, written, dumps, replace = (
-        f"{sys.argv[2]}.aside",
-        open,
-        json.dumps,
-        os.replace,
-    )  # before users' code changes them
+    aside = f"{sys.argv[2]}.aside"
+    written, dumps, replace = open, json.dumps, os.replace  # before users' code can change them
     try:
         answer = {"result": work(json.loads(Path(sys.argv[1]).read_text()))}
-    except BaseException as error:  # users' code may raise anything
+    except BaseException as error:  # users' code can raise anything
         answer = failure_of(error)
     with written(aside, "w", encoding="utf-8") as file:
         file.write(dumps(answer))
@@ -83,7 +80,10 @@ def serve(work: Callable[[dict[str, Any]], str]) -> None:
 
 
 def serve_lines() -> tuple[Iterator[Answer], IO[str]]:
-    """(requests as they come, a file that takes answers), each JSON on a line. What the user's code prints goes to stderr."""
+    """Return (requests as they arrive, a file for answers). Both have a JSON object per line.
+
+    Output of users' code goes to stderr.
+    """
     requests, answers = (
         os.fdopen(os.dup(0), encoding="utf-8"),
         os.fdopen(os.dup(1), "w", encoding="utf-8"),
@@ -94,7 +94,8 @@ def serve_lines() -> tuple[Iterator[Answer], IO[str]]:
 
 
 def end(exit_code: int = 0) -> NoReturn:
-    """End this process at once: threads of the user's code must not keep it, and torch may abort in its own exit."""
+    """End this process at once. Threads of users' code cannot keep it alive, nor can torch
+    abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
@@ -103,9 +104,9 @@ def end(exit_code: int = 0) -> NoReturn:
 def failure_of(
     error: BaseException, who: str = "the model's code", memory_hint: str = "Try a smaller batch."
 ) -> Answer:
-    """One sentence of what went wrong and a hint, with `out_of_memory` or `misuse` true where it was that."""
+    """Return one sentence about the error and a hint, with `out_of_memory` or `misuse` set."""
     if is_out_of_memory(error.__cause__ or error):
-        return {"error": "the memory is not enough.", "hint": memory_hint, "out_of_memory": True}
+        return {"error": "out of memory.", "hint": memory_hint, "out_of_memory": True}
     if isinstance(error, TrainpaceError):
         return {
             "error": error.message,
@@ -116,7 +117,7 @@ def failure_of(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was short: Python's, torch's on any device, or a C++ allocation's."""
+    """Return True for errors of Python, torch or C++ that mean out of memory."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and any(
@@ -128,11 +129,11 @@ def _message(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
-        return "its message cannot be read"
+        return "unreadable message"
 
 
 def place_in_code(error: BaseException) -> str:
-    """The last line of the user's own code that an exception went through: train.py line 12; empty where it went through none."""
+    """Return the last line of users' code in a traceback, such as "train.py line 12", or ""."""
     place, trace_back = "", error.__traceback__
     while trace_back is not None:
         file = trace_back.tb_frame.f_code.co_filename
@@ -143,7 +144,7 @@ def place_in_code(error: BaseException) -> str:
 
 
 def _short(file: str) -> str:
-    """A file's name; of an installed package, the path that tells which."""
+    """Return the name of a file, or its path below site-packages."""
     return (
         file.rpartition(f"{os.sep}site-packages{os.sep}")[2]
         if "site-packages" in file
@@ -152,24 +153,24 @@ def _short(file: str) -> str:
 
 
 def explain(error: BaseException, who: str = "the model's code") -> str:
-    """One sentence: that `who` raised, the exception, and the last line of the user's own code that it went through."""
+    """Return one sentence: who raised, the exception, and the last line of users' code."""
     place = place_in_code(error)
     where = f" at {place}" if place else ""
     lines = [line.strip() for line in _message(error).splitlines() if line.strip()] or [
         "no message"
     ]
-    # a DataLoader's worker sends its whole traceback, whose last line is the exception
+    # a DataLoader worker sends its whole traceback, whose last line is the exception
     is_traceback = any(line.startswith("Original Traceback") for line in lines)
     reason = lines[-1].removeprefix(f"{type(error).__name__}: ") if is_traceback else lines[0]
     return f"{who} raised {type(error).__name__}{where}: {reason[:300]}"
 
 
 class DiskFull(TrainpaceError):
-    """No room for another file; those that are finished are kept."""
+    """No space left for another file. Finished files stay."""
 
 
 def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: str) -> str:
-    """The answer (JSON text) of ``python -m module``. `what` names the work in errors."""
+    """Return the answer (JSON text) of ``python -m module``. `what` names the work in errors."""
     with started_isolated(module, request, timeout_s, what) as answer:
         return answer()
 
@@ -178,8 +179,10 @@ def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: s
 def started_isolated(
     module: str, request: dict[str, Any], timeout_s: float, what: str
 ) -> Iterator[Callable[[], str]]:
-    """Start ``python -m module``, and give a function that waits for its answer, so that something can be done meanwhile. The
-    process ends with the context, whether it was waited for or not."""
+    """Start ``python -m module``, and yield a function that waits for its answer.
+
+    The process ends with the context.
+    """
     with _started(module, request) as (worker, folder):
 
         def wait_for_answer() -> str:
@@ -194,8 +197,10 @@ def started_isolated(
 
 
 def run_ranks(module: str, requests: Sequence[dict[str, Any]], timeout_s: float, what: str) -> str:
-    """Run workers that need each other, one for each request; the answer of the first. Raises as soon as one has failed, for the
-    others would wait for it until the timeout."""
+    """Run workers that need each other, one per request, and return the answer of the first.
+
+    Raises as soon as one has failed, because the others would wait for it until the timeout.
+    """
     deadline = time.monotonic() + timeout_s
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(_started(module, request)) for request in requests]
@@ -214,8 +219,11 @@ def run_ranks(module: str, requests: Sequence[dict[str, Any]], timeout_s: float,
 
 
 class Pool:
-    """`count` processes of ``python -m module argument``, which use `serve_lines`. Leaving its context ends them all. `note`
-    hears when nothing has come from any worker for a minute."""
+    """A number of ``python -m module argument`` processes, which use `serve_lines`.
+
+    Leaving the context ends them. `note` receives a sentence if no worker has answered for a
+    minute.
+    """
 
     def __init__(
         self, module: str, argument: str, count: int, note: Callable[[str], None] = lambda _: None
@@ -225,10 +233,8 @@ class Pool:
         self._workers: list[Child] = []
 
     def __enter__(self) -> Pool:
-        environment = {
-            "OMP_NUM_THREADS": "1",
-            **os.environ,
-        }  # one thread each: the workers are the parallelism
+        # one thread per worker: the workers are the parallelism
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
         for number in range(self._count):
             limits = LIMITS or usual_limits()
             worker = Child(
@@ -250,26 +256,27 @@ class Pool:
             worker.end()
 
     def ask(self, worker: int, **request: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the end of its answers says that it has died
+        with contextlib.suppress(BrokenPipeError):  # `answers` reports a dead worker
             self._workers[worker].stdin.write(json.dumps(request).encode() + b"\n")
             self._workers[worker].stdin.flush()
 
     def answers(self, what: Callable[[int], str]) -> Iterator[tuple[int, Answer]]:
-        """(worker, answer) as they come. Raises what a worker says went wrong; `what` names a worker's work."""
+        """Yield (worker, answer) as they arrive, and raise errors of workers.
+
+        `what` names the work of a worker.
+        """
         while True:
             try:
                 worker, answer = self._answers.get(timeout=PATIENCE_S)
             except queue.Empty:
                 doing = sorted({what(worker) for worker in range(self._count)})
-                self._note(
-                    f"no sample has come for {format_duration(PATIENCE_S)} ({'; '.join(doing)})"
-                )
+                self._note(f"no sample for {format_duration(PATIENCE_S)} ({'; '.join(doing)})")
                 continue
             if answer is None:
                 ending = ending_of(self._workers[worker].wait() or 0)
                 _raise_overstep(self._workers[worker], what(worker), "Try fewer --workers.")
                 raise UserCodeError(
-                    f"a worker {ending} while {what(worker)}.", "What is finished is kept."
+                    f"a worker {ending} while {what(worker)}.", "Finished files stay."
                 )
             _raise_error_of(answer)
             yield worker, answer
@@ -278,26 +285,24 @@ class Pool:
         with contextlib.suppress(ValueError):  # closed meanwhile
             while line := self._workers[number].stdout.readline(MOST_BYTES + 1):
                 self._answers.put((number, _line_of(line)))
-                if len(line) > MOST_BYTES:  # what follows is no line
+                if len(line) > MOST_BYTES:  # the rest is not a line
                     return
         self._answers.put((number, None))
 
 
 @contextlib.contextmanager
 def _started(module: str, request: dict[str, Any]) -> Iterator[tuple[Child, Path]]:
-    """A worker, and the folder of its request and its answer. That is its temporary folder too, since a process that is ended
-    cannot remove its own."""
+    """Yield a worker, and the folder of its request and answer.
+
+    The folder is its temporary folder as well, because a killed process cannot remove its own.
+    """
     with tempfile.TemporaryDirectory(prefix="trainpace-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         files = [str(folder / "request.json"), str(folder / "answer.json")]
         Path(files[0]).write_text(json.dumps(request))
         try:
             output = sys.stderr.fileno()
-        except (
-            OSError,
-            AttributeError,
-            ValueError,
-        ):  # this process's own standard error is no file
+        except (OSError, AttributeError, ValueError):  # standard error is not a file
             output = subprocess.DEVNULL
         around = {**os.environ, **temporary_environment(name)}
         with Child(
@@ -307,7 +312,10 @@ def _started(module: str, request: dict[str, Any]) -> Iterator[tuple[Child, Path
 
 
 def _answered_at(folder: Path) -> int:
-    """Sorts ranks that have ended by why the others failed: first those that died without an answer, then by time."""
+    """Return a key that sorts ended ranks: those without an answer first, then by time.
+
+    The first failure is the cause of the others.
+    """
     file = folder / "answer.json"
     return file.stat().st_mtime_ns if file.exists() else 0
 
@@ -323,19 +331,14 @@ def _answer_of(worker: Child, folder: Path, what: str) -> str:
         answer = read_json(file)
         _raise_error_of(answer)
         return str(answer["result"])
-    except (
-        UnreadableInput,
-        AttributeError,
-        KeyError,
-        TypeError,
-    ):  # users' code runs beside it, and may write anywhere
+    # users' code runs in the same process, and may write anywhere
+    except (UnreadableInput, AttributeError, KeyError, TypeError):
         raise UserCodeError(
             f"{what} left an answer that is damaged; it {ending_of(code)}."
         ) from None
 
 
 def _raise_overstep(worker: Child, what: str, hint: str = "Try a smaller batch.") -> None:
-    """Where the worker was ended for its limits."""
     over = worker.overstep
     if over is None:
         return
@@ -343,13 +346,13 @@ def _raise_overstep(worker: Child, what: str, hint: str = "Try a smaller batch."
         raise UserCodeError(f"{what} was ended: it ran {over.processes:,} processes at once.")
     held, free = (f"{gib_from_bytes(size):.1f} GiB" for size in (over.held_bytes, over.free_bytes))
     raise OutOfMemory(
-        f"{what} was ended: it held {held}, and only {free} of this machine's memory were left.",
+        f"{what} was ended: it used {held}, and only {free} of this machine's memory were free.",
         hint,
     )
 
 
 def _check_size(folder: Path, what: str) -> None:
-    """Raise where the answer grows beyond what could be read, for it may have no end."""
+    """Raise if the answer becomes too long to be read. It may have no end."""
     written = 0
     with contextlib.suppress(OSError):  # renamed or removed meanwhile
         written = sum(file.stat().st_size for file in folder.glob("answer.json*"))
@@ -384,16 +387,20 @@ def _late(what: str, timeout_s: float) -> TimedOut:
 
 
 def load_name(path: Path, name: str, what: str = "name") -> Any:
-    """The value of `name` in a Python file, whose folder joins the import path as it does under ``python FILE.py``.
+    """Return the value of `name` in a Python file. This runs users' code: call it only in a worker.
 
-    A file with relative imports is loaded as a part of the package that its folders make. Raises `UnreadableInput` or
-    `UnknownName` (which calls it `what`); what the file's own code raises goes through.
+    The folder of the file joins the import path, as with ``python FILE.py``. A file with relative
+    imports is loaded as a part of its package. Errors of the file's own code are not caught.
+
+    Raises:
+        UnreadableInput: there is no such file
+        UnknownName: it does not define the name; `what` is the kind of name
     """
     if not path.is_file():
         raise UnreadableInput(f"cannot read {path}: no such file.")
     try:
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8", errors="replace"))))
-    except SyntaxError:  # which the import tells with its line
+    except SyntaxError:  # the import reports it with its line
         nodes = []
     sys.path.insert(0, str(path.resolve().parent))
     module = _as_part_of_a_package(path.resolve(), nodes) or _alone(path)
@@ -401,20 +408,20 @@ def load_name(path: Path, name: str, what: str = "name") -> Any:
         own = [n for n, v in vars(module).items() if not n.startswith("_") and _is_from(v, module)]
         mentioned = {node.id for node in nodes if isinstance(node, ast.Name)}
         hidden = (
-            "What a function or `if __name__ == ...` defines is not there when the file is"
-            " imported."
+            "Names defined in a function or under `if __name__ == ...` do not exist when the"
+            " file is imported."
         )
         raise UnknownName(f"{what} in {path}", name, own, hidden if name in mentioned else "")
     return getattr(module, name)
 
 
 _MACHINES = ("sitecustomize.py", "usercustomize.py")
-"""Files that Python itself loads at its start, wherever a system has them."""
+"""Files that Python loads when it starts."""
 
 
 @functools.cache
 def is_users(file: str) -> bool:
-    """Whether a file is the user's own: no library's, no built-in, and not ours."""
+    """Return True for the user's own files: not of a library, of Python or of trainpace."""
     if file.startswith(("~", "<")) or not file or os.path.basename(file) in _MACHINES:
         return False
     return Path(file) != Path(sys.executable) and not _is_installed(
@@ -453,7 +460,7 @@ def _is_from(value: Any, module: ModuleType) -> bool:
 
 @functools.cache
 def _is_installed(folder: str) -> bool:
-    """In the standard library, in trainpace, or in a folder into which pip installed packages."""
+    """Return True for the standard library, trainpace, and folders with installed packages."""
     paths, root = sysconfig.get_paths(), Path(folder)
     if any(
         root.is_relative_to(known)
