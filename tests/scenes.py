@@ -56,7 +56,7 @@ from trainpace.verbs.forecast import ForecastRequest, Forecasts, Sweep
 from trainpace.verbs.match import Matches, MatchRequest
 from trainpace.verbs.measure import MeasuredSweep
 from trainpace.verbs.plan import Planned
-from trainpace.verbs.suite import SuiteRequest
+from trainpace.verbs.measure import SuiteRequest
 from trainpace.watch import PARTS, Line, Rank, Recording
 
 TODAY = datetime.date(2026, 11, 21)

@@ -51,7 +51,7 @@ READ_FILES = {
     "run/job.py": "logs, shown as text",
     "run/script.py": "hashes of code, and results that its own batch script wrote",
     "verbs/run.py": "a lock",
-    "verbs/suite.py": "a worker's request",
+    "verbs/measure.py": "a worker's request",
     "report/pages.py": "packaged",
     "report/streams.py": "standard streams",
     "web/render.py": "packaged",

@@ -22,7 +22,7 @@ from trainpace.configs.changes import UNWRITTEN
 from trainpace.configs.files import write_changes
 from trainpace.core.execution import PRECISIONS, Execution
 from trainpace.plan import PARALLELISM, Limit
-from trainpace.verbs.limits import limits_of
+from trainpace.verbs.settings import limits_of
 
 HUGGING_FACE = """{
     "output_dir": "out",

@@ -5,7 +5,7 @@ import pytest
 import trainpace
 from shard_folders import NUMBERS
 from trainpace.shards import Estimate, Precomputed, ShardDataset
-from trainpace.verbs.precompute import Verified
+from trainpace.verbs.data import Verified
 
 
 @pytest.fixture

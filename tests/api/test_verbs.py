@@ -5,6 +5,8 @@ import json
 import subprocess
 import sys
 from collections import UserDict
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -66,7 +68,14 @@ def command_of(verb):
 
 
 def request_type(verb):
-    return getattr(__import__(f"trainpace.verbs.{verb}", fromlist=[verb]), f"{verb.title()}Request")
+    homes = ("checks", "data", "machine", "match", verb)
+    name = f"{verb.title()}Request"
+    return next(
+        getattr(module, name)
+        for home in homes
+        if find_spec(f"trainpace.verbs.{home}")
+        and hasattr(module := import_module(f"trainpace.verbs.{home}"), name)
+    )
 
 
 @pytest.mark.parametrize("verb", SHOWN)

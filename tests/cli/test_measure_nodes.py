@@ -15,7 +15,7 @@ import slurm_cluster
 
 from trainpace.journal import Journal
 from trainpace.measure import SuiteItem
-from trainpace.verbs.suite import SuiteRequest, _job
+from trainpace.verbs.measure import SuiteRequest, _job
 
 NEEDS_SLURM = pytest.mark.skipif(
     bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}"
@@ -107,7 +107,7 @@ def test_a_result_is_of_its_options_code_and_versions(folder, monkeypatch):
     (folder / "broken.py").write_text("def task():\n    return 'mended'\n")
     after = names()
     assert [a == b for a, b in zip(after, before, strict=True)] == [False, True, True]
-    monkeypatch.setattr("trainpace.verbs.suite.version", lambda package: f"{package} of tomorrow")
+    monkeypatch.setattr("trainpace.verbs.measure.version", lambda package: f"{package} of tomorrow")
     assert not set(names()) & set(after)
 
 

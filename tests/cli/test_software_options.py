@@ -11,8 +11,8 @@ from trainpace.cli.program import main
 from trainpace.core.errors import Contradiction, TrainpaceError
 from trainpace.core.hardware import find_device
 from trainpace.core.records import save
-from trainpace.verbs import whatif
-from trainpace.verbs.whatif import WhatIfRequest, forecaster_of
+from trainpace.web import whatif
+from trainpace.web.whatif import WhatIfRequest, forecaster_of
 
 
 @pytest.fixture

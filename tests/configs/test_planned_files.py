@@ -15,7 +15,7 @@ from config_plans import FILES, planned  # noqa: E402
 
 from trainpace.configs import lacking, new_files, settings_of  # noqa: E402
 from trainpace.core.execution import Execution  # noqa: E402
-from trainpace.verbs.limits import limits_of  # noqa: E402
+from trainpace.verbs.settings import limits_of  # noqa: E402
 
 NEEDS_ENGINES = pytest.mark.skipif(
     not (ROOT / ".engines").is_dir(), reason="make .engines/installed"

@@ -139,10 +139,10 @@ def test_only_a_cpu_is_held_against_the_profile_of_the_cpu(monkeypatch):
     def profile(progress):
         raise AssertionError("the CPU's profile was asked for")
 
-    monkeypatch.setattr(verbs.doctor, "profile_here", profile)
-    assert verbs.doctor._expected(None, "cuda", None, None) is None
+    monkeypatch.setattr(verbs.machine, "profile_here", profile)
+    assert verbs.machine._expected(None, "cuda", None, None) is None
     with pytest.raises(AssertionError, match="was asked for"):
-        verbs.doctor._expected(None, "cpu", None, None)
+        verbs.machine._expected(None, "cpu", None, None)
 
 
 def test_a_card_in_the_catalogue_has_a_forecast_and_what_others_measured_on_it():
@@ -159,7 +159,7 @@ def test_a_card_in_the_catalogue_has_a_forecast_and_what_others_measured_on_it()
         interval_ms=Interval(low=149.0, high=151.0, coverage=0.9, basis=""),
         environment={},
     )
-    expected = verbs.doctor._expected(known, "cuda", find_device("T4"), TerminalProgress())
+    expected = verbs.machine._expected(known, "cuda", find_device("T4"), TerminalProgress())
     assert 50 < expected.step_ms < 500
     first = expected.elsewhere[0]
     assert (first.model, first.batch) == ("ResNet18", 64)
@@ -171,7 +171,7 @@ def test_a_torch_that_crashes_leaves_an_answer(monkeypatch, capsys):
         raise UserCodeError("looking for a device gave no answer: it was ended by signal 11.")
 
     monkeypatch.setattr(accelerator, "device_here", crash)
-    found = verbs.doctor.run(verbs.doctor.DoctorRequest(), TerminalProgress())
+    found = verbs.machine.examine_machine(verbs.machine.DoctorRequest(), TerminalProgress())
     assert [check.finding for check in found.checks if check.status == "failed"] == [
         "looking for a device gave no answer: it was ended by signal 11."
     ]

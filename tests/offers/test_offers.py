@@ -19,7 +19,7 @@ from trainpace.offers.offer import (
     refreshed,
     write_offers,
 )
-from trainpace.verbs.offers import chosen_offers
+from trainpace.verbs.match import chosen_offers
 
 TODAY = datetime.date(2026, 11, 21)
 

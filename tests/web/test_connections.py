@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 
 from trainpace.web import connections
-from trainpace.web.connections import Connection, make_room
+from trainpace.web.server import Connection, make_room
 
 
 async def answer(scope, receive, send):

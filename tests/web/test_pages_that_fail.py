@@ -14,10 +14,9 @@ from trainpace.core.errors import UnknownName
 from trainpace.core.records import save
 from trainpace.journal import Journal, JournalUnusable
 from trainpace.verbs.request import fields_of
-from trainpace.verbs.whatif import WhatIfRequest
 from trainpace.web.app import application
 from trainpace.web.render import render
-from trainpace.web.whatif import BUILT_IN, MOST_LISTED, Models
+from trainpace.web.whatif import BUILT_IN, MOST_LISTED, Models, WhatIfRequest
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpace.core.execution import PRECISIONS
-from trainpace.verbs.whatif import WhatIfRequest
-from trainpace.web.journal_pages import (
+from trainpace.web.pages import (
     CompareQuestion,
     RunQuestion,
     RunsQuestion,
@@ -15,6 +14,7 @@ from trainpace.web.journal_pages import (
     SweepsQuestion,
 )
 from trainpace.web.questions import BadQuestion, query_of, read_question
+from trainpace.web.whatif import WhatIfRequest
 
 KINDS = (
     RunsQuestion,

@@ -11,9 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.web.connections import MOST_CONNECTIONS
-from trainpace.web.security import Policy, host_name, refusal
-from trainpace.web.server import is_loopback, listening, policy_of
+from trainpace.web.server import (
+    MOST_CONNECTIONS,
+    Policy,
+    host_name,
+    is_loopback,
+    listening,
+    policy_of,
+    refusal,
+)
 
 
 def raw(port, data, read=True):

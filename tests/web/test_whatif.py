@@ -13,8 +13,16 @@ from trainpace.core.hardware import Cluster, catalogue, find_device
 from trainpace.core.outcome import STEP_PARTS
 from trainpace.job import Schedule
 from trainpace.offers import Job, rank, snapshot
-from trainpace.verbs.whatif import Price, WhatIfRequest, forecaster_of, price_of, run, sizes_around
-from trainpace.web.whatif import BUILT_IN, page_of
+from trainpace.web.whatif import (
+    BUILT_IN,
+    Price,
+    WhatIfRequest,
+    forecaster_of,
+    page_of,
+    price_of,
+    run,
+    sizes_around,
+)
 
 GPUS = [d for d in catalogue() if d.kind == "gpu"]
 PRICE = Price(usd_per_device_hour=2.0, source="test")

@@ -7,11 +7,10 @@ forecast, a live `nn.Module` with `example` and `loss`.
 
 from __future__ import annotations
 
-import importlib
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
@@ -20,7 +19,7 @@ from trainpace import verbs
 from trainpace.api.notebook import Listed, show_records, shown
 from trainpace.core.errors import TrainpaceError
 from trainpace.report import TerminalProgress
-from trainpace.verbs.request import Request, request_of
+from trainpace.verbs.request import Progress, Request, request_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,13 +33,12 @@ if TYPE_CHECKING:
     from trainpace.plan import Plan
     from trainpace.run import Equivalence, LadderResult
     from trainpace.shards import Estimate, Precomputed
+    from trainpace.verbs.checks import ValidatedRuns
+    from trainpace.verbs.data import MeasuredLoader, Verified
     from trainpace.verbs.forecast import Forecasts
-    from trainpace.verbs.loader import MeasuredLoader
     from trainpace.verbs.look import Looked
     from trainpace.verbs.measure import MeasuredSweep
-    from trainpace.verbs.precompute import Verified
     from trainpace.verbs.traced import TracedRequest
-    from trainpace.verbs.validate import ValidatedRuns
     from trainpace.watch import Recording
     from trainpace.workload import Form, Task, Workload
 
@@ -72,7 +70,9 @@ def forecast(model: Model, **options: Any) -> Forecasts:
 
     trainpace.forecast("resnet50", gpu=["T4", "A100"], batch=64, precision="amp_fp16").to_pandas()
     """
-    return _answer(_request_about(verbs.forecast.ForecastRequest, model, options))
+    return verbs.forecast.run(
+        _request_about(verbs.forecast.ForecastRequest, model, options), TerminalProgress()
+    )
 
 
 def match(model: Model, **options: Any) -> Ranking:
@@ -80,7 +80,11 @@ def match(model: Model, **options: Any) -> Ranking:
 
     trainpace.match("resnet50", samples="1.28M", epochs=90, deadline="24h").matches[0].offer
     """
-    return shown(_answer(_request_about(verbs.match.MatchRequest, model, options)).ranking)
+    return shown(
+        verbs.match.run(
+            _request_about(verbs.match.MatchRequest, model, options), TerminalProgress()
+        ).ranking
+    )
 
 
 def plan(model: Model, **options: Any) -> Plan:
@@ -88,7 +92,9 @@ def plan(model: Model, **options: Any) -> Plan:
 
     trainpace.plan("resnet50", gpu="A100", num_gpus=4, batch=64, samples="1.28M", epochs=90).changes
     """
-    return _answer(_request_about(verbs.plan.PlanRequest, model, options)).plan
+    return verbs.plan.run(
+        _request_about(verbs.plan.PlanRequest, model, options), TerminalProgress()
+    ).plan
 
 
 def measure(model: str, **options: Any) -> MeasuredSweep:
@@ -107,7 +113,7 @@ def schedule(**options: Any) -> Answer:
 
     trainpace.schedule(samples=1_281_167, epochs=90, global_batch=256, deadline="24h").step_time_s
     """
-    return _answer(request_of(verbs.schedule.ScheduleRequest, options)).answer
+    return _ask(verbs.schedule.run, verbs.schedule.ScheduleRequest, options).answer
 
 
 def look(command: str | Sequence[str], **options: Any) -> Looked:
@@ -115,7 +121,7 @@ def look(command: str | Sequence[str], **options: Any) -> Looked:
 
     trainpace.look("train.py --epochs 30").interval_s
     """
-    return _answer(request_of(verbs.look.LookRequest, {"command": _words(command), **options}))
+    return _ask(verbs.look.run, verbs.look.LookRequest, {"command": _words(command), **options})
 
 
 def watch(command: str | Sequence[str], **options: Any) -> Recording:
@@ -123,8 +129,8 @@ def watch(command: str | Sequence[str], **options: Any) -> Recording:
 
     trainpace.watch("python train.py --epochs 1").ranks[0]
     """
-    return _answer(
-        request_of(verbs.watch.WatchRequest, {"command": _words(command), **options})
+    return _ask(
+        verbs.watch.run, verbs.watch.WatchRequest, {"command": _words(command), **options}
     ).recording
 
 
@@ -138,7 +144,7 @@ def diagnose(
     """
     is_place = isinstance(command, str | os.PathLike) and os.path.exists(command)
     words = (str(command),) if is_place else _words(command)
-    answer = _answer(request_of(verbs.diagnose.DiagnoseRequest, {"command": words, **options}))
+    answer = _ask(verbs.diagnose.run, verbs.diagnose.DiagnoseRequest, {"command": words, **options})
     if isinstance(answer, verbs.watch.Watched):
         raise TrainpaceError(
             "the first of the tasks has the diagnosis, for all of them; it is recorded in"
@@ -152,7 +158,7 @@ def loader(target: str, **options: Any) -> MeasuredLoader:
 
     trainpace.loader("train.py:make_dataset", batch=64).advice
     """
-    return _answer(request_of(verbs.loader.LoaderRequest, {"target": target, **options}))
+    return _ask(verbs.data.time_loader, verbs.data.LoaderRequest, {"target": target, **options})
 
 
 def precompute(target: str | None = None, **options: Any) -> Precomputed | Estimate | Verified:
@@ -162,22 +168,24 @@ def precompute(target: str | None = None, **options: Any) -> Precomputed | Estim
 
     With `estimate=True` an `Estimate` of what that costs and saves; with `verify=True` which shards are damaged, as `Verified`.
     """
-    return _answer(request_of(verbs.precompute.PrecomputeRequest, {"target": target, **options}))
+    return _ask(verbs.data.precompute, verbs.data.PrecomputeRequest, {"target": target, **options})
 
 
 def calibrate(**options: Any) -> MachineProfile:
     """Measure what this machine's CPU can do, for a minute, and keep it for forecasts."""
-    return _answer(request_of(verbs.calibrate.CalibrateRequest, options))
+    return _ask(verbs.machine.calibrate_machine, verbs.machine.CalibrateRequest, options)
 
 
 def doctor(**options: Any) -> Examination:
     """Examine this machine, and whether measuring works on it: `checks`, and `is_well`."""
-    return _answer(request_of(verbs.doctor.DoctorRequest, options))
+    return _ask(verbs.machine.examine_machine, verbs.machine.DoctorRequest, options)
 
 
 def verify(model: str, **options: Any) -> Equivalence:
     """Do accumulation, ranks and one big batch give the same training? The largest difference, and its cause."""
-    return _answer(request_of(verbs.verify.VerifyRequest, {"model": _spec_only(model), **options}))
+    return _ask(
+        verbs.checks.verify, verbs.checks.VerifyRequest, {"model": _spec_only(model), **options}
+    )
 
 
 def validate(runs: str | os.PathLike[str], **options: Any) -> ValidatedRuns:
@@ -185,22 +193,22 @@ def validate(runs: str | os.PathLike[str], **options: Any) -> ValidatedRuns:
 
     trainpace.validate("runs.csv").overall.median
     """
-    return _answer(request_of(verbs.validate.ValidateRequest, {"runs": runs, **options}))
+    return _ask(verbs.checks.validate, verbs.checks.ValidateRequest, {"runs": runs, **options})
 
 
 def run(ladder: str | os.PathLike[str], **options: Any) -> LadderResult:
     """Carry a ladder or a plan out rung by rung: forecast, measure, keep what helps, undo what does not."""
-    return _answer(request_of(verbs.run.RunRequest, {"ladder": ladder, **options}))
+    return _ask(verbs.run.run, verbs.run.RunRequest, {"ladder": ladder, **options})
 
 
 def offers(**options: Any) -> list[Offer]:
     """Servers on offer, with their prices."""
-    return Listed(_answer(request_of(verbs.offers.OffersRequest, options)).offers)
+    return Listed(_ask(verbs.match.list_offers, verbs.match.OffersRequest, options).offers)
 
 
 def gpus(hardware: str | None = None) -> list[Device]:
     """The hardware catalogue, each figure with its source; before it the devices of a file of one's own."""
-    return Listed(_answer(request_of(verbs.gpus.GpusRequest, {"hardware": hardware})))
+    return Listed(_ask(verbs.machine.list_gpus, verbs.machine.GpusRequest, {"hardware": hardware}))
 
 
 def journal(where: str | None = None, create: bool = True) -> Journal:
@@ -210,8 +218,10 @@ def journal(where: str | None = None, create: bool = True) -> Journal:
     return Journal.open(where, create)
 
 
-def _answer(request: Request) -> Any:
-    return importlib.import_module(type(request).__module__).run(request, TerminalProgress())
+def _ask(
+    run: Callable[[Any, Progress], Any], kind: type[Request], options: Mapping[str, Any]
+) -> Any:
+    return run(request_of(kind, options), TerminalProgress())
 
 
 def _spec_only(model: object) -> str:

@@ -15,12 +15,11 @@ from trainpace.offers import Offer, Ranking
 from trainpace.plan import Plan
 from trainpace.run import Equivalence, LadderResult
 from trainpace.shards import Estimate, Precomputed
+from trainpace.verbs.checks import ValidatedRuns
+from trainpace.verbs.data import MeasuredLoader, Verified
 from trainpace.verbs.forecast import Forecasts
-from trainpace.verbs.loader import MeasuredLoader
 from trainpace.verbs.look import Looked
 from trainpace.verbs.measure import MeasuredSweep
-from trainpace.verbs.precompute import Verified
-from trainpace.verbs.validate import ValidatedRuns
 from trainpace.watch import Recording
 from trainpace.workload import Form, Workload
 

@@ -16,9 +16,8 @@ from typing import Any
 from msgspec.structs import replace
 from transformers import TrainerCallback
 
-from trainpace.callbacks.reporter import Reporter, harmless, in_training
+from trainpace.callbacks.time_left import Reporter, harmless, in_training, multiples_in
 from trainpace.callbacks.time_left import TimeLeft as Left
-from trainpace.callbacks.time_left import multiples_in
 from trainpace.configs import Reading, execution_of, put_training_arguments
 from trainpace.core.execution import Checkpointing, Execution
 

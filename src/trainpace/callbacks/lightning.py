@@ -17,8 +17,15 @@ else:
     except ImportError:
         from pytorch_lightning.callbacks import Callback  # the same under its other name
 
-from trainpace.callbacks.reporter import Reporter, Work, harmless, in_training
-from trainpace.callbacks.time_left import FitState, Remaining, remaining_counts
+from trainpace.callbacks.time_left import (
+    FitState,
+    Remaining,
+    Reporter,
+    Work,
+    harmless,
+    in_training,
+    remaining_counts,
+)
 from trainpace.callbacks.time_left import TimeLeft as Left
 from trainpace.configs import LIGHTNING_PRECISIONS
 from trainpace.core.execution import Execution

@@ -121,14 +121,14 @@ def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
     return 0 if answer.ranking.matches else 1
 
 
-def offers(request: verbs.offers.OffersRequest, view: View) -> int:
+def offers(request: verbs.match.OffersRequest, view: View) -> int:
     """List servers on offer: GPUs, price, spot price, network, and where the price comes from.
 
     \b
     trainpace offers --gpu H100 --provider aws
     trainpace offers --refresh
     """
-    answer = verbs.offers.run(request, report.TerminalProgress())
+    answer = verbs.match.list_offers(request, report.TerminalProgress())
     if view.json:
         echo_json({"record": "Offers", "schema_version": 1, "rows": answer.to_dicts()})
     else:
@@ -136,14 +136,14 @@ def offers(request: verbs.offers.OffersRequest, view: View) -> int:
     return 0
 
 
-def gpus(request: verbs.gpus.GpusRequest, view: View) -> int:
+def gpus(request: verbs.machine.GpusRequest, view: View) -> int:
     """List the hardware catalogue, or one device with the source of every figure.
 
     \b
     trainpace gpus
     trainpace gpus "NVIDIA GeForce RTX 3090"
     """
-    devices = verbs.gpus.run(request, report.TerminalProgress())
+    devices = verbs.machine.list_gpus(request, report.TerminalProgress())
     if view.json:
         rows = [to_jsonable(device) for device in devices]
         echo_json(rows if request.name is None else rows[0])
@@ -180,7 +180,7 @@ def schedule(request: verbs.schedule.ScheduleRequest, view: View) -> int:
     return 1 if answer.meets_limit is False else 0
 
 
-def validate(request: verbs.validate.ValidateRequest, view: View) -> int:
+def validate(request: verbs.checks.ValidateRequest, view: View) -> int:
     """Forecast measured runs under their own conditions, and compare.
 
     RUNS is CSV or Parquet. Columns: model_spec (or model), gpu_canonical (or gpu), precision, batch_per_gpu,
@@ -197,7 +197,7 @@ def validate(request: verbs.validate.ValidateRequest, view: View) -> int:
     trainpace validate runs.csv
     trainpace validate measured_runs.parquet --file timm_train_rtx3090 --json
     """
-    validated = verbs.validate.run(request, report.TerminalProgress())
+    validated = verbs.checks.validate(request, report.TerminalProgress())
     if view.json:
         sums = {
             f"by_{name}": [to_jsonable(s) for s in group]

@@ -216,7 +216,7 @@ for function in (
     journal.add_command(command_of(function))
 
 
-def serve(request: verbs.serve.ServeRequest, view: Request) -> int:
+def serve(request: verbs.journal.ServeRequest, view: Request) -> int:
     """Show the journal, and what-if, in the browser.
 
     Listens on loopback, so that only this machine reaches it. It only reads the journal; of models it knows the built-in ones

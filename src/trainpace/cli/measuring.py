@@ -56,7 +56,7 @@ class MeasureView(PicturedView):
     ] = None
 
 
-def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
+def measure(request: verbs.measure.SuiteRequest, view: MeasureView) -> int:
     """Train MODEL for some steps on this machine at several batch sizes, each probe in a process of its own, and time them.
 
     Prints the step time with the interval that a repeat should fall into, the jumps, the batch with the best throughput and
@@ -76,7 +76,7 @@ def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
     trainpace measure --suite small
     trainpace measure --suite classic --launcher slurm --partition gpu --device cuda
     """
-    verbs.suite.check(request)
+    verbs.measure.check_suite(request)
     request = replace(request, command=" ".join(typed_words()))
     if not request.is_one_model_here:
         return _measure_suite(request, view)
@@ -98,13 +98,13 @@ def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
     return 1 if crashed and len(sweep.analysis.points) < FEWEST_MEASURED else 0
 
 
-def _measure_suite(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
+def _measure_suite(request: verbs.measure.SuiteRequest, view: MeasureView) -> int:
     for name in ("output", "html", "figure", "share", "json"):
         if getattr(view, name):
             raise Misuse(
                 f"--{name} is for one model here; trainpace journal export has the suite's runs."
             )
-    answer = verbs.suite.run(request, report.TerminalProgress())
+    answer = verbs.measure.run_suite(request, report.TerminalProgress())
     device = f" on {answer.device}" if answer.device else ""
     stored = "" if request.no_journal else " Kept in the journal: trainpace journal list"
     tell(f"{answer.measured} of {answer.models} models measured{device}.{stored}")
@@ -121,7 +121,7 @@ class CalibrateView(View):
     detect_only: Annotated[bool, Field("Say what machine this is, and measure nothing.")] = False
 
 
-def calibrate(request: verbs.calibrate.CalibrateRequest, view: CalibrateView) -> int:
+def calibrate(request: verbs.machine.CalibrateRequest, view: CalibrateView) -> int:
     """Measure what this machine's CPU can do, for a minute, and keep it for forecasts.
 
     Small blocks of layers are trained, every operator timed on its own; then whole random networks, for what lies between
@@ -135,7 +135,7 @@ def calibrate(request: verbs.calibrate.CalibrateRequest, view: CalibrateView) ->
     """
     file, progress = str(request.profile_file), report.TerminalProgress()
     if view.hosts:
-        links = verbs.calibrate.run_hosts(request, view.network)
+        links = verbs.machine.run_hosts(request, view.network)
         if links is not None:
             (
                 echo_json(to_jsonable(links))
@@ -143,14 +143,14 @@ def calibrate(request: verbs.calibrate.CalibrateRequest, view: CalibrateView) ->
                 else print_answer(view, report.host_links_sections(links, file, request))
             )
         return 0
-    machine = verbs.calibrate.machine_of(request, progress)
+    machine = verbs.machine.machine_of(request, progress)
     if not view.json:
         print_answer(view, report.machine_sections(machine))
     elif view.detect_only:
         echo_json(to_jsonable(machine))
     if view.detect_only:
         return 0
-    profile = verbs.calibrate.run(request, progress, machine)
+    profile = verbs.machine.calibrate_machine(request, progress, machine)
     if view.json:
         echo_json(to_jsonable(profile))
     else:
@@ -172,7 +172,7 @@ class DoctorView(SharedView):
     ] = None
 
 
-def doctor(request: verbs.doctor.DoctorRequest, view: DoctorView) -> int:
+def doctor(request: verbs.machine.DoctorRequest, view: DoctorView) -> int:
     """Examine this machine, and whether measuring works on it, in about a minute.
 
     Driver, build of torch, clocks, other programs, copies, memory, a known training step beside its forecast, the recorder of
@@ -184,7 +184,7 @@ def doctor(request: verbs.doctor.DoctorRequest, view: DoctorView) -> int:
     trainpace doctor
     trainpace doctor --device cuda --html doctor.html --trace failed.txt
     """
-    examination = verbs.doctor.run(request, report.TerminalProgress())
+    examination = verbs.machine.examine_machine(request, report.TerminalProgress())
     if examination.traces and view.trace:
         write_whole(
             view.trace, "".join(f"{part}\n{trace}\n" for part, trace in examination.traces.items())
@@ -207,7 +207,7 @@ class LoaderView(View):
     ] = None
 
 
-def loader(request: verbs.loader.LoaderRequest, view: LoaderView) -> int:
+def loader(request: verbs.data.LoaderRequest, view: LoaderView) -> int:
     """Measure a DataLoader alone: samples/s over workers, where a sample's time goes, and the settings for this machine.
 
     NAME is a Dataset, a DataLoader or a task (model, loss, optimizer, dataset), its class, or a function that returns it. Of a
@@ -219,7 +219,7 @@ def loader(request: verbs.loader.LoaderRequest, view: LoaderView) -> int:
     trainpace loader train.py:make_loader --compute-ms 40 --workers 0:8
     trainpace loader train.py:train_loader --compare train.py:test_loader
     """
-    answer = verbs.loader.run(request, report.TerminalProgress())
+    answer = verbs.data.time_loader(request, report.TerminalProgress())
     if view.output:
         save(answer.measurement, view.output)
     if answer.comparison is not None:
@@ -243,7 +243,7 @@ class PrecomputeView(View):
     time: Annotated[float, Field("For --sbatch: of each task.", DURATION)] = 86400.0
 
 
-def precompute(request: verbs.precompute.PrecomputeRequest, view: PrecomputeView) -> int:
+def precompute(request: verbs.data.PrecomputeRequest, view: PrecomputeView) -> int:
     """Compute the samples of TARGET once, in parallel processes, into Parquet shards that ShardDataset reads back.
 
     TARGET is FILE.py:NAME, a dataset with __len__ and __getitem__, its class, or a function that returns it; of a DataLoader or
@@ -259,23 +259,23 @@ def precompute(request: verbs.precompute.PrecomputeRequest, view: PrecomputeView
     from trainpace.shards import Estimate
 
     if view.sbatch and not (request.verify or request.repair or request.estimate):
-        tell(verbs.precompute.array_script(request, view.sbatch, view.time), nl=False)
+        tell(verbs.data.array_script(request, view.sbatch, view.time), nl=False)
         return 0
-    answer = verbs.precompute.run(request, report.TerminalProgress())
+    answer = verbs.data.precompute(request, report.TerminalProgress())
     if view.json:
         echo_json(to_jsonable(answer))
-    elif isinstance(answer, verbs.precompute.Verified):
+    elif isinstance(answer, verbs.data.Verified):
         print_answer(view, report.damage_sections(answer.shards, answer.damaged, request.out))
     elif isinstance(answer, Estimate):
         print_answer(view, report.estimate_sections(answer))
     else:
         print_answer(view, report.precomputed_sections(answer))
-    if isinstance(answer, verbs.precompute.Verified):
+    if isinstance(answer, verbs.data.Verified):
         return 1 if answer.damaged else 0
     return 0 if not isinstance(answer, Estimate) or answer.pays else 1
 
 
-def verify(request: verbs.verify.VerifyRequest, view: View) -> int:
+def verify(request: verbs.checks.VerifyRequest, view: View) -> int:
     """Train MODEL for some steps as one big batch, by accumulation and on ranks, and say whether the weights come out the same.
 
     All trainings begin with the same weights and take the same samples, on the CPU. Where weights differ by more than
@@ -287,7 +287,7 @@ def verify(request: verbs.verify.VerifyRequest, view: View) -> int:
     trainpace verify resnet18 --image-size 64 --batch 16 --accumulate 4
     trainpace verify train.py:task --batch 10 --accumulate 4 --way accumulate
     """
-    equivalence = verbs.verify.run(request, report.TerminalProgress())
+    equivalence = verbs.checks.verify(request, report.TerminalProgress())
     if view.json:
         echo_json(report.equivalence_json(equivalence))
     else:

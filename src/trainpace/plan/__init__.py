@@ -14,6 +14,7 @@ from trainpace.plan.changes import (
     Risk,
     Sensitivity,
 )
+from trainpace.plan.data_paths import data_paths
 from trainpace.plan.evaluate import Evaluator, Problem, forecast_of
 from trainpace.plan.plan import plan_changes
 from trainpace.plan.search import PARALLELISM, Layout, Limit, SearchSpace, layouts_of
@@ -39,6 +40,7 @@ __all__ = [
     "SearchSpace",
     "Sensitivity",
     "config_line",
+    "data_paths",
     "forecast_of",
     "layouts_of",
     "plan_changes",

@@ -20,7 +20,7 @@ from trainpace.report.sections import (
     details,
     words,
 )
-from trainpace.verbs.carried import carried
+from trainpace.verbs.request import forwarded
 
 if TYPE_CHECKING:
     from trainpace.forecast import Near, Nearness, PublicRun, Score, ScoreLine, Summary
@@ -219,7 +219,7 @@ def public_run_sections(run: PublicRun, asked: Request | None = None) -> Iterato
     yield Next(
         [
             *("trainpace", "journal", "compare", f"public:{run.id}", "mine"),
-            *carried(asked, JournalRequest),
+            *forwarded(asked, JournalRequest),
         ],
         "with your newest run that is most like it",
     )

@@ -45,11 +45,10 @@ from trainpace.report.sections import (
     details,
     words,
 )
-from trainpace.verbs.carried import as_typed, carried, lost
 from trainpace.verbs.forecast import ForecastRequest, Forecasts, Sweep
 from trainpace.verbs.measure import MeasureRequest
 from trainpace.verbs.plan import PlanRequest
-from trainpace.verbs.request import fields_of
+from trainpace.verbs.request import as_typed, fields_of, forwarded, not_forwarded
 from trainpace.workload import ModelSpec, Workload
 
 if TYPE_CHECKING:
@@ -608,7 +607,7 @@ def can_be_measured(
 ) -> bool:
     """Return True if `trainpace measure` can run the model under the same conditions."""
     beside = [*fixed, *BESIDE_THE_STEP]
-    return not ModelSpec.of(spec).is_saved and not lost(asked, MeasureRequest, beside)
+    return not ModelSpec.of(spec).is_saved and not not_forwarded(asked, MeasureRequest, beside)
 
 
 def _next(
@@ -624,7 +623,7 @@ def _next(
     form += ["--sequence-length", str(row.sequence_length)] if several else []
 
     def again(*more: str, but: Sequence[str] = ()) -> list[str]:
-        same = carried(asked, ForecastRequest, [*fixed, *but])
+        same = forwarded(asked, ForecastRequest, [*fixed, *but])
         return ["trainpace", "forecast", spec, *device, *form, *same, *more]
 
     if best is None:
@@ -640,11 +639,11 @@ def _next(
             command = again("--checkpointing", "full", *same_batch, but=["checkpointing"])
             yield Next(command, "recomputes activations, which needs less memory")
     elif best.num_devices > 1:
-        if not lost(asked, PlanRequest, fixed):
+        if not not_forwarded(asked, PlanRequest, fixed):
             job = [] if asked is not None and asked.samples else ["--max-steps", "1000"]
             command = [*("trainpace", "plan", spec), *device, "--batch", str(e.micro_batch), *form]
             why = f"what to change, and what it saves{' in 1,000 steps' if job else ''}"
-            yield Next([*command, *carried(asked, PlanRequest, fixed), *job], why)
+            yield Next([*command, *forwarded(asked, PlanRequest, fixed), *job], why)
     elif not can_be_measured(spec, asked, fixed):
         one_size = all(one.execution.micro_batch == e.micro_batch for one in done)
         if workload.only_batch is None and one_size:
@@ -652,7 +651,7 @@ def _next(
             why = "a range of batch sizes, and where the step time jumps"
             yield Next(again("--batch", batches), why)
     else:
-        same = carried(asked, MeasureRequest, [*fixed, "timeout"])
+        same = forwarded(asked, MeasureRequest, [*fixed, "timeout"])
         command = ["trainpace", "measure", spec, "--batch", str(e.micro_batch), *form, *same]
         if _is_this_machine(best):
             yield Next(command, "real steps on this machine, beside the forecast")

@@ -36,8 +36,7 @@ from trainpace.report.sections import (
     details,
     words,
 )
-from trainpace.verbs.carried import carried
-from trainpace.verbs.request import Request
+from trainpace.verbs.request import Request, forwarded
 
 if TYPE_CHECKING:
     from trainpace.journal import Imported, Lesson, Lessons
@@ -91,7 +90,7 @@ def _place(asked: Request | None) -> list[str]:
     """Return the option for a journal other than the default one."""
     from trainpace.verbs.journal import JournalRequest
 
-    return [] if asked is None else carried(asked, JournalRequest)
+    return [] if asked is None else forwarded(asked, JournalRequest)
 
 
 def sweeps_sections(sweeps: Sequence[Sweep], asked: Request | None = None) -> Iterator[Section]:

@@ -27,11 +27,10 @@ from trainpace.report.sections import (
     details,
     words,
 )
-from trainpace.verbs.carried import carried
+from trainpace.verbs.request import forwarded
 
 if TYPE_CHECKING:
-    from trainpace.verbs.calibrate import CalibrateRequest
-    from trainpace.verbs.gpus import GpusRequest
+    from trainpace.verbs.machine import CalibrateRequest, GpusRequest
 
 USUAL = ("RTX 3090", "RTX 4090", "T4", "A100 SXM 40GB", "H100 SXM")
 """Devices that stay in a table that is cut."""
@@ -175,7 +174,7 @@ def catalogue_sections(
     yield Table(columns, rows, keep=[i for i, d in enumerate(devices) if d.name in USUAL])
     yield Lines(["Rates in TFLOP/s, dense, with fp32 accumulation."])
     if devices:
-        own = [] if asked is None else carried(asked, type(asked))
+        own = [] if asked is None else forwarded(asked, type(asked))
         why = "every figure of one device, with its source"
         yield Next(["trainpace", "gpus", devices[0].name, *own], why)
 
@@ -192,7 +191,7 @@ def device_sections(device: Device, asked: GpusRequest | None = None) -> Iterato
     yield from brief(Table(columns, [row[:3] for row in rows]))
     sourced = Table([*columns, words("source", least=16)], rows)
     yield from details("the source of every figure", sourced)
-    own = [] if asked is None else carried(asked, type(asked))
+    own = [] if asked is None else forwarded(asked, type(asked))
     forecast = ["trainpace", "forecast", "resnet50", "--gpu", device.name, *own]
     yield Next(forecast, "a step of a model on it; FILE.py:FUNCTION for your own model")
 

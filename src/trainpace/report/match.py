@@ -59,15 +59,15 @@ from trainpace.report.sections import (
     words,
 )
 from trainpace.report.steps import Timed, step_breakdown
-from trainpace.verbs.carried import carried
 from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.match import Matches, MatchRequest
 from trainpace.verbs.measure import MeasureRequest
+from trainpace.verbs.request import forwarded
 from trainpace.verbs.traced import evidence_json
 from trainpace.verbs.training import USUAL_BATCH
 
 if TYPE_CHECKING:
-    from trainpace.verbs.offers import OffersRequest
+    from trainpace.verbs.match import OffersRequest
     from trainpace.verbs.schedule import ScheduleRequest
 
 FEWEST_SHOWN = 3
@@ -459,7 +459,7 @@ def _next(first: Match, answer: Matches, asked: MatchRequest | None) -> Iterator
     fixed = ["batch", "precision", "accumulate", "gpu", "global_batch", "timeout"]
     run = ["--batch", str(e.micro_batch), "--precision", e.precision]
     if can_be_measured(spec, asked, fixed):
-        same = carried(asked, MeasureRequest, fixed)
+        same = forwarded(asked, MeasureRequest, fixed)
         why = "on option 1, rented for a few minutes: real steps narrow the interval"
         yield Next(["trainpace", "measure", spec, *run, *same, "--device", "cuda"], why)
         return
@@ -478,7 +478,7 @@ def _next(first: Match, answer: Matches, asked: MatchRequest | None) -> Iterator
         else None,
     }
     command = [word for name, value in options.items() if value for word in (name, str(value))]
-    command += carried(asked, ForecastRequest, [*fixed, "max_steps", "host", "checkpointing"])
+    command += forwarded(asked, ForecastRequest, [*fixed, "max_steps", "host", "checkpointing"])
     if e.activation_checkpointing != "none":
         command += ["--checkpointing", e.activation_checkpointing]
     yield Next(
@@ -714,7 +714,7 @@ def offers_sections(
         undated = f"undated ones are as known on {SNAPSHOT_KNOWN_ON} and may be older"
         are = "price is" if stale == 1 else "prices are"
         yield Lines([f"{stale} {are} old: {undated}. --json shows every source."])
-        filters = [] if asked is None else carried(asked, type(asked), ["refresh"])
+        filters = [] if asked is None else forwarded(asked, type(asked), ["refresh"])
         yield Next(["trainpace", "offers", *filters, "--refresh"], "fetches today's prices")
 
 
@@ -755,7 +755,7 @@ def schedule_sections(a: Answer, asked: ScheduleRequest | None = None) -> Iterat
     if a.execution is not None and a.schedule.samples and a.schedule.epochs:
         job = ["--samples", str(a.schedule.samples), "--epochs", f"{a.schedule.epochs:g}"]
         job += ["--global-batch", str(a.execution.global_batch)]
-        limits = carried(asked, MatchRequest, NOT_CARRIED)
+        limits = forwarded(asked, MatchRequest, NOT_CARRIED)
         why = "servers for this job; put your model, FILE.py:FUNCTION, in place of resnet50"
         yield Next(["trainpace", "match", "resnet50", *job, *limits], why)
 

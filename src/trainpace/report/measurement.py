@@ -53,10 +53,10 @@ from trainpace.report.steps import (
     throughput,
 )
 from trainpace.shards import Damage, Estimate, Precomputed
-from trainpace.verbs.carried import carried
 from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.journal import JournalRequest
 from trainpace.verbs.measure import MeasuredSweep
+from trainpace.verbs.request import forwarded
 from trainpace.workload import ModelSpec
 
 if TYPE_CHECKING:
@@ -159,14 +159,14 @@ def _next(answer: MeasuredSweep, asked: MeasureRequest | None) -> Next:
     if answer.sweep:
         command = ["trainpace", "journal", "list", "--sweep", answer.sweep[:8]]
         why = "the runs of this sweep, stored in the journal"
-        return Next([*command, *carried(asked, JournalRequest)], why)
+        return Next([*command, *forwarded(asked, JournalRequest)], why)
     first = answer.measurements[0]
     precision = first.execution.precision
     spec = asked.model if asked is not None and asked.model is not None else first.model
     gpu = "A100" if "bf16" in precision or precision == "tf32" else "T4"  # a T4 has neither
     batch = str(answer.analysis.best.best.batch)
     command = ["trainpace", "forecast", spec, "--gpu", gpu, "--batch", batch]
-    same = carried(asked, ForecastRequest, ["batch", "precision", "timeout", "no_journal"])
+    same = forwarded(asked, ForecastRequest, ["batch", "precision", "timeout", "no_journal"])
     why = "the same on a GPU that you do not have"
     return Next([*command, "--precision", precision, *same], why)
 

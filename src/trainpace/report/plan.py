@@ -56,8 +56,8 @@ from trainpace.report.sections import (
     words,
 )
 from trainpace.report.steps import step_and_memory
-from trainpace.verbs.carried import carried
 from trainpace.verbs.plan import Planned
+from trainpace.verbs.request import forwarded
 from trainpace.verbs.run import RunRequest
 from trainpace.workload import Workload
 
@@ -158,7 +158,7 @@ def plan_next(
         why = "saves the plan; `trainpace run plan.json` then measures every change"
         return Next([*command, "--output", "plan.json"], why)
     # in `run` the price is that of a node, and a command runs the script
-    same = carried(asked, RunRequest, ["price", "command", "config"])
+    same = forwarded(asked, RunRequest, ["price", "command", "config"])
     run = ["trainpace", "run", file, *(["--task", task] if task else []), *same]
     return Next(run, "makes the changes one by one, and measures each")
 

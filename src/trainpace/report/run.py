@@ -53,9 +53,9 @@ from trainpace.run import (
     rows_of,
     words_of,
 )
-from trainpace.verbs.carried import carried
+from trainpace.verbs.checks import VerifyRequest
 from trainpace.verbs.forecast import ForecastRequest
-from trainpace.verbs.verify import VerifyRequest
+from trainpace.verbs.request import forwarded
 
 PAIRED = (
     "A rung's speed-up compares its trials with those of the setup before it, run alternately; the"
@@ -521,7 +521,7 @@ def equivalence_sections(
     if result.equal:
         command = [*("trainpace", "forecast", q.model, "--gpu", "A100", "--batch")]
         command += [str(max(q.sizes("ddp")))]
-        same = carried(asked, ForecastRequest, ["batch", "accumulate", "timeout"])
+        same = forwarded(asked, ForecastRequest, ["batch", "accumulate", "timeout"])
         why = "a part on a GPU; for the training, every way to divide the batch is equally good"
         yield Next([*command, *same], why)
     elif not result.repeated and not any(way.failed for way in result.ways):
@@ -534,7 +534,7 @@ def equivalence_sections(
             "--accumulate",
             str(q.parts),
         ]
-        same = carried(asked, VerifyRequest, ["batch", "accumulate"])
+        same = forwarded(asked, VerifyRequest, ["batch", "accumulate"])
         yield Next([*command, *same], "again, after that change")
 
 

@@ -46,9 +46,9 @@ from trainpace.report.sections import (
     Table,
     words,
 )
-from trainpace.verbs.carried import carried
 from trainpace.verbs.diagnose import DiagnoseRequest
 from trainpace.verbs.look import Elsewhere, Looked, LookRequest
+from trainpace.verbs.request import forwarded
 from trainpace.watch import (
     NOT_RESTORED,
     PARTS,
@@ -533,7 +533,7 @@ def look_sections(looked: Looked, asked: LookRequest | None = None) -> Iterator[
     yield Table(columns, shares[:MOST_CAUSES])
     yield _advice(looked)
     yield from _elsewhere(looked)
-    command = [*carried(asked, DiagnoseRequest, ["output"]), "--", *recording.command]
+    command = [*forwarded(asked, DiagnoseRequest, ["output"]), "--", *recording.command]
     why = "proves the cause by removing one suspect at a time"
     yield Next(["trainpace", "diagnose", *command], why)
     yield Lines([f"Recorded in {from_home(looked.watched.folder)}"])

@@ -1,28 +1,15 @@
-"""What Trainpace can be asked. One module a verb: a frozen `Request`, and `run(request, progress)`, which gives a record.
+"""What Trainpace can be asked: for each command a frozen `Request` and a function of (request, progress) that returns a record.
 
-A verb prints nothing, reads no arguments and knows no terminal. `cli`, `api` and `web` are faces over it: their options,
-keywords and forms come from the fields of its `Request`. A verb's module is imported when it is first used, so that `trainpace
---help` is quick.
+A verb prints nothing, reads no arguments and knows no terminal. `cli`, `api` and `web` are interfaces to it: their options, keywords
+and forms come from the fields of its `Request`. A module is imported when it is first used, so that `trainpace --help` is quick.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainpace.verbs import (
-        calibrate,
-        diagnose,
-        doctor,
-        forecast,
-        gpus,
-        journal,
-        loader,
-        look,
-        match,
-        measure,
-    )  # isort: skip
-    from trainpace.verbs import offers, plan, precompute, run, schedule, serve, settings, suite  # isort: skip
-    from trainpace.verbs import validate, verify, watch  # isort: skip
+    from trainpace.verbs import checks, data, diagnose, forecast, journal, look, machine, match  # isort: skip
+    from trainpace.verbs import measure, plan, run, schedule, settings, traced, watch  # isort: skip
 
 SUMMARIES = {
     "look": (
@@ -41,37 +28,35 @@ SUMMARIES = {
         " batch."
     ),
     "watch": "Run an unchanged training script and record where its steps' time goes.",
-    "diagnose": "Say what slows a training script down, prove it, and what a change would save.",
+    "diagnose": "Find what slows a training script down, prove it, and estimate what changes save.",
     "plan": (
-        "Say what to change about a training, in which order, and what each change saves of the"
-        " whole job."
+        "Recommend what to change about a training, in which order, and what each change saves of"
+        " the whole job."
     ),
     "run": (
-        "Carry a plan or a ladder of changes out, rung by rung, and print the table of measured"
-        " speed-ups."
+        "Try a plan or a ladder of changes step by step and print the table of measured speed-ups."
     ),
     "verify": (
-        "Train as one big batch, by accumulation and on ranks; say whether it is the same, and why"
-        " not."
+        "Train as one big batch, by accumulation and on ranks; check that the results are the same,"
+        " or find out why not."
     ),
-    "doctor": "Examine this machine, and whether measuring works on it, in about a minute.",
-    "calibrate": "Measure what this machine can do, for a minute, and keep it for forecasts.",
+    "doctor": "Examine this machine and whether it can be measured, in about a minute.",
+    "calibrate": "Measure what this machine can do, for a minute, and save it for forecasts.",
     "loader": "Measure a DataLoader alone: workers, settings, and which transform costs what.",
     "precompute": (
-        "Compute an expensive preprocessing once, in parallel, into Parquet shards; verify and"
-        " repair them."
+        "Do expensive preprocessing once, in parallel, into Parquet shards; verify and repair them."
     ),
     "journal": (
-        "List, show, compare, share, import and export measured runs, own and public; score the"
-        " forecasts made for them."
+        "List, show, compare, share, import and export measured runs, own and public; score their"
+        " forecasts."
     ),
     "serve": "Show the journal and what-if in the browser: the dashboard, on loopback.",
-    "validate": "Forecast measured runs under their own conditions, and sum up the errors.",
+    "validate": "Forecast measured runs under their own conditions and summarise the errors.",
     "schedule": (
         "Compute steps, hours and dollars of a training run, or whichever number is missing."
     ),
 }
-"""The verbs in the order in which they are listed, each with a sentence."""
+"""Commands in the order in which they are listed, each with a summary."""
 
 
 def __getattr__(name: str) -> Any:

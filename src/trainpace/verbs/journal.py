@@ -1,4 +1,4 @@
-"""`journal`: the experiment database, a request for each thing that it can be asked to do."""
+"""`journal` and `serve`: stored runs."""
 
 from itertools import chain
 from pathlib import Path
@@ -8,6 +8,7 @@ import msgspec
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import Record, write_whole
+from trainpace.core.units import parse_count
 from trainpace.forecast import PublicRun, as_precision
 from trainpace.journal import (
     VERSION,
@@ -32,10 +33,21 @@ from trainpace.journal import (
     text_of,
 )
 from trainpace.verbs import places
-from trainpace.verbs.request import COUNT, NEW_FILE, Argument, Field, Misuse, Progress, Request
+from trainpace.verbs.places import HardwareFile
+from trainpace.verbs.request import (
+    COUNT,
+    NEW_FILE,
+    Argument,
+    Field,
+    Misuse,
+    Progress,
+    Request,
+    within,
+)
 
 if TYPE_CHECKING:
     from trainpace.forecast import Score
+
 
 Format = Literal["auto", "trainpace", "shared", "runs", "timm", "hf", "mlflow"]
 RunId = Annotated[str, Argument("A run's id, or the first digits of it.", metavar="ID")]
@@ -359,3 +371,18 @@ def score(request: ScoreRequest, progress: Progress) -> "Scores | Score":
             )
     with request.opened() as journal:
         return scores(journal.every(request.query(with_forecast=True)))
+
+
+class ServeRequest(Request):
+    host: Annotated[str, Field("The address to listen on; any but loopback needs a token.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Field("0 takes a free one.", within("port", 0, 65535, parse_count))] = 8765
+    name: Annotated[
+        tuple[str, ...], Field("Another name (DNS) that this server is called by; needs a token.")
+    ] = ()
+    with_token: Annotated[
+        bool, Field("Ask for a token on loopback too, where other people use this machine.")
+    ] = False
+    journal: places.JournalPlace = None
+    hardware: HardwareFile = None

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from trainpace.configs import normal
@@ -21,9 +22,7 @@ from trainpace.core.software import TODAY
 from trainpace.core.units import parse_count
 from trainpace.forecast import running_software
 from trainpace.job import Schedule, accumulation_for_global_batch, total_steps
-from trainpace.plan import Plan, Problem, SearchSpace, plan_changes
-from trainpace.verbs.data_paths import ALL_OFFLINE, data_paths
-from trainpace.verbs.limits import limits_of
+from trainpace.plan import NO_WAIT, DataPath, Plan, Problem, SearchSpace, data_paths, plan_changes
 from trainpace.verbs.places import (
     HardwareFile,
     HostName,
@@ -47,7 +46,7 @@ from trainpace.verbs.request import (
     Unit,
     within,
 )
-from trainpace.verbs.settings import SettingsSource, kinds_of, texts_of
+from trainpace.verbs.settings import SettingsSource, kinds_of, limits_of, texts_of
 from trainpace.verbs.traced import (
     Evidence,
     adaptation_of,
@@ -75,9 +74,11 @@ from trainpace.workload import Form, ModelSpec, Variant, Workload, form_of
 if TYPE_CHECKING:
     from trainpace.diagnose import Advice
     from trainpace.forecast import Nearness
+    from trainpace.measure import LoaderCost
     from trainpace.watch import Rank, Recording
 
 MOST_SAMPLES = 1e12
+ALL_OFFLINE = "all of a sample's preparation can be done offline (--offline-share, or --loader)"
 PLANNED_CAUSES = ("data", "launch", "communication", "straggler")
 """Causes in a diagnosis that the search itself weighs, or that no setting changes."""
 REPLACES_FILES = frozenset({"activation_checkpointing", "offload_optimizer", "offload_parameters"})
@@ -298,7 +299,7 @@ def run(
     space = SearchSpace(
         keep=r.keep, allow_global_batch=r.allow_global_batch, allow_fp8=r.allow_fp8, limits=limits
     )
-    paths = data_paths(r, present, start, cluster)
+    paths = loader_paths(r, present, start, cluster)
     if fixed_workers and any(path.workers != paths[0].workers for path in paths):
         progress.note(f"note: the number of loader workers stays: {fixed_workers}")
         paths = tuple(path for path in paths if path.workers == paths[0].workers)
@@ -327,9 +328,7 @@ def run(
         knowledge = known_of(workload, journal, length, r.image_size)
         setting = setting._replace(knowledge=knowledge)
         with progress.work("comparing configurations"):
-            plan = plan_changes(
-                setting, start, paths, space, to="fastest" if r.fastest else "best"
-            )
+            plan = plan_changes(setting, start, paths, space, to="fastest" if r.fastest else "best")
         here = setting.on_part(cluster.nodes, cluster.devices_per_node)
         corrected = "" if knowledge is None else knowledge.in_words(here)
     return Planned(
@@ -498,6 +497,77 @@ def cluster_of(request: PlanRequest, present: Present) -> Cluster:
         raise TrainpaceError(f"a network of {network} GB/s cannot be right: give 1e-6 to 1e6.")
     device, host = find_device(fleet["gpu"], own_devices(r.hardware)), named_host(fleet.get("host"))
     return cluster_with(device, per_node, count, network, fleet.get("price"), host=host)
+
+
+def loader_paths(
+    request: PlanRequest, present: Present, start: Execution, cluster: Cluster
+) -> tuple[DataPath, ...]:
+    """Return the ways for samples to reach the training, by the pipeline model of `loader`. Raises Misuse if numbers are missing."""
+    from trainpace.diagnose import HANDOVER_MS, SEND_MS
+    from trainpace.measure import batch_ms, fewest_workers
+
+    r, rank = request, present.rank
+    recorded = rank.loader.workers if rank and rank.loader else None
+    now = present.pick("dataloader_workers", r.workers, recorded)
+    cost, share, cores = _loader_cost(r, rank, start.micro_batch)
+    if cost is None or now is None:
+        if r.workers is not None or r.cores is not None or share is not None:
+            raise Misuse(
+                "`workers`, `cores` and `offline_share` need `sample_ms`, `loader`, or a recording"
+                " with a loader."
+            )
+        if cost is not None:
+            raise Misuse("Give the number of loader workers now with `workers`.")
+        return (NO_WAIT,)
+    if cores is None:
+        raise Misuse("`sample_ms` needs `cores`, the cores of a node that its loaders may use.")
+    cores_per_rank = max(1.0, cores / cluster.devices_per_node)
+    sent = replace(
+        cost, send_ms=cost.send_ms or SEND_MS, handover_ms=cost.handover_ms or HANDOVER_MS
+    )
+
+    def ms_per_sample(workers: int, online: float) -> float:
+        c = sent if workers else cost
+        wall_ms, cpu_ms = online * c.sample_wall_ms, online * c.sample_cpu_ms
+        c = replace(c, sample_wall_ms=wall_ms, sample_cpu_ms=cpu_ms)
+        return batch_ms(c, workers, cores_per_rank) / cost.batch_size
+
+    collate_ms = cost.collate_ms / cost.batch_size
+    return data_paths(now, ms_per_sample, fewest_workers, collate_ms, share)
+
+
+def _loader_cost(
+    request: PlanRequest, rank: Rank | None, batch: int
+) -> tuple[LoaderCost | None, float | None, int | None]:
+    """Return (cost, share of preparation that can be done offline, cores), as far as they are known."""
+    from trainpace.diagnose import loader_cost
+    from trainpace.measure import LoaderCost
+
+    r = request
+    if r.loader is not None:
+        cost, share, measured_cores = _loader_file(r.loader)
+        return cost, share, r.cores or measured_cores
+    cores = r.cores or (None if rank is None else rank.cpus)
+    if r.sample_ms is not None:
+        ms = r.sample_ms
+        given = LoaderCost(sample_wall_ms=ms, sample_cpu_ms=ms, collate_ms=0.0, batch_size=batch)
+        return given, r.offline_share, cores
+    return None if rank is None else loader_cost(rank), r.offline_share, cores
+
+
+def _loader_file(path: str) -> tuple[LoaderCost, float, int]:
+    """Read (cost, share that can be offline, cores) from the answer of `trainpace loader --json`."""
+    from trainpace.measure import LoaderCost
+
+    try:
+        answer = read_json(path)
+        cost = msgspec.convert(answer["cost"], LoaderCost)
+        share, cores = answer["advice"]["offline_share"], answer["cores"]
+        if not (0 <= share <= 1 and 1 <= cores <= 1e6):
+            raise ValueError
+    except (msgspec.ValidationError, KeyError, TypeError, ValueError):
+        raise UnreadableInput(f"{path} is not an answer of trainpace loader --json.") from None
+    return cost, share, cores
 
 
 def noise_scale_of(request: PlanRequest) -> float | None:

@@ -542,3 +542,55 @@ class Silent:
 
     def say(self, line: str) -> None:
         pass
+
+
+def forwarded(asked: Request | None, into: type[Request], but: Collection[str] = ()) -> list[str]:
+    """Return a request's given values as options of another verb, for fields that both have and that are not in `but`."""
+    there = fields_of(into)
+    return [
+        word
+        for name, value in _given(asked, but)
+        if name in there
+        for word in as_typed(there[name], value)
+    ]
+
+
+def not_forwarded(
+    asked: Request | None, into: type[Request], but: Collection[str] = ()
+) -> list[str]:
+    """Return the given fields of a request, except `but`, for which another verb has no option."""
+    there = fields_of(into)
+    return [name for name, _ in _given(asked, but) if name not in there]
+
+
+def as_typed(field: ResolvedField, value: Any) -> list[str]:
+    """Write an option with its value as on a command line, several times if it is repeated."""
+    option = f"--{field.option}"
+    if field.is_flag:
+        return [option] if value else []
+    values = value if field.several and isinstance(value, tuple) else [value]
+    return [word for one in values for word in (option, _typed_value(field, one))]
+
+
+def _typed_value(field: ResolvedField, value: Any) -> str:
+    unit = field.about.unit
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    suffix = "" if unit is None else unit.suffix
+    shown = [] if unit is None else [unit.show(value)]
+    spellings = [*shown, f"{value:.12g}{suffix}", f"{value!r}{suffix}"]
+    return next(text for text in spellings if field.read_one(text) == value)
+
+
+def _given(asked: Request | None, but: Collection[str]) -> list[tuple[str, Any]]:
+    if asked is None:
+        return []
+    fields = fields_of(type(asked)).items()
+    values = ((name, field, getattr(asked, name)) for name, field in fields if name not in but)
+    return [
+        (name, value)
+        for name, field, value in values
+        if field.is_given(value) and not isinstance(field.about, Argument)
+    ]

@@ -1,6 +1,6 @@
 """The dashboard as a program: serves the `ServeRequest` that its starter puts into `REQUEST`, until interrupted."""
 
-from trainpace.verbs.serve import ServeRequest
+from trainpace.verbs.journal import ServeRequest
 from trainpace.web.server import serve
 
 if __name__ == "__main__":

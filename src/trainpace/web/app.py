@@ -22,14 +22,19 @@ from trainpace.core.records import SCHEMA_VERSION, Record, to_jsonable
 from trainpace.core.software import ATTENTIONS, COMMON_SOFTWARE
 from trainpace.journal import Journal, JournalUnusable
 from trainpace.offers import Offer
-from trainpace.verbs import whatif
 from trainpace.verbs.request import fields_of
-from trainpace.verbs.whatif import WhatIfRequest, price_of
-from trainpace.web import journal_pages as pages
-from trainpace.web import public_pages as public
+from trainpace.web import pages, whatif
 from trainpace.web.questions import BadQuestion, query_of, read_question
 from trainpace.web.render import FILES, render
-from trainpace.web.whatif import BUILT_IN, MOST_LISTED, Models, WhatIfAnswer, page_of
+from trainpace.web.whatif import (
+    BUILT_IN,
+    MOST_LISTED,
+    Models,
+    WhatIfAnswer,
+    WhatIfRequest,
+    page_of,
+    price_of,
+)
 
 THREADS = 8
 """Pages that are made at once; others wait. Each may have a connection of its own to the journal."""
@@ -87,9 +92,9 @@ PAGES = (
     _of_journal("/sweeps", "Sweeps", pages.sweeps_page),
     _of_journal("/sweep", "Sweep", pages.sweep_page),
     _of_journal("/score", "Forecast score", pages.score_page),
-    _of_public("/public", "Public journal", public.public_page),
-    _of_public("/public_run", "Public run", public.public_run_page),
-    _of_public("/accuracy", "Accuracy", public.accuracy_page),
+    _of_public("/public", "Public journal", pages.public_page),
+    _of_public("/public_run", "Public run", pages.public_run_page),
+    _of_public("/accuracy", "Accuracy", pages.accuracy_page),
     Page("/whatif", "What if", WhatIfRequest, _whatif, WhatIfAnswer),
 )
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from trainpace.core.execution import PRECISIONS
 from trainpace.journal import error_pct
 from trainpace.report import SCRIPTS, STYLES, asset, environment, figure, score_meaning, stated
-from trainpace.web.public_pages import MODES
+from trainpace.web.pages import MODES
 from trainpace.web.questions import exact, query_of
 
 

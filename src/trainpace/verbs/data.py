@@ -1,4 +1,4 @@
-"""`precompute`: an expensive preprocessing done once, into shards."""
+"""`loader` and `precompute`: time a DataLoader alone, and do expensive preprocessing once."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from trainpace.core.errors import TrainpaceError
 from trainpace.core.host import usable_cores
 from trainpace.core.records import Record
 from trainpace.verbs.request import (
     COUNT,
     DURATION,
     MILLISECONDS,
+    WORKERS,
     Argument,
     Field,
     Misuse,
@@ -22,7 +24,97 @@ from trainpace.verbs.request import (
 from trainpace.workload import ModelSpec
 
 if TYPE_CHECKING:
+    from trainpace.measure import LoaderAdvice, LoaderComparison, LoaderMeasurement
     from trainpace.shards import Damage, Estimate, Precomputed
+
+
+class LoaderRequest(Request):
+    target: Annotated[
+        str, Argument("A dataset, a DataLoader or a task: FILE.py:NAME.", metavar="FILE.py:NAME")
+    ]
+    batch: Annotated[
+        int | None, Field("Samples in a batch.  [default: the DataLoader's own, or 32]", COUNT)
+    ] = None
+    workers: Annotated[
+        tuple[int, ...] | None,
+        Field("4, or 0,2,4, or 0:4.  [default: 0 up to where more stop gaining]", WORKERS),
+    ] = None
+    compute_ms: Annotated[
+        float | None,
+        Field("Step time with its data at hand.  [default: measured for a task]", MILLISECONDS),
+    ] = None
+    seconds: Annotated[float, Field("Timed part of one run of the loader.", DURATION)] = 0.5
+    repeats: Annotated[int, Field("Runs of each setting.", COUNT)] = 3
+    timeout: Annotated[float, Field("Give up after this.", DURATION)] = 600.0
+    compare: Annotated[
+        str | None,
+        Field(
+            "A second one, such as the test's: which is slower, and through what?",
+            metavar="FILE.py:NAME",
+        ),
+    ] = None
+
+
+class MeasuredLoader(Record):
+    """`other` and `comparison`: of the second loader, where one was to be compared."""
+
+    measurement: LoaderMeasurement
+    advice: LoaderAdvice
+    other: LoaderMeasurement | None = None
+    comparison: LoaderComparison | None = None
+
+
+def time_loader(request: LoaderRequest, progress: Progress) -> MeasuredLoader:
+    from trainpace.measure import advise, compare_loaders
+
+    measurement = _measured(request, request.target, progress)
+    if request.compare is not None:
+        other = _measured(request, request.compare, progress)
+        comparison = compare_loaders(measurement, other)
+        return MeasuredLoader(
+            measurement=measurement,
+            advice=advise(measurement, request.compute_ms),
+            other=other,
+            comparison=comparison,
+        )
+    compute_ms, compute_cores = request.compute_ms, 1.0
+    if compute_ms is None and measurement.is_task:
+        compute_ms, compute_cores = _compute(request, measurement.batch_size, progress)
+    return MeasuredLoader(
+        measurement=measurement, advice=advise(measurement, compute_ms, compute_cores)
+    )
+
+
+def _measured(request: LoaderRequest, target: str, progress: Progress) -> LoaderMeasurement:
+    from trainpace.measure import LoaderConditions, measure_loader
+
+    conditions = LoaderConditions(
+        target=target,
+        batch_size=request.batch,
+        workers=request.workers,
+        compute_ms=request.compute_ms,
+        seconds=request.seconds,
+        repeats=request.repeats,
+        timeout_s=request.timeout,
+    )
+    progress.note("measuring the loader alone, for half a minute or so; let nothing else run")
+    with progress.work(f"measuring {target}"):
+        return measure_loader(conditions)
+
+
+def _compute(
+    request: LoaderRequest, batch_size: int, progress: Progress
+) -> tuple[float | None, float]:
+    """(ms of a step that has its data, cores that it keeps busy), or no ms where the task does not train by itself."""
+    from trainpace.measure import Conditions, measure
+
+    progress.note("measuring the task's compute")
+    try:
+        step = measure(Conditions(model=request.target, timeout_s=request.timeout), batch_size)
+    except TrainpaceError as error:
+        progress.note(f"note: the compute was not measured: {error}")
+        return None, 1.0
+    return step.median_ms, float(step.environment["threads"])
 
 
 class PrecomputeRequest(Request):
@@ -69,7 +161,7 @@ class Verified(Record):
     damaged: tuple[Damage, ...]
 
 
-def run(request: PrecomputeRequest, progress: Progress) -> Precomputed | Estimate | Verified:
+def precompute(request: PrecomputeRequest, progress: Progress) -> Precomputed | Estimate | Verified:
     """`Verified` with `verify` (or `repair` where nothing is damaged), `Estimate` with `estimate`, else `Precomputed`."""
     from trainpace import shards
 
@@ -88,7 +180,7 @@ def run(request: PrecomputeRequest, progress: Progress) -> Precomputed | Estimat
                 f"The shards were computed by {target}, which no longer exists.",
                 "Give its new `target`.",
             )
-    target, workers = _target(target), r.workers or usable_cores()
+    target, workers = _given_target(target), r.workers or usable_cores()
     if r.estimate:
         step_s = None if r.step_ms is None else r.step_ms / 1e3
         return shards.estimate(
@@ -125,7 +217,7 @@ def array_script(request: PrecomputeRequest, parts: int, limit_s: float) -> str:
     from trainpace.shards import array_script
 
     return array_script(
-        _target(request.target),
+        _given_target(request.target),
         request.out,
         parts,
         request.workers or usable_cores(),
@@ -133,7 +225,7 @@ def array_script(request: PrecomputeRequest, parts: int, limit_s: float) -> str:
     )
 
 
-def _target(target: str | None) -> str:
+def _given_target(target: str | None) -> str:
     if target is None:
         raise Misuse("Give a `target`: FILE.py:NAME.")
     return target
