@@ -30,13 +30,13 @@ from trainpace.report import (
     forecast_title,
     ladder_json,
     ladder_sections,
+    match_page_json,
     match_sections,
     match_title,
     page,
     plan_sections,
     plan_title,
     profiled_sections,
-    ranking_json,
     sweep_json,
     sweep_sections,
     sweep_title,
@@ -204,7 +204,7 @@ def a_match(top=60):
     )
     today = datetime.date(2026, 11, 21)
     sections = match_sections(answer, "usd", top, today)
-    return page(match_title(answer), sections, ranking_json(answer, today, top))
+    return page(match_title(answer), sections, match_page_json(answer, today))
 
 
 def a_plan():

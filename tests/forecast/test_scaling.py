@@ -103,10 +103,10 @@ def test_the_reference_is_shown(capsys):
 
 
 def test_an_efficiency_above_one_is_explained(capsys):
-    """Scaling of 102 to 104 % stood in answers without a word."""
+    """Scaling of 102 to 104% stood in answers without a word."""
     found = forecast(WORKLOAD, run(), on(80.0))
     for efficiency in (0.97, 1.0, 1.03):
         shown_row = replace(found, scaling_efficiency=efficiency)
         show(forecast_sections(forecasts([shown_row], WORKLOAD)))
         shown = " ".join(capsys.readouterr().out.split())
-        assert ("above 100 % is no error" in shown) == (efficiency > 1)
+        assert ("above 100% is no error" in shown) == (efficiency > 1)

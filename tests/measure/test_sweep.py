@@ -249,7 +249,7 @@ def test_noise_that_hides_everything_is_said():
     assert not a.too_noisy
     assert 0.005 < a.curve.least_jump < 0.05
     assert (
-        f"No jumps of {100 * a.curve.least_jump:.1f} % of the step or more were found"
+        f"No jumps of {100 * a.curve.least_jump:.1f}% of the step or more were found"
         in " ".join(sweep_verdict(a))
     )
     assert a.trend.shape == "linear"

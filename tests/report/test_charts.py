@@ -435,10 +435,10 @@ def test_a_heat_map_names_a_faster_layout_only_where_it_is_faster_by_something()
     own, other = layouts_of(setting, plan.end)[:2]
     own = replace(own, execution=plan.end, step_ms=100.0)
     assert layout_map(plan, [own, replace(other, step_ms=99.5)]).finding.endswith(
-        "; no other takes as much as 1 % less."
+        "; no other takes as much as 1% less."
     )
     assert layout_map(plan, [own, replace(other, step_ms=80.0)]).finding.endswith(
-        " takes 20 % less by forecast."
+        " takes 20% less by forecast."
     )
 
 

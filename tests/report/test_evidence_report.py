@@ -49,7 +49,7 @@ def test_each_near_run_is_a_row_with_both_figures_and_its_source(found):
         )
         assert row[0] == f"{run.model} on T4, batch {run.micro_batch}, fp32"
         assert row[1] == f"{measured:.0f} images/s"
-        assert f"({100 * (forecast / measured - 1):+.0f} %)*" in row[2]
+        assert f"({100 * (forecast / measured - 1):+.0f}%)*" in row[2]
         assert run.url in row[4]
         assert row[5] == run.licence
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from nouns import workload
-from trainpace.report import match_sections, page, ranking_json
+from trainpace.report import match_page_json, match_sections, page
 from trainpace.verbs.match import MatchRequest, run
 from trainpace.verbs.request import Silent
 
@@ -33,7 +33,7 @@ def answered(tmp_path, **asked):
         **asked,
     )
     answer = run(request, Silent())
-    text = page("", match_sections(answer, "cost", 60, TODAY), ranking_json(answer, TODAY))
+    text = page("", match_sections(answer, "cost", 60, TODAY), match_page_json(answer, TODAY))
     text = re.sub(r"(?s)<(script|style).*?</\1>", " ", text)
     return answer, re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
 

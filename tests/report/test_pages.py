@@ -141,7 +141,8 @@ def test_a_model_that_cannot_be_forecast_is_said():
     assert "No forecast is possible. No such rate." in text
 
 
-def test_the_data_of_a_page_has_the_ranks_that_it_shows():
+def test_the_data_of_a_page_has_the_ranks_that_it_shows(monkeypatch):
+    monkeypatch.setattr("trainpace.report.match.PAGE_ROWS", 2)
     text = a_match(top=2)
     rows = next(
         data["rows"]

@@ -86,7 +86,7 @@ def test_the_score_says_first_what_no_constant_was_fitted_on():
     )
     text = printed(public_score_sections, score)
     assert text.startswith(
-        "2 forecasts of public runs that no constant was fitted on are off by 20.0 % on average (median 20.0 %);"
+        "2 forecasts of public runs that no constant was fitted on are off by 20.0% on average (median 20.0%);"
     )
     assert "7 public runs have no forecast" in text
     assert "errors are smaller than yours will be" in " ".join(text.split())

@@ -45,7 +45,7 @@ def test_no_jumps_says_what_was_looked_at():
     sizes = list(range(1, 33))
     step_ms = [10.0 + b + 0.2 * (b > 16) for b in sizes]
     trend = trend_of(sizes, step_ms, [b / ms for b, ms in zip(sizes, step_ms, strict=True)])
-    assert "0.8 % after batch 16" in no_jumps(sizes, trend)
+    assert "0.8% after batch 16" in no_jumps(sizes, trend)
     assert "--batch 8:64 checks every size" in no_jumps([8, 16, 64], None)
 
 
@@ -60,7 +60,7 @@ def test_a_trend_is_told_with_its_line_and_its_knee():
     steep = trend_of(sizes, [1.0] * 64, [float(b) for b in sizes])
     assert steep.knee_batch == 61
     assert (
-        "every smaller batch has over 5 % less" in trend_in_words(replace(steep, knee_batch=64))[1]
+        "every smaller batch has over 5% less" in trend_in_words(replace(steep, knee_batch=64))[1]
     )
 
 

@@ -72,7 +72,7 @@ def test_a_log_has_letters_and_keeps_to_its_width(waiting, capsys, monkeypatch, 
     assert any(line.strip().startswith("0 ") and line.endswith(" ms") for line in lines)
     assert any("waiting for data" in line and "F forward" in line for line in lines)
     assert (
-        "Training waits for data 40 % of the time (4 ms per step); its worker process prepares batches 100 % of"
+        "Training waits for data 40% of the time (4 ms per step); its worker process prepares batches 100% of"
         in " ".join(" ".join(lines).split())
     )
 
@@ -87,7 +87,7 @@ def test_without_workers_data_is_no_waiting(tmp_path):
     simple_run(tmp_path)
     timeline = timeline_of(tmp_path)
     assert findings(timeline) == [
-        "Training spends 40 % of the time (4 ms per step) loading data in the main process, without workers."
+        "Training spends 40% of the time (4 ms per step) loading data in the main process, without workers."
     ]
     assert "waiting for data" not in page("t", timeline_sections(timeline), {})
 
@@ -100,7 +100,7 @@ def test_waiting_for_the_loader_to_start_is_said(tmp_path):
     )
     write_worker(tmp_path, 0, [(1, 6)])
     assert findings(timeline_of(tmp_path)) == [
-        "Training waits for data 20 % of the time (2 ms per step) and for the loader's start 60 %; its worker process prepares batches 50 %"
+        "Training waits for data 20% of the time (2 ms per step) and for the loader's start 60%; its worker process prepares batches 50%"
         " of the time."
     ]
 
@@ -129,7 +129,7 @@ def test_the_picture_stands_alone_and_is_described(waiting):
     titles = {e.get("id"): e.text for e in root if e.get("id")}
     assert [titles[name] for name in root.get("aria-labelledby").split()] == [
         "Timeline of steps 5 to 14: 100 ms, 0.05 s after the first began",
-        "Training waits for data 40 % of the time (4 ms per step); its worker process prepares batches 100 % of the time.",
+        "Training waits for data 40% of the time (4 ms per step); its worker process prepares batches 100% of the time.",
     ]
     assert not list(root.iter(f"{SVG}script"))
 
@@ -165,14 +165,13 @@ def test_the_page_carries_figures_and_data(waiting):
         r'<td class="l">0</td><td class="l">10</td><td class="l">(.*?)</td><td>(.*?)</td><td>(.*?)</td>',
         text,
     ) == [
-        ("waiting for data", "4", "40 %"),
-        ("forward", "3", "30 %"),
-        ("backward", "2", "20 %"),
-        ("the script&#39;s own code", "1", "10 %"),
+        ("waiting for data", "4", "40%"),
+        ("forward", "3", "30%"),
+        ("backward", "2", "20%"),
+        ("the script&#39;s own code", "1", "10%"),
     ]
     assert (
-        '<td class="l">0</td><td class="l">worker 0</td><td>10</td><td>10</td><td>100 %</td>'
-        in text
+        '<td class="l">0</td><td class="l">worker 0</td><td>10</td><td>10</td><td>100%</td>' in text
     )
     data = json.loads(
         re.search(r'<script type="application/json" id="data">(.*?)</script>', text).group(1)

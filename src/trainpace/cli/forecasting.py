@@ -108,7 +108,7 @@ def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
         return report.match_sections(answer, request.by, top, today, request)
 
     if view.json:
-        echo_json(report.ranking_json(answer, today))
+        echo_json(answer.as_json(today))
     else:
         print_answer(view, sections(view.top))
     save_shared(view, answer)
@@ -116,7 +116,7 @@ def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
         view,
         report.match_title(answer),
         lambda: sections(report.PAGE_ROWS),
-        lambda: report.ranking_json(answer, today, report.PAGE_ROWS),
+        lambda: report.match_page_json(answer, today),
     )
     return 0 if answer.ranking.matches else 1
 

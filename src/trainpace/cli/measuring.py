@@ -538,7 +538,7 @@ def look(request: verbs.look.LookRequest, view: View) -> int:
     """
     looked = verbs.look.run(request, report.TerminalProgress())
     if view.json:
-        echo_json(report.look_json(looked))
+        echo_json(looked.as_json())
     else:
         print_answer(view, report.look_sections(looked, request))
     return 0

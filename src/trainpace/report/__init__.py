@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     )
     from trainpace.report.match import (
         PAGE_ROWS,
+        match_page_json,
         match_sections,
         match_title,
         offers_sections,
-        ranking_json,
         schedule_sections,
         settings_sections,
     )
@@ -97,7 +97,6 @@ if TYPE_CHECKING:
     from trainpace.report.terminal import show
     from trainpace.report.watch import (
         guarded_sections,
-        look_json,
         look_sections,
         recording_sections,
         restored_notes,

@@ -34,7 +34,7 @@ from trainpace.forecast import Near, Nearness, RooflinePoint
 from trainpace.journal import OWN_MODEL, SHARED_LIBRARIES, public_name
 from trainpace.offers import snapshot
 from trainpace.plan import Problem
-from trainpace.report.match import PAGE_ROWS, ranking_json
+from trainpace.report.match import match_page_json
 from trainpace.report.pages import page
 from trainpace.report.phrases import sentence
 from trainpace.report.sections import Headline, Lines, Named, Notes, Section, Table, Verbatim, words
@@ -326,7 +326,7 @@ def shared_page(answer: object, title: str) -> str:
     shown = public(answer)
     sections = [Lines([SHARED]), *sections_of(shown)]
     if isinstance(shown, Matches):
-        data = ranking_json(shown, datetime.date.today(), PAGE_ROWS)
+        data = match_page_json(shown, datetime.date.today())
     elif hasattr(shown, "as_json"):
         data = shown.as_json()
     else:

@@ -427,13 +427,13 @@ def verdict_words(p: ProfiledTraining) -> str:
 def _share_rows(p: ProfiledTraining) -> list[tuple[str, str, str, float]]:
     """Return causes, which add up to the step, then the parts of some of them, which are cut first."""
     rows = [
-        (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", s.share)
+        (s.in_words, number(s.ms), f"{100 * s.share:.1f}%", s.share)
         for s in p.shares
         if s.share >= LEAST_SHARE
     ]
     if len(p.compute) > 1:
         rows += [
-            (f"- {k.in_words}", number(k.ms), f"{100 * k.share:.1f} %", k.share)
+            (f"- {k.in_words}", number(k.ms), f"{100 * k.share:.1f}%", k.share)
             for k in p.compute
             if k.share >= LEAST_SHARE
         ]
@@ -443,7 +443,7 @@ def _share_rows(p: ProfiledTraining) -> list[tuple[str, str, str, float]]:
             (
                 "- communication hidden behind compute",
                 number(hidden),
-                f"{100 * hidden / p.step_ms:.1f} %",
+                f"{100 * hidden / p.step_ms:.1f}%",
                 0.0,
             )
         )
@@ -503,4 +503,4 @@ def _rank_row(r: RankShares, late: bool) -> Sequence[str]:
 
 
 def _kernel_row(k: Kernel, step_ms: float) -> Sequence[str]:
-    return [k.name, number(k.ms), f"{100 * k.ms / step_ms:.1f} %", number(k.count), k.kind]
+    return [k.name, number(k.ms), f"{100 * k.ms / step_ms:.1f}%", number(k.count), k.kind]

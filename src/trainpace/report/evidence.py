@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from trainpace.report.charts import Axis, Chart, Series
+from trainpace.report.charts import Axis, Chart, Series, series
 from trainpace.report.phrases import change, devices, number, plural, span
 from trainpace.report.sections import (
     Column,
@@ -177,7 +177,7 @@ def public_facts(run: PublicRun) -> list[tuple[str, str]]:
     if r.forecast_ms is not None and r.low_ms is not None and r.high_ms is not None:
         forecast = (
             f"{number(r.forecast_ms)} ms (90% interval {span(r.low_ms, r.high_ms)}), off by"
-            f" {r.error_pct or 0.0:+.0f} %"
+            f" {r.error_pct or 0.0:+.0f}%"
         )
     in_fit = "yes: constants were fitted on it, so its error says little" if r.in_fit else "no"
     facts = [
@@ -235,11 +235,11 @@ def public_score_sections(score: Score) -> Iterator[Section]:
     inside = (
         ""
         if s.coverage is None
-        else f"; {s.coverage:.0f} % of the measured times lie inside the 90% interval"
+        else f"; {s.coverage:.0f}% of the measured times lie inside the 90% interval"
     )
     yield Headline(
-        f"{s.n:,} forecasts of public runs that {which} fitted on are off by {s.mape:.1f} % on"
-        f" average (median {s.median:.1f} %){inside}."
+        f"{s.n:,} forecasts of public runs that {which} fitted on are off by {s.mape:.1f}% on"
+        f" average (median {s.median:.1f}%){inside}."
     )
     yield Lines(
         [
@@ -311,54 +311,40 @@ def accuracy_chart(
     if len(known) < 2:
         return None
     step = math.ceil(len(known) / MOST_POINTS)
-    shown = known[::step]
-    low = min(min(run.step_time_ms, run.forecast_ms or math.inf) for run in known)
-    high = max(max(run.step_time_ms, run.forecast_ms or 0.0) for run in known)
-    ends = (low / 1.3, high * 1.3)
+    times = [ms for run in known for ms in (run.step_time_ms, run.forecast_ms or run.step_time_ms)]
+    ends = (min(times) / 1.3, max(times) * 1.3)
     near = sum(0.8 <= (run.forecast_ms or 0.0) / run.step_time_ms <= 1.25 for run in known)
-    groups = [
-        ("not in the fit", "measured", [r for r in shown if not r.in_fit]),
-        ("in the fit", "muted", [r for r in shown if r.in_fit]),
+    shown = known[::step]
+    points = [
+        _points("in the fit", "muted", [run for run in shown if run.in_fit]),
+        _points("not in the fit", "measured", [run for run in shown if not run.in_fit]),
     ]
-    points = tuple(
-        Series(
-            name=name,
-            kind="points",
-            tone=tone,
-            x=tuple(run.step_time_ms for run in group),
-            y=tuple(run.forecast_ms for run in group),
-            labels=tuple(map(_label, group)),
-        )
-        for name, tone, group in reversed(groups)
-        if group
-    )
-    diagonals = tuple(
-        Series(
-            name=name,
-            kind="line",
-            tone=tone,
-            dashed=tone == "ideal",
-            x=ends,
-            y=tuple(at * factor for at in ends),
-        )
+    diagonals = [
+        series(name, "line", tone, [(at, at * factor) for at in ends], dashed=tone == "ideal")
         for name, tone, factor in (
             ("as measured", "forecast", 1.0),
             ("a quarter longer", "ideal", 1.25),
             ("a fifth shorter", "ideal", 0.8),
         )
-    )
+    ]
+    low, high = ends
     return Chart(
         title=title,
         finding=(
             f"{near:,} of {plural(len(known), 'forecast')} lie from a fifth below to a quarter"
             " above what was measured."
         ),
-        x=Axis(label="measured step", unit="ms", scale="log10", low=ends[0], high=ends[1]),
-        y=Axis(label="forecast step", unit="ms", scale="log10", low=ends[0], high=ends[1]),
-        series=(*diagonals, *points),
+        x=Axis(label="measured step", unit="ms", scale="log10", low=low, high=high),
+        y=Axis(label="forecast step", unit="ms", scale="log10", low=low, high=high),
+        series=(*diagonals, *(some for some in points if some.x)),
         nearest="point",
         note=f"One run in {step} is drawn." if step > 1 else "",
     )
+
+
+def _points(name: str, tone: str, runs: Sequence[PublicRun]) -> Series:
+    points = [(run.step_time_ms, run.forecast_ms) for run in runs]
+    return series(name, "points", tone, points, labels=tuple(map(_label, runs)))
 
 
 def _label(run: PublicRun) -> str:

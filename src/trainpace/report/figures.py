@@ -42,39 +42,43 @@ SUFFIXES = (".png", ".svg", ".pdf")
 WIDTH_IN, HEIGHT_IN = 6.4, 3.7
 DOTS_PER_INCH = 200
 BAR_IN = 0.27
-"""Height of a row of bars."""
+"""Height of a row of bars, in inches."""
 CELL_IN = 0.42
 ONE_POWER = 16.0
-"""An axis over less than this ratio has more than powers of ten for ticks."""
+"""A logarithmic axis over a smaller ratio has ticks between the powers of ten."""
 BETWEEN = 24
-"""Places along a line between two points that names keep free of."""
+"""Places along a line between two points that labels avoid."""
 HATCHES = {"stripes": "////", "dots": "xxxx"}
-"""Of matplotlib, by texture; its dots make an SVG of 250 KB."""
+"""Hatches of matplotlib by texture. Its dots would make an SVG of 250 KB."""
 NO_DATE: dict[str, dict[str, Any]] = {
     ".svg": {"Date": None},
     ".pdf": {"CreationDate": None},
     ".png": {},
 }
-"""The same chart gives the same file."""
+"""Metadata without a date, so that the same chart gives the same file."""
 
 
 def check_suffix(path: str) -> None:
-    """Raises TrainpaceError for a file that is none of the three."""
+    """Raise TrainpaceError if the extension is not one of SUFFIXES."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise TrainpaceError(
-            f"{path} is no picture that can be written.", "End its name with .png, .svg or .pdf."
+            f"Cannot write a figure to {path}.", "Its name must end with .png, .svg or .pdf."
         )
 
 
 def save_figures(charts: Sequence[Picture | None], path: str) -> list[Path]:
-    """The first as `path`, every other beside it with its title in its name; the files written.
+    """Save the first chart as `path` and the others beside it, with their titles in their names.
 
-    Raises TrainpaceError where there is nothing to draw, or matplotlib is not installed.
+    Returns:
+        The files.
+
+    Raises:
+        TrainpaceError: There is nothing to draw, or matplotlib is not installed.
     """
     check_suffix(path)
     pictures = [chart for chart in charts if chart is not None]
     if not pictures:
-        raise TrainpaceError("there is nothing to draw: nothing could be forecast or measured.")
+        raise TrainpaceError("There is nothing to draw: nothing could be forecast or measured.")
     first = Path(path)
     slugs = (
         re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-") for picture in pictures[1:]
@@ -99,7 +103,7 @@ def _settings() -> Any:
     try:
         import matplotlib as mpl
     except ImportError:
-        missing = "pictures as files need matplotlib, which is not installed."
+        missing = "Figures need matplotlib, which is not installed."
         raise TrainpaceError(missing, "pip install 'trainpace[figures]'") from None
     return mpl.rc_context(
         {
@@ -158,7 +162,7 @@ def chart_figure(chart: Chart) -> Figure:
     axes.set_xlim(chart.x.low, chart.x.high)  # None leaves an end as it is
     axes.set_ylim(chart.y.low, chart.y.high)
     figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=7, columnspacing=1.2)
-    figure.draw_without_rendering()  # which places the axes, so that labels can be
+    figure.draw_without_rendering()  # places the axes, which labels need
     taken: list[Any] = []
     points = _point_boxes(axes, chart)
     for mark in sorted(chart.marks, key=lambda mark: (mark.axis, mark.at)):
@@ -167,7 +171,7 @@ def chart_figure(chart: Chart) -> Figure:
 
 
 def _point_boxes(axes: Any, chart: Chart) -> list[Any]:
-    """Where points of several sizes lie, and lines between points, which names should leave free."""
+    """Return the boxes of points of several sizes and of lines, which labels avoid."""
     from matplotlib.transforms import Bbox
 
     boxes = []
@@ -238,8 +242,10 @@ def _draw(axes: Any, s: Series) -> None:
 
 
 def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any], ringed: bool) -> None:
-    """The place, and its name where there is room: not over another name nor, if it can be, over points and lines; inside of the
-    axes."""
+    """Draw a mark, and its label if there is room inside the axes.
+
+    A label never covers another one, and covers points and lines only if there is no other place.
+    """
     from matplotlib.patheffects import withStroke
 
     colour = TONES[mark.tone][0]
@@ -348,7 +354,7 @@ def _bar(axes: Any, at: int, bar: Bar, scale: float, longest: float, seen: set[s
 
 
 def heat_figure(chart: HeatMap) -> Figure:
-    """Shaded cells with their words; hatched where there is no value."""
+    """Draw shaded cells with their text. Cells without a value are hatched."""
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Rectangle
 
@@ -412,46 +418,53 @@ _BITS = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
 def plot(
     points: Points, marked: Collection[float], title: str, line: Points = (), width: int = 80
 ) -> list[str]:
-    """Lines of a plot from zero, `width` columns wide at most: a curve through `line`, `points` over it, and a triangle where x
-    is marked (and x below the axis)."""
+    """Return the lines of a plot from zero, at most `width` columns wide.
+
+    A curve goes through `line`, `points` lie over it, and every x in `marked` has a triangle.
+    """
     every = [*points, *line]
     left, right = min(x for x, _ in every), max(x for x, _ in every)
-    step = tick_step(max(y for _, y in every) or 1.0, MOST_TICKS - 1)
-    ticks = math.ceil((max(y for _, y in every) or step) / step - 1e-9)
-    top = ticks * step
+    highest = max(y for _, y in every)
+    step = tick_step(highest or 1.0, MOST_TICKS - 1)
+    ticks = math.ceil((highest or step) / step - 1e-9)
     rows = ticks * max(1, round((PLOT_ROWS - 1) / ticks))
     labels = {i * rows // ticks: format_number(i * step) for i in range(ticks + 1)}
     margin = max(map(len, labels.values()))
     columns = max(LEAST, min(WIDEST, width) - margin - 2)
-    cells = _curve(
-        [((x - left) / max(right - left, 1e-9), y / top) for x, y in sorted(line)], columns, rows
-    )
+
+    def across(x: float) -> float:
+        return (x - left) / max(right - left, 1e-9)
 
     def column(x: float) -> int:
-        return round((x - left) / max(right - left, 1e-9) * (columns - 1))
+        return round(across(x) * (columns - 1))
 
-    for x, y in sorted(
-        [*points, *((x, y) for x, y in line if x in marked)], key=lambda point: point[0] in marked
-    ):
-        cells[round(y / top * rows)][column(x)] = "▲" if x in marked else "●"
-    lines = [title]
-    for i in reversed(range(rows + 1)):
+    shares = [(across(x), y / (ticks * step)) for x, y in sorted(line)]
+    cells = _curve(shares, columns, rows)
+    over = [*points, *((x, y) for x, y in line if x in marked)]
+    for x, y in sorted(over, key=lambda point: point[0] in marked):
+        cells[round(y / (ticks * step) * rows)][column(x)] = "▲" if x in marked else "●"
+    body = _scaled(cells, labels, margin)
+    named = {column(x): format_number(x) for x in _ticks(left, right)}
+    jumps = {column(x): f"▲{format_number(x)}" for x in sorted(marked) if left <= x <= right}
+    below = [along(named, columns, 0.5), *([along(jumps, columns, 0.0)] if jumps else [])]
+    return [title, *body, *(" " * (margin + 2) + labels for labels in below)]
+
+
+def _scaled(cells: list[list[str]], labels: dict[int, str], margin: int) -> list[str]:
+    """Return rows from the top, with the scale on their left and an axis below."""
+    lines = []
+    for i in reversed(range(len(cells))):
         edge = "└" if i == 0 else "┤" if i in labels else "│"
         body = "".join(cells[i])
-        lines.append(
-            f"{labels.get(i, ''):>{margin}}"
-            f" {edge}{body.replace(' ', '─') if i == 0 else body.rstrip()}"
-        )
-    named = {column(x): format_number(x) for x in _ticks(left, right)}
-    lines.append(" " * (margin + 2) + along(named, columns, 0.5))
-    jumps = {column(x): f"▲{format_number(x)}" for x in sorted(marked) if left <= x <= right}
-    return [*lines, " " * (margin + 2) + along(jumps, columns, 0.0)] if jumps else lines
+        body = body.rstrip() if i else body.replace(" ", "─")
+        lines.append(f"{labels.get(i, ''):>{margin}} {edge}{body}")
+    return lines
 
 
 def _curve(points: Points, columns: int, rows: int) -> list[list[str]]:
-    """Rows of cells, the lowest first, with a curve through `points` (shares of width and height) in braille dots.
+    """Return rows of cells, the lowest first, with a curve through shares of width and height.
 
-    A share of the height is drawn where a mark at it would stand: in the middle of its cell.
+    A height is drawn in the middle of its cell, where a mark would stand.
     """
     dots: set[tuple[int, int]] = set()
     wide = ACROSS * (columns - 1) + 1
@@ -475,7 +488,7 @@ def _curve(points: Points, columns: int, rows: int) -> list[list[str]]:
 
 
 def _ticks(left: float, right: float) -> Iterator[float]:
-    """The ends, and round numbers between them."""
+    """Yield the ends and round numbers between them."""
     yield left
     if right > left:
         step = max(1.0, tick_step(right - left, MOST_TICKS))
@@ -487,8 +500,10 @@ def _ticks(left: float, right: float) -> Iterator[float]:
 
 
 def along(named: dict[int, str], columns: int, anchor: float) -> str:
-    """Labels at their columns (`anchor` 0: beginning there; 0.5: centred), the first and the last always; those that would
-    touch another are left out."""
+    """Return labels at their columns, starting there (`anchor` 0) or centered (0.5).
+
+    The first and the last are always shown. Others are dropped if they would touch another one.
+    """
     line, at = [" "] * columns, sorted(named)
     for i in dict.fromkeys([*at[:1], *at[-1:], *at]):
         text = named[i]

@@ -617,47 +617,53 @@ def _next(
     spec, several = workload.model if asked is None else asked.model_name, steps.lengths_of(done)
     best = steps.best_of(done)
     row = best or max(done, key=lambda row: row.largest_micro_batch or 0)
-    e, device = row.execution, _device_words(row, asked)
+    batch = row.execution.micro_batch
     fixed = ["gpu", "calibrated", "batch", "precision", *(["sequence_length"] if several else [])]
-    form = ["--precision", e.precision]
+    form = ["--precision", row.execution.precision]
     form += ["--sequence-length", str(row.sequence_length)] if several else []
-
-    def again(*more: str, but: Sequence[str] = ()) -> list[str]:
-        same = forwarded(asked, ForecastRequest, [*fixed, *but])
-        return ["trainpace", "forecast", spec, *device, *form, *same, *more]
-
+    device = _device_words(row, asked)
+    again = ["trainpace", "forecast", spec, *device, *form]
     if best is None:
-        if row.largest_micro_batch:
-            reason = "the largest batch that fits; --accumulate keeps the global batch"
-            yield Next(again("--batch", str(row.largest_micro_batch)), reason)
-        elif e.activation_checkpointing == "none" and ModelSpec.of(spec).can_checkpoint:
-            same_batch = (
-                as_typed(fields_of(ForecastRequest)["batch"], asked.batch)
-                if asked is not None and asked.batch
-                else []
-            )
-            command = again("--checkpointing", "full", *same_batch, but=["checkpointing"])
-            yield Next(command, "recomputes activations, which needs less memory")
+        yield from _next_that_fits(row, again, spec, asked, fixed)
     elif best.num_devices > 1:
         if not not_forwarded(asked, PlanRequest, fixed):
             job = [] if asked is not None and asked.samples else ["--max-steps", "1000"]
-            command = [*("trainpace", "plan", spec), *device, "--batch", str(e.micro_batch), *form]
+            command = [*("trainpace", "plan", spec), *device, "--batch", str(batch), *form]
             why = f"what to change, and what it saves{' in 1,000 steps' if job else ''}"
             yield Next([*command, *forwarded(asked, PlanRequest, fixed), *job], why)
-    elif not can_be_measured(spec, asked, fixed):
-        one_size = all(one.execution.micro_batch == e.micro_batch for one in done)
-        if workload.only_batch is None and one_size:
-            batches = f"1:{max(2, min(best.largest_micro_batch or 64, 128))}"
-            why = "a range of batch sizes, and where the step time jumps"
-            yield Next(again("--batch", batches), why)
-    else:
+    elif can_be_measured(spec, asked, fixed):
+        here = _is_this_machine(best)
         same = forwarded(asked, MeasureRequest, [*fixed, "timeout"])
-        command = ["trainpace", "measure", spec, "--batch", str(e.micro_batch), *form, *same]
-        if _is_this_machine(best):
-            yield Next(command, "real steps on this machine, beside the forecast")
-        else:
-            why = f"real steps, on a machine with this GPU: {best.device}"
-            yield Next([*command, "--device", "cuda"], why)
+        command = ["trainpace", "measure", spec, "--batch", str(batch), *form, *same]
+        there = f"real steps, on a machine with this GPU: {best.device}"
+        why = "real steps on this machine, beside the forecast" if here else there
+        yield Next([*command, *([] if here else ["--device", "cuda"])], why)
+    elif workload.only_batch is None and all(f.execution.micro_batch == batch for f in done):
+        batches = f"1:{max(2, min(best.largest_micro_batch or 64, 128))}"
+        same = forwarded(asked, ForecastRequest, fixed)
+        why = "a range of batch sizes, and where the step time jumps"
+        yield Next([*again, *same, "--batch", batches], why)
+
+
+def _next_that_fits(
+    row: Forecast,
+    again: Sequence[str],
+    spec: str,
+    asked: ForecastRequest | None,
+    fixed: Sequence[str],
+) -> Iterator[Next]:
+    """Suggest the largest batch that fits, or recomputation if not even one sample does."""
+    if row.largest_micro_batch:
+        command = [*again, *forwarded(asked, ForecastRequest, fixed)]
+        why = "the largest batch that fits; --accumulate keeps the global batch"
+        yield Next([*command, "--batch", str(row.largest_micro_batch)], why)
+    elif row.execution.activation_checkpointing == "none" and ModelSpec.of(spec).can_checkpoint:
+        same = forwarded(asked, ForecastRequest, [*fixed, "checkpointing"])
+        batch = []
+        if asked is not None and asked.batch:
+            batch = as_typed(fields_of(ForecastRequest)["batch"], asked.batch)
+        why = "recomputes activations, which needs less memory"
+        yield Next([*again, *same, "--checkpointing", "full", *batch], why)
 
 
 def _is_this_machine(f: Forecast) -> bool:

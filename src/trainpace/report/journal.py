@@ -256,10 +256,10 @@ def scores_sections(scores: Scores, asked: Request | None = None) -> Iterator[Se
         ]
         yield Table(columns, rows)
     if s.coverage_pct is not None:
-        inside = f"{s.coverage_pct:.0f} % of the measured steps were inside it"
+        inside = f"{s.coverage_pct:.0f}% of the measured steps were inside it"
         yield Lines([f"Of {s.n_with_interval:,} with an interval, {inside}."])
     if scores.lately.n < s.n and scores.lately.mean_pct is not None:
-        last = f"The last {scores.lately.n} were off by {scores.lately.mean_pct:.1f} % on average."
+        last = f"The last {scores.lately.n} were off by {scores.lately.mean_pct:.1f}% on average."
         yield Lines([last])
     yield Next("trainpace calibrate", "measures this machine again, on which its forecasts rest")
 
@@ -303,7 +303,7 @@ def _verdict(c: Comparison) -> str:
     if c.median_ratio is None:
         return "Nothing was timed on both sides, so the two cannot be compared."
     per_cent = 100 * (c.median_ratio - 1)
-    answer = f"B takes {abs(per_cent):.1f} % {'more' if per_cent > 0 else 'less'} time per step"
+    answer = f"B takes {abs(per_cent):.1f}% {'more' if per_cent > 0 else 'less'} time per step"
     beyond = [r.beyond_noise for r in c.ratios]
     if not any(beyond):
         unknown = all(one is None for one in beyond)
@@ -332,7 +332,7 @@ def validation_sections(
         yield Headline(f"No: none of {overall.unsupported} runs could be forecast.", good=False)
     else:
         c = overall.coverage
-        held = "" if c is None else f"; {c:.0f} % of the measurements lie in the 90% interval"
+        held = "" if c is None else f"; {c:.0f}% of the measurements lie in the 90% interval"
         yield Headline(
             f"{overall.n:,} forecasts"
             f" {_off_by('are', overall.mape, overall.median, overall.bias)}{held}."
@@ -400,7 +400,7 @@ def _off_by(were: str, mean: float, median: float | None, bias: float | None) ->
     assert bias is not None
     too = "long" if bias > 0 else "short"
     return (
-        f"{were} off by {mean:.1f} % on average (median {median:.1f} %, typically {abs(bias):.1f} %"
+        f"{were} off by {mean:.1f}% on average (median {median:.1f}%, typically {abs(bias):.1f}%"
         f" too {too})"
     )
 

@@ -63,7 +63,6 @@ from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.match import Matches, MatchRequest
 from trainpace.verbs.measure import MeasureRequest
 from trainpace.verbs.request import forwarded
-from trainpace.verbs.traced import evidence_json
 from trainpace.verbs.training import USUAL_BATCH
 
 if TYPE_CHECKING:
@@ -376,7 +375,7 @@ def _shown(matches: Sequence[Match], top: int) -> list[tuple[int, Match]]:
 
 def _overhead(first: Match, job: Job) -> str:
     share = 1 - first.time.goodput
-    overhead = percent(share) if share >= 0.01 else "less than 1 %"
+    overhead = percent(share) if share >= 0.01 else "less than 1%"
     line = f"Overhead of option 1 (start-up, checkpoints, failures): {overhead} of its time."
     if job.conditions.checkpoint_every_s is not None or first.time.checkpoints == 1:
         return line
@@ -563,116 +562,12 @@ def match_pictures(ranking: Ranking, picks: Sequence[Pick] = ()) -> list[Picture
     return [cost_against_time(ranking.matches, picks), step_breakdown(timed)]
 
 
-def ranking_json(answer: Matches, today: datetime.date, top: int | None = None) -> dict[str, Any]:
-    """Return what `trainpace match --json` prints. `top` limits it to the rows of a page."""
-    rows = list(enumerate(answer.ranking.matches, 1))
-    if top is not None:
-        rows = _shown(answer.ranking.matches, top)
-    most = None if top is None else MOST_REJECTED
-    workload, ranking, job, close = answer.workload, answer.ranking, answer.job, answer.nearest
-    binds = None
-    if close is not None:
-        binding, reason, choice = close
-        close_by = (
-            _match_json(choice, today) if isinstance(choice, Match) else _server_json(choice, today)
-        )
-        binds = {"binding": binding, "reason": reason, "nearest": close_by}
-    return {
-        "record": "Matches",
-        "schema_version": 1,
-        "model": workload.model,
-        "global_batch": job.global_batch,
-        "recorded": list(answer.recorded),
-        "deadline_s": job.deadline_s,
-        "budget_usd": job.budget_usd,
-        "picks": [
-            {
-                "pick": pick.name,
-                "hour_less_usd": pick.hour_less_usd,
-                **_match_json(pick.match, today),
-            }
-            for pick in answer.picks
-        ],
-        "rows": [_match_json(match, today, rank) for rank, match in rows],
-        "missed": [_match_json(match, today) for match in ranking.missed[:most]],
-        "rejected": [
-            {
-                **_server_json(r, today),
-                "binding": r.binding,
-                "reason": r.reason,
-                "short_gib": r.short_gib,
-            }
-            for r in ranking.rejected[: 0 if top else None]
-        ],
-        "binds": binds,
-        "evidence": evidence_json(answer.evidence),
-    }
-
-
-def _server_json(choice: Match | Rejected, today: datetime.date) -> dict[str, Any]:
-    offer, nodes = choice.offer, choice.nodes
-    return {
-        "provider": offer.provider,
-        "instance_type": offer.instance_type,
-        "region": offer.region,
-        "gpu": offer.device,
-        "gpus_per_node": offer.count,
-        "nodes": nodes,
-        "num_gpus": offer.count * nodes,
-        "price_source": offer.source,
-        "price_as_of": offer.as_of,
-        "price_stale": is_stale(offer, today),
-    }
-
-
-def _match_json(m: Match, today: datetime.date, rank: int | None = None) -> dict[str, Any]:
-    f, time = m.forecast, m.time
-    assert f.step is not None
-    assert f.step_time_interval_ms is not None
-    assert f.memory is not None
-    price = m.offer.spot_price_usd_per_hour if m.spot else m.offer.price_usd_per_hour
-    return {
-        "rank": rank,
-        **_server_json(m, today),
-        "spot": m.spot,
-        "pareto": m.on_front,
-        "price_usd_per_hour": None if price is None else price * m.nodes,
-        "precision": f.execution.precision,
-        "batch": f.execution.micro_batch,
-        "accumulation": f.execution.accumulation,
-        "zero_stage": f.execution.zero_stage,
-        "shard_size": f.execution.shard_size,
-        "steps": time.steps,
-        "step_time_ms": f.step.total_ms,
-        "step_time_ms_low": f.step_time_interval_ms.low,
-        "step_time_ms_high": f.step_time_interval_ms.high,
-        "usd_per_step": _finite(m.mean_usd / time.steps),
-        "hours": _finite(m.mean_hours),
-        "hours_low": _finite(m.hours.low),
-        "hours_high": _finite(m.hours.high),
-        "usd": _finite(m.mean_usd),
-        "usd_low": _finite(m.usd.low),
-        "usd_high": _finite(m.usd.high),
-        "egress_usd": m.egress_usd,
-        "energy_kwh": None if time.kwh is None else _finite(time.kwh),
-        "goodput": time.goodput,
-        "checkpoints": time.checkpoints,
-        "checkpoint_interval_s": time.checkpoint_interval_s,
-        "time_s": {
-            name: _finite(getattr(time, name))
-            for name in time.__struct_fields__
-            if name.endswith("_s")
-        },
-        "peak_memory_gib": f.memory.allocated_gib,
-        "capacity_gib": f.capacity_gib,
-        "provenance": f.provenance,
-        "warnings": list(f.warnings),
-        "notes": list(f.notes),
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def match_page_json(answer: Matches, today: datetime.date) -> dict[str, Any]:
+    """Return the JSON of a page, which is limited to the rows that the page shows."""
+    data = answer.as_json(today)
+    shown = _shown(answer.ranking.matches, PAGE_ROWS)
+    rows = [data["rows"][rank - 1] for rank, _ in shown]
+    return data | {"rows": rows, "missed": data["missed"][:MOST_REJECTED], "rejected": []}
 
 
 def offers_sections(
@@ -740,15 +635,15 @@ def schedule_sections(a: Answer, asked: ScheduleRequest | None = None) -> Iterat
         rows = [
             (
                 f"{s.ratio:.4g}x",
-                f"{s.percent_of_old_speed:.4g} %",
-                f"{100 * s.share_of_old_time:.3g} %",
+                f"{s.percent_of_old_speed:.4g}%",
+                f"{100 * s.share_of_old_time:.3g}%",
                 duration(s.new_time_s(a.time.total_s)),
             )
             for s in a.speedups
         ]
         heads = ("speed-up", "of the old speed", "of the old time", "total then")
         yield Table([Column(head) for head in heads], rows)
-        line = "363 % means 3.63 times as fast (old time / new time), not 363 % faster."
+        line = "363% means 3.63 times as fast (old time / new time), not 363% faster."
         yield Lines([line])
     yield Lines(_learning_rates(a))
     yield Notes([f"Note: {note}." for note in a.notes])

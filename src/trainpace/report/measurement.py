@@ -24,6 +24,7 @@ from trainpace.report.phrases import (
     change,
     duration,
     interval,
+    listed,
     noise_scale,
     number,
     percent,
@@ -193,7 +194,7 @@ def sweep_verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
             lines.append(shape_in_words(a.trend))
             if a.trend.knee_batch < best.batch:
                 knee = a.trend.knee_batch
-                lines.append(f"Batch {knee} already reaches 95 % of the best throughput.")
+                lines.append(f"Batch {knee} already reaches 95% of the best throughput.")
     if a.best.launch_bound_until is not None and not a.too_noisy:
         lines.append(
             f"Up to batch {a.best.launch_bound_until} a larger batch costs next to nothing: the"
@@ -207,7 +208,7 @@ def _best_in_words(a: SweepAnalysis) -> str:
     if a.too_noisy:
         return (
             "No batch size can be called the best: the measurements scatter by"
-            f" {100 * a.scatter:.0f} %. Stop other programs, or use longer probes (--seconds 10s)"
+            f" {100 * a.scatter:.0f}%. Stop other programs, or use longer probes (--seconds 10s)"
             " and more of them (--every --repeats 5)."
         )
     if len(a.points) == 1:
@@ -248,7 +249,7 @@ def _noise_in_words(a: SweepAnalysis) -> str:
         )
     repeats = a.noise.degrees + 1
     return (
-        f"Repeats in separate processes differ by {100 * a.noise.relative:.1f} % (standard"
+        f"Repeats in separate processes differ by {100 * a.noise.relative:.1f}% (standard"
         f" deviation of {repeats} repeats)."
     )
 
@@ -325,7 +326,7 @@ def _jump_in_words(jump: MeasuredJump, a: SweepAnalysis, causes: Sequence[Jump])
     where = f"After batch {jump.before}" if jump.tight else between
     low, high = sorted((abs(jump.low_ms), abs(jump.high_ms)))
     text = (
-        f"{where} the step takes {number(abs(jump.size_ms))} ms ({abs(jump.percent):.0f} %)"
+        f"{where} the step takes {number(abs(jump.size_ms))} ms ({abs(jump.percent):.0f}%)"
         f" {'more' if jump.size_ms > 0 else 'less'}, beyond the usual slope ({span(low, high)} ms)."
     )
     cause = jump.cause_among(causes)
@@ -470,44 +471,53 @@ def loader_verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
 
 
 def next_step(m: LoaderMeasurement, a: LoaderAdvice) -> str:
-    steps = []
-    if a.workers != a.workers_now:
-        persistent = ", persistent_workers=True" if a.keep_workers else ""
-        steps.append(f"DataLoader(..., num_workers={a.workers}{persistent})")
-    elif a.keep_workers:
-        startup = duration(a.startup_s)
-        steps.append(
-            f"persistent_workers=True, because starting the workers takes {startup} of every epoch"
-        )
-    if a.compute_ms is None and a.workers == 0:
-        left_out = "workers load during it, which these figures do not include"
-        steps.append(f"give --compute-ms, the compute time of a step: {left_out}")
+    """Say in a sentence what to change about the loader."""
     waiting = a.compute_ms is None or a.step_ms > a.compute_ms * 1.05
-    if waiting and a.offline_share > _WORTH_PRECOMPUTING and a.offline_ms > _WORTH_PRECOMPUTING_MS:
-        inner = [s.name for s in m.stages if s.offline and s.kind == "dataset"]
-        of_what = f" of {' and '.join(inner)} as a dataset of its own," if inner else ","
-        steps.append(
-            f"trainpace precompute{of_what} which could save up to {number(a.offline_ms)} ms"
-            f" ({a.offline_share:.0%}) of every sample, less the cost of reading it back"
-        )
-    elif waiting and m.stages and (a.limit == "cores" or not steps):
-        slowest = max(m.stages, key=lambda s: s.wall_ms)
-        why = (
-            "the cores are fully used"
-            if a.limit == "cores"
-            else "other numbers of workers would save nothing"
-        )
-        steps.append(
-            f"{why}, so make {slowest.name} cheaper: it is {m.share_of(slowest):.0%} of a sample"
-        )
-    if steps:
-        return f"Next: {'; then '.join(steps)}."
+    changes = _worker_changes(a)
+    if waiting:
+        changes += _sample_changes(m, a, bool(changes))
+    if changes:
+        return f"Next: {'; then '.join(changes)}."
     if waiting and a.compute_ms is not None:
         return (
             "Next: make a sample cheaper, as the step waits for data, and other numbers of workers"
             " would save nothing."
         )
     return "Next: nothing to gain from the loader; look at the compute."
+
+
+def _worker_changes(a: LoaderAdvice) -> list[str]:
+    changes = []
+    if a.workers != a.workers_now:
+        persistent = ", persistent_workers=True" if a.keep_workers else ""
+        changes.append(f"DataLoader(..., num_workers={a.workers}{persistent})")
+    elif a.keep_workers:
+        startup = duration(a.startup_s)
+        changes.append(
+            f"persistent_workers=True, because starting the workers takes {startup} of every epoch"
+        )
+    if a.compute_ms is None and a.workers == 0:
+        why = "workers load during it, which these figures do not include"
+        changes.append(f"give --compute-ms, the compute time of a step: {why}")
+    return changes
+
+
+def _sample_changes(m: LoaderMeasurement, a: LoaderAdvice, others: bool) -> list[str]:
+    """Say how to make a sample cheaper. `others`: there are other changes before it."""
+    if a.offline_share > _WORTH_PRECOMPUTING and a.offline_ms > _WORTH_PRECOMPUTING_MS:
+        inner = [s.name for s in m.stages if s.offline and s.kind == "dataset"]
+        of_what = f" of {listed(inner)} as a dataset of its own," if inner else ","
+        return [
+            f"trainpace precompute{of_what} which could save up to {number(a.offline_ms)} ms"
+            f" ({a.offline_share:.0%}) of every sample, less the cost of reading it back"
+        ]
+    if not m.stages or (a.limit != "cores" and others):
+        return []
+    slowest = max(m.stages, key=lambda s: s.wall_ms)
+    why = "other numbers of workers would save nothing"
+    if a.limit == "cores":
+        why = "the cores are fully used"
+    return [f"{why}, so make {slowest.name} cheaper: it is {m.share_of(slowest):.0%} of a sample"]
 
 
 def loader_comparison_sections(c: LoaderComparison) -> Iterator[Section]:
@@ -625,7 +635,7 @@ def _variants_in_words(m: LoaderMeasurement) -> list[str]:
             setting = f"batch {p.batch_size}"
         elif p.prefetch_factor != base.prefetch_factor:
             setting = f"prefetch_factor={p.prefetch_factor}"
-        gains.append(f"{setting} {100 * gain:+.0f} %{'' if base.differs_from(p) else ' (noise)'}")
+        gains.append(f"{setting} {100 * gain:+.0f}%{'' if base.differs_from(p) else ' (noise)'}")
     return [f"Samples/s with {_workers(base.workers)} and one other setting: {', '.join(gains)}."]
 
 

@@ -80,7 +80,7 @@ def environment(*packages: str) -> jinja2.Environment:
 
 
 def _percent(value: float | None, digits: int = 1, sign: bool = False) -> str:
-    return NONE if value is None else f"{value:{'+' if sign else ''}.{digits}f} %"
+    return NONE if value is None else f"{value:{'+' if sign else ''}.{digits}f}%"
 
 
 _own = functools.cache(environment)

@@ -26,12 +26,12 @@ def usd(value: float | None, none: str = "-") -> str:
 
 
 def percent(share: float | None, none: str = "-", digits: int = 0) -> str:
-    return none if share is None else f"{100 * share:.{digits}f} %"
+    return none if share is None else f"{100 * share:.{digits}f}%"
 
 
 def change(ratio: float, digits: int = 0) -> str:
-    """Return a ratio as a signed difference: 1.1 as "+10 %"."""
-    return f"{100 * (ratio - 1):+.{digits}f} %"
+    """Return a ratio as a signed difference: 1.1 as "+10%"."""
+    return f"{100 * (ratio - 1):+.{digits}f}%"
 
 
 def span(low: float, high: float, form: Format = format_number) -> str:
@@ -65,7 +65,7 @@ def rate_in_words(samples_per_s: float | None, sequence_length: int | None) -> s
 ABOVE_ONE = 1.005
 """Efficiency from which it is printed as more than 100%."""
 WHY_ABOVE_ONE = (
-    "An efficiency above 100 % is no error: among more devices each holds and updates a smaller"
+    "An efficiency above 100% is no error: among more devices each holds and updates a smaller"
     " share of the states, which takes less time and leaves room for larger micro-batches or less"
     " recomputation."
 )

@@ -367,7 +367,7 @@ def _sensitivity(plan: Plan) -> list[tuple[str, str]]:
             holds.append(f"{s.number} ({between})")
             continue
         then = (
-            f"{s.flips_to}; the recommendation would take {100 * s.regret:.2g} % longer than that"
+            f"{s.flips_to}; the recommendation would take {100 * s.regret:.2g}% longer than that"
             if s.still_fits
             else "the recommendation would no longer fit in memory, and the best would have"
             f" {s.flips_to}"
@@ -477,7 +477,7 @@ def layout_map(plan: Plan, layouts: Sequence[Layout]) -> HeatMap | None:
     fastest = min(able, key=lambda at: at.step_ms or 0.0)
     shown = next((at for at in able if at.execution == plan.end), fastest)
     e, faster = shown.execution, 1 - (fastest.step_ms or 0.0) / (shown.step_ms or 1.0)
-    other = "no other takes as much as 1 % less"
+    other = "no other takes as much as 1% less"
     if faster >= WORTH_NAMING:
         other = (
             f"the fastest, {_layout_in_words(fastest.execution)}, takes {percent(faster)} less by"

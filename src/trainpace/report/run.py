@@ -37,6 +37,7 @@ from trainpace.report.sections import (
     Table,
     Verbatim,
     details,
+    filled_only,
     words,
 )
 from trainpace.run import (
@@ -131,7 +132,7 @@ def _whole(result: LadderResult, first_ms: float, last_ms: float, total: float) 
     ladder, setups = result.ladder, (result.baseline.tried[0], result.kept_attempt)
     now, before = duration(last_ms / 1e3), duration(first_ms / 1e3)
     lines = [
-        f"{total:.1f}x in total{how}: a step takes {now} instead of {before}, {100 / total:.3g} %"
+        f"{total:.1f}x in total{how}: a step takes {now} instead of {before}, {100 / total:.3g}%"
         " of the time."
     ]
     before_s, now_s = (
@@ -215,49 +216,50 @@ def _noise_scale(result: LadderResult) -> list[str]:
     ]
 
 
-_COLUMNS = {
-    "rung": words("rung"),
-    "forecast": Column("forecast", 4),
-    "90% interval": Column("90% interval", 11),
-    "an epoch": Column("an epoch", 5),
-    "whole job": Column("whole job", 8),
-    "cost": Column("cost", 7),
-    "rung speed-up": Column("rung speed-up", 1),
-    "of the first": Column("of the first", 3),
-    "of repeats": Column("of repeats", 10),
-    "GiB": Column("GiB", 9),
-    "losses": words("losses", 6),
-    "result": words("result", 2),
-}
 MOST_KEPT = 10
 """Rungs that stay in a table that is cut."""
 
 
 def ladder_table(t: LadderTable) -> Table:
     """Return the rungs without the columns that are empty in every row."""
-    columns = {
-        "rung": [r.title for r in t.rows],
-        "forecast": [_time(r.forecast_ms) or _none(r) for r in t.rows],
-        "90% interval": [_range(r.forecast_ms, r.forecast_interval_ms) for r in t.rows],
-        f"{t.what}, measured": [_time(r.measured_ms) for r in t.rows],
-        "of repeats": [_range(r.measured_ms, r.measured_interval_ms) for r in t.rows],
-        "an epoch": [duration(r.epoch_s, "") for r in t.rows],
-        "whole job": [duration(r.job_s, "") for r in t.rows],
-        "cost": [usd(r.cost_usd, "") for r in t.rows],
-        "rung speed-up": ["" if r.ratio is None else f"{r.ratio:.2f}x" for r in t.rows],
-        "total speed-up": ["" if r.total is None else f"{r.total:.2f}x" for r in t.rows],
-        "of the first": ["" if r.total is None else f"{100 / r.total:.3g} %" for r in t.rows],
-        "GiB": [number(r.memory_gib, "") for r in t.rows],
-        "losses": [r.losses for r in t.rows],
-        "result": ["" if i == 0 else "kept" if r.kept else "undone" for i, r in enumerate(t.rows)],
-    }
-    filled = {name: cells for name, cells in columns.items() if any(cells)}
-    return Table(
-        [_COLUMNS.get(name, Column(name)) for name in filled],
-        list(zip(*filled.values(), strict=True)),
-        keep=range(min(len(t.rows), MOST_KEPT)),
-        best=[i for i, row in enumerate(t.rows) if i and row.kept],
+    columns = (
+        words("rung"),
+        Column("forecast", 4),
+        Column("90% interval", 11),
+        Column(f"{t.what}, measured"),
+        Column("of repeats", 10),
+        Column("an epoch", 5),
+        Column("whole job", 8),
+        Column("cost", 7),
+        Column("rung speed-up", 1),
+        Column("total speed-up"),
+        Column("of the first", 3),
+        Column("GiB", 9),
+        words("losses", 6),
+        words("result", 2),
     )
+    table = filled_only(columns, [_rung_cells(i, row) for i, row in enumerate(t.rows)])
+    adopted = [i for i, row in enumerate(t.rows) if i and row.kept]
+    return replace(table, keep=range(min(len(t.rows), MOST_KEPT)), best=adopted)
+
+
+def _rung_cells(i: int, r: LadderRow) -> list[str]:
+    speedup = ("", "") if r.total is None else (f"{r.total:.2f}x", f"{100 / r.total:.3g}%")
+    return [
+        r.title,
+        _time(r.forecast_ms) or _none(r),
+        _range(r.forecast_ms, r.forecast_interval_ms),
+        _time(r.measured_ms),
+        _range(r.measured_ms, r.measured_interval_ms),
+        duration(r.epoch_s, ""),
+        duration(r.job_s, ""),
+        usd(r.cost_usd, ""),
+        "" if r.ratio is None else f"{r.ratio:.2f}x",
+        *speedup,
+        number(r.memory_gib, ""),
+        r.losses,
+        "" if i == 0 else "kept" if r.kept else "undone",
+    ]
 
 
 def _none(row: LadderRow) -> str:

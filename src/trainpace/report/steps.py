@@ -159,8 +159,7 @@ def measured_sweep(
     ]
     for jump in a.curve.jumps:
         text = (
-            f"{jump.before} to {jump.after}: {jump.percent:+.0f}"
-            f" %{_cause(jump.cause_among(causes))}"
+            f"{jump.before} to {jump.after}: {jump.percent:+.0f}%{_cause(jump.cause_among(causes))}"
         )
         marks.append(Mark(axis="x", at=(jump.before + jump.after) / 2, text=text, tone="jump"))
     if a.largest_that_fits is not None:
@@ -398,7 +397,7 @@ def jumps_in_words(jumps: Sequence[Jump], rates: Mapping[int, float | None]) -> 
 def jumps_in_brief(jumps: Sequence[Jump]) -> str:
     """Say where the jumps are and how large they are."""
     shown = [
-        f"{jump.before:,} (+{100 * jump.excess_ms / jump.before_ms:.1f} %)"
+        f"{jump.before:,} (+{100 * jump.excess_ms / jump.before_ms:.1f}%)"
         for jump in jumps[:MOST_JUMPS]
     ]
     more = f" and {len(jumps) - MOST_JUMPS} more" if len(jumps) > MOST_JUMPS else ""
@@ -443,7 +442,7 @@ def _jump_in_words(jump: Jump, rates: Mapping[int, float | None]) -> str:
     return (
         f"Jump {where}: from {number(jump.before_ms)} to {number(jump.after_ms)} ms at batch"
         f" {jump.batch:,}, {number(jump.excess_ms)} ms ({100 * jump.excess_ms / jump.before_ms:.1f}"
-        f" %) more than {usual}.{causes} {advice}; {onward}{rate(good or 0)}."
+        f"%) more than {usual}.{causes} {advice}; {onward}{rate(good or 0)}."
     )
 
 
@@ -460,11 +459,11 @@ def no_jumps(batches: Sequence[int], trend: Trend | None) -> str:
     steps = (
         []
         if trend is None
-        else [f"{100 * share:.1f} % after batch {before}" for before, share in trend.uneven]
+        else [f"{100 * share:.1f}% after batch {before}" for before, share in trend.uneven]
     )
     most = f" The largest steps beyond the usual: {', '.join(steps)}." if steps else ""
     return (
-        "No jumps: nowhere does one more sample cost three times what it costs around it, and 2 %"
+        "No jumps: nowhere does one more sample cost three times what it costs around it, and 2%"
         f" of the step.{most}"
     )
 
@@ -476,7 +475,7 @@ def trend_in_words(t: Trend) -> list[str]:
         " samples/s)"
     )
     if t.knee_batch == t.best_batch:
-        return [shape_in_words(t), f"{best}; every smaller batch has over {100 * KNEE:.0f} % less."]
+        return [shape_in_words(t), f"{best}; every smaller batch has over {100 * KNEE:.0f}% less."]
     return [
         shape_in_words(t),
         f"{best} and hardly grows from batch {t.knee_batch:,} on, {knee(t)}.",
@@ -485,13 +484,13 @@ def trend_in_words(t: Trend) -> list[str]:
 
 def shape_in_words(t: Trend) -> str:
     """Say whether the step time is linear, and how well a line fits."""
-    line, parabola, cubic = (f"{100 * error:.1f} %" for error in t.mean_errors)
+    line, parabola, cubic = (f"{100 * error:.1f}%" for error in t.mean_errors)
     shape = {"none of these": "neither linear nor quadratic nor cubic"}.get(t.shape, t.shape)
     r_squared = f"{t.r_squared:.4f}" if t.r_squared < ROUNDS_TO_1 else "over 0.9999"
     return (
         f"Step time over batch {t.first_batch:,} to {t.last_batch:,} is {shape}. Fitted line:"
         f" {number(t.fixed_ms)} ms + {number(t.ms_per_sample)} ms per sample (R² {r_squared}), {line}"
-        f" off on average and {100 * abs(t.worst_error):.0f} % at most, at batch {t.worst_batch:,};"
+        f" off on average and {100 * abs(t.worst_error):.0f}% at most, at batch {t.worst_batch:,};"
         f" a quadratic curve is {parabola} off, a cubic one {cubic}."
     )
 
@@ -499,7 +498,7 @@ def shape_in_words(t: Trend) -> str:
 def knee(t: Trend) -> str:
     """Describe the smallest sufficient batch."""
     return (
-        f"the smallest within {100 * KNEE:.0f} % of it ({number(t.knee_samples_per_second)}"
+        f"the smallest within {100 * KNEE:.0f}% of it ({number(t.knee_samples_per_second)}"
         " samples/s)"
     )
 

@@ -43,9 +43,9 @@ LINES = 24
 LOG_WIDTH = 118
 LEAST_WIDTH = 20
 BAR_WIDTH = 24
-"""Characters of a bar that shows a share of the whole, in a column of its own."""
+"""Characters of a bar that shows the whole."""
 GOOD, BAD, HEAD, BAR = "bold color(28)", "bold color(160)", "bold", "color(32)"
-"""Colours with a contrast of at least 3 : 1 against white and against black, which the tests compute."""
+"""Colors with a contrast of at least 3:1 against white and black, which the tests compute."""
 _BLANK = "    \n"
 _RULE = Box(f"{2 * _BLANK} ── \n{5 * _BLANK}")
 _ASCII_RULE = Box(f"{2 * _BLANK} -- \n{5 * _BLANK}", ascii=True)
@@ -55,9 +55,9 @@ _SHELL_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 _TIED = "\u00a0"  # textwrap does not break a line there
 GAP, NARROW_GAP = 3, 2
 LONGEST_WORD = 24
-"""A longer word (a path, the name of a server) may be broken."""
+"""A longer word, such as a path, may be broken."""
 FEWEST_ROWS, FEWEST_NAMED = 3, 2
-"""Rows that stay of a table, and names of a list, however much else there is on a screen."""
+"""Rows of a table and names of a list that are never cut."""
 
 
 class Layout(NamedTuple):
@@ -229,11 +229,7 @@ def _draw_table(out: _Visible, table: Table, rows: int | None) -> None:
     if table.title:
         out.wrap(table.title)
     if chosen is None:
-        for row in cells:
-            out.print()
-            for column, cell in zip(table.columns, row, strict=True):
-                if cell and "█" not in cell:
-                    out.wrap(f"{column.name}: {cell}" if column.name else cell)
+        _draw_paragraphs(out, table.columns, cells)
     else:
         with out.capture() as captured:
             out.print(_grid(out, table.columns, cells, chosen))
@@ -241,14 +237,20 @@ def _draw_table(out: _Visible, table: Table, rows: int | None) -> None:
         out.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
     _count_more(out, table.rows, rows, "row")
     if chosen is not None:
-        hidden = [
-            c.name
-            for i, c in enumerate(table.columns)
-            if i not in chosen.widths and c.name and any(row[i] for row in cells)
-        ]
-        if hidden:
-            out.wrap(f"Columns hidden for lack of width: {', '.join(hidden)}.")
+        names = (c.name for i, c in enumerate(table.columns) if i not in chosen.widths)
+        if hidden := ", ".join(filter(None, names)):
+            out.wrap(f"Columns hidden for lack of width: {hidden}.")
     out.print()
+
+
+def _draw_paragraphs(
+    out: _Visible, columns: Sequence[Column], rows: Sequence[Sequence[str]]
+) -> None:
+    for row in rows:
+        out.print()
+        for column, cell in zip(columns, row, strict=True):
+            if cell and "█" not in cell:
+                out.wrap(f"{column.name}: {cell}" if column.name else cell)
 
 
 def _draw_named(out: _Visible, part: Named, rows: int | None) -> None:
@@ -355,14 +357,14 @@ def _grid(
 
 
 def _cell(text: str, share: float) -> Text:
-    """A bar is drawn shorter where there is less room."""
+    """Return a cell. A bar is shortened to its share of the room."""
     if text.strip("█"):
         return Text(text)
     return Text("█" * max(len(text) > 0, round(share * len(text))), style=BAR)
 
 
 def wrapped(line: str, width: int, indent: str = "  ", least: int = LEAST_WIDTH) -> str:
-    """One line as several of at most `width` characters."""
+    """Wrap a line to at most `width` characters."""
     tied = _NUMBER_AND_UNIT.sub(_TIED, line)
     own = line[: len(line) - len(line.lstrip())]
     lines = textwrap.wrap(
@@ -376,7 +378,7 @@ def wrapped(line: str, width: int, indent: str = "  ", least: int = LEAST_WIDTH)
 
 
 def broken(text: str, width: int) -> str:
-    """Words that are longer than a line, broken behind a dot, a slash, a colon or a hyphen: `self_attn.` and then `v_proj`."""
+    """Break words that are longer than a line behind a dot, slash, colon or hyphen."""
     words = []
     for word in text.split(" "):
         lines = [""]
@@ -389,7 +391,7 @@ def broken(text: str, width: int) -> str:
 
 
 def _continued(command: str, width: int) -> str:
-    """With backslashes where it goes on, as a shell reads it; a word that is too long by itself stays whole."""
+    """Continue a command with backslashes, as a shell reads it. A long word stays whole."""
     words, lines = _SHELL_WORD.findall(command), [""]
     for word in words:
         longer = f"{lines[-1]} {word}" if lines[-1].strip() else f"{lines[-1]}{word}"
@@ -402,34 +404,44 @@ def _continued(command: str, width: int) -> str:
 
 
 def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Layout | None:
-    """The first that fits of: all on one line, headers on two lines, words wrapped, columns left out. None: not even the
-    columns of rank 0 fit."""
-    widest = [max((cell_len(row[i]) for row in rows), default=1) for i in range(len(columns))]
-    natural = [max(1, cell_len(c.name), cells) for c, cells in zip(columns, widest, strict=True)]
-    wrapped_head = [
-        max(1, _longest_word(c.name), cells) for c, cells in zip(columns, widest, strict=True)
-    ]
-    least = [_least(c, [row[i] for row in rows], wrapped_head[i]) for i, c in enumerate(columns)]
+    """Choose columns and their widths. None if not even the columns of rank 0 fit."""
+    cells = [[row[i] for row in rows] for i in range(len(columns))]
+    widest = [max(map(cell_len, texts), default=1) for texts in cells]
+    natural = [max(1, cell_len(c.name), w) for c, w in zip(columns, widest, strict=True)]
+    folded = [max(1, _longest_word(c.name), w) for c, w in zip(columns, widest, strict=True)]
+    least = [_least(c, texts, f) for c, texts, f in zip(columns, cells, folded, strict=True)]
     shown = list(range(len(columns)))
-    while True:
-        for gap in (GAP, NARROW_GAP):
-            room = width - gap * (len(shown) - 1)
-            for wished in (natural, wrapped_head):
-                if sum(wished[i] for i in shown) <= room:
-                    return Layout(_widened({i: wished[i] for i in shown}, natural, room), gap)
-        if sum(least[i] for i in shown) <= room:
-            widths = {i: wrapped_head[i] for i in shown}
-            while sum(widths.values()) > room:
-                widths[max((i for i in shown if widths[i] > least[i]), key=widths.__getitem__)] -= 1
-            return Layout(widths, NARROW_GAP)
+    while (found := _widths(shown, natural, folded, least, width)) is None:
         droppable = [i for i in shown if columns[i].rank]
         if not droppable:
             return None
         shown.remove(max(droppable, key=lambda i: (columns[i].rank, i)))
+    return found
+
+
+def _widths(
+    shown: Sequence[int],
+    natural: Sequence[int],
+    folded: Sequence[int],
+    least: Sequence[int],
+    width: int,
+) -> Layout | None:
+    """Fit columns as they are, else with headers on several lines, else with wrapped cells."""
+    for gap in (GAP, NARROW_GAP):
+        room = width - gap * (len(shown) - 1)
+        for wished in (natural, folded):
+            widths = {i: wished[i] for i in shown}
+            if sum(widths.values()) <= room:
+                return Layout(_widened(widths, natural, room), gap)
+    if sum(least[i] for i in shown) > room:
+        return None
+    while sum(widths.values()) > room:
+        widths[max((i for i in shown if widths[i] > least[i]), key=widths.__getitem__)] -= 1
+    return Layout(widths, NARROW_GAP)
 
 
 def _widened(widths: dict[int, int], natural: Sequence[int], room: int) -> dict[int, int]:
-    """Spare width goes to headers that then fit on one line, those that need least first."""
+    """Give spare width to headers that then fit on one line, those that need least first."""
     for i in sorted(widths, key=lambda i: natural[i] - widths[i]):
         if natural[i] - widths[i] <= room - sum(widths.values()):
             widths[i] = natural[i]
@@ -448,7 +460,7 @@ def _longest_word(text: str) -> int:
 
 
 def bars(rows: Sequence[tuple[str, float, str, bool]], width: int = 80) -> list[str]:
-    """A bar each for (label, value, what is said of it, whether it counts); light where it does not. Lengths are from zero."""
+    """Return a bar from zero for each row of a `Bars` section. Bars that do not count are light."""
     label = min(max(len(row[0]) for row in rows), max(8, width // 3))
     room = max(8, min(WIDEST, width) - label - max(len(row[2]) for row in rows) - 3)
     longest = max(row[1] for row in rows) or 1.0

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from trainpace.core.child import ending_of
 from trainpace.core.outcome import Interval
-from trainpace.core.records import to_jsonable
 from trainpace.core.units import format_duration
 from trainpace.diagnose import WORTH, clocks_in_words, unseen_in_words, workers_beside
 from trainpace.journal import Guarded, Pace
@@ -131,12 +130,12 @@ def guarded_sections(guarded: Guarded) -> Iterator[Section]:
     """Say whether the training got slower than its baseline."""
     ratio, between, faster = guarded.ratio, "", ""
     if ratio.low is not None and ratio.high is not None:
-        between = f" ({change(ratio.low, 1).removesuffix(' %')} to {change(ratio.high, 1)})"
+        between = f" ({change(ratio.low, 1).removesuffix('%')} to {change(ratio.high, 1)})"
         faster = f", {1 / ratio.ratio:.3g} times as fast" if ratio.high < 1 else ""
     yield Headline(
         f"{'Regressed' if guarded.regressed else 'No regression'}: the median step takes"
         f" {_pace(guarded.now)}, and {_pace(guarded.baseline)} in {guarded.baseline.run}:"
-        f" {change(ratio.ratio, 1)}{between}{faster}; up to {100 * guarded.tolerance:g} %"
+        f" {change(ratio.ratio, 1)}{between}{faster}; up to {100 * guarded.tolerance:g}%"
         " beyond the noise is tolerated.",
         good=not guarded.regressed,
     )
@@ -562,39 +561,6 @@ def _advice(looked: Looked) -> Section:
         for a in d.advice[:MOST_CHANGES]
     ]
     return Table(columns, rows)
-
-
-def look_json(looked: Looked) -> dict[str, Any]:
-    return {
-        "folder": str(looked.watched.folder),
-        "command": list(looked.watched.recording.command),
-        "seconds": looked.seconds,
-        "seconds_low": looked.interval_s.low,
-        "seconds_high": looked.interval_s.high,
-        "length": to_jsonable(looked.length),
-        "loading_ms": looked.loading_ms,
-        "elsewhere": [_elsewhere_json(chosen) for chosen in looked.elsewhere],
-        "not_elsewhere": looked.not_elsewhere,
-        "busy": looked.busy,
-        "diagnosis": to_jsonable(looked.diagnosis),
-    }
-
-
-def _elsewhere_json(chosen: Elsewhere) -> dict[str, Any]:
-    m = chosen.match
-    assert m.forecast.step is not None
-    return {
-        "role": chosen.role,
-        "gpu": m.offer.device,
-        "provider": m.offer.provider,
-        "instance_type": m.offer.instance_type,
-        "vcpus": m.offer.vcpus,
-        "step_time_ms": m.forecast.step.total_ms,
-        "hours": m.mean_hours,
-        "hours_low": m.hours.low,
-        "hours_high": m.hours.high,
-        "usd": m.mean_usd,
-    }
 
 
 def _whole(looked: Looked) -> str:

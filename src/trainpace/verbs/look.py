@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from msgspec.structs import replace
 
@@ -20,7 +20,7 @@ from trainpace.core.errors import TrainpaceError, ending_with
 from trainpace.core.execution import PRECISIONS, Precision
 from trainpace.core.intake import last_bytes
 from trainpace.core.outcome import Interval
-from trainpace.core.records import Record, load
+from trainpace.core.records import Record, load, to_jsonable
 from trainpace.core.stats import DRIFT
 from trainpace.diagnose import Diagnosis, diagnose, is_trace, loader_cost
 from trainpace.job import Question, Schedule, answer
@@ -135,6 +135,39 @@ class Looked(Record):
     not_elsewhere: str = ""
     loading_ms: float | None = None
     busy: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `trainpace look --json` prints."""
+        return {
+            "folder": str(self.watched.folder),
+            "command": list(self.watched.recording.command),
+            "seconds": self.seconds,
+            "seconds_low": self.interval_s.low,
+            "seconds_high": self.interval_s.high,
+            "length": to_jsonable(self.length),
+            "loading_ms": self.loading_ms,
+            "elsewhere": [_elsewhere_json(chosen) for chosen in self.elsewhere],
+            "not_elsewhere": self.not_elsewhere,
+            "busy": self.busy,
+            "diagnosis": to_jsonable(self.diagnosis),
+        }
+
+
+def _elsewhere_json(chosen: Elsewhere) -> dict[str, Any]:
+    m = chosen.match
+    assert m.forecast.step is not None
+    return {
+        "role": chosen.role,
+        "gpu": m.offer.device,
+        "provider": m.offer.provider,
+        "instance_type": m.offer.instance_type,
+        "vcpus": m.offer.vcpus,
+        "step_time_ms": m.forecast.step.total_ms,
+        "hours": m.mean_hours,
+        "hours_low": m.hours.low,
+        "hours_high": m.hours.high,
+        "usd": m.mean_usd,
+    }
 
 
 def run(request: LookRequest, progress: Progress) -> Looked:

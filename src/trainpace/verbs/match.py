@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -13,7 +14,7 @@ from trainpace.core.execution import Precision
 from trainpace.core.hardware import Device, catalogue, catalogue_name, find_device, normalised
 from trainpace.core.host import user_folder
 from trainpace.core.intake import read_text
-from trainpace.core.records import Record, Table, to_jsonable, write_whole
+from trainpace.core.records import SCHEMA_VERSION, Record, Table, to_jsonable, write_whole
 from trainpace.core.units import format_number, hours_from_s
 from trainpace.offers import (
     EGRESS_USD_PER_GB,
@@ -24,6 +25,7 @@ from trainpace.offers import (
     Pick,
     Ranking,
     Rejected,
+    is_stale,
     nearest,
     notes_on,
     parse_machines,
@@ -57,6 +59,7 @@ from trainpace.verbs.traced import (
     Evidence,
     caveats,
     evidence_for,
+    evidence_json,
     loader_of,
     recording_of,
     sentences_of,
@@ -356,6 +359,117 @@ class Matches(Record):
     mixed: Match | None = None
     recorded: tuple[str, ...] = ()
     usual_batch: bool = False
+
+    def as_json(self, today: datetime.date) -> dict[str, Any]:
+        """Return what `trainpace match --json` prints. `today` decides which prices are old."""
+        binds = None
+        if self.nearest is not None:
+            binding, reason, choice = self.nearest
+            closest = (
+                _match_json(choice, today)
+                if isinstance(choice, Match)
+                else _server_json(choice, today)
+            )
+            binds = {"binding": binding, "reason": reason, "nearest": closest}
+        return {
+            "record": "Matches",
+            "schema_version": SCHEMA_VERSION,
+            "model": self.workload.model,
+            "global_batch": self.job.global_batch,
+            "recorded": list(self.recorded),
+            "deadline_s": self.job.deadline_s,
+            "budget_usd": self.job.budget_usd,
+            "picks": [
+                {
+                    "pick": pick.name,
+                    "hour_less_usd": pick.hour_less_usd,
+                    **_match_json(pick.match, today),
+                }
+                for pick in self.picks
+            ],
+            "rows": [
+                _match_json(match, today, rank)
+                for rank, match in enumerate(self.ranking.matches, 1)
+            ],
+            "missed": [_match_json(match, today) for match in self.ranking.missed],
+            "rejected": [
+                {
+                    **_server_json(r, today),
+                    "binding": r.binding,
+                    "reason": r.reason,
+                    "short_gib": r.short_gib,
+                }
+                for r in self.ranking.rejected
+            ],
+            "binds": binds,
+            "evidence": evidence_json(self.evidence),
+        }
+
+
+def _server_json(choice: Match | Rejected, today: datetime.date) -> dict[str, Any]:
+    offer, nodes = choice.offer, choice.nodes
+    return {
+        "provider": offer.provider,
+        "instance_type": offer.instance_type,
+        "region": offer.region,
+        "gpu": offer.device,
+        "gpus_per_node": offer.count,
+        "nodes": nodes,
+        "num_gpus": offer.count * nodes,
+        "price_source": offer.source,
+        "price_as_of": offer.as_of,
+        "price_stale": is_stale(offer, today),
+    }
+
+
+def _match_json(m: Match, today: datetime.date, rank: int | None = None) -> dict[str, Any]:
+    f, time = m.forecast, m.time
+    assert f.step is not None
+    assert f.step_time_interval_ms is not None
+    assert f.memory is not None
+    price = m.offer.spot_price_usd_per_hour if m.spot else m.offer.price_usd_per_hour
+    return {
+        "rank": rank,
+        **_server_json(m, today),
+        "spot": m.spot,
+        "pareto": m.on_front,
+        "price_usd_per_hour": None if price is None else price * m.nodes,
+        "precision": f.execution.precision,
+        "batch": f.execution.micro_batch,
+        "accumulation": f.execution.accumulation,
+        "zero_stage": f.execution.zero_stage,
+        "shard_size": f.execution.shard_size,
+        "steps": time.steps,
+        "step_time_ms": f.step.total_ms,
+        "step_time_ms_low": f.step_time_interval_ms.low,
+        "step_time_ms_high": f.step_time_interval_ms.high,
+        "usd_per_step": _finite(m.mean_usd / time.steps),
+        "hours": _finite(m.mean_hours),
+        "hours_low": _finite(m.hours.low),
+        "hours_high": _finite(m.hours.high),
+        "usd": _finite(m.mean_usd),
+        "usd_low": _finite(m.usd.low),
+        "usd_high": _finite(m.usd.high),
+        "egress_usd": m.egress_usd,
+        "energy_kwh": None if time.kwh is None else _finite(time.kwh),
+        "goodput": time.goodput,
+        "checkpoints": time.checkpoints,
+        "checkpoint_interval_s": time.checkpoint_interval_s,
+        "time_s": {
+            name: _finite(getattr(time, name))
+            for name in time.__struct_fields__
+            if name.endswith("_s")
+        },
+        "peak_memory_gib": f.memory.allocated_gib,
+        "capacity_gib": f.capacity_gib,
+        "provenance": f.provenance,
+        "warnings": list(f.warnings),
+        "notes": list(f.notes),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def run(request: MatchRequest, progress: Progress) -> Matches:
