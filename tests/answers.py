@@ -224,7 +224,7 @@ def a_plan():
 
 def ms_of(setup):
     if setup.execution.precision == "amp_bf16":
-        return FailedTrial(kind="out of memory", reason="the memory is not enough.")
+        return FailedTrial(kind="out of memory", reason="out of memory.")
     return result(
         100.0
         if setup.execution.compile

@@ -166,7 +166,7 @@ def measured_sweep():
 def climbed_ladder():
     def ms_of(setup):
         if setup.execution.precision == "amp_bf16":
-            return FailedTrial(kind="out of memory", reason="the memory is not enough.")
+            return FailedTrial(kind="out of memory", reason="out of memory.")
         return (
             5.0
             if setup.loader.shards

@@ -177,10 +177,9 @@ def test_case_separators_and_the_makers_name_do_not_count(
     ],
 )
 def test_an_unknown_name_lists_the_nearest(name: str, near: str) -> None:
-    with pytest.raises(UnknownName, match="unknown GPU") as caught:
+    with pytest.raises(UnknownName) as caught:
         find_device(name)
     assert near in caught.value.nearest
-    assert "named with `hardware`" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -56,12 +56,10 @@ def test_every_name_and_alias_finds_its_cpu():
 
 
 def test_unknown_and_ambiguous_names_are_refused_with_the_nearest():
-    with pytest.raises(
-        UnknownName, match=r"unknown host CPU 'EPYC 7743'\. Nearest: .*EPYC 7742"
-    ) as refused:
+    with pytest.raises(UnknownName) as refused:
         find_host("EPYC 7743")
-    assert "leave the host out" in refused.value.hint
-    with pytest.raises(UnknownName, match="7900X"):
+    assert any("EPYC 7742" in name for name in refused.value.nearest)
+    with pytest.raises(UnknownName):
         find_host("7900X")
     with pytest.raises(UnknownName):
         find_host("")

@@ -137,7 +137,7 @@ def test_the_answer_is_the_result_and_nothing_stays(worker, tmp_path):
             UserCodeError,
             "the model's code raised ValueError at made_worker.py line 3: no such batch",
         ),
-        ("raise MemoryError", OutOfMemory, "the memory is not enough. Try a smaller batch."),
+        ("raise MemoryError", OutOfMemory, "out of memory. Try a smaller batch."),
         (
             "from trainpace.core.errors import TrainpaceError\nraise TrainpaceError('misused.', 'Use it well.')",
             TrainpaceError,
@@ -171,7 +171,7 @@ def test_the_answer_is_the_result_and_nothing_stays(worker, tmp_path):
         (
             "class E(Exception):\n    def __str__(self): raise E\nraise E",
             UserCodeError,
-            "the model's code raised E at made_worker.py line 5: its message cannot be read",
+            "the model's code raised E at made_worker.py line 5: unreadable message",
         ),
         (
             "import json, os\njson.dumps = os.replace = None\nraise ValueError('x')",

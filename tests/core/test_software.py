@@ -41,8 +41,8 @@ def test_software_is_read_as_people_write_it(text, framework, version):
 @pytest.mark.parametrize(
     "text", ["mxnet", "", "2.8", "torch28", "torch 9.1", "torch2", "torch two"]
 )
-def test_what_is_no_software_is_refused_in_a_sentence(text):
-    with pytest.raises(TrainpaceError, match=r"unknown framework|names no version") as caught:
+def test_parse_software_rejects_unknown_names_and_versions(text):
+    with pytest.raises(TrainpaceError, match="unknown") as caught:
         parse_software(text)
     assert "torch2.8" in caught.value.hint
 

@@ -23,7 +23,7 @@ def measured(batch, ms=None, memory=None):
     )
 
 
-def failed(batch, failure="out_of_memory", reason="the memory is not enough."):
+def failed(batch, failure="out_of_memory", reason="out of memory."):
     run = Execution(micro_batch=batch)
     return FailedProbe(
         model="m", device="cpu", execution=run, failure=failure, reason=reason, environment={}

@@ -36,7 +36,7 @@ def head_and_rows(table):
 
 def ms_of(setup):
     if setup.execution.precision == "amp_bf16":
-        return FailedTrial(kind="out of memory", reason="the memory is not enough.")
+        return FailedTrial(kind="out of memory", reason="out of memory.")
     if setup.execution.compile:
         return result(100.0)
     return 5.0 if setup.loader.shards else 50.0 if setup.loader.workers else 100.0
@@ -75,7 +75,7 @@ def test_the_verdict(climbed):
     assert "20.0x in total (20 to 20): a step takes 5 ms instead of 100 ms, 5% of the time." in said
     assert "The whole job: 4 min instead of 1 h 1 min, $0.13 instead of $2.03." in said
     assert "Assumed: a start takes 1 min, a GPU fails every 50,000 h" in said
-    assert "bf16: undone, out of memory: the memory is not enough." in said
+    assert "bf16: undone, out of memory: out of memory." in said
     assert "Forecast intervals that contain the measurement: 2 of 4." in said
     assert "shards (micro-batch 16 x 1, 2 workers, shards): 5 ms is outside 90 to 110 ms" in said
     assert (

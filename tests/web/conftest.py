@@ -67,7 +67,7 @@ def fill(journal):
                 model="vgg16",
                 step_time_ms=None,
                 outcome="out_of_memory",
-                reason="the memory is not enough.",
+                reason="out of memory.",
             ),
             sweep(model=HOSTILE_NAME),
         ]
