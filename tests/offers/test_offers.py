@@ -130,41 +130,35 @@ def test_bought_machines_cost_their_share_of_the_years():
     assert (lab.provider, lab.network_gb_per_s, lab.most_nodes) == ("own", 1.25, 2)
 
 
+PC = '[[machine]]\nname = "a"\ndevice = "T4"\n'
+
+
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text",
     [
-        ("not toml [", "not valid TOML"),
-        ("[other]", "entries and nothing else"),
-        ('[[machine]]\nname = "a"', "device"),
-        ('[[machine]]\nname = "a"\ndevice = "T4"\npurchase_usd = 5', "go together"),
-        (
-            '[[machine]]\nname = "a"\ndevice = "T4"\npurchase_usd = 5\nyears = 1\nprice_usd_per_hour = 1',
-            "Give one",
-        ),
-        ('[[machine]]\nname = "a"\ndevice = "T4"\ncount = 0', "0 devices"),
-        ('[[machine]]\nname = "a"\ndevice = "T4"\nprise = 2', "price"),
-        ('[[machine]]\nname = "a"\ndevice = "T4"\nprice = 2\nprice_usd_per_hour = 1', "both price"),
-        (
-            '[[machine]]\nname = "a"\ndevice = "T4"\n[[machine]]\nname = "a"\ndevice = "P4"',
-            "two machines",
-        ),
+        "not toml [",
+        "[other]",
+        '[[machine]]\nname = "a"',
+        f"{PC}purchase_usd = 5",
+        f"{PC}purchase_usd = 5\nyears = 1\nprice_usd_per_hour = 1",
+        f"{PC}count = 0",
+        f"{PC}prise = 2",
+        f"{PC}price = 2\nprice_usd_per_hour = 1",
+        PC + PC,
     ],
 )
-def test_machines_that_cannot_be_are_one_sentence(text, said):
-    with pytest.raises(TrainpaceError, match=said):
+def test_parse_machines_rejects_invalid_files(text):
+    with pytest.raises(TrainpaceError):
         parse_machines(text, "mine.toml")
 
 
-def test_what_an_idle_machine_costs_is_said():
+def test_idle_machines_have_a_note_with_their_cost():
     text = '[[machine]]\nname = "pc"\ndevice = "GTX 1080 Ti"\nprice = 0.1\nidle_watts = 60\nelectricity_usd_per_kwh = 0.3\n'
     (note,) = notes_on(parse_machines(text, "mine.toml"))
-    assert (
-        "machine pc: each one that waits for work draws 60 W: 1.44 kWh and 0.43 dollars a day."
-        in note
-    )
-    assert "from 120 s (assumed; boot_s says it) of idleness on" in note
+    assert "1.44 kWh and 0.43 dollars" in note
+    assert "120 s (assumed" in note
     (note,) = notes_on(parse_machines(text + "boot_s = 45\n", "mine.toml"))
-    assert "from 45 s of idleness on" in note
+    assert "45 s" in note
     for wrong in ("idle_watts = 0", "boot_s = -1"):
         with pytest.raises(UnreadableInput, match=wrong.split()[0]):
             parse_machines(text.replace("idle_watts = 60\n", "") + wrong, "mine.toml")

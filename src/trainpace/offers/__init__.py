@@ -1,4 +1,5 @@
-"""Servers and their prices: a dated snapshot, a user's own machines, a refresh; and the ranking of them for one job."""
+"""Servers and their prices: a dated snapshot, a user's own machines, a refresh; and the ranking of
+them for one job."""
 
 from typing import TYPE_CHECKING
 

@@ -1,14 +1,16 @@
-"""Which server for this job: every offer, alone and joined, with what the whole job takes and costs on it.
+"""Ranks servers for a job: every offer, alone and joined, with the time and cost of the whole job.
 
-The global batch is the same everywhere, so that the training is. On each shape the execution is the fastest that fits, of every
-micro-batch, with accumulation, under plain data parallelism (DDP), ZeRO-1 and FSDP over a node or over all GPUs. Many offers
-share a shape (device, count, nodes, network, host): each shape is forecast once.
+The global batch and so the training is the same everywhere. The execution is the fastest that fits,
+over every micro-batch, with accumulation, under plain data parallelism (DDP), ZeRO-1, and FSDP over
+a node or over all GPUs. Many offers share a shape (device, count, nodes, network, host); each shape
+is forecast once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -38,22 +40,23 @@ from trainpace.plan import resolution
 from trainpace.workload import Workload, form_of
 
 MOST_BATCH = 10**7
-"""Above this a global batch is a typing mistake."""
+"""Largest global batch. A larger one is a typing mistake."""
 
 NEARLY = math.expm1(resolution(("sharding",)))
-"""A simpler sharding (DDP before ZeRO-1 before FSDP) that is slower by less than this share is taken: forecasts tell no more."""
+"""Share of a step within which the simpler sharding is chosen (DDP before ZeRO-1 before FSDP),
+because forecasts distinguish no more."""
 
 Counts = NDArray[np.int64]
 Binding = Literal["memory", "batch", "device", "deadline", "budget", "failures"]
 
 
 class Job(Record):
-    """The training, and what is allowed for it. `schedule` has samples and epochs, or a number of steps.
+    """The training and its limits. `schedule` has samples and epochs, or a number of steps.
 
-    precisions: those that may be used; each card takes the fastest that it can compute; none: each card's default, as torch
-    computes fp32 there. most_nodes: joined nodes are tried
-    in powers of two up to it. checkpointing: full recomputation, of a workload with blocks. spot: also consider spot prices.
-    data_from: the provider where the data lies.
+    precisions: the allowed ones, of which each card uses its fastest; by default torch's default
+    for fp32 models on each card. most_nodes: joined nodes are tried in powers of two up to it.
+    checkpointing: full recomputation, for workloads with blocks. spot: also consider spot prices.
+    data_from: the provider that stores the data.
     """
 
     schedule: Schedule
@@ -83,7 +86,7 @@ class Job(Record):
 
 
 class Match(Record):
-    """One way to do the job: `nodes` servers of an offer. `usd` is everything: hours, electricity, egress."""
+    """One way to do the job: `nodes` servers of an offer. `usd` includes electricity and egress."""
 
     offer: Offer
     nodes: int
@@ -106,7 +109,8 @@ class Match(Record):
 
 
 class Rejected(Record):
-    """A shape that cannot do the job, and why. `short_gib`: memory that each of its GPUs lacks."""
+    """A shape that cannot do the job, with the reason. `short_gib` is the missing memory per
+    GPU."""
 
     offer: Offer
     nodes: int
@@ -116,7 +120,7 @@ class Rejected(Record):
 
 
 class Ranking(NamedTuple):
-    """The matches that meet deadline and budget, those that do not, and what cannot be done at all."""
+    """Matches within deadline and budget, matches beyond them, and impossible shapes."""
 
     matches: list[Match]
     missed: list[Match]
@@ -131,48 +135,44 @@ def rank(
     by: Literal["usd", "hours"] = "usd",
     knowledge: Knowledge | None = None,
 ) -> Ranking:
-    """All offers for one job, cheapest or fastest first. `devices` holds the device of every offer by its name. `knowledge`:
-    measured runs that correct the forecasts."""
+    """Rank all offers for one job, the cheapest or the fastest first.
+
+    Args:
+        workload: the traced model
+        offers: the servers
+        devices: the device of every offer by its name
+        job: the training and its limits
+        by: the order
+        knowledge: measured runs that correct the forecasts
+    """
     shapes = _Shapes(workload, job, knowledge)
     able: list[_Servers] = []
     rejected = []
-    for offer in sorted(
-        offers, key=lambda offer: offer.device
-    ):  # so that a device's kernels are evaluated once
-        prices = (
-            [False, True] if job.spot and offer.spot_price_usd_per_hour is not None else [False]
-        )
+    # sorted, so that the kernels of a device are evaluated once
+    for offer in sorted(offers, key=lambda offer: offer.device):
+        has_spot = job.spot and offer.spot_price_usd_per_hour is not None
         for nodes in _node_counts(offer, job.most_nodes):
             shape = shapes.at(
                 devices[offer.device], offer.count, nodes, offer.network_gb_per_s, offer.host
             )
             if isinstance(shape, _Shape):
-                able += [_Servers(offer, nodes, spot, shape) for spot in prices]
-            else:
-                binding, reason, short_gib = shape
-                rejected.append(
-                    Rejected(
-                        offer=offer,
-                        nodes=nodes,
-                        binding=binding,
-                        reason=reason,
-                        short_gib=short_gib,
-                    )
-                )
+                able += [
+                    _Servers(offer, nodes, spot, shape) for spot in [False, True][: 1 + has_spot]
+                ]
+                continue
+            binding, reason, short = shape
+            rejected.append(
+                Rejected(offer=offer, nodes=nodes, binding=binding, reason=reason, short_gib=short)
+            )
     matches = _matches(able, job)
-    matches.sort(
-        key=(
-            (lambda m: (m.mean_usd, m.mean_hours))
-            if by == "usd"
-            else (lambda m: (m.mean_hours, m.mean_usd))
-        )
-    )
+    order = ("mean_usd", "mean_hours") if by == "usd" else ("mean_hours", "mean_usd")
+    matches.sort(key=attrgetter(*order))
     meets = [m for m in matches if _meets(m, job)]
     return Ranking(with_front(meets), [m for m in matches if not _meets(m, job)], rejected)
 
 
 def _excess(match: Match, job: Job) -> float:
-    """The larger of the two misses, each as a share of what was allowed."""
+    """Return the larger excess over deadline and budget, as a share of the limit."""
     return max(
         _late_s(match, job) / (job.deadline_s or 1.0),
         _over_usd(match, job) / (job.budget_usd or 1.0),
@@ -180,7 +180,7 @@ def _excess(match: Match, job: Job) -> float:
 
 
 def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected] | None:
-    """Where nothing meets the demands: what binds, by how much, and the choice that comes nearest. None: there was nothing."""
+    """Return (binding limit, by how much in words, nearest choice) if nothing meets the limits."""
     if ranking.missed:
         close = min(
             ranking.missed, key=lambda m: (not math.isfinite(m.time.total_s), _excess(m, job))
@@ -207,7 +207,7 @@ def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected]
 
 
 def near_misses(ranking: Ranking, job: Job) -> tuple[Match | None, Match | None]:
-    """Where nothing meets both limits: the cheapest that meets the deadline, and the fastest that the budget pays for."""
+    """Return the cheapest match within the deadline, and the fastest within the budget."""
     in_time = [m for m in ranking.missed if _late_s(m, job) <= 0]
     affordable = [m for m in ranking.missed if _over_usd(m, job) <= 0]
     cheapest = min(in_time, key=lambda m: m.mean_usd, default=None)
@@ -215,11 +215,11 @@ def near_misses(ranking: Ranking, job: Job) -> tuple[Match | None, Match | None]
 
 
 Reason = tuple[Binding, str, float | None]
-"""What binds, in words, and the GiB that are short."""
+"""Binding limit, the reason in words, and the missing GiB."""
 
 
 class _Shape(NamedTuple):
-    """The fastest execution on a shape, and the whole job under it, but for what its servers cost."""
+    """The fastest execution on a shape, and its whole job without the price of servers."""
 
     forecast: Forecast
     training: Training
@@ -233,16 +233,16 @@ class _Servers(NamedTuple):
 
 
 class _Shapes:
-    """What each shape can do, found once."""
+    """The fastest execution of each shape, computed once."""
 
     def __init__(self, workload: Workload, job: Job, knowledge: Knowledge | None) -> None:
         self._workload, self._job = workload, job
         sizes, only = divisors(job.global_batch), workload.only_batch
         if only is not None and only not in sizes:
             raise TrainpaceError(
-                f"{workload.model} could be traced at a batch of {only} alone, and"
-                f" {job.global_batch:,} samples a step are no multiple of it.",
-                f"Give such a one: --global-batch {only}.",
+                f"{workload.model} could only be traced at a batch size of {only} per GPU, and"
+                f" {job.global_batch:,} samples per step are not a multiple of it.",
+                f"Use a multiple: --global-batch {only}.",
             )
         self._sizes = np.array(sizes if only is None else [only])
         self._traced = [
@@ -251,10 +251,10 @@ class _Shapes:
         if not self._traced:
             workload.form(
                 job.precisions[0] if job.precisions else "fp32"
-            )  # raises where it must, and says which forms there are
+            )  # raises, and names the traced forms
         self._done: dict[tuple[str, int, int, float | None, str], _Shape | Reason] = {}
         self._grids: dict[tuple[int, int, Precision], Grid] = {}
-        # for which device it is made does not matter
+        # any device will do: `on` replaces it
         anywhere = Target(Cluster(device=catalogue()[0]), software=job.software)
         self._forecaster = Forecaster(workload, anywhere, knowledge=knowledge)
         self._precisions: dict[str, list[Precision] | str] = {}
@@ -262,7 +262,10 @@ class _Shapes:
     def at(
         self, device: Device, count: int, nodes: int, network_gb_per_s: float | None, host: str
     ) -> _Shape | Reason:
-        """What a shape can do, or why it cannot do the job. `host`: the name of its CPU, empty where it is not known."""
+        """Return the fastest execution of a shape, or the reason if it cannot do the job.
+
+        `host` is the name of its CPU, empty if unknown.
+        """
         key = (device.name, count, nodes, network_gb_per_s if nodes > 1 else None, host)
         if key not in self._done:
             self._done[key] = self._one(device, *key[1:])
@@ -273,7 +276,7 @@ class _Shapes:
     ) -> _Shape | Reason:
         batch, ranks = self._job.global_batch, count * nodes
         if batch % ranks:
-            return "batch", f"{batch:,} samples a step cannot be divided over {ranks} GPUs", None
+            return "batch", f"{batch:,} samples per step cannot be divided over {ranks} GPUs", None
         if device.memory_gib is None:
             return "device", f"{device.name} has no memory size in the catalogue", None
         cluster = Cluster(
@@ -294,22 +297,26 @@ class _Shapes:
         for precision in precisions:
             fastest = self._fastest(cluster, precision, sizes, share)
             if isinstance(fastest, Forecast):
-                assert fastest.step is not None
-                job, states = self._job, state_bytes(self._workload, fastest.execution)
-                power = power_w(device, ranks, fastest.step)
-                training = training_of(
-                    job.schedule, fastest.execution, job.conditions, states, power_w=power
-                )
-                return _Shape(fastest, training)
+                return self._shape(fastest, device, ranks)
             refused.append(fastest)
         return min(refused, key=lambda reason: math.inf if reason[2] is None else reason[2])
 
+    def _shape(self, fastest: Forecast, device: Device, ranks: int) -> _Shape:
+        assert fastest.step is not None
+        job, states = self._job, state_bytes(self._workload, fastest.execution)
+        power = power_w(device, ranks, fastest.step)
+        e = fastest.execution
+        return _Shape(fastest, training_of(job.schedule, e, job.conditions, states, power_w=power))
+
     def _computed_in(self, device: Device) -> list[Precision] | str:
-        """The precisions that a device computes in, the fastest first; one of several that take equally long."""
+        """Return the precisions that a device supports, the fastest first, or the reason for none.
+
+        Of several that take equally long only one is returned.
+        """
         fastest: dict[tuple[Form, float], Precision] = {}
         reason = ""
         for precision in self._traced or (device.torch_precision,):
-            # every micro-batch at once, since other shapes of the device ask for them
+            # every micro-batch at once, because other shapes of the device need them
             forecaster = self._forecaster.on(Cluster(device=device))
             alone = forecaster.over_batches(self._base(precision), self._sizes.tolist())
             if alone.timed[-1]:
@@ -325,7 +332,7 @@ class _Shapes:
     def _fastest(
         self, cluster: Cluster, precision: Precision, sizes: Counts, share: int
     ) -> Forecast | Reason:
-        """The fastest execution that fits, or the simplest that is nearly as fast."""
+        """Return the simplest execution that fits and is nearly as fast as the fastest."""
         key = (cluster.devices_per_node, cluster.nodes, precision)
         if key not in self._grids:
             self._grids[key] = _grid(cluster, self._base(precision), sizes, share)
@@ -335,11 +342,9 @@ class _Shapes:
         assert cluster.device.memory_gib is not None
         capacity, feasible = cluster.device.memory_gib.value, forecasts.feasible
         if not feasible.any():
-            # the memory of the smallest card on which one would fit
+            # memory of the smallest card on which an execution would fit
             least = float(needed_gib(forecasts.memory).min()) / room_gib(1.0)
-            needs = (
-                f"needs {format_number(least)} GiB on each GPU even with the smallest micro-batch"
-            )
+            needs = f"needs {format_number(least)} GiB per GPU even with the smallest micro-batch"
             return (
                 "memory",
                 f"{needs}, {cluster.device.name} has {format_number(capacity)}",
@@ -366,7 +371,7 @@ class _Shapes:
 
 
 def _matches(able: Sequence[_Servers], job: Job) -> list[Match]:
-    """Hours and dollars of the whole job on all servers that can do it."""
+    """Return the hours and dollars of the whole job on all servers that can do it."""
     jobs = []
     for offer, _, spot, (forecast, training) in able:
         price = offer.spot_price_usd_per_hour if spot else offer.price_usd_per_hour
@@ -412,7 +417,7 @@ def _too_many_failures(match: Match, conditions: JobConditions) -> str:
         )
     if match.spot:
         every = format_duration(3600 * conditions.preemption_mean_h)
-        causes.append(f"each spot server is taken away every {every} (--preempted-every)")
+        causes.append(f"each spot server is preempted every {every} (--preempted-every)")
     restart = format_duration(conditions.restart_s)
     return (
         f"failures come faster than the job can progress: {' and '.join(causes)}, and a restart"
@@ -421,7 +426,8 @@ def _too_many_failures(match: Match, conditions: JobConditions) -> str:
 
 
 def _grid(cluster: Cluster, base: Execution, sizes: Counts, share: int) -> Grid:
-    """Every kind of sharding, the simplest first, and in each every micro-batch of `share` samples a GPU."""
+    """Return every kind of sharding, the simplest first, with every micro-batch of `share`
+    samples."""
     shardings = [(0, 0)]  # ZeRO stage, GPUs over which states are sharded (0 for all)
     if cluster.num_devices > 1:
         within = (
@@ -452,8 +458,10 @@ def _node_counts(offer: Offer, most: int) -> list[int]:
 
 
 def cheapest_offer(offers: Sequence[Offer], device: str, gpus: int, nodes: int) -> Offer | None:
-    """The cheapest on-demand server that has at least so many of a device, of which so many can be joined by a network; None
-    where nobody offers one. A server is paid as a whole."""
+    """Return the cheapest on-demand server with at least so many GPUs, or None.
+
+    So many nodes of it can be joined by a network. A server is paid as a whole.
+    """
     able = [
         offer
         for offer in offers
@@ -483,7 +491,7 @@ def _meets(match: Match, job: Job) -> bool:
 
 
 def with_front(matches: list[Match]) -> list[Match]:
-    """Mark those that no other beats in both hours and dollars (the Pareto front)."""
+    """Mark the Pareto front: matches that no other beats in both hours and dollars."""
     least_usd, front = math.inf, set()
     for i, match in sorted(
         enumerate(matches), key=lambda item: (item[1].mean_hours, item[1].mean_usd)

@@ -1,5 +1,7 @@
-"""Servers that can be rented or are there already, with their prices: a dated snapshot in the package (`fitting/offers.py` makes
-it), a user's own machines, and a refresh from gpuhunt's public catalogues (https://github.com/dstackai/gpuhunt).
+"""Servers with their prices.
+
+They come from a dated snapshot in the package (made by `fitting/offers.py`), from a user's own
+machines, and from a refresh from gpuhunt's public catalogues (https://github.com/dstackai/gpuhunt).
 """
 
 import csv
@@ -10,7 +12,7 @@ import io
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from typing import Any
 
@@ -24,7 +26,7 @@ from trainpace.job import JobConditions
 
 STALE_AFTER_DAYS = 90
 OWN = "own"
-"""The provider of a user's own machines."""
+"""Provider name of a user's own machines."""
 HOURS_PER_YEAR = 8766.0
 COLUMNS = (
     "provider",
@@ -41,25 +43,41 @@ COLUMNS = (
     "as_of",
 )
 SNAPSHOT_KNOWN_ON = "2026-11-20"
-"""When the snapshot was put together; undated prices in it may be older."""
+"""Date of the snapshot. Undated prices in it may be older."""
 GPUHUNT_PROVIDERS = {"lambdalabs": "lambda", "vastai": "vast", "datacrunch": "verda"}
-"""gpuhunt's names for providers that the snapshot calls otherwise."""
+"""gpuhunt's names of providers and the snapshot's."""
 EGRESS_USD_PER_GB = {"aws": 0.09, "gcp": 0.12, "azure": 0.087, "oci": 0.0085}
-"""List prices of the first paid tier to the internet from North America and Europe, on the providers' pricing pages in 2025.
-Others charge nothing for it, or do not say."""
+"""List prices of the first paid tier to the internet from North America and Europe, from the
+providers' pricing pages in 2025. Other providers charge nothing, or publish no price."""
 
 
 BOOT_S = 120.0
-"""Assumed where nobody says how long a machine takes to start: two minutes."""
+"""Assumed start time of a machine: two minutes."""
+
+
+_DOLLARS: tuple[Callable[[float], bool], str] = (lambda usd: 0 <= usd <= 1e6, "0 to 1e6 dollars")
+_VALID: dict[str, tuple[Callable[[float], bool], str]] = {
+    "count": (lambda count: 1 <= count <= 1024, "from 1 to 1,024"),
+    "price_usd_per_hour": _DOLLARS,
+    "spot_price_usd_per_hour": _DOLLARS,
+    "electricity_usd_per_kwh": _DOLLARS,
+    "network_gb_per_s": (lambda rate: 0 < rate <= 1e6, "above 0"),
+    "idle_watts": (lambda watts: 0 < watts <= 1e5, "above 0"),
+    "boot_s": (lambda seconds: 0 < seconds <= 86400, "above 0, and at most a day"),
+    "most_nodes": (lambda nodes: nodes >= 1, "a whole number from 1"),
+}
+"""Valid values of an offer's fields, and what to say about others."""
 
 
 class Offer(Record):
-    """A server with its price. `device` is a name in the catalogue, `count` its devices.
+    """A server with its price per hour.
 
-    Prices are for the whole server and an hour. `network_gb_per_s` is the node's bandwidth in one direction to nodes of its
-    kind; None: it stands alone. `host` is its CPU, empty where nobody says. `source` says where the price comes from, `as_of`
-    (YYYY-MM-DD) when it held; None: nobody said. `electricity_usd_per_kwh` is paid on top, for machines of one's own;
-    `idle_watts` is what one of those draws while it waits for work, `boot_s` how long it takes to start.
+    Attributes:
+        device: name in the catalogue; the server has `count` of them network_gb_per_s: bandwidth in
+        one direction to nodes of its kind, None if it cannot be joined host: its CPU, empty if
+        unknown source: where the price is from as_of: date of the price (YYYY-MM-DD), None if
+        unknown electricity_usd_per_kwh: paid on top, for own machines idle_watts: power of an own
+        machine that waits for work boot_s: start time of an own machine
     """
 
     provider: str
@@ -85,28 +103,10 @@ class Offer(Record):
 
     def __post_init__(self) -> None:
         name = f"{self.provider} {self.instance_type}".strip()
-        if not 1 <= self.count <= 1024:
-            raise TrainpaceError(f"{name}: a server of {self.count} devices cannot be right.")
-        for field in ("price_usd_per_hour", "spot_price_usd_per_hour", "electricity_usd_per_kwh"):
+        for field, (holds, need) in _VALID.items():
             value = getattr(self, field)
-            if value is not None and not (math.isfinite(value) and 0 <= value <= 1e6):
-                raise TrainpaceError(
-                    f"{name}: {field} is {value}; it must be from 0 to 1e6 dollars."
-                )
-        if self.network_gb_per_s is not None and not 0 < self.network_gb_per_s <= 1e6:
-            raise TrainpaceError(
-                f"{name}: network_gb_per_s is {self.network_gb_per_s}; it must be above 0."
-            )
-        if self.idle_watts is not None and not 0 < self.idle_watts <= 1e5:
-            raise TrainpaceError(f"{name}: idle_watts is {self.idle_watts}; it must be above 0.")
-        if self.boot_s is not None and not 0 < self.boot_s <= 86400:
-            raise TrainpaceError(
-                f"{name}: boot_s is {self.boot_s}; it must be above 0, and at most a day."
-            )
-        if self.most_nodes is not None and self.most_nodes < 1:
-            raise TrainpaceError(
-                f"{name}: nodes is {self.most_nodes}; it must be a whole number from 1."
-            )
+            if value is not None and not holds(value):
+                raise TrainpaceError(f"{name}: {field} is {value}; it must be {need}.")
         if self.as_of is not None:
             try:
                 datetime.date.fromisoformat(self.as_of)
@@ -117,7 +117,7 @@ class Offer(Record):
 
 
 def is_stale(offer: Offer, today: datetime.date) -> bool:
-    """Whether the price is older than STALE_AFTER_DAYS, or undated. What a user says of their own machines holds."""
+    """Return True if the price is undated or older than STALE_AFTER_DAYS. Own prices never are."""
     if offer.provider == OWN:
         return False
     return (
@@ -127,9 +127,10 @@ def is_stale(offer: Offer, today: datetime.date) -> bool:
 
 
 def transfer_of(provider: str, data_from: str, conditions: JobConditions) -> JobConditions:
-    """The conditions with the speed and the dollars of bringing the data to a provider.
+    """Return the conditions with the speed and the cost of moving the data to a provider.
 
-    Data inside the provider's own storage come at its speed and cost nothing to move; others come over the internet.
+    Data in the provider's own storage arrives at its speed and costs nothing to move. Other data
+    comes over the internet.
     """
     if not conditions.data_gb:
         return conditions
@@ -150,7 +151,7 @@ def snapshot() -> tuple[Offer, ...]:
 
 
 def read_offers(text: str, source: str) -> tuple[Offer, ...]:
-    """Offers of a CSV text with the columns COLUMNS. `source` names it in errors."""
+    """Parse offers of a CSV text with the columns COLUMNS. `source` names it in errors."""
     rows = csv.DictReader(io.StringIO(text))
     missing = set(COLUMNS) - set(rows.fieldnames or ())
     if missing:
@@ -187,7 +188,7 @@ def _packaged(name: str) -> str:
 
 @functools.cache
 def node_networks() -> dict[tuple[str, str], tuple[float, str]]:
-    """(provider, instance type) -> (GB/s of a node in one direction, source), for servers that can be joined."""
+    """Return (provider, instance type) -> (GB/s of a node in one direction, source)."""
     families = tomllib.loads(_packaged("networks.toml"))["family"]
     return {
         (family["provider"], name): (family["gbit_per_s"] / 8, family["source"])
@@ -202,7 +203,7 @@ def _server_hosts() -> tuple[dict[str, Any], ...]:
 
 
 def _host_of(provider: str, instance_type: str) -> dict[str, str]:
-    """The published CPU of a server and its source, as fields of an offer."""
+    """Return the published CPU of a server and its source, as fields of an offer."""
     for family in _server_hosts():
         if family["provider"] == provider and instance_type.startswith(tuple(family["starts"])):
             return {"host": family["cpu"], "host_source": family["source"]}
@@ -213,21 +214,16 @@ def _host_of(provider: str, instance_type: str) -> dict[str, str]:
 
 
 class Machine(Record):
-    """A user's own machines: what they cost an hour, whether rented, bought, or only plugged in.
+    """A user's own machines with their price, whether rented, bought or already paid.
 
-    [[machine]]
-    name = "lab"
-    device = "RTX 4090"
-    count = 4                       # devices of one machine
-    nodes = 2                       # machines of this kind
-    network_gb_per_s = 1.25         # between them, or network_gbit_per_s = 10; without it each stands alone
-    host = "EPYC 7742"              # the CPU; without it one typical of such cards is assumed
-    price = 1.20                    # dollars an hour of one machine, or price_usd_per_hour; or:
-    purchase_usd = 12000            # ... spread over its years, at full use
-    years = 4
-    electricity_usd_per_kwh = 0.30  # of what the GPUs draw
-    idle_watts = 60                 # of one machine that is on and waits; without it nothing is said of idle ones
-    boot_s = 120                    # until it works again, once it was switched off
+    [[machine]] name = "lab" device = "RTX 4090" count = 4                       # devices of one
+    machine nodes = 2                       # machines of this kind network_gb_per_s = 1.25
+    # between them, or network_gbit_per_s = 10; without it none are joined host = "EPYC 7742"
+    # the CPU; by default one typical of such cards price = 1.20                    # dollars per
+    hour of one machine, or price_usd_per_hour; or: purchase_usd = 12000            # ... spread
+    over its years, at full use years = 4 electricity_usd_per_kwh = 0.30  # for the power of the
+    GPUs idle_watts = 60                 # of one machine that is on and waits boot_s = 120
+    # time to start again after it was switched off
     """
 
     name: str
@@ -258,7 +254,7 @@ class Machine(Record):
                     f"machine {self.name} has both {one} and {other}.", "Give one of them."
                 )
         if (self.purchase_usd is None) != (self.years is None):
-            raise TrainpaceError(f"machine {self.name}: purchase_usd and years go together.")
+            raise TrainpaceError(f"machine {self.name}: purchase_usd and years need each other.")
         if self.years is not None and not 0 < self.years <= 50:
             raise TrainpaceError(
                 f"machine {self.name}: years is {self.years}; it must be from 0 to 50."
@@ -292,16 +288,16 @@ class Machine(Record):
 
 
 def parse_machines(text: str, source: str) -> tuple[Offer, ...]:
-    """Offers of a user's TOML text. `source` names it in errors, which are always one sentence."""
+    """Parse own machines of a TOML text. `source` names it in errors."""
     data = toml_of(text, source)
     entries = data.get("machine")
     if data.keys() != {"machine"} or not isinstance(entries, list) or not entries:
-        raise UnreadableInput(f"{source} should hold [[machine]] entries and nothing else.")
+        raise UnreadableInput(f"{source} must have [[machine]] entries and nothing else.")
     try:
         machines = [msgspec.convert(entry, Machine) for entry in entries]
         name, times = Counter(machine.name for machine in machines).most_common(1)[0]
         if times > 1:
-            raise Contradiction(f"two machines have the name {name!r}.", "Name each differently.")
+            raise Contradiction(f"two machines are named {name!r}.", "Give each its own name.")
         return tuple(machine.offer(source) for machine in machines)
     except msgspec.ValidationError as error:
         fields = ", ".join(Machine.__struct_fields__)
@@ -313,16 +309,18 @@ def parse_machines(text: str, source: str) -> tuple[Offer, ...]:
 
 
 def notes_on(machines: Sequence[Offer]) -> list[str]:
-    """What the user should know about their own machines before they read the ranking."""
+    """Return warnings about own machines: networks, prices and idle power."""
     notes = []
     for offer in machines:
         if offer.network_gb_per_s is None and (offer.most_nodes or 1) > 1:
             notes.append(
                 f"machine {offer.instance_type}: its {offer.most_nodes} nodes cannot be joined"
-                " without network_gb_per_s (1 Gbit/s Ethernet is 0.125); each counts alone."
+                " without network_gb_per_s (1 Gbit/s Ethernet is 0.125); each is ranked alone."
             )
         if not offer.price_usd_per_hour:
-            counted = "beside electricity its cost" if offer.electricity_usd_per_kwh else "its cost"
+            counted = (
+                "without electricity its cost" if offer.electricity_usd_per_kwh else "its cost"
+            )
             notes.append(f"machine {offer.instance_type}: no price: {counted} counts as 0.")
         if offer.idle_watts is not None:
             notes.append(_idle(offer, offer.idle_watts))
@@ -330,21 +328,23 @@ def notes_on(machines: Sequence[Offer]) -> list[str]:
 
 
 def _idle(offer: Offer, watts: float) -> str:
-    """What a machine costs that is on and waits, and from how much idleness on switching it off saves, since it draws at least as
-    much while it starts. Slurm waits SuspendTime before it does so (slurm.conf(5))."""
+    """Return the cost of an idle machine, and the idle time from which switching it off saves
+    energy.
+
+    A starting machine draws at least as much. Slurm waits SuspendTime before it suspends a node
+    (slurm.conf(5)).
+    """
     kwh = watts * 24 / 1000
-    boot = (
-        f"{BOOT_S:g} s (assumed; boot_s says it)" if offer.boot_s is None else f"{offer.boot_s:g} s"
-    )
+    boot = f"{BOOT_S:g} s (assumed; set boot_s)" if offer.boot_s is None else f"{offer.boot_s:g} s"
     cost = (
         f" and {kwh * offer.electricity_usd_per_kwh:.2f} dollars"
         if offer.electricity_usd_per_kwh
         else ""
     )
     return (
-        f"machine {offer.instance_type}: each one that waits for work draws {watts:g} W: {kwh:.3g}"
-        f" kWh{cost} a day. Slurm switches idle nodes off (SuspendProgram and SuspendTime in"
-        f" slurm.conf), which saves energy from {boot} of idleness on, the time to start again."
+        f"machine {offer.instance_type}: an idle one draws {watts:g} W: {kwh:.3g} kWh{cost} per"
+        " day. Slurm can switch idle nodes off (SuspendProgram and SuspendTime in slurm.conf). That"
+        f" saves energy after {boot}, the time to start again."
     )
 
 
@@ -352,11 +352,11 @@ def _idle(offer: Offer, watts: float) -> str:
 
 
 def refreshed(today: datetime.date) -> tuple[tuple[Offer, ...], Counter[str]]:
-    """Offers as of today, and how many GPUs of which name are not in the hardware catalogue.
+    """Return current offers, and the GPUs that are not in the hardware catalogue.
 
-    Raises TrainpaceError where gpuhunt is missing, or its catalogues cannot be reached.
+    Raises TrainpaceError if gpuhunt is missing, or its catalogues cannot be reached.
     """
-    stays = f"The packaged snapshot, known on {SNAPSHOT_KNOWN_ON}, stays in use."
+    stays = f"The packaged snapshot of {SNAPSHOT_KNOWN_ON} stays in use."
     try:
         gpuhunt = importlib.import_module("gpuhunt")
     except ImportError:
@@ -366,7 +366,7 @@ def refreshed(today: datetime.date) -> tuple[tuple[Offer, ...], Counter[str]]:
         ) from None
     try:
         items = gpuhunt.query()
-    except Exception as error:  # whatever its many providers and HTTP clients raise
+    except Exception as error:  # its many providers and HTTP clients raise anything
         raise TrainpaceError(
             f"the catalogues could not be read ({type(error).__name__}: {error}).", stays
         ) from None
@@ -376,18 +376,12 @@ def refreshed(today: datetime.date) -> tuple[tuple[Offer, ...], Counter[str]]:
 
 
 def offers_of(items: Iterable[Any], today: datetime.date) -> tuple[tuple[Offer, ...], Counter[str]]:
-    """gpuhunt's CatalogItems as offers. The spot and the usual price of a server, which it lists apart, become one offer."""
+    """Return gpuhunt's CatalogItems as offers, and the unknown GPUs with their numbers of servers.
+
+    gpuhunt lists the spot and the usual price of a server separately.
+    """
+    usual, spot = _cheapest_items(items)
     unknown: Counter[str] = Counter()
-    usual: dict[tuple[str, str, str], Any] = {}
-    spot: dict[tuple[str, str, str], Any] = {}
-    for item in items:
-        if not item.gpu_name or not item.gpu_count or not item.price or item.price <= 0:
-            continue
-        provider = GPUHUNT_PROVIDERS.get(item.provider, item.provider)
-        key = (provider, item.instance_name, item.location or "")
-        items_of_kind = spot if item.spot else usual
-        if key not in items_of_kind or item.price < items_of_kind[key].price:
-            items_of_kind[key] = item
     offers = []
     for key, item in usual.items():
         device = _device_name(item.gpu_name, item.gpu_memory)
@@ -415,8 +409,26 @@ def offers_of(items: Iterable[Any], today: datetime.date) -> tuple[tuple[Offer, 
     return tuple(offers), unknown
 
 
+_Items = dict[tuple[str, str, str], Any]
+
+
+def _cheapest_items(items: Iterable[Any]) -> tuple[_Items, _Items]:
+    """Return the cheapest usual and the cheapest spot item of each server."""
+    usual: _Items = {}
+    spot: _Items = {}
+    for item in items:
+        if not (item.gpu_name and item.gpu_count and item.price and item.price > 0):
+            continue
+        provider = GPUHUNT_PROVIDERS.get(item.provider, item.provider)
+        key = (provider, item.instance_name, item.location or "")
+        kind = spot if item.spot else usual
+        if key not in kind or item.price < kind[key].price:
+            kind[key] = item
+    return usual, spot
+
+
 def _device_name(name: str, memory_gib: float | None) -> str | None:
-    """The catalogue's name for a GPU and its memory; None where there is none of about that size."""
+    """Return the catalogue's name of a GPU with about this memory, or None."""
     for candidate in ([f"{name}-{memory_gib:g}GB"] if memory_gib else []) + [name]:
         try:
             device = find_device(candidate)

@@ -1,4 +1,4 @@
-"""Of all servers the three that somebody who pays asks for: the cheapest, the fastest, and the knee between them."""
+"""Picks three servers of a ranking: the cheapest, the fastest, and the knee between them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from msgspec.structs import replace
+
 from trainpace.core.records import Record
 from trainpace.offers.match import Match
 
 Z_90, Z_ONE_SIDED = 1.645, 1.282
-"""Half width of a 90 % interval in standard deviations, and where 9 of 10 cases lie below."""
+"""Half-width of a 90% interval in standard deviations, and the one-sided 90% point."""
 KNEE_GAIN = 0.1
-"""How far below the straight line between its ends, on logarithmic axes from 0 to 1, a front must come to have a knee."""
+"""Least depth of a knee below the straight line between the ends, on logarithmic axes from 0 to
+1."""
 
 
 class Pick(Record):
-    """One of the three. hours_less, usd_more: beside the next cheaper pick, and hour_less_usd what every hour less costs so; None
-    for the cheapest.
+    """One of the three servers, compared with the next cheaper pick (None for the cheapest).
 
-    as_fast: a cheaper server whose time forecasts cannot tell from this one's.
+    hour_less_usd: the price of every saved hour. as_fast: a cheaper server that is as fast within
+    the forecasts' error.
     """
 
     name: Literal["cheapest", "knee", "fastest"]
@@ -38,35 +41,38 @@ class Pick(Record):
 
 
 def picks(matches: Sequence[Match]) -> tuple[Pick, ...]:
-    """The cheapest first; fewer than three where one server is two of them, or the front has no knee."""
+    """Return the picks, the cheapest first.
+
+    Fewer than three if one server is two of them, or if the front has no knee.
+    """
     able = [m for m in matches if math.isfinite(m.mean_hours) and math.isfinite(m.mean_usd)]
+    front = sorted((m for m in able if m.on_front), key=lambda m: m.mean_hours)
     if not able:
         return ()
-    front = sorted((m for m in able if m.on_front), key=lambda m: m.mean_hours)
-    cheapest, fastest = front[-1], front[0]
-    chosen: list[tuple[Literal["cheapest", "knee", "fastest"], Match]] = [("cheapest", cheapest)]
-    if (middle := knee(front)) is not None:
-        chosen.append(("knee", middle))
-    if fastest is not cheapest:
-        chosen.append(("fastest", fastest))
-    made = []
-    for i, (name, match) in enumerate(chosen):
-        before = chosen[i - 1][1] if i else None
-        made.append(
-            Pick(
-                name=name,
-                match=match,
-                hours_less=None if before is None else before.mean_hours - match.mean_hours,
-                usd_more=None if before is None else match.mean_usd - before.mean_usd,
-                as_fast=_as_fast(match, front) if name == "fastest" else None,
-            )
-        )
+    middle = knee(front)
+    made = [Pick(name="cheapest", match=front[-1])]
+    if middle is not None:
+        made.append(_pick("knee", middle, made[-1].match))
+    if len(front) > 1:
+        fastest = _pick("fastest", front[0], made[-1].match)
+        made.append(replace(fastest, as_fast=_as_fast(front[0], front)))
     return tuple(made)
 
 
+def _pick(name: Literal["knee", "fastest"], match: Match, before: Match) -> Pick:
+    return Pick(
+        name=name,
+        match=match,
+        hours_less=before.mean_hours - match.mean_hours,
+        usd_more=match.mean_usd - before.mean_usd,
+    )
+
+
 def knee(front: Sequence[Match]) -> Match | None:
-    """The match of a front, in order of its hours, that lies farthest below the straight line between its ends, where both axes
-    are logarithmic and go from 0 to 1 (Satopää et al. 2011, Kneedle); None where the front is nearly straight.
+    """Return the knee of a front that is sorted by hours, or None if the front is nearly straight.
+
+    The match farthest below the straight line between the ends, on logarithmic axes from 0 to 1
+    (Satopää et al. 2011, Kneedle).
     """
     if len(front) < 3:
         return None
@@ -85,13 +91,16 @@ def knee(front: Sequence[Match]) -> Match | None:
 
 
 def _as_fast(match: Match, front: Sequence[Match]) -> Match | None:
-    """The cheapest of a front that is faster than `match` in 1 of 10 cases or more: forecasts of two servers err apart."""
+    """Return the cheapest of a front that is faster than `match` with a probability of 10% or more.
+
+    Forecasts of two servers have independent errors.
+    """
     others = [m for m in front if m is not match and _behind(m, match) < Z_ONE_SIDED]
     return min(others, key=lambda m: m.mean_usd, default=None)
 
 
 def _behind(slower: Match, faster: Match) -> float:
-    """By how many standard deviations of both forecasts together."""
+    """Return how much slower a match is, in standard deviations of both forecasts."""
     deviation = math.hypot(
         *(
             math.log(max(m.hours.high, 1e-12) / max(m.hours.low, 1e-12)) / (2 * Z_90)

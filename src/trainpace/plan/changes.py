@@ -12,11 +12,11 @@ from trainpace.job import ASSUMED, JobConditions, Schedule
 
 Effort = Literal["config key", "code change", "infrastructure"]
 Risk = Literal["none", "low", "medium"]
-"""Risk to convergence. none: the same training, up to the order of sums. low: rounds differently, as
-many trainings do without harm. medium: needs care, such as a new learning rate."""
+"""Risk to convergence. none: the same training, up to the order of sums. low: rounds differently,
+as many trainings do without harm. medium: needs care, such as a new learning rate."""
 NOISE = 0.05
-"""Share of the job's time after its start below which a change is noise. Repeated measurements differ by
-as much, so no forecast distinguishes two executions more finely."""
+"""Share of the job's time after its start below which a change is noise. Repeated measurements
+differ by as much, so no forecast distinguishes two executions more finely."""
 
 
 class DataPath(Record):
@@ -53,9 +53,9 @@ class Change(Record):
     """One change: the execution after it, and the seconds that it is forecast to save in the job.
 
     settings: the keys to set, as torchrun, Hugging Face's TrainingArguments or DeepSpeed name them.
-    code: the same as lines of PyTorch. makes_fit: the execution before does not fit in memory, so no
-    saving can be given. saved_at_least_s: the saving in 90% of cases, by the resolution of forecasts;
-    below 0 the change may cost time.
+    code: the same as lines of PyTorch. makes_fit: the execution before does not fit in memory, so
+    no saving can be given. saved_at_least_s: the saving in 90% of cases, by the resolution of
+    forecasts; below 0 the change may cost time.
     """
 
     title: str
@@ -72,7 +72,8 @@ class Change(Record):
 
 
 class Projection(Record):
-    """What a choice is forecast to take: a step with data waits, the whole job, memory of one device.
+    """What a choice is forecast to take: a step with data waits, the whole job, memory of one
+    device.
 
     job_low_s and job_high_s are the ends of the job's 90% interval.
     """
@@ -91,9 +92,9 @@ class Projection(Record):
 class Maybe(Record):
     """A change that may save time, but less than forecasts can distinguish.
 
-    saved_s: the forecast saving in the whole job. told_apart: the share of the job that it would have
-    to save to be distinguishable. title: of one setting, or of all in which the fastest choice differs
-    from the recommended one. settings: as in `Change`.
+    saved_s: the forecast saving in the whole job. told_apart: the share of the job that it would
+    have to save to be distinguishable. title: of one setting, or of all in which the fastest choice
+    differs from the recommended one. settings: as in `Change`.
     """
 
     title: str
@@ -117,8 +118,8 @@ class Rejected(Record):
 class Sensitivity(Record):
     """What happens to the choice if one number is wrong by a factor between `low` and `high`.
 
-    flips_to: the new choice, if it differs. regret: how much longer the old choice would take than the
-    new one, as a share, at the worse end. still_fits: the old choice would still fit in memory.
+    flips_to: the new choice, if it differs. regret: how much longer the old choice would take than
+    the new one, as a share, at the worse end. still_fits: the old choice would still fit in memory.
     """
 
     number: str
@@ -133,12 +134,12 @@ class Sensitivity(Record):
 class Plan(Record):
     """An ordered list of changes to an execution, and the alternatives.
 
-    best: the recommended choice, the simplest one that forecasts cannot distinguish from the `fastest`.
-    because: the reason, in a sentence. cautions: what may go wrong with it. maybe: changes worth a
-    measurement, the largest saving first. model: the spec. assumed: assumptions about the job.
-    corrected: the measured runs that corrected the forecasts, in words. job and conditions: the whole
-    training that the times are of. in_code: no settings file expresses the changes, so they are given
-    as lines of PyTorch.
+    best: the recommended choice, the simplest one that forecasts cannot distinguish from the
+    `fastest`. because: the reason, in a sentence. cautions: what may go wrong with it. maybe:
+    changes worth a measurement, the largest saving first. model: the spec. assumed: assumptions
+    about the job. corrected: the measured runs that corrected the forecasts, in words. job and
+    conditions: the whole training that the times are of. in_code: no settings file expresses the
+    changes, so they are given as lines of PyTorch.
     """
 
     start: Execution

@@ -45,9 +45,9 @@ class Problem(NamedTuple):
     """What stays the same over a search.
 
     `host_factor` is how much slower than its CPU's rating a host launches kernels. With a
-    `noise_scale` (in samples) the work ends at the loss that the current training reaches, instead of
-    after its samples. `knowledge` are measured runs that correct the forecasts. `forecaster` shares
-    its evaluated kernels.
+    `noise_scale` (in samples) the work ends at the loss that the current training reaches, instead
+    of after its samples. `knowledge` are measured runs that correct the forecasts. `forecaster`
+    shares its evaluated kernels.
     """
 
     workload: Workload
@@ -100,8 +100,8 @@ class Evaluation(NamedTuple):
     """Step and memory of every execution of a grid.
 
     `step_ms` and `evaluating_ms` (the step's forward passes) are without waits for data, and NaN if
-    there is a reason. `needed_gib` is the memory that one device must have. `reason` holds positions
-    in `reasons`, 0 for none.
+    there is a reason. `needed_gib` is the memory that one device must have. `reason` holds
+    positions in `reasons`, 0 for none.
     """
 
     step_ms: Floats
@@ -197,7 +197,8 @@ def with_data_ms(
 def job_seconds(
     problem: Problem, start: Execution, grid: Grid, evaluation: Evaluation, step_ms: Floats
 ) -> Floats:
-    """Return the seconds of the whole job, executions x data paths. `step_ms` has the same shape."""
+    """Return the seconds of the whole job, executions x data paths. `step_ms` has the same
+    shape."""
     kinds = 4 * grid.precision + grid.zero_stage  # the stages of ZeRO are 0 to 3
     _, first, kind = np.unique(kinds, return_index=True, return_inverse=True)
     states = np.array([state_bytes(problem.workload, grid.execution(row)) for row in first])[kind]
@@ -238,8 +239,8 @@ def same_work(problem: Problem, execution: Execution, start: Execution) -> Sched
     """Return the schedule under another global batch.
 
     It has the same samples, or with a noise scale the samples to the same loss. That law is an
-    estimate: it holds from the first weights to a loss, each batch at its own best learning rate, with a
-    constant noise scale.
+    estimate: it holds from the first weights to a loss, each batch at its own best learning rate,
+    with a constant noise scale.
     """
     schedule, old, new = problem.schedule, start.global_batch, execution.global_batch
     if new == old:

@@ -1,4 +1,5 @@
-"""Why the best choice is best: the alternatives with their reasons, cautions, and decisive numbers."""
+"""Why the best choice is best: the alternatives with their reasons, cautions, and decisive
+numbers."""
 
 from __future__ import annotations
 
@@ -392,7 +393,8 @@ class _Figure(NamedTuple):
 def sensitivity(
     problem: Problem, result: SearchResult, evaluator: Evaluator, best: Index
 ) -> tuple[Sensitivity, ...]:
-    """Return for every number if the choice changes within its interval, the largest regret first."""
+    """Return for every number if the choice changes within its interval, the largest regret
+    first."""
     rows = _candidates(result, best)
     grid, here = result.grid.at(rows), (int(np.flatnonzero(rows == best[0])[0]), best[1])
     entries = []

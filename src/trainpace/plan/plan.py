@@ -30,8 +30,8 @@ from trainpace.plan.settings import (
 
 LARGER_FACTORS = (2, 4, 8, 16)
 SHARED_NETWORK = 0.5
-"""Share of its ports' rate that a network with shared switches gives. A recommendation must hold there
-as well."""
+"""Share of its ports' rate that a network with shared switches gives. A recommendation must hold
+there as well."""
 _SIZES = ("nnodes", "nproc_per_node", "micro_batch", "accumulation")
 _RISKS = get_args(Risk)
 _EFFORTS = get_args(Effort)
@@ -46,8 +46,8 @@ def plan_changes(
 ) -> Plan:
     """Search all executions, and order the changes from `start` to the best or the fastest one.
 
-    The best is the simplest choice that forecasts cannot distinguish from the fastest. If nothing fits,
-    the plan has no best, and its `reason` and `nearest` say why and what would do.
+    The best is the simplest choice that forecasts cannot distinguish from the fastest. If nothing
+    fits, the plan has no best, and its `reason` and `nearest` say why and what would do.
 
     Args:
         problem: the workload, the cluster and the job
@@ -128,14 +128,16 @@ def _what_binds(result: SearchResult) -> str:
         return "the job has no step: its samples do not fill one under any of these executions."
     return (
         f"out of memory: the leanest of {len(result.grid):,} executions needs"
-        f" {format_number(needed[row])} GiB per device, {format_number(needed[row] - result.room_gib)}"
-        f" more than the usable {format_number(result.room_gib)}"
+        f" {format_number(needed[row])} GiB per device,"
+        f" {format_number(needed[row] - result.room_gib)} more than the usable"
+        f" {format_number(result.room_gib)}"
         f" ({config_line(result.choice((row, 0)))})."
     )
 
 
 def _nearest(problem: Problem, start: Execution, space: SearchSpace, result: SearchResult) -> str:
-    """Return the next larger number of GPUs that would do, else the memory that a GPU would need."""
+    """Return the next larger number of GPUs that would do, else the memory that a GPU would
+    need."""
     least = float(result.evaluation.timed_gib.min(initial=np.inf))
     if not least > result.room_gib or not math.isfinite(least):
         return ""
@@ -199,10 +201,10 @@ def ordered_changes(evaluator: Evaluator, start: Choice, target: Choice) -> tupl
     """Return the changes from start to target. Each leads to an execution that runs.
 
     Greedy: the largest saving comes first, and the savings add up. Settings change one at a time if
-    that gives something that fits and is no slower. Else two or more change together, as recomputation
-    and the larger batch that it makes room for. A change that saves less than `NOISE` joins the next
-    one, or as the last the one before. If the start does not fit, the first change makes it fit, and its
-    saving is unknown.
+    that gives something that fits and is no slower. Else two or more change together, as
+    recomputation and the larger batch that it makes room for. A change that saves less than `NOISE`
+    joins the next one, or as the last the one before. If the start does not fit, the first change
+    makes it fit, and its saving is unknown.
     """
     steps: list[_Step] = []
     settings: tuple[Setting, ...] = ()

@@ -86,7 +86,8 @@ class Limit(Record):
 
 
 class SearchSpace(Record):
-    """What the search may change. `keep` names settings (see SETTING_NAMES) that stay as they are."""
+    """What the search may change. `keep` names settings (see SETTING_NAMES) that stay as they
+    are."""
 
     keep: tuple[str, ...] = ()
     allow_global_batch: bool = False
@@ -125,8 +126,8 @@ def executions_on(
 ) -> Grid:
     """Return every legal execution on the cluster or a part of it, whether it fits or not.
 
-    `global_batch` are the samples per update, by default those of `start`. Multiples are tried if the
-    space allows it.
+    `global_batch` are the samples per update, by default those of `start`. Multiples are tried if
+    the space allows it.
     """
     blocks = next(
         (form.blocks for form in workload.forms.values() if form.blocks is not None), None
@@ -215,8 +216,8 @@ def _layouts(
 ) -> Iterator[tuple[int, ...]]:
     """Yield (tp, pp, cp, virtual_stages, ep, expert_tp).
 
-    Tensor parallelism stays inside a node, because its communication is never hidden. Experts that are
-    divided over ranks stay whole, because their matmuls are small already.
+    Tensor parallelism stays inside a node, because its communication is never hidden. Experts that
+    are divided over ranks stay whole, because their matmuls are small already.
     """
     heads = max(1, blocks.heads)
     groups = blocks.key_value_heads or heads
@@ -324,9 +325,9 @@ def precisions(
 class SearchResult(NamedTuple):
     """All choices: the executions of a grid times data paths.
 
-    job_s: seconds of the whole job, executions x data paths, infinite if a choice is impossible or does
-    not fit. changes: the number of settings in which each differs from the start. points: how much the
-    changes ask of the user. startup_s: the time of every job before its first step.
+    job_s: seconds of the whole job, executions x data paths, infinite if a choice is impossible or
+    does not fit. changes: the number of settings in which each differs from the start. points: how
+    much the changes ask of the user. startup_s: the time of every job before its first step.
     """
 
     start: Execution
@@ -362,8 +363,8 @@ class SearchResult(NamedTuple):
     def recommended(self, elsewhere: Sequence[SearchResult] = ()) -> tuple[int, int] | None:
         """Return the simplest choice that no other is distinguishably faster than, or None.
 
-        `elsewhere` are the same executions under other circumstances, in which the choice has to be right
-        as well. If none is, only this result counts.
+        `elsewhere` are the same executions under other circumstances, in which the choice has to be
+        right as well. If none is, only this result counts.
         """
         if self.best() is None:
             return None
@@ -400,7 +401,8 @@ class SearchResult(NamedTuple):
         return (int(row), int(path)) if beyond[row, path] > ROUNDING else None
 
     def as_fast_as(self, index: tuple[int, int]) -> NDArray[np.bool_]:
-        """Return True for choices that are as fast within the resolution, executions x data paths."""
+        """Return True for choices that are as fast within the resolution, executions x data
+        paths."""
         job_s = self.job_s[index]
         return np.asarray(
             self.job_s / job_s - 1 <= self._least_share(job_s, self.resolutions(index)) + ROUNDING
@@ -482,8 +484,8 @@ STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
 class Layout(Record):
     """One way to divide a global batch over micro-batches, accumulation and stages of ZeRO.
 
-    `step_ms` is an update without waits for data, None if it cannot be forecast. It takes `needed_gib`
-    of the `room_gib` on each device, None if unknown.
+    `step_ms` is an update without waits for data, None if it cannot be forecast. It takes
+    `needed_gib` of the `room_gib` on each device, None if unknown.
     """
 
     execution: Execution

@@ -1,7 +1,7 @@
 """Everything that a plan can change, one row per setting.
 
-A row has the fields that change together, what they are called, the keys of settings files, the lines
-of PyTorch, the effort, and the smallest difference that forecasts can distinguish.
+A row has the fields that change together, what they are called, the keys of settings files, the
+lines of PyTorch, the effort, and the smallest difference that forecasts can distinguish.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -120,11 +120,11 @@ _PRECISION_KEYS: dict[str, Keys] = {
     "fp8": {"mixed_precision": "fp8"},
 }
 # Resolutions: fitting/differences.py compares ratios of packaged measurements with forecast ratios.
-# Both executions share most of their errors (card, model, host), so a ratio is forecast better than a
-# time. From 12 pairs (checkpointing) to 1,659 (micro-batch) of 2026-11-24. No pair differs in the
-# sharding stage on the same GPUs or in offload, which get the value of model parallelism, nor in the
-# global batch or the data, which get that of the micro-batch. None is below NOISE, by which repeated
-# measurements differ.
+# Both executions share most of their errors (card, model, host), so a ratio is forecast better than
+# a time. From 12 pairs (checkpointing) to 1,659 (micro-batch) of 2026-11-24. No pair differs in the
+# sharding stage on the same GPUs or in offload, which get the value of model parallelism, nor in
+# the global batch or the data, which get that of the micro-batch. None is below NOISE, by which
+# repeated measurements differ.
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "precision",
@@ -297,8 +297,8 @@ def changed(current: Choice, target: Choice, settings: Iterable[Setting]) -> Cho
 def resolution(names: Iterable[str]) -> float:
     """Return the smallest log ratio that forecasts distinguish if these settings differ.
 
-    The largest of the settings' own. Measured pairs that differ in several settings err by 0.6 to 1.2
-    times that (1.34 in one group of ten pairs), less than independent errors would.
+    The largest of the settings' own. Measured pairs that differ in several settings err by 0.6 to
+    1.2 times that (1.34 in one group of ten pairs), less than independent errors would.
     """
     return max((RESOLUTION[name] for name in names), default=0.0)
 
@@ -310,7 +310,8 @@ def resolutions(differ: Mapping[str, NDArray[np.bool_]]) -> Floats:
 
 
 def code_of(settings: Iterable[Setting], before: Choice, after: Choice, workload: Workload) -> str:
-    """Return the lines of PyTorch for some settings, or a comment if no line of Python sets them."""
+    """Return the lines of PyTorch for some settings, or a comment if no line of Python sets
+    them."""
     parts = {s.name: s.code(before, after, workload) for s in settings}
     counted = parts.keys() & {"micro-batch", "global batch"}
     if before.execution.accumulation != after.execution.accumulation and not counted:

@@ -1,8 +1,8 @@
 """Changes as lines of PyTorch, for trainings without a settings file.
 
-The lines use the names of a plain training loop: `model`, `loss_fn`, `optimizer`, `dataset`, a batch's
-`inputs` and `targets`, and `blocks`, the model's repeated layers. tests/plan/test_snippets.py runs them
-on a small model.
+The lines use the names of a plain training loop: `model`, `loss_fn`, `optimizer`, `dataset`, a
+batch's `inputs` and `targets`, and `blocks`, the model's repeated layers.
+tests/plan/test_snippets.py runs them on a small model.
 """
 
 from collections.abc import Mapping
