@@ -151,7 +151,7 @@ def test_where_time_is_short_bf16_and_a_loaders_stock_get_a_share_of_it(recorder
             10**9,
             stock,
         )
-        trials.remembered = {1: trials_module._RememberedBatch(None, torch.ones(8), 8)}
+        trials.remembered = {1: trials_module.RememberedBatch(None, torch.ones(8), 8)}
         trials._steps_fed.update([1])
         a_round, _, rounds = trials.planned(4)
         kinds = [TRIALS[kind] for kind, counted_as, _ in a_round if counted_as != SETTLING]

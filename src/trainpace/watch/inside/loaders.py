@@ -1,4 +1,4 @@
-"""Hooks for data loaders: the wait for each batch, the dataset's work for it, and what a batch holds."""
+"""Hooks for data loaders: the wait for each batch, the dataset's work for it, and its contents."""
 
 import contextlib
 import copy
@@ -10,6 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import trainpace.measure as accelerator
@@ -30,24 +31,21 @@ def loader(module: Any, recorder: Recorder) -> None:
         if first:
             self._trainpace_begun = True
         part = LOADER_START if first and self._num_workers else DATA
-        # after an evaluation the start counts as what its first batch is for
+        # after an evaluation, the start has the purpose of its first batch
         follows_start = first and self._trainpace_settled_ns == recorder.settled_ns
         depth = recorder.enter(part) if follows_start else recorder.enters_batch(part)
         began_ns = now_ns() if first else 0
         try:
-            batch = (
-                plain_next(self)
-                if recorder.trials is None
-                else recorder.trials.fetched(self, plain_next)
-            )
+            fetch = plain_next
+            if recorder.trials is not None:
+                fetch = partial(recorder.trials.fetched, fetch=plain_next)
+            batch = fetch(self)
             recorder.fetched_samples += self._trainpace_size(batch)
             recorder.fetched_from = self._trainpace_loader
             return batch
         except StopIteration:
             if recorder.part == DATA and getattr(self, "_shutdown", False):
-                recorder.part = (
-                    LOADER_START  # its workers end, which start again for the next epoch
-                )
+                recorder.part = LOADER_START  # its workers end, and start again for the next epoch
             raise
         finally:
             recorder.leave(depth, "first batch" if first else "next batch")
@@ -66,12 +64,9 @@ def loader(module: Any, recorder: Recorder) -> None:
                     seen.add(loader)
                     _note_loader(recorder, loader)
 
-    iterator._trainpace_begun, iterator._trainpace_loader = False, 0
-    iterator._trainpace_given, iterator._trainpace_length, iterator._trainpace_settled_ns = (
-        0,
-        None,
-        -1,
-    )
+    iterator._trainpace_begun, iterator._trainpace_settled_ns = False, -1
+    iterator._trainpace_loader = iterator._trainpace_given = 0
+    iterator._trainpace_length = None
     iterator._trainpace_size = staticmethod(size_of)
     iterator.__init__, iterator.__next__ = init, next_batch
     kind.__iter__ = _starting(recorder, kind.__iter__)
@@ -85,7 +80,7 @@ def _starting(recorder: Recorder, plain_iter: Callable[[Any], Any]) -> Callable[
         depth = recorder.enters_batch(LOADER_START if self.num_workers else DATA)
         try:
             iterator = plain_iter(self)
-            with contextlib.suppress(AttributeError):  # which may be a generator
+            with contextlib.suppress(AttributeError):  # it may be a generator
                 # an iterator with persistent workers begins again
                 iterator._trainpace_given, iterator._trainpace_length = 0, None
                 iterator._trainpace_settled_ns = recorder.settled_ns
@@ -106,7 +101,7 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
     sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     asked_before = loader._IterableDataset_len_called
     per_epoch = length_of(loader)
-    # else the loader warns of a length that the script never asked for
+    # otherwise the loader warns about a length that the script never asked for
     loader._IterableDataset_len_called = asked_before
     dataset = _inside_subsets(loader)
     recorder.log.note(
@@ -126,7 +121,7 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
 
 
 def _asks_one_by_one(loader: Any) -> bool:
-    """Whether samples are asked for one by one, and joined as torch joins them."""
+    """Return True if samples are fetched one by one and collated as torch does."""
     data: Any = sys.modules["torch.utils.data"]
     is_map = not isinstance(loader.dataset, data.IterableDataset)
     return (
@@ -137,7 +132,7 @@ def _asks_one_by_one(loader: Any) -> bool:
 
 
 def _inside_subsets(loader: Any) -> Any:
-    """A loader's dataset, or that of which it is a part."""
+    """Return the dataset behind any Subset."""
     dataset = loader.dataset
     while type(dataset) is sys.modules["torch.utils.data"].Subset:
         dataset = dataset.dataset
@@ -150,12 +145,12 @@ def fetchers(module: Any, recorder: Recorder) -> None:
 
 
 def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> Callable[..., Any]:
-    """A fetch function that writes its times to the trail of the process in which it runs."""
+    """Wrap a fetch function to log its times, also in the loader's workers."""
     logs: dict[int, EventLogWriter] = {}
 
     @functools.wraps(fetch)
     def timed(self: Any, indices: Any) -> Any:
-        if not recorder.spans_on and get_ident() == recorder.thread:  # of no worker
+        if not recorder.spans_on and get_ident() == recorder.thread:  # not in a worker
             return fetch(self, indices)
         data = sys.modules.get("torch.utils.data")
         worker = data.get_worker_info() if data is not None else None
@@ -176,18 +171,12 @@ def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> C
             self.collate_fn = timed_collate
         collating[0] = 0
         start, cpu = now_ns(), time.thread_time_ns()
-        batch = fetch(self, indices)  # raises at a stream's end, which is no batch
+        batch = fetch(self, indices)  # raises at the end of a stream
         end, cpu = now_ns(), time.thread_time_ns() - cpu
-        record = Fetch(
-            -1 if worker is None else worker.id,
-            _fetched(self, indices, batch),
-            start,
-            end,
-            cpu,
-            collating[0],
-        )
+        samples, number = _fetched(self, indices, batch), -1 if worker is None else worker.id
+        record = Fetch(number, samples, start, end, cpu, collating[0])
         if worker is not None:
-            with contextlib.suppress(Exception):  # such as no file descriptor left
+            with contextlib.suppress(Exception):  # for example, no file descriptor left
                 log = logs.get(os.getpid()) or _worker_log(logs, folder, worker.id)
                 log.fetch(record)
                 log.flush()
@@ -199,28 +188,27 @@ def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> C
 
 
 def _fetched(fetcher: Any, indices: Any, batch: Any) -> int:
-    """How many samples were fetched: as many as were asked for, or as many as a dataset gave that makes batches itself."""
+    """Return the number of fetched samples.
+
+    A dataset that makes batches itself gives another number than was asked for.
+    """
     if isinstance(indices, list | tuple) and getattr(fetcher, "auto_collation", True):
         return len(indices)
     return size_of_uncollated(batch) or 1
 
 
 def _worker_log(logs: dict[int, EventLogWriter], folder: str, worker: int) -> EventLogWriter:
-    trainer = (
-        multiprocessing.parent_process()
-    )  # which a fork server is not, though it be the parent
-    pid, host, parent = (
-        os.getpid(),
-        socket.gethostname(),
-        trainer.pid if trainer is not None else os.getppid(),
-    )
+    # The operating system's parent may be a fork server.
+    trainer = multiprocessing.parent_process()
+    parent = trainer.pid if trainer is not None else os.getppid()
+    pid, host = os.getpid(), socket.gethostname()
     header = {"role": "worker", "worker": worker, "pid": pid, "parent": parent, "host": host}
     logs[pid] = EventLogWriter(unused(folder, f"worker-{parent}-{worker}-{pid}-{host}"), header)
     return logs[pid]
 
 
 def ray_data(module: Any, recorder: Recorder) -> None:
-    """Hook into what `iter_batches`, `iter_torch_batches` and the like return."""
+    """Hook into the results of `iter_batches`, `iter_torch_batches` and others of Ray Data."""
     kind = getattr(module, "_IterableFromIterator", None)
     if kind is None:
         return
@@ -234,7 +222,10 @@ def ray_data(module: Any, recorder: Recorder) -> None:
 
 
 class _Charged:
-    """An iterator whose waiting is charged, in the training thread, which may turn out to be one only after the first batch."""
+    """An iterator whose waits are charged on the training thread.
+
+    A thread may turn out to be the training thread only after the first batch.
+    """
 
     def __init__(self, batches: Iterator[Any], recorder: Recorder) -> None:
         self._batches, self._recorder = batches, recorder
@@ -260,7 +251,7 @@ class _Charged:
 
 
 def length_of(what: Any) -> int | None:
-    """The length that a loader, a dataset or an iterator says it has; None where it says none."""
+    """Return the length of a loader, dataset or iterator, or None without one."""
     try:
         return len(what)
     except Exception:
@@ -268,34 +259,39 @@ def length_of(what: Any) -> int | None:
 
 
 def size_of(batch: Any, deep: int = 3) -> int:
-    """Samples in a batch: the first dimension of the first tensor in it; 0 without a tensor."""
+    """Return the samples of a batch: the first dimension of its first tensor, 0 without one."""
     try:
-        first: Any = (
-            batch[0] if type(batch) is list else None
-        )  # the most usual first: this is asked in every step
+        # the most usual first, because this runs in every step
+        first: Any = batch[0] if type(batch) is list else None
         if type(first) is sys.modules["torch"].Tensor and first.ndim:
             return int(first.shape[0])
         return _size_of(batch, deep)
-    except Exception:  # a batch of the user's own kind, whose attributes may be anything
+    except Exception:  # the user's own kind of batch may have any attributes
         return 0
 
 
 def _size_of(batch: Any, deep: int) -> int:
-    shape = getattr(batch, "shape", None) if not isinstance(batch, dict) else None
-    if shape is not None:
-        return int(shape[0]) if len(shape) else 0
-    if deep and isinstance(batch, dict):
-        batch = list(batch.values())
-    elif deep and hasattr(batch, "data") and isinstance(batch.data, dict):
-        batch = list(batch.data.values())
-    if deep and isinstance(batch, list | tuple):
-        return next((n for part in batch if (n := _size_of(part, deep - 1))), 0)
-    return 0
+    parts = _parts_of(batch)
+    if parts is None or not deep:
+        return next(iter(getattr(batch, "shape", ())), 0)
+    return next((size for part in parts if (size := _size_of(part, deep - 1))), 0)
+
+
+def _parts_of(value: Any) -> list[Any] | None:
+    """Return what a container holds, or None if it is none."""
+    if isinstance(value, list | tuple) and not hasattr(value, "shape"):
+        return list(value)
+    if not isinstance(value, dict):
+        # a BatchEncoding of transformers
+        value = None if hasattr(value, "shape") else getattr(value, "data", None)
+    return list(value.values()) if isinstance(value, dict) else None
 
 
 def size_of_uncollated(item: Any) -> int:
-    """Samples in what came of a loader that makes no batches itself (`batch_size=None`), whose dataset may make them: all parts
-    of a batch are equally long, one of them has more dimensions, and none is a single number. Anything else is one sample.
+    """Return the samples in an item of a loader without batches of its own (`batch_size=None`).
+
+    Its dataset may make batches: their parts are equally long, one of them has more dimensions, and
+    none is a single number. Anything else is one sample.
     """
     try:
         sizes, dimensions = _sizes_of(item, 3)
@@ -305,84 +301,83 @@ def size_of_uncollated(item: Any) -> int:
 
 
 def _sizes_of(item: Any, deep: int) -> tuple[set[int], int]:
-    """The lengths of the parts, 0 for a single number, and the most dimensions that one has."""
+    """Return the lengths of the parts, 0 for a single number, and the most dimensions of one."""
     shape = getattr(item, "shape", None)
     if shape is not None:
-        return {int(shape[0]) if len(shape) else 0}, len(shape)
+        return {next(iter(shape), 0)}, len(shape)
     if isinstance(item, int | float):
         return {0}, 0
-    if hasattr(item, "data") and isinstance(item.data, dict):  # a BatchEncoding of transformers
-        item = item.data
-    if not deep or not isinstance(item, dict | list | tuple):
+    parts = _parts_of(item)
+    if parts is None or not deep:
         return set(), 0
-    if isinstance(item, list | tuple) and all(
-        isinstance(each, int | float) for each in item
-    ):  # such as labels
-        return {len(item)}, 1
-    parts = [
-        _sizes_of(part, deep - 1) for part in (item.values() if isinstance(item, dict) else item)
-    ]
-    return set().union(*(sizes for sizes, _ in parts)), max((most for _, most in parts), default=0)
+    if isinstance(item, list | tuple) and all(isinstance(one, int | float) for one in item):
+        return {len(item)}, 1  # for example, labels
+    found = [_sizes_of(part, deep - 1) for part in parts]
+    return set().union(*(sizes for sizes, _ in found)), max((most for _, most in found), default=0)
 
 
 def copy_of(value: Any, size: int, keep: int, device: Any = None) -> Any:
-    """Copies of the tensors in new containers, which scripts may empty; `keep` of `size` samples; on a device."""
+    """Copy a batch's containers, which scripts may empty, and take `keep` of its `size` samples.
+
+    With a device, tensors are moved there.
+    """
+
+    def copied(part: Any) -> Any:
+        return copy_of(part, size, keep, device)
+
+    fewer = keep != size
     if isinstance(value, dict):
-        copied = copy.copy(value)
-        for k, v in value.items():
-            copied[k] = copy_of(v, size, keep, device)
-        return copied
+        same = copy.copy(value)
+        same.update({key: copied(part) for key, part in value.items()})
+        return same
     if hasattr(value, "data") and isinstance(value.data, dict):  # a BatchEncoding of transformers
-        return type(value)({k: copy_of(v, size, keep, device) for k, v in value.data.items()})
+        return type(value)({key: copied(part) for key, part in value.data.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(copy_of(v, size, keep, device) for v in value))
+        return type(value)(*map(copied, value))
     if isinstance(value, list | tuple):
-        if keep != size and len(value) == size and not hasattr(value[0], "shape"):
+        if fewer and len(value) == size and not hasattr(value[0], "shape"):
             value = value[:keep]
-        return type(value)(copy_of(v, size, keep, device) for v in value)
+        return type(value)(map(copied, value))
     if device is not None and hasattr(value, "is_floating_point"):
         value = value.to(device)
     shape = getattr(value, "shape", None)
-    if keep != size and shape is not None and len(shape) and shape[0] == size:
-        return value[:keep]
-    return value
+    return (
+        value[:keep] if fewer and shape is not None and len(shape) and shape[0] == size else value
+    )
 
+
+# ---- padding
 
 NOTED_AFTER = (4, 19)
-"""Steps after which the sums are read, which on a device waits for it."""
+"""Steps after which the sums are read, which makes the host wait for a device."""
 
 
 class Padding:
-    """Adds up the attention masks of the first steps' inputs: (samples, positions), not 0 for tokens that count."""
+    """Adds up the attention masks of the first steps: (samples, positions), not 0 for tokens."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.sums: list[Any] = []
-        """Of each input: its tokens, those with each sample padded to its longest, and all positions."""
+        """For each input: tokens, tokens if samples were padded to their batch's longest,
+        positions.
+        """
         recorder.after_detailed_step.append(self.at_step)
 
     def sees(self, inputs: dict[str, Any]) -> None:
-        """Take the keyword arguments of a model's call into account."""
+        """Add the mask among the keyword arguments of a model's call."""
         mask, recorder = inputs.get("attention_mask"), self.recorder
         if mask is None or recorder.steps > NOTED_AFTER[-1] or recorder.active_trial:
             return
-        given = next(
-            (
-                inputs[name]
-                for name in ("input_ids", "inputs_embeds")
-                if inputs.get(name) is not None
-            ),
-            None,
+        given = inputs.get("input_ids")
+        given = inputs.get("inputs_embeds") if given is None else given
+        # other masks say which positions see each other, or are added to scores
+        is_of_tokens = (
+            given is not None
+            and mask.ndim == 2
+            and mask.shape == given.shape[:2]
+            and not mask.is_floating_point()
         )
-        # else it says something else, as which positions see which, or what is added to their scores
-        if (
-            given is None
-            or mask.ndim != 2
-            or mask.shape != given.shape[:2]
-            or mask.is_floating_point()
-        ):
-            return
-        if accelerator.is_capturing(mask.device.type):
+        if not is_of_tokens or accelerator.is_capturing(mask.device.type):
             return
         lengths = (mask.detach() != 0).sum(1)
         self.sums.append((lengths.sum(), lengths.max() * mask.shape[0], mask.numel()))

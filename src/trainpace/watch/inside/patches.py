@@ -1,4 +1,12 @@
-"""Hooks in torch itself: modules, backward, optimizers, copies, checkpoints; and where a training step ends."""
+"""Hooks in torch itself: modules, backward, optimizers, copies and checkpoints.
+
+A training step ends with a step of the first optimizer. A training without a torch optimizer
+changes its parameters by hand, or a function returns new ones. Nothing says when such an update is
+over. A step then ends when the model is next called for training (or, without a module, when the
+next gradients are computed), if gradients were computed since the last step and the parameters have
+changed. Known limits: the last update of a training is not counted, because no such call follows
+it, and a few numbers of three parameters stand for all.
+"""
 
 import builtins
 import contextlib
@@ -35,21 +43,23 @@ from trainpace.watch.inside.loaders import Padding
 from trainpace.watch.inside.recorder import EVALUATING, TRAINING, Recorder, get_ident
 
 NUMBERS = 16
-"""Of each parameter that is looked at: its first and its last so many."""
+"""Numbers at the beginning and at the end of each parameter that are compared."""
 LEARNT = 8
-"""Updates after which, on a device, their rhythm is taken as known: to read a number there makes the host wait."""
+"""Updates after which their rhythm is known. On a device, reading a parameter makes the host wait.
+"""
 FURTHEST = 2000
 """Nodes of a gradient's graph that are searched for parameters."""
 State = tuple[Any, ...]
 
 
 class Updates:
-    """Ends the steps of the recorder for as long as no optimizer does."""
+    """Ends the recorder's steps as long as no optimizer does."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.find: Callable[[], list[Any]] | None = None
-        """What gives the parameters that are looked at; under torch.func they are other tensors at each call."""
+        """Returns the parameters to compare. Under torch.func they are other tensors at each call.
+        """
         self.without_module = False
         self.state: State = ()
         self.gradients = 0
@@ -57,15 +67,15 @@ class Updates:
 
     @property
     def watches(self) -> bool:
-        """Whether no optimizer has made a step; one that does is the better sign."""
+        """Whether no optimizer has made a step. If one has, its steps are the better sign."""
         return self.recorder.optimizer is None and not self.recorder.step_is_the_engines
 
     def parameters(self) -> list[Any]:
-        """Those that are looked at although no module with them was called."""
+        """Return the compared parameters if no module that holds them was called."""
         return self.find() if self.find is not None and self.without_module else []
 
     def called(self, module: Any) -> None:
-        """Before a module computes with gradients, for training."""
+        """Handle a module that is about to compute with gradients, for training."""
         if not self.watches:
             return
         if self.find is None:
@@ -73,7 +83,7 @@ class Updates:
         self._looks()
 
     def computes_gradients(self, of: Any) -> None:
-        """Before gradients are computed, while no optimizer was seen. `of`: a loss, or several."""
+        """Handle losses whose gradients are about to be computed, while no optimizer was seen."""
         if self.find is None:
             found = list(itertools.islice(_leaves(of), 3))
             self.find, self.without_module = (lambda: found) if found else None, bool(found)
@@ -86,9 +96,7 @@ class Updates:
             return
         depth = self.recorder.enter(TRAINPACE)
         changed = False
-        with contextlib.suppress(
-            Exception
-        ):  # a kind of tensor that nobody thought of: no step is seen then
+        with contextlib.suppress(Exception):  # an unknown kind of tensor: no step is seen then
             changed = self._changed(self.find())
         self.recorder.leave(depth, "parameters")
         if changed:
@@ -102,8 +110,8 @@ class Updates:
     def _changed(self, parameters: list[Any]) -> bool:
         if not parameters:
             return False
-        elsewhere = any(p.device.type != "cpu" for p in parameters)
-        if elsewhere and len(self.rhythm) == LEARNT and len(set(self.rhythm)) == 1:
+        on_device = any(p.device.type != "cpu" for p in parameters)
+        if on_device and len(self.rhythm) == LEARNT and len(set(self.rhythm)) == 1:
             return self.gradients >= self.rhythm[0]
         if any(accelerator.is_capturing(p.device.type) for p in parameters):
             return False
@@ -117,7 +125,7 @@ def _state(parameter: Any) -> State:
 
 
 def _parameters_of(module: Any) -> Callable[[], list[Any]] | None:
-    """What gives the first, the middle and the last parameter of a module that has any."""
+    """Return a function that gives a module's first, middle and last parameter."""
     places = [
         (owner, name)
         for owner in module.modules()
@@ -133,7 +141,7 @@ def _parameters_of(module: Any) -> Callable[[], list[Any]] | None:
 
 
 def _has_numbers(parameter: Any) -> bool:
-    """Whether they are here: not sharded, not on the meta device, not still to be made."""
+    """Return True if the numbers are here: not sharded, not on the meta device, and not lazy."""
     return type(parameter).__name__ in ("Parameter", "Tensor") and parameter.device.type != "meta"
 
 
@@ -142,7 +150,7 @@ def _trained(parameter: Any) -> bool:
 
 
 def _unwrapped(parameter: Any) -> Any:
-    """A parameter without the wrappers of torch.func's transformations."""
+    """Remove the wrappers of torch.func's transformations from a parameter."""
     import torch
 
     functions = torch._C._functorch
@@ -152,10 +160,10 @@ def _unwrapped(parameter: Any) -> Any:
 
 
 def _leaves(of: Any) -> Iterator[Any]:
-    """The tensors that these gradients will be of, by the graph behind them."""
+    """Yield the parameters behind these losses, found through autograd's graph."""
     losses = of if isinstance(of, list | tuple) else (of,)
-    waiting = [node for loss in losses if (node := getattr(loss, "grad_fn", None)) is not None]
-    seen = set()
+    waiting: list[Any] = [getattr(loss, "grad_fn", None) for loss in losses]
+    seen: set[Any] = {None}
     for _ in range(FURTHEST):
         if not waiting:
             return
@@ -165,22 +173,30 @@ def _leaves(of: Any) -> Iterator[Any]:
         seen.add(node)
         if hasattr(node, "variable") and _trained(node.variable):
             yield node.variable
-        waiting += [next_node for next_node, _ in node.next_functions if next_node is not None]
+        waiting += [following for following, _ in node.next_functions]
 
+
+# ---- optimizers
 
 ANOTHER_STAGE = 20
-"""Steps of an optimizer without one of the first. A judgement, nothing measured: more than critics make for a generator in most
-GANs, which is 5 in the paper of WGAN, and few enough to lose little of a stage."""
+"""Steps of an optimizer, without one of the first, after which it ends the training's steps.
+
+A judgement, not a measurement: critics make fewer steps per generator step in most GANs (5 in the
+paper of WGAN), and little of a new stage is lost.
+"""
 
 
 class Optimizers:
-    """Charges the steps of every torch optimizer; a training step ends with that of the first optimizer seen, or of one that has
-    made many since, as where another stage of the training has begun."""
+    """Charges the steps of every torch optimizer.
+
+    A training step ends with the first optimizer seen, or with one that has made many steps since,
+    because another stage of the training has begun.
+    """
 
     def __init__(
         self, recorder: Recorder, another: Callable[[Any], None] = lambda optimizer: None
     ) -> None:
-        """`another`: called where another optimizer begins to end the steps."""
+        """`another` is called when another optimizer begins to end the steps."""
         self.recorder, self.another = recorder, another
         self.first: weakref.ref[Any] | None = None
         self.depths: list[tuple[weakref.ref[Any], int]] = []
@@ -188,39 +204,35 @@ class Optimizers:
         self.stepped: Counter[int] = Counter()
         self.most = 1
         self.were_first: dict[int, weakref.ref[Any]] = {}
-        """Optimizers that ended steps, by their ids: one that does so again begins no other training."""
+        """Optimizers that ended steps, by id. One that does so again begins no other training."""
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Returns the arguments of `step` with a closure that is none of the optimizer's own time, as where Lightning trains in
-        it; None where there is no closure."""
+        """Return the arguments of `step` with a wrapped closure, or None if there is no closure.
+
+        The closure is not the optimizer's own time: Lightning trains in it.
+        """
         self.begins(optimizer)
         if len(args) == 1 and not kwargs:
             return None
-        # what else is callable, such as a module, is an argument of an optimizer of its own kind
         given = [self._charged(one) for one in args[1:2]]
-        return (*args[:1], *given, *args[2:]), {
-            k: self._charged(v) if k == "closure" else v for k, v in kwargs.items()
-        }
+        named = {k: self._charged(v) if k == "closure" else v for k, v in kwargs.items()}
+        return (*args[:1], *given, *args[2:]), named
 
     def _charged(self, closure: Any) -> Any:
-        """A closure, charged to the script's own code but for the parts in it; anything else as it is."""
-        of_functions = (types.FunctionType, types.MethodType, functools.partial)
-        return (
-            self.recorder.wraps(closure, OTHER, "closure")
-            if isinstance(closure, of_functions)
-            else closure
-        )
+        """Charge a closure to the script's own code, except for the parts in it.
+
+        Other callables, such as a module, are arguments of a special optimizer and stay as they
+        are.
+        """
+        if isinstance(closure, types.FunctionType | types.MethodType | functools.partial):
+            return self.recorder.wraps(closure, OTHER, "closure")
+        return closure
 
     def begins(self, optimizer: Any) -> None:
         """Begin to charge a step of this optimizer."""
         recorder = self.recorder
-        if get_ident() != recorder.thread:
-            if recorder.begins_again is not None:
-                recorder.begins_again()
-            elif (recorder.steps and not recorder.thread_is_over) or recorder.thread == -1:
-                return
-            recorder.thread, recorder.thread_is_over = get_ident(), False
-            recorder.trains_in_thread()
+        if get_ident() != recorder.thread and not self._trains_here():
+            return
         if self.first is None or self.first() is None:
             self.ends_steps(optimizer)
             with contextlib.suppress(Exception):
@@ -236,6 +248,17 @@ class Optimizers:
                 break
         self.depths.append((weakref.ref(optimizer), recorder.enter(OPTIMIZER)))
 
+    def _trains_here(self) -> bool:
+        """Make this thread the training thread, if no other one trains."""
+        recorder = self.recorder
+        if recorder.begins_again is not None:
+            recorder.begins_again()
+        elif (recorder.steps and not recorder.thread_is_over) or recorder.thread == -1:
+            return False
+        recorder.thread, recorder.thread_is_over = get_ident(), False
+        recorder.trains_in_thread()
+        return True
+
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder = self.recorder
         if get_ident() != recorder.thread:
@@ -244,21 +267,26 @@ class Optimizers:
             owner, depth = self.depths.pop()
             if owner() is optimizer:
                 recorder.leave(depth, type(optimizer).__name__)
-                self.stepped[id(optimizer)] += 1
-                if recorder.step_is_the_engines or self.first is None:
-                    break
-                if self.stepped[id(optimizer)] >= ANOTHER_STAGE and self.first() is not optimizer:
-                    self.ends_steps(optimizer)
-                if self.first() is optimizer:
-                    if len(self.stepped) > self.most:
-                        self.most = len(self.stepped)
-                        recorder.log.note({"optimizers": self.most})
-                    self.stepped.clear()
-                    recorder.ends_step()
+                self._count(optimizer)
                 break
 
+    def _count(self, optimizer: Any) -> None:
+        """Count a step of an optimizer, and end the training step if this optimizer ends steps."""
+        recorder, stepped = self.recorder, self.stepped
+        stepped[id(optimizer)] += 1
+        if recorder.step_is_the_engines or self.first is None:
+            return
+        if stepped[id(optimizer)] >= ANOTHER_STAGE and self.first() is not optimizer:
+            self.ends_steps(optimizer)
+        if self.first() is optimizer:
+            if len(stepped) > self.most:
+                self.most = len(stepped)
+                recorder.log.note({"optimizers": self.most})
+            stepped.clear()
+            recorder.ends_step()
+
     def ends_steps(self, optimizer: Any) -> None:
-        """Steps end with this one's from now on. Where it is another than before, another training begins, or another stage."""
+        """Let this optimizer end the steps. A new one begins another training or stage."""
         before = self.were_first.get(id(optimizer))
         anew = self.first is not None and (before is None or before() is not optimizer)
         self.first = self.were_first[id(optimizer)] = weakref.ref(optimizer)
@@ -302,24 +330,21 @@ def install(torch: Any, recorder: Recorder) -> None:
     if recorder.trials is None:
         calls.losses(torch.nn.functional)
     direct = DirectCalls(recorder, calls, updates.parameters)
-    optimizers, hooks = Optimizers(recorder, direct.another), sys.modules["torch.optim.optimizer"]
-    hooks.register_optimizer_step_pre_hook(optimizers.before)
-    hooks.register_optimizer_step_post_hook(optimizers.after)
-    torch.optim.Optimizer.zero_grad = recorder.wraps(
-        torch.optim.Optimizer.zero_grad, OPTIMIZER, "zero_grad"
-    )
+    _patch_optimizers(torch, recorder, direct)
     torch.autograd.backward = _counted(recorder, torch.autograd.backward, updates)
     if recorder.losses is not None:
         torch.autograd.backward = recorder.losses.within(torch.autograd.backward)
         torch.amp.GradScaler.scale = recorder.losses.scaled(torch.amp.GradScaler.scale)
     torch.autograd.grad = _by_hand(recorder, torch.autograd.grad, updates)
-    clip = recorder.wraps(torch.nn.utils.clip_grad_norm_, OPTIMIZER, "clip_grad_norm_")
-    # under both their names, or else pickle finds another function than the one that it was given
-    torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip
     save = recorder.wraps(torch.save, CHECKPOINT, "torch.save")
     torch.save = torch.serialization.save = files.checkpoints(recorder, save, "f")
-    ends(torch, recorder)
-    _outputs(recorder)
+    # a `with` takes its `__exit__` at its beginning, so this cannot wait for an evaluation
+    for kind in (torch.no_grad, torch.inference_mode, torch.set_grad_enabled):
+        kind.__exit__ = _reported(kind.__exit__, torch.is_grad_enabled, recorder)
+    for owner, name in ((builtins, "print"), (os, "fsync"), (logging.Handler, "handle")):
+        shown = "logging" if name == "handle" else name
+        charged = recorder.wraps(getattr(owner, name), LOGGING, shown)
+        setattr(owner, name, trials.muted(recorder, charged))
 
     def once(step: Step) -> None:
         _copies(torch, recorder)
@@ -328,11 +353,39 @@ def install(torch: Any, recorder: Recorder) -> None:
     recorder.after_step.append(once)
 
 
+def _patch_optimizers(torch: Any, recorder: Recorder, direct: Any) -> None:
+    optimizers, hooks = Optimizers(recorder, direct.another), sys.modules["torch.optim.optimizer"]
+    hooks.register_optimizer_step_pre_hook(optimizers.before)
+    hooks.register_optimizer_step_post_hook(optimizers.after)
+    kind, utilities = torch.optim.Optimizer, torch.nn.utils
+    kind.zero_grad = recorder.wraps(kind.zero_grad, OPTIMIZER, "zero_grad")
+    clip = recorder.wraps(utilities.clip_grad_norm_, OPTIMIZER, "clip_grad_norm_")
+    # under both names: pickle looks a function up by its name and expects the same one
+    utilities.clip_grad_norm_ = utilities.clip_grad.clip_grad_norm_ = clip
+
+
+def _reported(plain: Any, is_grad_enabled: Any, recorder: Recorder) -> Any:
+    """Wrap the end of a context without gradients, which may end an evaluation.
+
+    Known limit: an evaluation that calls `torch.set_grad_enabled` as a function is taken to last
+    until the next batch.
+    """
+
+    @functools.wraps(plain)
+    def leave(context: Any, *error: Any) -> Any:
+        result = plain(context, *error)
+        if recorder.phase == EVALUATING and get_ident() == recorder.thread and is_grad_enabled():
+            recorder.leaves_evaluation()
+        return result
+
+    return leave
+
+
 # ---- modules
 
 
 def core(module: Any) -> Any:
-    """The model without the wrappers of DDP, torch.compile and the like."""
+    """Return the model without the wrappers of DDP, torch.compile and others."""
     for _ in range(8):
         inner = module.__dict__.get("_modules", {})
         wrapped = inner.get("_orig_mod") or (inner.get("module") if len(inner) == 1 else None)
@@ -343,34 +396,45 @@ def core(module: Any) -> Any:
 
 
 _NOT_THE_MODELS = (BACKWARD, DATA, LOADER_START)
-"""Parts in which a module that is called is recomputed or prepares a sample, as torchvision's transforms do."""
+"""Parts in which a called module recomputes activations, or prepares a sample (torchvision)."""
 _whatever_happens = contextlib.suppress(Exception)
 
 
 class _Calls:
-    """Charges calls of outermost modules. The first step is watched through nn.Module, later steps only through the
-    classes seen in it, so that the hundreds of inner modules cost nothing."""
+    """Charges calls of outermost modules.
+
+    The first step is watched through nn.Module, later steps only through the classes seen in it, so
+    that hundreds of inner modules cost nothing.
+    """
 
     def __init__(self, torch: Any, recorder: Recorder, updates: Updates) -> None:
         self.torch, self.recorder, self.updates = torch, recorder, updates
         self.is_compiling: Callable[[], bool] = torch.compiler.is_compiling
         self.trained: set[int] = set()
         self.parts: set[int] = set()
-        """Modules inside of those that train. One that is called alone and without gradients may be evaluated, or not."""
+        """Modules inside of those that train. A call of one alone without gradients may be an
+        evaluation.
+        """
         self.kinds: set[type] = set()
-        """The classes of those that train. A copy, such as a moving average, may be evaluated too, or help to train."""
+        """Classes of those that train. A copy, such as a moving average, may be evaluated or help
+        to train.
+        """
         self.usual: set[int] = set()
-        """Modules of which a call while training says nothing new."""
+        """Modules whose calls while training bring no news."""
         self.classes: set[type] = set()
         self.models: dict[int, weakref.ref[Any]] = {}
-        """Those that were called with gradients in the first two steps, by their ids."""
+        """Models that were called with gradients in the first two steps, by id."""
         self.inside, self.padding = False, Padding(recorder)
         self.plain = torch.nn.Module.__call__
         torch.nn.Module.__call__ = self.watching = self.charged(self.plain)
         recorder.after_step.append(self.narrow)
 
     def charged(self, original: Callable[..., Any] | None) -> Callable[..., Any]:
-        """A class's __call__; without an own one, what nn.Module's is by then, which torch.fx changes while it traces."""
+        """Wrap a class's `__call__`.
+
+        A class without its own gets nn.Module's at the time of the call: torch.fx changes that
+        while it traces.
+        """
         is_compiling, recorder, every = self.is_compiling, self.recorder, self.torch.nn.Module
 
         @functools.wraps(original or self.plain)
@@ -387,7 +451,7 @@ class _Calls:
             if recorder.calls_as is not None:
                 run = recorder.calls_as(run)
             try:
-                # no function of ours that can be left out, as each is far from the processor by now
+                # few function calls of the recorder: its code is out of the processor's caches
                 usual = id(module) in self.usual and module.training and not recorder.spans_on
                 usual = usual and self.torch.is_grad_enabled() and not recorder.undecided
                 depth = recorder.enters_training() if usual else self.enters(module, args, kwargs)
@@ -405,65 +469,73 @@ class _Calls:
         return call
 
     def enters(self, module: Any, args: Any, kwargs: Any) -> int:
-        """Begin a call of which something may have to be noted; returns the depth for `leave`."""
+        """Begin a call that may bring news. Returns the depth for `leave`."""
         trains = False
         with _whatever_happens:
             trains = self._trains(module, args, kwargs)
         return self.recorder.enters_training() if trains else self.recorder.enter(FORWARD)
 
     def _trains(self, module: Any, args: Any, kwargs: Any) -> bool:
-        """Note what is new about a call; whether it trains. Others are known to the recorder then as what they are."""
-        recorder = self.recorder
+        """Note the news of a call, and return True if it trains. Other calls get their phase."""
+        recorder, model = self.recorder, core(module)
         self.classes.add(type(module))
         recorder.compiled |= type(module).__name__ == "OptimizedModule"
-        if self.torch.is_grad_enabled():
-            model = core(module)
-            if recorder.steps <= CAPTURED_IN_STEP:
-                self.models[id(model)] = weakref.ref(model)
-            if module.training:
-                self.updates.called(model)
-            if recorder.steps == CAPTURED_IN_STEP:
-                recorder.capture.attempt(recorder.capture.before, model, args, kwargs)
-            if recorder.undecided and next(model.parameters(), None) is None:
-                return False  # a loss, which an evaluation may compute as well
-            if module.training:
-                if recorder.spans_on:  # what is noted of them, in no other step
-                    recorder.input_elements += ranks.elements(args, kwargs)
-                    self.padding.sees(kwargs)
-                if id(model) not in self.trained:
-                    self.trained.add(id(model))
-                    self.kinds.add(type(model))
-                    self.parts.update(map(id, model.modules()))
-                    with contextlib.suppress(Exception):
-                        _note_model(recorder, module, model)
-                if not self.updates.watches:
-                    self.usual.add(id(module))
-                return True
-            if id(model) in self.trained:
-                recorder.begins_undecided(with_gradients=True)
+        captures = recorder.steps == CAPTURED_IN_STEP
+        if not self.torch.is_grad_enabled():
+            if captures:
+                recorder.capture.attempt(recorder.capture.without_gradients, model)
+            self._call_without_gradients(module, model)
             return False
-        if recorder.steps == CAPTURED_IN_STEP:
-            recorder.capture.attempt(recorder.capture.without_gradients, core(module))
-        if id(core(module)) in self.trained and module.training:
-            recorder.begins_undecided(with_gradients=False)
-        elif id(core(module)) in self.trained:
+        if recorder.steps <= CAPTURED_IN_STEP:
+            self.models[id(model)] = weakref.ref(model)
+        if module.training:
+            self.updates.called(model)
+        if captures:
+            recorder.capture.attempt(recorder.capture.before, model, args, kwargs)
+        if recorder.undecided and next(model.parameters(), None) is None:
+            return False  # a loss, which an evaluation may compute as well
+        if module.training:
+            self._note_training_call(module, model, args, kwargs)
+        elif id(model) in self.trained:
+            recorder.begins_undecided(with_gradients=True)
+        return bool(module.training)
+
+    def _note_training_call(self, module: Any, model: Any, args: Any, kwargs: Any) -> None:
+        if self.recorder.spans_on:
+            self.recorder.input_elements += ranks.elements(args, kwargs)
+            self.padding.sees(kwargs)
+        if id(model) not in self.trained:
+            self.trained.add(id(model))
+            self.kinds.add(type(model))
+            self.parts.update(map(id, model.modules()))
+            with contextlib.suppress(Exception):
+                _note_model(self.recorder, module, model)
+        if not self.updates.watches:
+            self.usual.add(id(module))
+
+    def _call_without_gradients(self, module: Any, model: Any) -> None:
+        recorder = self.recorder
+        if id(model) in self.trained and not module.training:
             recorder.begins_evaluation()
-        elif id(core(module)) in self.parts or (
-            self._is_a_copy(core(module)) and not recorder.bears_backward
+        elif (
+            id(model) in self.trained
+            or id(model) in self.parts
+            or (self._is_a_copy(model) and not recorder.bears_backward)
         ):
             recorder.begins_undecided(with_gradients=False)
-        return False
 
     def _is_a_copy(self, module: Any) -> bool:
-        """Whether a module may be a copy of one that trains: of the same class, which is the script's own."""
+        """Return True for a class of the script itself of which another instance trains."""
         return type(module) in self.kinds and not type(module).__module__.startswith("torch.nn.")
 
     def models_called(self) -> list[Any]:
         return [model for reference in self.models.values() if (model := reference()) is not None]
 
     def losses(self, functional: Any) -> None:
-        """Watch losses called as functions outside modules, only during the captured step and only then wrapped:
-        TorchScript cannot compile wrapped functions."""
+        """Watch loss functions that are called outside of modules, during the captured step only.
+
+        TorchScript cannot compile wrapped functions.
+        """
         watched, capture = {}, self.recorder.capture
 
         def watch(name: str) -> None:
@@ -493,7 +565,7 @@ class _Calls:
             elif step.number == CAPTURED_IN_STEP:
                 capture.attempt(capture.ends)
                 for name, (plain, call) in watched.items():
-                    if getattr(functional, name) is call:  # else it is the script's own by now
+                    if getattr(functional, name) is call:  # otherwise it is the script's own by now
                         setattr(functional, name, plain)
                 self.recorder.after_step.remove(at_step)
 
@@ -503,7 +575,7 @@ class _Calls:
         if step.number != 1:
             return
         every: Any = self.torch.nn.Module
-        if every.__call__ is self.watching:  # else it is the script's own by now
+        if every.__call__ is self.watching:  # otherwise it is the script's own by now
             every.__call__ = self.plain
         with contextlib.suppress(Exception):
             self.classes.update(kind for model in self.models_called() for kind in _cores_of(model))
@@ -514,8 +586,10 @@ class _Calls:
 
 
 def _cores_of(model: Any) -> Iterator[type]:
-    """The classes of the modules, one inside the other, that hold more than half of a model's parameters: an evaluation may call
-    one of them alone, as where a loss has the model inside. torch's own classes have too many others.
+    """Yield the classes of nested modules that hold more than half of a model's parameters.
+
+    An evaluation may call one of them alone, if a loss has the model inside. torch's own classes
+    have too many other instances.
     """
     held = sum(p.numel() for p in model.parameters())
     while True:
@@ -544,29 +618,23 @@ def _note_model(recorder: Recorder, module: Any, model: Any) -> None:
 def _counted(
     recorder: Recorder, backward: Callable[..., Any], updates: Updates
 ) -> Callable[..., Any]:
-    elsewhere, exchanging = (
-        recorder.wraps(backward, BACKWARD, "backward"),
-        ranks.Gradients(recorder).within(backward),
-    )
+    in_another_thread = recorder.wraps(backward, BACKWARD, "backward")
+    reducing = ranks.Gradients(recorder).within(backward)
 
     @functools.wraps(backward)
     def call(*args: Any, **kwargs: Any) -> Any:
         recorder.micro_steps += 1
         if get_ident() != recorder.thread:
-            return elsewhere(*args, **kwargs)
+            return in_another_thread(*args, **kwargs)
         if recorder.steps == CAPTURED_IN_STEP and not _in_autograd():
-            recorder.capture.attempt(
-                recorder.capture.backward, args[0] if args else kwargs.get("tensors")
-            )
+            losses = args[0] if args else kwargs.get("tensors")
+            recorder.capture.attempt(recorder.capture.backward, losses)
         if recorder.undecided or recorder.optimizer is None:
-            _tells(recorder, updates, args, kwargs)
+            _report_gradients(recorder, updates, args, kwargs)
         depth = recorder.enter(BACKWARD)
         try:
-            return (
-                backward(*args, **kwargs)
-                if recorder.synchronizes is None
-                else exchanging(*args, **kwargs)
-            )
+            run = backward if recorder.synchronizes is None else reducing
+            return run(*args, **kwargs)
         finally:
             recorder.leave(depth, "backward")
 
@@ -574,7 +642,7 @@ def _counted(
 
 
 def _in_autograd() -> bool:
-    """Whether autograd's engine runs, as where activations are computed again, and gradients of them."""
+    """Return True if autograd's engine runs, for example to recompute activations."""
     return sys.modules["torch"]._C._current_autograd_node() is not None
 
 
@@ -588,25 +656,27 @@ def _by_hand(
         if recorder.steps == CAPTURED_IN_STEP and recorder.part != FORWARD and not _in_autograd():
             recorder.capture.attempt(lambda: recorder.capture.by_hand(*args, **kwargs))
         if get_ident() == recorder.thread:
-            _tells(recorder, updates, args, kwargs)
+            _report_gradients(recorder, updates, args, kwargs)
         return charged(*args, **kwargs)
 
     return call
 
 
-def _tells(recorder: Recorder, updates: Updates, args: Any, kwargs: Any) -> None:
-    """Before gradients are computed: tell those that wait for that, which is any call that is undecided, and trainings without an
-    optimizer."""
+def _report_gradients(recorder: Recorder, updates: Updates, args: Any, kwargs: Any) -> None:
+    """Report that gradients will be computed to those that wait for it.
+
+    Undecided calls wait for it, and trainings without an optimizer.
+    """
     if updates.watches and recorder.part != BACKWARD:
         updates.computes_gradients(args[0] if args else next(iter(kwargs.values()), None))
     recorder.decides(TRAINING)
 
 
-# ---- copies, synchronisation, output
+# ---- copies and synchronization
 
 
 def _copies(torch: Any, recorder: Recorder) -> None:
-    """Watch copies to a device and, where there is one, synchronisation. Inside a module's forward they count as the module's."""
+    """Watch copies to a device, and synchronization. Inside a module's forward they belong to it."""
     has_torch_function = torch.overrides.has_torch_function_unary
     is_compiling = torch.compiler.is_compiling
 
@@ -618,7 +688,7 @@ def _copies(torch: Any, recorder: Recorder) -> None:
             if is_compiling():
                 return plain(self, *args, **kwargs)
             run = plain
-            # kinds of tensors know torch's own function, which C++ would look up as this one
+            # tensor subclasses expect torch's own function, and C++ would find this one
             if has_torch_function(self):
                 run = functools.partial(torch.overrides.handle_torch_function, plain, (self,))
             if recorder.part in within or get_ident() != recorder.thread:
@@ -630,7 +700,7 @@ def _copies(torch: Any, recorder: Recorder) -> None:
         setattr(torch.Tensor, name, call)
 
     kind = accelerator.in_use()
-    # without a device, what a dataset converts is a sample's own cost
+    # without a device, conversions in a dataset are the cost of a sample
     within = (
         (FORWARD, BACKWARD, OPTIMIZER) if kind != "cpu" else (FORWARD, BACKWARD, OPTIMIZER, DATA)
     )
@@ -650,47 +720,51 @@ def _copies(torch: Any, recorder: Recorder) -> None:
 
 
 def _waits_first(torch: Any, kind: str, name: str, tensor: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a copy to the device begins by waiting for its stream: from pageable memory always (CUDA C Programming Guide, "API
-    synchronization behavior"), from pinned memory unless non_blocking. Waiting before it changes nothing, and says what it is.
+    """Return True if a copy to the device begins by waiting for its stream.
+
+    Copies from pageable memory always do, copies from pinned memory unless they are non_blocking
+    (CUDA C Programming Guide, "API synchronization behavior"). Waiting before the copy changes
+    nothing, and the wait is charged as what it is.
     """
     if kind == "cpu" or tensor.device.type != "cpu":
         return False
-    if name == kind:
-        frees_the_host = kwargs.get("non_blocking", args[1] if len(args) > 1 else False)
-    elif args and isinstance(args[0], torch.Tensor):
-        if args[0].device.type != kind:
-            return False
-        frees_the_host = kwargs.get("non_blocking", args[1] if len(args) > 1 else False)
-    else:
-        before_copy = (
-            2 if args and isinstance(args[0], torch.dtype) else 3
-        )  # (dtype, non_blocking, copy), or a device first
-        settings = {key: value for key, value in kwargs.items() if key != "copy"}
-        device, _, frees_the_host, _ = torch._C._nn._parse_to(*args[:before_copy], **settings)
+    non_blocking = kwargs.get("non_blocking", args[1] if len(args) > 1 else False)
+    if name != kind:
+        if args and isinstance(args[0], torch.Tensor):
+            device = args[0].device
+        else:
+            # (dtype, non_blocking, copy), or a device first
+            before_copy = 2 if args and isinstance(args[0], torch.dtype) else 3
+            settings = {key: value for key, value in kwargs.items() if key != "copy"}
+            parsed = torch._C._nn._parse_to(*args[:before_copy], **settings)
+            device, _, non_blocking, _ = parsed
         if device is None or device.type != kind:
             return False
-    return not (frees_the_host and tensor.is_pinned())
+    return not (non_blocking and tensor.is_pinned())
 
 
-def _outputs(recorder: Recorder) -> None:
-    for owner, name in ((builtins, "print"), (os, "fsync"), (logging.Handler, "handle")):
-        charged = recorder.wraps(
-            getattr(owner, name), LOGGING, "logging" if name == "handle" else name
-        )
-        setattr(owner, name, trials.muted(recorder, charged))
-
+# ---- modules whose `forward` the script calls itself
+#
+# nn.Module.__call__ never sees such calls. Only after the first step is it known if there are any:
+# the step has then changed parameters of modules that were never called. Their classes have their
+# `forward` watched from then on, unless nobody calls it within a few steps. A script that calls its
+# modules as usual pays for one look at its parameters. Known limits: the first step itself, and
+# layers of torch.
 
 MOST_LOOKS = 3
-"""A script may make an optimizer for every sample, and a look goes through all objects of the process."""
+"""A script may make an optimizer for every sample, and a look visits all objects of the process."""
 WATCHED_FOR = 10
-"""Steps within which a class's `forward` is called directly, or is none that is: TorchScript compiles no wrapped one."""
+"""Steps after which an unused wrapper is removed, because TorchScript cannot compile it."""
 
 
 class DirectCalls:
-    """Looks for such modules after the first step, and again where another optimizer begins to make the steps."""
+    """Looks for modules whose `forward` the script calls itself.
+
+    It looks after the first step, and again when another optimizer begins to end the steps.
+    """
 
     def __init__(self, recorder: Recorder, calls: Any, by_hand: Callable[[], list[Any]]) -> None:
-        """`calls`: what watches the modules that are called; `by_hand`: the parameters of a training without an optimizer."""
+        """`calls` watches module calls. `by_hand` gives parameters without an optimizer."""
         self.recorder, self.calls, self.by_hand = recorder, calls, by_hand
         self.looks = 0
         self.watched: dict[type, Callable[..., Any]] = {}
@@ -705,7 +779,7 @@ class DirectCalls:
         )
 
     def another(self, optimizer: Any) -> None:
-        """Look at a later stage's parameters; models of a known class are watched by their calls."""
+        """Look at a later stage's parameters. Models of a known class are watched by their calls."""
         self.look([optimizer], self.calls.classes)
 
     def look(self, optimizers: list[Any], classes: Collection[type] = ()) -> None:
@@ -713,31 +787,26 @@ class DirectCalls:
         if self.looks > MOST_LOOKS:
             return
         depth = self.recorder.enter(TRAINPACE)
-        with contextlib.suppress(
-            Exception
-        ):  # parameters of an unknown kind stay the script's own code
+        with contextlib.suppress(Exception):  # unknown parameters stay the script's own code
             self._look(optimizers, classes)
         self.recorder.leave(depth, "direct calls")
 
     def _look(self, optimizers: list[Any], classes: Collection[type]) -> None:
-        trained = [
-            p for one in optimizers for group in one.param_groups for p in group["params"]
-        ] or self.by_hand()
+        groups = [group for one in optimizers for group in one.param_groups]
+        trained = [p for group in groups for p in group["params"]] or self.by_hand()
         left = {id(p) for p in trained if p.requires_grad} - _parameters(self.calls.models_called())
         if not left:
             return
         found = holding(left)
         left -= _parameters(module for module in found if type(module) in classes)
-        kinds = {
-            type(module) for module in found if left & _parameters([module])
-        } - self.watched.keys()
+        kinds = {type(module) for module in found if left & _parameters([module])}
+        kinds -= self.watched.keys()
         kinds = {kind for kind in kinds if not kind.__module__.startswith("torch.")}
         for kind in kinds:
             self._watch(kind)
         if kinds:
-            self.recorder.once(
-                self.recorder.steps + WATCHED_FOR, lambda: self._leave_alone(kinds - self.used)
-            )
+            last = self.recorder.steps + WATCHED_FOR
+            self.recorder.once(last, lambda: self._unwatch(kinds - self.used))
 
     def _watch(self, kind: Any) -> None:
         plain, calls, is_compiling = kind.forward, self.calls, self.calls.is_compiling
@@ -753,9 +822,9 @@ class DirectCalls:
 
         self.watched[kind] = kind.forward = forward
 
-    def _leave_alone(self, kinds: Iterable[Any]) -> None:
+    def _unwatch(self, kinds: Iterable[Any]) -> None:
         for kind in kinds:
-            if kind.forward is self.watched[kind]:  # else it is the script's own by now
+            if kind.forward is self.watched[kind]:  # otherwise it is the script's own by now
                 kind.forward = self.watched[kind].__wrapped__  # type: ignore[attr-defined]
 
 
@@ -764,26 +833,8 @@ def _parameters(modules: Iterable[Any]) -> set[int]:
 
 
 def holding(parameters: set[int]) -> list[Any]:
-    """All modules that hold one of these parameters, given by their ids, themselves or in a module inside them."""
+    """Return all modules that hold one of these parameters (ids), directly or in a submodule."""
     every: Any = sys.modules["torch"].nn.Module
-    # by type, since the attributes of others' objects, such as __class__ of a proxy, may run code of theirs
+    # by type: attributes of foreign objects, such as __class__ of a proxy, may run code
     modules = [found for found in gc.get_objects() if issubclass(type(found), every)]
     return [module for module in modules if parameters & _parameters([module])]
-
-
-def ends(torch: Any, recorder: Recorder) -> None:
-    """Tell the recorder where the contexts end that switch gradients off. A `with` takes its `__exit__` where it begins, so it
-    would be too late to wrap it once an evaluation is under way."""
-    for kind in (torch.no_grad, torch.inference_mode, torch.set_grad_enabled):
-        kind.__exit__ = _told(kind.__exit__, torch.is_grad_enabled, recorder)
-
-
-def _told(plain: Any, is_grad_enabled: Any, recorder: Recorder) -> Any:
-    @functools.wraps(plain)
-    def leave(context: Any, *error: Any) -> Any:
-        result = plain(context, *error)
-        if recorder.phase == EVALUATING and get_ident() == recorder.thread and is_grad_enabled():
-            recorder.leaves_evaluation()
-        return result
-
-    return leave
