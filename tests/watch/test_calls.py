@@ -93,4 +93,4 @@ def test_tensors_of_a_distribution_are_an_output():
     ],
 )
 def test_edges_say_that_a_batch_is_a_graph(argument, still):
-    assert described(0, (torch.zeros(30, 4), argument), {}, Outputs()).holds_still(30) == still
+    assert described(0, (torch.zeros(30, 4), argument), {}, Outputs()).has_fixed_batch(30) == still

@@ -1,11 +1,10 @@
-"""One training process summarised: the time of each part of its steps, and what else is known of it."""
+"""One training process summarized: the time of each part of its steps, and its other properties."""
 
 import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import dropwhile, groupby
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -13,29 +12,42 @@ import msgspec
 
 from trainpace.core.records import Record
 from trainpace.core.stats import consecutive_blocks, mean_and_half_width, median, median_interval
-from trainpace.watch.event_logs import Line, Loader, Notes, fetches_of, lines_of, training_loader
-from trainpace.watch.inside.event_log import LAST, PARTS, REPLACING, TRIALS, Fetch, Step
+from trainpace.watch.event_logs import Line, Loader, Notes, lines_of, training_loader
+from trainpace.watch.inside.event_log import (
+    LAST,
+    LOADER_START,
+    MUTED,
+    NO_SYNC,
+    OTHER,
+    PARTS,
+    PLAIN,
+    REPLACING,
+    SETTLING,
+    TRIALS,
+    Fetch,
+    Step,
+)
 from trainpace.watch.inside.script import StatedLength
 from trainpace.watch.stragglers import WARM_UP_STEPS
 
 ALIKE = 1.05
-"""Times the FLOPs of the smallest of several steps that the largest has at most, where they count as equally large."""
+"""Largest ratio of FLOPs between steps that count as equally large."""
 USUAL = 0.8
-"""Of all steps, those with the usual number of backward passes from which on the others count as an epoch's last ones."""
-_OTHER = PARTS.index("other")
+"""Least share of steps with the usual number of backward passes. Others then end an epoch."""
 
 
 class Counted(NamedTuple):
-    """What was counted in some steps, by their numbers, among all steps."""
+    """Operator counts of some steps, by step number, among all steps."""
 
     by_step: dict[int, dict[str, Any]]
     steps: Sequence[Step]
 
     def typical(self, name: str) -> Any:
-        """The middle one; of the times of equally large steps the least, since other programs only make them longer.
+        """Return the median count.
 
-        Where a step has more backward passes than another, as in actor-critic trainings, the mean, in proportion to the backward
-        passes of all steps.
+        Of times of equally large steps the least is returned, since other programs only make them
+        longer. If some steps have more backward passes than others, as in actor-critic trainings,
+        the mean is scaled to the backward passes of all steps.
         """
         if not self.by_step:
             return 0
@@ -43,44 +55,53 @@ class Counted(NamedTuple):
         passes = {s.number: s.micro_steps for s in self.steps}
         here = [passes.get(number, 0) for number in self.by_step]
         usual, often = Counter(passes.values()).most_common(1)[0]
-        is_regular = set(here) == {usual} and often >= USUAL * len(passes)
-        if is_regular or not sum(here):
-            return counts[0 if name.endswith("_ns") and self._are_alike() else len(counts) // 2]
-        every = fmean(s.micro_steps for s in self.steps[1:] or self.steps)
-        return type(counts[0])(fmean(counts) * every / fmean(here))
+        if sum(here) and (set(here) != {usual} or often < USUAL * len(passes)):
+            every = fmean(s.micro_steps for s in self.steps[1:] or self.steps)
+            return type(counts[0])(fmean(counts) * every / fmean(here))
+        return counts[0 if name.endswith("_ns") and self._are_alike() else len(counts) // 2]
 
     def _are_alike(self) -> bool:
         flops = [c.get("flops", 0.0) for c in self.by_step.values()]
         return max(flops) <= ALIKE * min(flops)
 
     def outside(self, steady: Sequence[Step]) -> float:
-        """The share of the script's own code, in steps that were not counted, in which operators ran that gradients flow through,
-        outside of any module: what remains without the rest of a counted step's own code, which counting does not lengthen.
+        """Return the share of the script's own code in which operators ran outside of any module.
+
+        Only operators that gradients flow through count, in steps whose operators were not counted.
+        Counting does not lengthen the rest of a step's own code, so the share is what remains
+        without it.
         """
-        own = {s.number: s.parts_ns[_OTHER] for s in self.steps}
+        own = {s.number: s.parts_ns[OTHER] for s in self.steps}
         among = [(c.get("outside_ns", 0), own[n]) for n, c in self.by_step.items() if own.get(n)]
-        every = [s.parts_ns[_OTHER] for s in steady]
+        every = [s.parts_ns[OTHER] for s in steady]
         if not among or not any(every):
             return 0.0
         outside, rest = median([ns for ns, _ in among]), median([whole - ns for ns, whole in among])
-        # the middle step, as those that were counted are: one in sixteen may hold a whole rollout
+        # the median, because the counted steps are usual ones, and one in sixteen may be a rollout
         return min(outside, max(0.0, median(every) - max(0.0, rest))) / fmean(every)
 
 
-_START = PARTS.index("loader_start")
-WITH_LOADER = ("plain", "no_sync", "muted")
+WITH_LOADER = (PLAIN, NO_SYNC, MUTED)
 """Trials in which each batch comes from the script's own loader."""
 OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
-"""Parts that occur occasionally: their mean needs many steps, and blocks of few steps are compared without them."""
+"""Parts that occur occasionally.
+
+Their mean needs many steps, so blocks of few steps are compared without them.
+"""
 
 STAGE_STEPS = 20
-"""Where trainings or stages have fewer steps each, they are the training's rhythm, as where every sample has an optimizer of its
-own, and what prepares them is a part of it. A judgement."""
+"""Least number of steps per training or stage whose preparation is excluded. A judgement.
+
+Shorter stages are the training's rhythm, for example if every sample has an optimizer of its own.
+"""
 
 
 class FetchCost(Record):
-    """Mean milliseconds of the dataset's work: per sample in wall-clock and processor time, and per batch to collate.
-    `in_workers`: whether worker processes did it."""
+    """Mean milliseconds of the dataset's work: per sample in wall and CPU time, per batch to
+    collate.
+
+    `in_workers` is true if worker processes did it.
+    """
 
     sample_wall_ms: float
     sample_cpu_ms: float
@@ -90,7 +111,10 @@ class FetchCost(Record):
 
 
 class Block(Record):
-    """Consecutive steps under one trial: their mean without the occasional parts, and the mean of every part."""
+    """Consecutive steps under one trial.
+
+    `step_ms` is their mean without the occasional parts, `parts_ms` the mean of every part.
+    """
 
     trial: str
     steps: int
@@ -99,35 +123,55 @@ class Block(Record):
 
 
 class Rank(Record):
-    """One training process. `parts_ms` are means over `steps` steps after the warm-up and add up to `step_ms`.
+    """One training process.
 
-    Where operators were counted, those that gradients flow through count as forward also outside of any module.
+    `parts_ms` are means over `steps` steps after the warm-up, and add up to `step_ms`. If operators
+    were counted, those that gradients flow through count as forward outside of modules too.
 
-    `few_operators`: the operators of a step with two samples; 0 where that was not tried. `values_read`: numbers that a forward
-    pass takes out of tensors (.item(), if on a tensor).
-    `large_operators_ms`: the time of forward and backward in operators longer than a launch; None where not counted.
-    `device_busy_ms`: a step's time in which a device that works beside the host computed or copied; None where there is none, or
-    nobody looked. `device_copies_ms`: of that, when it only took copies from the host. `device_kernels_ms`: by kernel's name.
-    `other_gflops`: of a large matrix product, like `matmul_gflops`, in number formats that an accelerator could use in place of
-    fp32. `number_format`: the precision of the second step's forward pass, as `Execution` has it; empty for fp32, or
-    where the model was not captured. `stopped`: it was ended on purpose after some steps. `optimizers`: how many made an
-    update in a step; 0 where the parameters were changed without a torch optimizer. `accelerator`: the name of the device that
-    trained; empty for a CPU. `delayed_share`: of the time in which its training thread could have run, what it waited for a
-    core. `model_batch`: the first dimension of the model's input in the second step; 0 where it was not captured.
-    `occasions`: the share of steps in which there was an evaluation, or a checkpoint; 0 for none. `stated`: the whole training's
-    length, as the script's variables said in its first step; None where none did. `warm_up`: the steps before those that are
-    counted. `no_workload`: what of the model Trainpace cannot trace; empty where it could, or nobody tried.
-    `beside`: other processes that trained as the same rank at the same time, as under Hogwild, and are left out.
-    `after_last_ms`: time by part from the last step's end to the process's, as of an evaluation after the last epoch.
-    `ended_in`: the intervention under which it ended; empty where there were none. `carried_out`: it was ended on purpose, with
-    all that was asked for done. `fewer_threads`: how many it computed with under the intervention of that name; 0 where there was
-    none. `one_row_flops`: of a forward pass's `forward_flops`, of which `product_flops` are matrix products, those by a single
-    vector. `products_ms`: a step's time in matrix products. `slow_operators`: of those in forward and backward, each with the
-    line of the script that calls it ("" in a backward pass) and its share of all operators' time, the longest first.
-    `evaluates_with_gradients`: an evaluation kept what a backward pass would need. `tokens`: of the first steps' inputs, those
-    that their mask lets count, those with each sample padded to the longest of its batch, and all positions; 0 without a mask.
-    `refuses_bf16`: its model did not bear the intervention. `page_faults`: of a step, those that needed no disk, and
-    `page_fault_ns`: what one takes; 0 where they were not counted, as outside of glibc.
+    Attributes:
+        few_operators: Operators of a step with two samples, 0 if that was not tried.
+        values_read: Values that a forward pass reads out of tensors (.item(), if on a tensor).
+        large_operators_ms: Time of forward and backward in operators longer than a launch, None
+            if not counted.
+        device_busy_ms: Time per step in which an accelerator computed or copied, None without
+            one or if not measured.
+        device_copies_ms: The part of `device_busy_ms` with copies from the host only.
+        device_kernels_ms: Time per step by the kernel's name.
+        other_gflops: Like `matmul_gflops`, in number formats that an accelerator could use
+            instead of fp32.
+        number_format: Precision of the second step's forward pass as in `Execution`. Empty for
+            fp32 or if the model was not captured.
+        stopped: It was ended on purpose after some steps.
+        optimizers: Optimizers that made an update in a step, 0 without torch optimizers.
+        accelerator: Name of the training device, empty for a CPU.
+        delayed_share: Share of the training thread's runnable time that it waited for a core.
+        model_batch: First dimension of the model's input in the second step, 0 if it was not
+            captured.
+        occasions: Share of steps with an evaluation, and with a checkpoint.
+        stated: Length of the whole training as the script's variables gave it in the first
+            step.
+        warm_up: Plain steps before those that count.
+        no_workload: Reason why the model cannot be traced. Empty if it could be, or if nobody
+            tried.
+        beside: Other processes that trained as the same rank at the same time, as in Hogwild.
+            They are not counted.
+        after_last_ms: Time by part from the last step's end to the end of the process, such as
+            a last evaluation.
+        ended_in: Intervention under which it ended, empty without interventions.
+        carried_out: It was ended on purpose once all requested work was done.
+        fewer_threads: Threads under the intervention of that name, 0 without it.
+        one_row_flops: Part of `product_flops` in products with a single vector.
+        product_flops: Part of `forward_flops` in matmuls.
+        products_ms: Time per step in matmuls.
+        slow_operators: (operator, line of the script, share of all operators' time), the
+            longest first. The line is empty in a backward pass.
+        evaluates_with_gradients: An evaluation stored what a backward pass would need.
+        tokens: Tokens of the first steps' inputs, tokens with each sample padded to its batch's
+            longest, and all positions. 0 without a mask.
+        refuses_bf16: The model failed in the bf16 intervention.
+        page_faults: Page faults per step that needed no disk, 0 if not counted (outside of
+            glibc).
+        page_fault_ns: Time of one page fault.
     """
 
     rank: int
@@ -202,105 +246,164 @@ class Rank(Record):
 
     @property
     def ended_among_the_last(self) -> bool:
-        """Whether it ended in one of the last interventions, which not every script bears."""
+        """Whether it ended in one of the last interventions, in which a script may fail."""
         return self.ended_in in LAST
 
 
 def rank_of(
-    header: dict[str, Any], records: Sequence[Any], workers: Sequence[tuple[Path, int]]
+    header: dict[str, Any], records: Sequence[Any], by_worker: Sequence[Sequence[Fetch]]
 ) -> Rank:
+    """Summarize a training process with at least two steps.
+
+    Args:
+        header: The header of its event log.
+        records: The records of its event log.
+        by_worker: The fetches of each of its loaders' workers.
+    """
     steps = [r for r in records if isinstance(r, Step)]
-    by_worker = [list(fetches_of(path)) for path, _ in workers]
+    notes = Notes(records)
+    logged = _logged(header, notes)
+    counted = Counted(notes.by_step("counted"), steps)
+    steady = _steady(steps, notes, counted, logged.get("warm_up_steps", 0))
     in_workers = [fetch for fetches in by_worker for fetch in fetches]
     usual = _usual(by_worker if in_workers else [[r for r in records if isinstance(r, Fetch)]])
-    notes = Notes(records)
-    waits_ns = notes.by_step("first_wait_ns")
-    started = {s.number for s in steps if s.parts_ns[_START]}
-    # where a loader is a batch ahead, its workers end in the step before the one in which they start again
-    starts = {number + 1 for number in waits_ns} & started or started
-    noted: dict[str, Any] = {"torch": "", "threads": 1, **header}
-    noted |= {
-        "rank": header["rank"] or 0,
-        "world_size": header["world_size"] or 1,
-    } | notes.last_of_each()
-    noted |= max(
-        (n.content for n in notes.with_name("model")), key=lambda m: m["parameters"], default={}
-    )
-    noted.pop("loader", None)  # one of several, and maybe not of those that fed the training
-    counted = Counted(notes.by_step("counted"), steps)
-    few = Counted(notes.by_step("counted_few"), steps)
-    plain = [s for s in steps if s.trial == 0]
-    programme_starts = noted.get("warm_up_steps", 0)
-    steady = [
-        s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)
-    ] or plain[1:]
-    # steps that hold the end of one training, or of one stage, and what prepared the next one
-    begins = {number + 1 for number in notes.by_step("begins_anew")}
-    left_out = set(counted.by_step) | (begins if STAGE_STEPS * len(begins) <= len(steps) else set())
-    steady = [s for s in steady if s.number not in left_out] or steady
-    half = half_width_ms([ms(s) for s in steady])
-    median_ms, median_ms_low, median_ms_high = steady_ms(steady)
     loader = training_loader(notes, {s.samples // max(1, s.micro_steps) for s in steps[1:]})
-    # a stream may fill a buffer first, which is no new process's
-    is_stream = loader is None or loader.samples_in_dataset is None
-    usual_ns = (
-        math.inf if is_stream or not usual else median([f.end_ns - f.start_ns for f in usual])
-    )
-    first_fetches = _first_fetches_ns(steps, in_workers, waits_ns, usual_ns)
-    outside, on_cpu = counted.outside(steady), "accelerator" not in noted
-    parts = _inside(_parts(steady), outside) | _occasional(steps, steady, loader, starts)
-    # the time in which a worker makes the first batch is waiting for data; what is left is the workers' start
-    first_ms = min(
-        parts["loader_start"], _once_an_epoch(steps, steady, loader, starts, first_fetches)
-    )
-    parts |= {"loader_start": parts["loader_start"] - first_ms, "data": parts["data"] + first_ms}
-    after = [s for s in steps if s.number >= steady[0].number]
-    step_ms = math.fsum(parts.values())
-    if "stated" in noted:
-        noted["stated"] = msgspec.convert(noted["stated"], StatedLength)
-    noted["slow_operators"] = tuple(map(tuple, noted.get("slow_operators", ())))
-    noted["tokens"] = tuple(noted.get("tokens", (0, 0, 0)))
-    as_noted = {name: value for name, value in noted.items() if name in Rank.__struct_fields__}
+    outside = counted.outside(steady)
+    parts = _all_parts(steps, steady, notes, loader, usual, in_workers, outside)
     return Rank(
-        **as_noted,
-        occasions={part: _share_with(after, part) for part in ("checkpoint", "evaluation")},
-        steps=len(steady),
-        warm_up=sum(s.number < steady[0].number for s in plain),
-        step_ms=step_ms,
-        step_ms_low=min(step_ms, max(min(map(ms, steady)), step_ms - half)),
-        step_ms_high=step_ms + half,
-        parts_ms=parts,
-        micro_steps=fmean(s.micro_steps for s in steady),
-        samples_per_step=fmean(s.samples for s in steady),
+        **{name: value for name, value in logged.items() if name in Rank.__struct_fields__},
+        **_timing(steps, steady, parts),
+        **_operators(counted, outside, steady, "accelerator" not in logged),
+        few_operators=Counted(notes.by_step("counted_few"), steps).typical("operators"),
         loader=loader,
         fetch=_fetch_cost(usual, bool(in_workers)),
         lines=lines_of(notes),
         blocks=tuple(_blocks(steps, outside)),
-        operators=counted.typical("operators"),
-        few_operators=few.typical("operators"),
-        values_read=counted.typical("values_read"),
-        flops=counted.typical("flops"),
-        forward_flops=counted.typical("forward_flops"),
-        product_flops=counted.typical("product_flops"),
-        one_row_flops=counted.typical("one_row_flops"),
-        products_ms=counted.typical("products_ns") / 1e6,
-        large_operators_ms=(
-            _large_operators_ms(counted, outside, steady) if on_cpu and counted.by_step else None
-        ),
-        carried_out=noted.get("trials") == "complete",
-        first_step_ms=ms(steps[0]),
-        reserved_gib=max(s.reserved_gib for s in steps),
-        allocator_retries=steps[-1].allocator_retries,
-        complete="ended" in noted,
-        median_ms=median_ms,
-        median_ms_low=median_ms_low,
-        median_ms_high=median_ms_high,
-        after_last_ms={part: ns / 1e6 for part, ns in noted.get("after_last_ns", {}).items()},
+        carried_out=logged.get("trials") == "complete",
+        complete="ended" in logged,
+        after_last_ms={part: ns / 1e6 for part, ns in logged.get("after_last_ns", {}).items()},
     )
 
 
+def _logged(header: dict[str, Any], notes: Notes) -> dict[str, Any]:
+    """Return the header and the last note of each name, as fields of `Rank`."""
+    logged: dict[str, Any] = {"torch": "", "threads": 1, **header}
+    logged |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1}
+    logged |= notes.last_of_each()
+    models = [note.content for note in notes.with_name("model")]
+    logged |= max(models, key=lambda model: model["parameters"], default={})
+    logged.pop("loader", None)  # one of several, and perhaps not the training's
+    if "stated" in logged:
+        logged["stated"] = msgspec.convert(logged["stated"], StatedLength)
+    logged["slow_operators"] = tuple(map(tuple, logged.get("slow_operators", ())))
+    logged["tokens"] = tuple(logged.get("tokens", (0, 0, 0)))
+    return logged
+
+
+def _steady(
+    steps: Sequence[Step], notes: Notes, counted: Counted, programme_starts: int
+) -> list[Step]:
+    """Return the plain steps after the warm-up.
+
+    Steps that were slowed down by counting are excluded. So are steps with the end of one training,
+    or stage, and the preparation of the next one.
+    """
+    plain = [s for s in steps if s.trial == PLAIN]
+    first = max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)
+    steady = [s for s in plain if s.number >= first] or plain[1:]
+    begins = {number + 1 for number in notes.by_step("begins_anew")}
+    excluded = set(counted.by_step)
+    if STAGE_STEPS * len(begins) <= len(steps):
+        excluded |= begins
+    return [s for s in steady if s.number not in excluded] or steady
+
+
+def _all_parts(
+    steps: Sequence[Step],
+    steady: Sequence[Step],
+    notes: Notes,
+    loader: Loader | None,
+    usual: Sequence[Fetch],
+    in_workers: Sequence[Fetch],
+    outside: float,
+) -> dict[str, float]:
+    """Return the mean milliseconds of each part."""
+    waits_ns = notes.by_step("first_wait_ns")
+    started = {s.number for s in steps if s.parts_ns[LOADER_START]}
+    # if a loader is a batch ahead, its workers end one step before they start again
+    starts = {number + 1 for number in waits_ns} & started or started
+    # a stream may fill a buffer first, which does not belong to the start of a process
+    is_stream = loader is None or loader.samples_in_dataset is None
+    usual_ns = math.inf
+    if usual and not is_stream:
+        usual_ns = median([f.end_ns - f.start_ns for f in usual])
+    first_fetches = _first_fetches_ns(steps, in_workers, waits_ns, usual_ns)
+    parts = _with_outside(_parts(steady), outside) | _occasional(steps, steady, loader, starts)
+    # making the first batch counts as waiting for data; the rest is the start of the workers
+    first_ms = _once_an_epoch(steps, steady, loader, starts, first_fetches)
+    first_ms = min(parts["loader_start"], first_ms)
+    parts["loader_start"] -= first_ms
+    parts["data"] += first_ms
+    return parts
+
+
+def _timing(
+    steps: Sequence[Step], steady: Sequence[Step], parts: dict[str, float]
+) -> dict[str, Any]:
+    times = [ms(s) for s in steady]
+    after = [s for s in steps if s.number >= steady[0].number]
+    step_ms, half = math.fsum(parts.values()), half_width_ms(times)
+    median_ms, median_ms_low, median_ms_high = steady_ms(steady)
+    return {
+        "steps": len(steady),
+        "warm_up": sum(s.trial == PLAIN and s.number < steady[0].number for s in steps),
+        "occasions": {
+            part: fmean(s.parts_ns[PARTS.index(part)] > 0 for s in after)
+            for part in ("checkpoint", "evaluation")
+        },
+        "first_step_ms": ms(steps[0]),
+        "step_ms": step_ms,
+        "step_ms_low": min(step_ms, max(min(times), step_ms - half)),
+        "step_ms_high": step_ms + half,
+        "median_ms": median_ms,
+        "median_ms_low": median_ms_low,
+        "median_ms_high": median_ms_high,
+        "parts_ms": parts,
+        "micro_steps": fmean(s.micro_steps for s in steady),
+        "samples_per_step": fmean(s.samples for s in steady),
+        "reserved_gib": max(s.reserved_gib for s in steps),
+        "allocator_retries": steps[-1].allocator_retries,
+    }
+
+
+AS_COUNTED = (
+    "operators",
+    "values_read",
+    "flops",
+    "forward_flops",
+    "product_flops",
+    "one_row_flops",
+)
+
+
+def _operators(
+    counted: Counted, outside: float, steady: Sequence[Step], on_cpu: bool
+) -> dict[str, Any]:
+    large_ms = None
+    if on_cpu and counted.by_step:
+        # own code that counts as forward brings its large operators along
+        moved_ms = outside * _parts(steady)["other"]
+        moved_ms = min(moved_ms, counted.typical("large_outside_ns") / 1e6)
+        large_ms = float(counted.typical("large_operators_ns") / 1e6 + moved_ms)
+    return {
+        **{name: counted.typical(name) for name in AS_COUNTED},
+        "products_ms": counted.typical("products_ns") / 1e6,
+        "large_operators_ms": large_ms,
+    }
+
+
 def batches_per_step(rank: Rank) -> float:
-    """Batches per step: its backward passes, or fewer where a batch has several, as in a GAN."""
+    """Return the batches per step: its backward passes, or fewer if a batch has several (GANs)."""
     return _batches_per_step(rank.loader, rank.micro_steps, rank.samples_per_step)
 
 
@@ -319,37 +422,33 @@ def _parts(steps: Sequence[Step]) -> dict[str, float]:
     return {part: fmean(s.parts_ns[i] / 1e6 for s in steps) for i, part in enumerate(PARTS)}
 
 
-def _share_with(steps: Sequence[Step], part: str) -> float:
-    return fmean(s.parts_ns[PARTS.index(part)] > 0 for s in steps)
-
-
 def _occasional(
     steps: Sequence[Step],
     steady: Sequence[Step],
     loader: Loader | None,
     with_start: Collection[int],
 ) -> dict[str, float]:
-    """Means of the occasional parts over all steps after the warm-up, under trials or not. `with_start`: the numbers of the steps
-    in which a loader started.
+    """Return the means of the occasional parts over all steps after the warm-up.
 
-    Under trials not every step uses the loader, so its starts count once per epoch, and evaluations as in steps that do.
+    Under trials not every step uses the loader. Its starts count once per epoch, and evaluations as
+    in steps that use it. `with_start` holds the numbers of the steps in which a loader started.
     """
     after = [s for s in steps if s.number >= steady[0].number]
     means = _parts(after)
-    # repeated batches use none of an epoch up, and an evaluation may get them too
+    # repeated batches do not advance the epoch, and an evaluation may receive them too
     if own := _on_own_batches(after):
         means["evaluation"] = _parts(own)["evaluation"]
-    starts_ns = {s.number: s.parts_ns[_START] for s in after}
+    starts_ns = {s.number: s.parts_ns[LOADER_START] for s in after}
     means["loader_start"] = _once_an_epoch(steps, steady, loader, with_start, starts_ns)
     return {part: means[part] for part in OCCASIONAL}
 
 
 def _on_own_batches(steps: Sequence[Step]) -> list[Step]:
-    """The steps for which the loader read, with those that settle before such ones."""
+    """Return the steps for which the loader read, with the settling steps before them."""
     found, replaced = [], False
     for step in reversed(steps):
-        if TRIALS[step.trial] != "settling":
-            replaced = TRIALS[step.trial] in REPLACING
+        if step.trial != SETTLING:
+            replaced = step.trial in REPLACING
         if not replaced:
             found.append(step)
     return found
@@ -360,35 +459,35 @@ def _once_an_epoch(
     steady: Sequence[Step],
     loader: Loader | None,
     with_start: Collection[int],
-    spent: Mapping[int, int],
+    spent_ns: Mapping[int, int],
 ) -> float:
-    """The mean over steps, in ms, of what a loader's start takes in some of them (ns by step). Under trials not
-    every step uses the loader, so that it counts once per epoch, with the mean of the starts that nothing disturbed.
+    """Return the mean milliseconds per step of the work at a loader's start.
+
+    Under trials not every step uses the loader. The work then counts once per epoch, with the mean
+    of the starts that nothing disturbed.
     """
     after = [s for s in steps if s.number >= steady[0].number]
-    undisturbed = [s.number for s in after if TRIALS[s.trial] in WITH_LOADER]
+    undisturbed = [s.number for s in after if s.trial in WITH_LOADER]
     starts = sum(number in with_start for number in undisturbed)
-    if not (any(s.trial for s in steps) and starts and loader is not None and loader.batches):
-        return fmean(spent.get(s.number, 0) for s in after) / 1e6
-    batches = _batches_per_step(
-        loader, fmean(s.micro_steps for s in steady), fmean(s.samples for s in steady)
-    )
-    return (
-        sum(spent.get(number, 0) for number in undisturbed)
-        / starts
-        / 1e6
-        * batches
-        / loader.batches
-    )
+    per_epoch = loader.batches if loader is not None else None
+    if not (any(s.trial for s in steps) and starts and per_epoch):
+        return fmean(spent_ns.get(s.number, 0) for s in after) / 1e6
+    micro_steps, samples = fmean(s.micro_steps for s in steady), fmean(s.samples for s in steady)
+    mean_ms = sum(spent_ns.get(number, 0) for number in undisturbed) / starts / 1e6
+    return mean_ms * _batches_per_step(loader, micro_steps, samples) / per_epoch
 
 
 def half_width_ms(times: Sequence[float], blocks: int = 10) -> float:
-    """Half of the mean's 90 % interval, from the means of consecutive blocks, since neighbouring steps are correlated."""
+    """Return half of the mean's 90% interval.
+
+    It comes from the means of consecutive blocks, since neighboring steps are correlated.
+    """
     return mean_and_half_width([fmean(block) for block in consecutive_blocks(times, blocks)])[1]
 
 
 def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, float]:
-    """The median step without occasional parts, and its 90 % interval from the medians of consecutive blocks."""
+    """Return the median step without occasional parts, and its 90% interval from blocks' medians.
+    """
     occasional = [PARTS.index(part) for part in OCCASIONAL]
     times = [ms(s) - sum(s.parts_ns[i] for i in occasional) / 1e6 for s in steps]
     low, high = median_interval([median(block) for block in consecutive_blocks(times, blocks)])
@@ -397,7 +496,10 @@ def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, fl
 
 
 def _usual(by_process: Sequence[Sequence[Fetch]]) -> list[Fetch]:
-    """The fetches without the first one of each process, which opens files and imports; all where few others are left."""
+    """Return the fetches without the first one of each process, which opens files and imports.
+
+    If few others are left, all are returned.
+    """
     later = [fetch for fetches in by_process for fetch in fetches[1:]]
     return later if len(later) >= 4 else [fetch for fetches in by_process for fetch in fetches]
 
@@ -405,13 +507,15 @@ def _usual(by_process: Sequence[Sequence[Fetch]]) -> list[Fetch]:
 def _first_fetches_ns(
     steps: Sequence[Step], fetches: Sequence[Fetch], waits_ns: Mapping[int, int], usual_ns: float
 ) -> dict[int, int]:
-    """Of a loader's start, the time that a worker usually takes for a batch, by the step's number: what the first batch takes
-    longer is of a new process. `waits_ns`: how long the first batch was waited for, by the number of the step before.
+    """Return the usual fetch time within each loader's start, by the step's number.
+
+    The rest of the first wait belongs to the new process. `waits_ns` has the wait for the first
+    batch, by the number of the step before.
     """
     begun = sorted((f.start_ns, f.end_ns - f.start_ns) for f in fetches)
     found = {}
     for step in steps:
-        if wait_ns := min(step.parts_ns[_START], waits_ns.get(step.number - 1, 0)):
+        if wait_ns := min(step.parts_ns[LOADER_START], waits_ns.get(step.number - 1, 0)):
             at, end = bisect_left(begun, (step.start_ns, 0)), bisect_left(begun, (step.end_ns, 0))
             # the longest: those before it may be an evaluation's
             found[step.number] = round(
@@ -420,28 +524,18 @@ def _first_fetches_ns(
     return found
 
 
-def _large_operators_ms(counted: Counted, outside: float, steady: Sequence[Step]) -> float:
-    """Of forward and backward, and of as much of the script's own code as counts as forward."""
-    moved_ms = outside * _parts(steady)["other"]
-    return float(
-        counted.typical("large_operators_ns") / 1e6
-        + min(moved_ms, counted.typical("large_outside_ns") / 1e6)
-    )
-
-
-def _inside(parts: dict[str, float], outside: float) -> dict[str, float]:
-    """The parts with this share of the script's own code in the forward pass: operators that gradients flow through."""
+def _with_outside(parts: dict[str, float], outside: float) -> dict[str, float]:
+    """Move this share of the script's own code to the forward pass."""
     moved = parts["other"] * outside
     return parts | {"forward": parts["forward"] + moved, "other": parts["other"] - moved}
 
 
 def _blocks(steps: Sequence[Step], outside: float) -> Iterable[Block]:
-    settling = TRIALS.index("settling")
-    under_trials = dropwhile(lambda step: step.trial != settling, steps)
+    under_trials = dropwhile(lambda step: step.trial != SETTLING, steps)
     for trial, group in groupby(under_trials, key=lambda step: step.trial):
-        if trial != settling:
+        if trial != SETTLING:
             run = list(group)
-            parts = _inside(_parts(run), outside)
+            parts = _with_outside(_parts(run), outside)
             total = math.fsum(v for part, v in parts.items() if part not in OCCASIONAL)
             yield Block(trial=TRIALS[trial], steps=len(run), step_ms=total, parts_ms=parts)
 
@@ -463,9 +557,9 @@ def _fetch_cost(fetches: Sequence[Fetch], in_workers: bool) -> FetchCost | None:
 
 
 def untraced_in_words(rank: Rank) -> str:
-    """That there is no workload, why, and what follows."""
+    """Return the sentence that there is no workload, with the reason and the consequence."""
     why = f": {rank.no_workload}" if rank.no_workload else ""
     return (
         f"Trainpace cannot trace this training's model{why}. So there is no forecast of other GPUs"
-        " from this recording; all that was measured stands."
+        " from this recording; all measurements hold."
     )

@@ -12,7 +12,7 @@ from trainpace.core.errors import UnreadableInput
 from trainpace.core.intake import read_json
 from trainpace.core.records import Record
 from trainpace.watch.command import COMMAND_FILE
-from trainpace.watch.event_logs import ProcessLog, process_logs, readable, records_of
+from trainpace.watch.event_logs import ProcessLog, fetches_of, process_logs, readable, records_of
 from trainpace.watch.inside.event_log import DATA, FORWARD, Span, Step
 from trainpace.watch.ranks import Rank, rank_of
 from trainpace.watch.stragglers import Together, link_rates, rank_steps, together
@@ -87,7 +87,8 @@ def read_recording(folder: Path) -> Recording:
     for log, records in logs:
         if sum(isinstance(r, Step) for r in records) > 1:
             with readable(log.path):
-                found.append((_undamaged(rank_of(log.header, records, log.workers)), records))
+                workers = [list(fetches_of(path)) for path, _ in log.workers]
+                found.append((_undamaged(rank_of(log.header, records, workers)), records))
     ranks = [rank for rank, _ in found]
     by_rank = {
         rank.rank: (rank, records)

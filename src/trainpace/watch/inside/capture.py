@@ -1,4 +1,17 @@
-"""The script's model as a Workload, so that it can be forecast on other hardware without further work."""
+"""The script's model as a Workload, so that it can be forecast on other hardware.
+
+In the second step the models, their optimizer and the shapes of their inputs are copied to the meta
+device, without data. They are traced after the script has ended. That needs trainpace's own
+dependencies in the script's environment; without them nothing is captured.
+
+Modules and loss functions are recorded in the order of their calls, with the sizes of their
+arguments. An argument that came from an earlier call is recorded as such, so that all calls can be
+repeated on the meta device.
+
+Known limits: a loss that is neither a module nor one of torch's functions is replaced by a mean of
+the outputs that it was made of, with a note. Computations between modules are not traced. Models
+with sharded parameters (FSDP2, ZeRO-3) are not captured.
+"""
 
 import contextlib
 import os
@@ -12,13 +25,16 @@ from trainpace.watch.inside.loaders import size_of
 from trainpace.watch.inside.recorder import Recorder
 
 MOST_CALLS = 200
-"""Calls of a step that are noted: a recurrent cell is called once for every letter of a line."""
+"""Calls that are recorded in a step. A recurrent cell is called once per letter of a line."""
 MOST_NODES = 20_000
-"""Nodes of a loss's graph that are looked at to find which outputs it was made of."""
+"""Nodes of a loss's graph that are visited to find the outputs behind it."""
 
 
 class Shape(NamedTuple):
-    """A tensor that the script made. `values`: of a sparse one, how many it has. `learns`: whether its gradient is computed."""
+    """A tensor that the script made.
+
+    `values` counts the values of a sparse tensor. `learns` is true if its gradient is computed.
+    """
 
     sizes: tuple[int, ...]
     dtype: Any
@@ -34,7 +50,7 @@ class Shape(NamedTuple):
         )
 
     def made(self, n: int, of: int) -> Any:
-        """Such a tensor of the meta device for `n` samples where the call had `of`."""
+        """Make such a tensor on the meta device for `n` samples. The call had `of`."""
         import torch
 
         if self.values is not None:
@@ -45,7 +61,7 @@ class Shape(NamedTuple):
 
 
 class FromOutput(NamedTuple):
-    """A tensor that came from an earlier call: which call, and its position among that one's tensors."""
+    """A tensor from an earlier call: the call, and the position among its tensors."""
 
     call: int
     position: int
@@ -53,14 +69,16 @@ class FromOutput(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """An object with tensors, such as a graph, without their data: it is what it was in the script's own batch."""
+    """An object with tensors, such as a graph, without their data. It fits only the script's own
+    batch.
+    """
 
     value: Any
     samples: int
 
 
 class Derived(NamedTuple):
-    """A tensor that the script computed of outputs, at these places; the computation itself is not followed."""
+    """A tensor that the script derived from outputs at these places. The derivation is not traced."""
 
     places: tuple[tuple[int, int], ...]
     sizes: tuple[int, ...]
@@ -68,7 +86,9 @@ class Derived(NamedTuple):
 
 
 class Outputs:
-    """The tensors that calls returned, found by where their numbers lie and by the nodes of autograd's graph that made them."""
+    """The tensors that calls returned, found by their memory and by their nodes in autograd's
+    graph.
+    """
 
     def __init__(self) -> None:
         self.calls: list[list[Any]] = []
@@ -79,11 +99,11 @@ class Outputs:
         return bool(self.calls)
 
     def begin(self) -> None:
-        """A call begins, which has returned nothing yet."""
+        """Begin a call, which has returned nothing yet."""
         self.calls.append([])
 
     def put(self, tensors: list[Any]) -> None:
-        """What the last call returned."""
+        """Add the results of the last call."""
         self.calls[-1] = tensors
         for position, tensor in enumerate(tensors):
             place = len(self.calls) - 1, position
@@ -92,7 +112,10 @@ class Outputs:
                 self._made[tensor.grad_fn, tensor.output_nr] = place
 
     def place_of(self, value: Any) -> tuple[int, int] | None:
-        """(call, position) of the last output that this is, perhaps in another shape. One that was detached is another."""
+        """Return (call, position) of the last output that this tensor is, perhaps in another shape.
+
+        A detached output is another tensor.
+        """
         for call, position in reversed(self._at.get(value.data_ptr(), ())):
             tensor = self.calls[call][position]
             if tensor.numel() == value.numel() and tensor.requires_grad == value.requires_grad:
@@ -100,7 +123,10 @@ class Outputs:
         return None
 
     def reached(self, roots: Iterable[Any]) -> list[tuple[int, int]]:
-        """The places of the outputs that tensors were made of, the last calls' alone where these were made of others."""
+        """Return the places of the outputs behind some tensors.
+
+        If an output was made of others, only it is returned.
+        """
         found: dict[tuple[int, int], None] = {}
         left = [(root.grad_fn, root.output_nr) for root in roots if root.grad_fn is not None]
         seen = set(left)
@@ -117,8 +143,11 @@ class Outputs:
 
 
 class Call(NamedTuple):
-    """`module`: the number of a model with parameters, or what has none and makes a loss. `arguments`: with placeholders for
-    tensors; `nesting`: how they are nested."""
+    """One call of a model or a loss.
+
+    `module` is the number of a model with parameters, or a module or function that computes a loss.
+    `arguments` has placeholders for tensors, and `nesting` says how they are nested.
+    """
 
     module: Any
     arguments: list[Any]
@@ -134,33 +163,32 @@ class Call(NamedTuple):
 
     @property
     def follows(self) -> bool:
-        """Whether it got something from an earlier call."""
+        """Whether it received something from an earlier call."""
         return any(isinstance(value, FromOutput | Derived) for value in self.arguments)
 
     def made(self, n: int, of: int) -> list[Any]:
-        """Its arguments for `n` samples where it had `of`; what comes from earlier calls stays open."""
+        """Make the arguments for `n` samples. Those from earlier calls stay open."""
         made = [
             value.made(n, of) if isinstance(value, Shape) else value for value in self.arguments
         ]
         if self.fixed:
             from trainpace.workload import Copier
 
-            # each step gets its own, which a model may write into
+            # each step gets its own copy, since a model may write into it
             made = [
                 Copier({})(value.value) if isinstance(value, Fixed) else value for value in made
             ]
         return made
 
-    def holds_still(self, of: int) -> bool:
-        """Whether something that it got says that its batch is a graph, whose edges do not grow with its nodes: an object, a
-        sparse matrix, or pairs of nodes."""
-        pairs = [
-            len(s.sizes) == 2 and s.sizes[0] == 2 and of != 2 and s.is_whole for s in self.shapes
-        ]
-        return (
-            any(pairs)
-            or any(v.samples > 0 for v in self.fixed)
-            or any(s.values for s in self.shapes)
+    def has_fixed_batch(self, of: int) -> bool:
+        """Return True if an argument shows that the batch is a graph: an object, a sparse matrix,
+        or pairs.
+
+        A graph's edges do not grow with its nodes, so another batch size cannot be made up.
+        """
+        return any(value.samples > 0 for value in self.fixed) or any(
+            shape.values or (of != 2 == len(shape.sizes) == shape.sizes[0] and shape.is_whole)
+            for shape in self.shapes
         )
 
     def run(
@@ -181,15 +209,19 @@ class Call(NamedTuple):
 
 
 def _derived(value: Derived, outputs: Sequence[Sequence[Any]], sizes: tuple[int, ...]) -> Any:
-    """A tensor of its sizes through which gradients flow to all that it was made of."""
+    """Return a tensor through which gradients flow to all its sources."""
     import torch
 
     means = [outputs[call][position].mean() for call, position in value.places]
-    return torch.empty(sizes, dtype=value.dtype, device="meta") + sum(means[1:], means[0])
+    return torch.empty(sizes, dtype=value.dtype, device="meta") + _sum(means)
+
+
+def _sum(tensors: Sequence[Any]) -> Any:
+    return sum(tensors[1:], tensors[0])
 
 
 def _scaled(sizes: tuple[int, ...], n: int, of: int) -> tuple[int, ...]:
-    """With as many samples; what has no such dimension first stays as it is."""
+    """Return sizes for as many samples. A tensor without such a first dimension keeps its sizes."""
     if not sizes or n == of or sizes[0] % of or (of == 1 and sizes[0] > 1):
         return sizes
     return (n * (sizes[0] // of), *sizes[1:])
@@ -225,7 +257,7 @@ def _placeholder(value: Any, outputs: Outputs) -> Any:
 
 
 def tensors_of(value: Any) -> list[Any]:
-    """The tensors of an output, those among them that an object holds, such as a distribution of actions."""
+    """Return the tensors of an output, with those inside objects such as a distribution of actions."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -241,8 +273,8 @@ def tensors_of(value: Any) -> list[Any]:
 CAPTURED_IN_STEP = 1
 WORKLOAD_FILE = "workload.json"
 OTHER_FORMS: Any = ("amp", "half")
-"""Of which a model may lack one: what it makes itself may have another format than its weights."""
-ONE_BATCH = "It could be traced at the script's own batch of {} alone, and holds for no other."
+"""Precision policies of which a model may support only some."""
+ONE_BATCH = "It could only be traced at the script's own batch of {}, and holds for no other."
 BETWEEN = "The step also computes something between its modules, which is not counted."
 _EVALUATES = (
     "the training's {} evaluates the loss several times a step; a step here is one evaluation and"
@@ -251,12 +283,12 @@ _EVALUATES = (
 _SHARDED = ("placements", "_is_flat_param", "ds_id")
 """Attributes of parameters under FSDP2, FSDP and DeepSpeed's ZeRO-3."""
 LONGEST_S = 20.0
-"""What tracing may take once the script has ended: a recurrent network of 999 calls a sequence took 186 s."""
+"""Limit for tracing once the script has ended. A recurrent network of 999 calls took 186 s."""
 
 
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in what runs longer than that on the main thread; elsewhere it takes the time that it takes."""
+    """Raise TimeoutError after `seconds` on the main thread. Other threads have no limit."""
 
     def late(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"tracing the model takes longer than {seconds:g} s")
@@ -266,9 +298,8 @@ def at_most(seconds: float) -> Iterator[None]:
     except (AttributeError, ValueError):  # no such signal, or another thread
         yield
         return
-    pending, every = signal.setitimer(
-        signal.ITIMER_REAL, seconds, 1.0
-    )  # again, where it was swallowed
+    # repeated, because an exception may be swallowed
+    pending, every = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
     finally:
@@ -277,13 +308,13 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 class Capture:
-    """The calls of the second step up to its first backward pass, and copies of the models that they call."""
+    """The calls of the second step up to its first backward pass, and copies of the models in them."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.calls: list[Call] = []
         self.outputs = Outputs()
-        """The tensors that each call returned; let go when the backward pass begins."""
+        """The tensors that each call returned. They are released when the backward pass begins."""
         self.losses: list[tuple[int, int]] = []
         """(call, position) of the outputs that the loss was made of."""
         self.batch_size = 0
@@ -293,18 +324,20 @@ class Capture:
         self.copier: Any = None
         self.optimizer: Any = None
         self.needs_closure = ""
-        """The name of an optimizer that evaluates the loss itself, as often as it likes."""
+        """Name of an optimizer that evaluates the loss itself, any number of times."""
         self.names: list[str] = []
         self.aside: dict[str, None] = {}
         """Names of models that the step also runs without gradients."""
         self.order: list[int] = []
-        """The models that were called before the first backward pass, and then those since the last one."""
+        """The models that were called before the first backward pass. `later` holds those since the
+        last one.
+        """
         self.later: list[int] | None = None
         self.failed = self.awaits = False
         self.seen = ""
 
     def attempt(self, part: Callable[..., None], *args: Any) -> None:
-        """Do a part of the capture; where it fails, note why there is none."""
+        """Do a part of the capture. If it fails, log the reason."""
         if self.failed:
             return
         try:
@@ -316,12 +349,12 @@ class Capture:
             self.recorder.log.note({"no_workload": in_words(error)})
 
     def forget(self) -> None:
-        """Let the outputs go: their memory is the script's."""
+        """Release the outputs: their memory is the script's."""
         self.outputs = Outputs()
 
     @property
     def is_open(self) -> bool:
-        """Whether calls are noted: in the second step, before its first backward pass."""
+        """Whether calls are recorded: in the second step, before its first backward pass."""
         return not self.failed and self.recorder.steps == CAPTURED_IN_STEP and self.later is None
 
     @property
@@ -329,7 +362,7 @@ class Capture:
         return self.is_open and bool(self.outputs)
 
     def before(self, model: Any, args: Any, kwargs: Any) -> None:
-        """Called before an outermost module runs with gradients."""
+        """Handle an outermost module that is about to run with gradients."""
         recorder = self.recorder
         if (
             recorder.steps != CAPTURED_IN_STEP
@@ -360,7 +393,7 @@ class Capture:
     def copied(self, model: Any) -> Any:
         if any(hasattr(p, name) for p in model.parameters() for name in _SHARDED):
             raise Untraceable(
-                "its parameters are sharded among processes, and only whole ones are traced"
+                "its parameters are sharded among processes, and only whole ones can be traced"
             )
         from trainpace.workload import Copier, meta_memo
 
@@ -376,7 +409,7 @@ class Capture:
         )
 
     def made_by(self, criterion: Any, args: Any, kwargs: Any) -> None:
-        """Called before a module or function without parameters, which is noted if it receives an output."""
+        """Handle a module or function without parameters. It is recorded if it receives an output."""
         call = described(criterion, args, kwargs, self.outputs)
         if call.follows:
             self.note(call)
@@ -384,26 +417,25 @@ class Capture:
     def note(self, call: Call) -> None:
         if len(self.calls) == MOST_CALLS:
             raise Untraceable(
-                f"a step calls its modules and losses more than {MOST_CALLS} times, and so many are"
-                " not followed"
+                f"a step calls its modules and losses more than {MOST_CALLS} times, which is too many"
             )
         self.calls.append(call)
         self.outputs.begin()
         self.awaits = True
 
     def after(self, output: Any) -> None:
-        """Called with what an outermost module returned, or a loss function."""
+        """Handle the result of an outermost module or a loss function."""
         if self.follows and self.awaits:
             self.outputs.put(tensors_of(output))
         self.awaits = False
 
     def without_gradients(self, model: Any) -> None:
-        """Called when an outermost module runs without gradients, whose work is not traced."""
+        """Handle an outermost module that runs without gradients. Its work is not traced."""
         if any(True for _ in model.parameters()):
             self.aside[type(model).__qualname__] = None
 
     def backward(self, roots: Any) -> None:
-        """Called before gradients of these tensors are computed."""
+        """Handle tensors whose gradients are about to be computed."""
         if self.recorder.steps != CAPTURED_IN_STEP or not self.calls:
             return
         if self.later is not None:
@@ -424,51 +456,45 @@ class Capture:
     def by_hand(
         self, outputs: Any, inputs: Any = (), *_: Any, create_graph: bool = False, **__: Any
     ) -> None:
-        """Called where the script itself asks for gradients by torch.autograd.grad, with its arguments."""
+        """Handle a call of torch.autograd.grad by the script itself."""
         if self.recorder.steps != CAPTURED_IN_STEP or not self.calls:
             return
         if create_graph or not all(tensor.is_leaf for tensor in tensors_of(inputs)):
             raise Untraceable(
-                "gradients of torch.autograd.grad, which its step asks for, are not followed"
+                "its step uses gradients of torch.autograd.grad, which cannot be traced"
             )
         self.backward(outputs)
 
     def turns(self) -> None:
-        """Raise where the calls since the last backward pass are others than those before the first."""
+        """Raise if the calls since the last backward pass differ from those before the first."""
         if self.later != self.order:
             raise Untraceable(
-                "its step has several backward passes, each over other calls, and only one is"
-                " followed"
+                "its step has several backward passes over different calls, and only one can be"
+                " traced"
             )
 
     def ends(self) -> None:
-        """Called when the second step has ended."""
+        """Handle the end of the second step."""
         self.forget()
         if self.later:
             self.turns()
 
     def stepper(self) -> Any:
-        """The copy of the optimizer, or of several of one kind as one, that has the copies of the parameters."""
-        own, covered = [], set[int]()
-        for optimizer in (ref() for ref in self.recorder.optimizers):
-            updated = (
-                set()
-                if optimizer is None
-                else {id(p) for group in optimizer.param_groups for p in group["params"]}
-            )
-            if (
-                updated & self.copier.memo.keys() and not updated <= covered
-            ):  # a wrapper has the parameters of another
-                own.append(optimizer)
-                covered |= updated
+        """Return a copy of the optimizer that has the copies of the parameters.
+
+        Several optimizers of one kind are copied as one.
+        """
+        own = self._own_optimizers()
         last = self.recorder.optimizer() if self.recorder.optimizer is not None else None
         if own and _wants_closure(own[0]):
             self.needs_closure = type(own[0]).__name__
             return None
-        if not own:
-            own = [last] if last is not None and not _wants_closure(last) else []
+        if not own and last is not None and not _wants_closure(last):
+            own = [last]
         if len({type(one) for one in own}) > 1:
-            raise Untraceable("its step has optimizers of several kinds, and only one is followed")
+            raise Untraceable(
+                "its step has optimizers of several kinds, and only one can be traced"
+            )
         if not own:
             return None
         from trainpace.workload import meta_optimizer
@@ -477,23 +503,32 @@ class Capture:
         for group in stepper.param_groups:
             group["params"] = [p for p in group["params"] if p.device.type == "meta"]
             if "fused" in group:
-                group["fused"] = None  # which the meta device has not
+                group["fused"] = None  # the meta device has no fused implementation
         return stepper
+
+    def _own_optimizers(self) -> list[Any]:
+        """Return the optimizers of the copied parameters, without wrappers of another one."""
+        own, covered = [], set[int]()
+        for optimizer in (ref() for ref in self.recorder.optimizers):
+            groups = [] if optimizer is None else optimizer.param_groups
+            updated = {id(p) for group in groups for p in group["params"]}
+            if updated & self.copier.memo.keys() and not updated <= covered:
+                own.append(optimizer)
+                covered |= updated
+        return own
 
     # ---- at the end
 
     def write(self, folder: str) -> None:
         self.forget()
         if not self.copies or self.later is None:
-            if (
-                self.recorder.steps > CAPTURED_IN_STEP
-                and self.recorder.trials is None
-                and self.names
-            ):
+            recorder = self.recorder
+            was_due = recorder.steps > CAPTURED_IN_STEP and recorder.trials is None
+            if was_due and self.names:
                 raise Untraceable("no backward pass of torch was seen in its second step")
             return
         if not self.batch_size:
-            raise Untraceable("it is called without a tensor, and a batch is known by one")
+            raise Untraceable("it is called without a tensor, so its batch size is unknown")
         import torch
         from msgspec.structs import replace
 
@@ -515,16 +550,12 @@ class Capture:
             notes=self.notes(),
             sample=", ".join("x".join(map(str, sizes[1:])) or "number" for sizes in shapes),
         )
+        is_fixed = any(call.has_fixed_batch(self.batch_size) for call in self.calls)
         with torch.random.fork_rng(devices=[]), at_most(LONGEST_S), silence():
-            workload = traced(
-                task, self.batch_size, any(call.holds_still(self.batch_size) for call in self.calls)
-            )
+            workload = traced(task, self.batch_size, is_fixed)
         if self.needs_closure:
-            workload = replace(
-                workload,
-                assumes_optimizer=True,
-                notes=(*workload.notes, _EVALUATES.format(self.needs_closure)),
-            )
+            notes = (*workload.notes, _EVALUATES.format(self.needs_closure))
+            workload = replace(workload, assumes_optimizer=True, notes=notes)
         save(workload, os.path.join(folder, WORKLOAD_FILE))
         self.recorder.log.note({"workload": WORKLOAD_FILE, "loss": self.seen})
 
@@ -544,7 +575,7 @@ class Capture:
         return [n, *(call.made(n, self.batch_size) for call in self.calls)]
 
     def forward(self, model: Any, batch: Any) -> Any:
-        """The tensors that each call returns."""
+        """Return the tensors that each call returns."""
         models = [model] if len(self.copies) == 1 else list(model)
         n, *arguments = batch
         outputs: list[list[Any]] = []
@@ -554,21 +585,25 @@ class Capture:
         return outputs
 
     def loss(self, model: Any, batch: Any) -> Any:
-        """The sum of what the loss was made of: losses as they are, of other outputs the mean."""
+        """Return the sum of the losses, or of the means of other outputs."""
         outputs = self.forward(model, batch)
         ends = [outputs[call][position] for call, position in self.losses]
-        made = [call for call, _ in self.losses if not isinstance(self.calls[call].module, int)]
+        made = any(not isinstance(self.calls[call].module, int) for call, _ in self.losses)
         if not ends:
             ends = [t for t in outputs[-1] if t.is_floating_point() and t.requires_grad]
-        are_losses = all(t.dim() == 0 for t in ends)
-        self.seen = ("called" if made else "output") if are_losses else "mean of the outputs"
-        means = [t if t.dim() == 0 else t.float().mean() for t in ends]
-        return sum(means[1:], means[0])
+        self.seen = "mean of the outputs"
+        if all(t.dim() == 0 for t in ends):
+            self.seen = "called" if made else "output"
+        return _sum([t if t.dim() == 0 else t.float().mean() for t in ends])
 
 
-def traced(task: Any, batch_size: int, holds_still: bool) -> Any:
-    """The task's workload, for any batch size where it can be had, else for the script's own. A batch that `holds_still` has
-    no other.
+def traced(task: Any, batch_size: int, has_fixed_batch: bool) -> Any:
+    """Trace the task for any batch size if possible, otherwise for the script's own.
+
+    Args:
+        task: The captured training.
+        batch_size: The script's own batch.
+        has_fixed_batch: The batch cannot have another size.
     """
     from msgspec.structs import replace
 
@@ -577,7 +612,7 @@ def traced(task: Any, batch_size: int, holds_still: bool) -> Any:
 
     workload, only = None, None
     with contextlib.suppress(TrainpaceError):
-        workload = None if holds_still else trace_task(task, ("fp32",))
+        workload = None if has_fixed_batch else trace_task(task, ("fp32",))
     if workload is None:
         only = batch_size
         workload = trace_task(task, ("fp32",), only_batch=only)
@@ -593,7 +628,7 @@ def traced(task: Any, batch_size: int, holds_still: bool) -> Any:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Let a model that prints in its forward pass print nothing more, after the script has ended."""
+    """Silence a model that prints in its forward pass, once the script has ended."""
     with (
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(nowhere),
@@ -603,15 +638,15 @@ def silence() -> Iterator[None]:
 
 
 class Untraceable(Exception):
-    """What Trainpace cannot trace, to follow a colon."""
+    """A reason why the model cannot be traced. It is written after a colon."""
 
 
 def in_words(error: Exception) -> str:
-    """Why there is no workload: what Trainpace could not do."""
+    """Return the reason why there is no workload."""
     if isinstance(error, Untraceable | TimeoutError):
         return str(error)
     if isinstance(error, ImportError):
-        return f"the script's Python lacks a module that tracing takes ({error})"
+        return f"the script's Python lacks a module that tracing needs ({error})"
     if isinstance(error.__cause__, TimeoutError):
         return str(error.__cause__)
     if isinstance(error.__cause__, Exception) and isinstance(error, ValueError):
@@ -624,7 +659,10 @@ def in_words(error: Exception) -> str:
 
 
 def _number_format(model: Any) -> str:
-    """As `Execution.precision` names it: autocast's, else that of 16-bit weights; empty for fp32."""
+    """Return the precision as in `Execution.precision`: autocast's, else that of 16-bit weights.
+
+    It is empty for fp32.
+    """
     import torch
 
     weights = next(model.parameters())
@@ -635,7 +673,7 @@ def _number_format(model: Any) -> str:
 
 
 def _wants_closure(optimizer: Any) -> bool:
-    """Whether its step evaluates the loss itself, as often as it likes."""
+    """Return True if the optimizer's step evaluates the loss itself."""
     import inspect
 
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")

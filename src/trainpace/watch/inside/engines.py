@@ -1,4 +1,9 @@
-"""Hooks for packages that a script may import."""
+"""Hooks for packages that a script may import.
+
+They cover collectives, DDP's own counters, Lightning, transformers, DeepSpeed, loggers and
+safetensors. Each is installed when the script imports the package. A name that a version lacks is
+skipped.
+"""
 
 import contextlib
 import functools
@@ -31,7 +36,7 @@ REDUCTIONS = (
     "all_gather",
     "all_to_all_single",
 )
-"""torch 2.13 calls `reduce_scatter_tensor` and `all_gather_into_tensor` by their new names, which end in `_single`."""
+"""torch 2.13 renamed `reduce_scatter_tensor` and `all_gather_into_tensor` to names in `_single`."""
 OTHER_COLLECTIVES = (
     "broadcast",
     "barrier",
@@ -84,7 +89,7 @@ def _collective(recorder: Recorder, plain: Callable[..., Any], name: str) -> Cal
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
         named = name
-        with contextlib.suppress(Exception):  # a group of a kind that nobody thought of
+        with contextlib.suppress(Exception):  # an unknown kind of group
             named = ranks.collective_name(name, args, kwargs)
         if named not in charged:
             charged[named] = recorder.wraps(plain, COMMUNICATION, named)
@@ -110,7 +115,7 @@ def _data_parallel(module: Any, recorder: Recorder) -> None:
 
 
 def note_ddp(recorder: Recorder) -> None:
-    """Write DDP's counters of its sampled steps to the trail: nanoseconds of backward, of communication, and of their overlap."""
+    """Log DDP's counters of its sampled steps, in ns: backward, communication, and their overlap."""
     for model in list(_ddp):
         try:
             data = model._get_ddp_logging_data()
@@ -124,7 +129,7 @@ def note_ddp(recorder: Recorder) -> None:
             "bucket_sizes",
             "total_parameter_size_bytes",
         )
-        if "avg_backward_comm_time" not in data:  # too early, or the ranks have parted
+        if "avg_backward_comm_time" not in data:  # too early, or the ranks have diverged
             continue
         recorder.log.note({"ddp": {key: data[key] for key in wanted if key in data}})
 
@@ -166,9 +171,12 @@ def _folder_of_save_model(trainer: Any, output_dir: str | None = None, *_: Any, 
 
 
 def _saving(recorder: Recorder, name: str, folder: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Charges a method that saves, and skips it under trials: transformers names the folder itself and removes older ones,
-    so nothing may be written there. Of a script that is only looked at, it is skipped where the folder that `folder` finds in the
-    method's arguments holds checkpoints of an earlier run."""
+    """Charge a method that saves, and skip it under trials.
+
+    transformers names the folder itself and removes older ones, so nothing may be written there.
+    Under `trainpace look` it is skipped if the folder, which `folder` finds in the method's
+    arguments, holds checkpoints of an earlier run.
+    """
 
     def change(save: Callable[..., Any]) -> Callable[..., Any]:
         charged = recorder.wraps(save, CHECKPOINT, name)
@@ -190,7 +198,7 @@ def _saving(recorder: Recorder, name: str, folder: Callable[..., Any]) -> Callab
 
 
 def _safetensors(module: ModuleType, recorder: Recorder) -> None:
-    """Files that compiled code writes, which no audit hook sees."""
+    """Hook into files that compiled code writes, which no audit hook sees."""
     _patch(module, "save_file", _saved_beside(recorder, "save_file", "filename"))
     _patch(module, "save_model", _charged(recorder, CHECKPOINT, "save_model"))
 
@@ -228,7 +236,7 @@ def _deepspeed(module: ModuleType, recorder: Recorder) -> None:
     def beginning(init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(init)
         def call(*args: Any, **kwargs: Any) -> None:
-            # its optimizer steps once a parameter group, and ZeRO's once to make its states
+            # its optimizer steps once per parameter group, and ZeRO's once to make its states
             recorder.step_is_the_engines = True
             init(*args, **kwargs)
 
@@ -243,7 +251,7 @@ def _micro_step(recorder: Recorder, backward: Callable[..., Any]) -> Callable[..
     def call(*args: Any, **kwargs: Any) -> Any:
         before = recorder.micro_steps
         result = backward(*args, **kwargs)
-        recorder.micro_steps = before + 1  # however often torch's own was called within
+        recorder.micro_steps = before + 1  # torch's own backward may be called several times within
         return result
 
     return call
