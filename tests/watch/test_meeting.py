@@ -60,8 +60,8 @@ def test_a_folder_that_is_not_shared_is_told_by_each_of_them(tmp_path, monkeypat
         lambda: met(tmp_path / "own", 2, 0.3),
     )
     assert said[0] == said[1]
-    assert said[0].startswith("task 2 of 3 did not come to")
-    assert said[2].startswith("task 0 of 3 did not come to")
+    assert said[0].startswith("task 2 of 3")
+    assert said[2].startswith("task 0 of 3")
 
 
 def test_the_first_waits_until_what_others_recorded_is_seen(tmp_path, monkeypatch):
@@ -112,9 +112,7 @@ def test_a_command_that_waits_for_a_failed_task_is_ended_with_its_exit_code(tmp_
     assert (code, time.monotonic() - began < 30) == (7, True)
     note = json.loads((tmp_path / "command.json").read_text())
     assert note["exit_code"] == 7
-    assert note["unended"].endswith(
-        "Trainpace ended the command of task 0, since it waited for ranks that had failed."
-    )
+    assert "command of task 0" in note["unended"]
 
 
 def test_a_training_that_stands_still_is_ended_only_after_its_first_steps(tmp_path):
@@ -149,9 +147,9 @@ def test_a_disk_that_does_not_answer_ends_no_training(tmp_path, monkeypatch):
 def test_a_task_that_gave_up_is_not_taken_to_be_there(tmp_path):
     two = FIRST._replace(tasks=2)
     second = two._replace(number=1)
-    with pytest.raises(TrainpaceError, match="did not come"):
+    with pytest.raises(TrainpaceError, match="task 0 of 2"):
         tasks.meet(tmp_path, second, patience_s=-tasks.SLACK_S)
-    with pytest.raises(TrainpaceError, match="1 of 2 did not come"):
+    with pytest.raises(TrainpaceError, match="1 of 2"):
         tasks.meet(tmp_path, two, patience_s=0.0)
 
 

@@ -1,4 +1,4 @@
-"""Run a command with the recorder in every Python process that it starts, and put back the files that it wrote over."""
+"""Run a command with the recorder in each Python process that it starts, and clean up after it."""
 
 import contextlib
 import json
@@ -26,9 +26,9 @@ from trainpace.watch.tasks import Task
 INJECT = Path(__file__).parent / "inject"
 COMMAND_FILE = "command.json"
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals with which a job's scheduler tells a script to save its state; they are passed on to the command."""
+"""Signals with which a scheduler tells a script to save its state. They are passed on to it."""
 END_S = 40.0
-"""How long a command that is ended may take for it: torchrun gives its workers 30 s."""
+"""Seconds that a command may take to end. torchrun gives its workers 30 s."""
 
 
 def environment(
@@ -38,7 +38,7 @@ def environment(
     stop_after_s: float | None = None,
     task: Task | None = None,
 ) -> dict[str, str]:
-    """The command's environment: the recorder's folder first on Python's path, and where to record."""
+    """Return the command's environment: the recorder's folder on Python's path, and its settings."""
     path = os.pathsep.join(p for p in (str(INJECT), before.get("PYTHONPATH", "")) if p)
     changed = {**before, "PYTHONPATH": path, "TRAINPACE_WATCH": str(folder.resolve())}
     number = None if task is None else task.number
@@ -59,40 +59,56 @@ def watch(
     stop_after_s: float | None = None,
     busy: str = "",
 ) -> int:
-    """Run the command to its end, recording into `folder`; returns its exit code, 128 + n where signal n ended it. As a `task`
-    of several the first one waits for the others' ends, for a bounded time, and keeps how they ended; under `trials` each of them
-    does, and where one fails the others' commands are ended, with its exit code. With `stop_after_s` its
-    training ends after so many seconds of steps, and files of earlier runs that it wrote over are put back. `busy`: what is
-    kept in the recording of other programs, in words.
+    """Run a command to its end and record it.
 
-    The command keeps its input, its output (unless `output` is another file descriptor for what it prints, or `output_file` takes
-    that and its errors) and its signals: an interrupt reaches it as usual, others are passed on, and the recording so far is
-    kept. Raises TrainpaceError where the command cannot be started.
+    The command keeps its input, output and signals: an interrupt reaches it as usual, and other
+    signals are passed on. The recording so far survives.
+
+    If this is one of several tasks, the first one waits for the ends of the others, for a limited
+    time, and stores how they ended. Under `trials` each task waits. If one fails, the commands of
+    the others are ended, with its exit code.
+
+    Args:
+        command: The program and its arguments.
+        folder: The folder for the recording.
+        trials: The settings of interventions.
+        output: A file descriptor for the command's output.
+        task: The task of several that this process is.
+        output_file: A file for the command's output and errors.
+        stop_after_s: Seconds of steps after which the training ends. Files of earlier runs that it
+            wrote over are put back.
+        busy: A sentence on other programs that keep the machine busy, for the recording.
+
+    Returns:
+        The exit code, or 128 + n if signal n ended the command.
+
+    Raises:
+        TrainpaceError: The command cannot be started.
     """
     if shutil.which(command[0]) is None:
         raise no_command(command[0])
     begun = time.monotonic()
-    note = {
+    note: dict[str, Any] = {
         "command": list(command),
         "started": time.time(),
         "seconds": None,
         "exit_code": None,
         "trials": trials,
     }
-    note |= {"busy": busy} if busy else {}
-    note |= {"together_by": "torchrun" if task.is_node else "srun"} if task is not None else {}
+    if busy:
+        note["busy"] = busy
+    if task is not None:
+        note["together_by"] = "torchrun" if task.is_node else "srun"
     make_folder(folder)
-    keeps = task is None or task.reports
     if task is not None:
         tasks.arrive(folder, task)
-    if keeps:
+    reports = task is None or task.reports
+    if reports:
         write_whole(folder / COMMAND_FILE, json.dumps(note))
     around = environment(folder, os.environ, trials, stop_after_s, task)
-    lookout = (
-        tasks.Lookout(folder, task, _limit_s(trials))
-        if task is not None and trials is not None
-        else None
-    )
+    lookout = None
+    if task is not None and trials is not None:
+        lookout = tasks.Lookout(folder, task, _limit_s(trials))
     with contextlib.ExitStack() as stack:
         errors = None
         if output_file is not None:
@@ -100,79 +116,97 @@ def watch(
         if trials is not None:
             around |= stack.enter_context(temporary_folder())
         code = _run(command, around, output, errors, lookout)
-    if lookout is not None and lookout.gave_up and task is not None:
-        code = tasks.first_failure(tasks.ends(folder, task)) or code
-    tidies = trials is not None or stop_after_s is not None
-    if tidies and task is None:
-        note |= _tidy(
-            folder, notes_in(folder), trials, whole=stop_after_s is not None and code == 0
-        )
+    if lookout is not None and lookout.gave_up:
+        code = tasks.first_failure(tasks.ends(folder, lookout.task)) or code
+    cleans_up = trials is not None or stop_after_s is not None
+    if cleans_up and task is None:
+        ended_by_itself = stop_after_s is not None and code == 0
+        note |= _clean_up(folder, notes_in(folder), trials, ended_by_itself)
     note |= {"seconds": time.monotonic() - begun, "exit_code": code}
     shown = code if code >= 0 else 128 - code
     with ending_with(shown):
         make_folder(folder)  # the command may have removed it
         if task is not None:
-            tasks.end(folder, task, code)
-            if keeps or tidies:
-                missing = tasks.missing_after(folder, task)
-            if tidies:
-                note |= _tidy_in_turn(folder, task, trials, missing)
-            if keeps:
-                gave_up = "" if lookout is None else lookout.gave_up
-                note["unended"] = tasks.ends_in_words(folder, task, missing, gave_up)
-                note["exit_code"] = code or tasks.first_failure(tasks.ends(folder, task))
-        if keeps:
+            gave_up = "" if lookout is None else lookout.gave_up
+            note |= _end_of_task(folder, task, trials, cleans_up, code, gave_up)
+        if reports:
             write_whole(folder / COMMAND_FILE, json.dumps(note))
     return shown
 
 
-def _limit_s(trials: Mapping[str, object] | None) -> float:
-    """How long ranks wait for the first one's word."""
-    limit = (trials or {}).get("limit_s")
+def _limit_s(trials: Mapping[str, object]) -> float:
+    """Return the seconds that ranks wait for rank 0's decisions."""
+    limit = trials.get("limit_s")
     return float(limit) if isinstance(limit, int | float) else float("inf")
 
 
-def _tidy(
+def _end_of_task(
     folder: Path,
-    noted: Notes,
+    task: Task,
     trials: Mapping[str, object] | None,
-    whole: bool,
+    cleans_up: bool,
+    code: int,
+    gave_up: str,
+) -> dict[str, Any]:
+    """Report this task's end, wait for the others if necessary, and clean up in turn."""
+    tasks.end(folder, task, code)
+    if not (task.reports or cleans_up):
+        return {}
+    missing = tasks.missing_after(folder, task)
+    done: dict[str, Any] = {}
+    if cleans_up:
+        done = _clean_up_in_turn(folder, task, trials, missing)
+    if task.reports:
+        done["unended"] = tasks.ends_in_words(folder, task, missing, gave_up)
+        done["exit_code"] = code or tasks.first_failure(tasks.ends(folder, task))
+    return done
+
+
+def _clean_up(
+    folder: Path,
+    notes: Notes,
+    trials: Mapping[str, object] | None,
+    ended_by_itself: bool,
     accounts: Notes | None = None,
 ) -> dict[str, list[str]]:
-    remove_trial_checkpoints(noted)
+    remove_trial_checkpoints(notes)
     if trials is None or "writes_in" not in trials:
-        return put_back(folder, noted, whole, accounts)
+        return put_back(folder, notes, ended_by_itself, accounts)
     return {}
 
 
-def _tidy_in_turn(
+def _clean_up_in_turn(
     folder: Path, task: Task, trials: Mapping[str, object] | None, missing: Sequence[int]
 ) -> dict[str, list[str]]:
-    """Each task tidies up after its own processes, since what they wrote may be on its node's disk; one that wrote over the same
-    files as earlier tasks comes after these. For the first task, what all of them put back."""
-    mine = notes_in(folder, lambda header: header.get("task") == task.number)
+    """Clean up after this task's processes. The first task returns what all tasks put back.
+
+    Each task does so itself, since its files may be on its node's disk. A task that wrote over the
+    same files as earlier tasks comes after these.
+    """
+
+    def of_task(number: int) -> Notes:
+        return notes_in(folder, lambda header: header.get("task") == number)
+
+    mine = of_task(task.number)
     if copied := set(mine.values("copied")):
-        before = [
-            n for n in range(task.number) if n not in missing and copied & _copied_by(folder, n)
-        ]
-        tasks.await_tidied(folder, task, before)
+        earlier = [n for n in range(task.number) if n not in missing]
+        same = [n for n in earlier if copied & set(of_task(n).values("copied"))]
+        tasks.await_tidied(folder, task, same)
     host = socket.gethostname()
     of_host = notes_in(folder, lambda header: header.get("host") == host)
-    tasks.tidied(folder, task, _tidy(folder, mine, trials, False, of_host))
+    tasks.tidied(folder, task, _clean_up(folder, mine, trials, False, of_host))
     if not task.reports:
         return {}
     tasks.await_tidied(folder, task, [n for n in range(task.tasks) if n not in missing])
     return tasks.put_back_by_all(folder, task)
 
 
-def _copied_by(folder: Path, number: int) -> set[str]:
-    return set(notes_in(folder, lambda header: header.get("task") == number).values("copied"))
-
-
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[dict[str, str]]:
-    """Environment variables that give a script under trials a temporary folder: it is ended before it can remove its
-    own. The compiler's cache stays where it was."""
+    """Yield environment variables for a temporary folder of a script under trials.
+
+    The script is ended before it can remove its own files. The compiler's cache stays where it was.
+    """
     # not beside the recording: sockets have short names
     with tempfile.TemporaryDirectory(
         prefix="trainpace-trial-", ignore_cleanup_errors=True
@@ -201,7 +235,7 @@ def _run(
 
 
 def _wait(process: subprocess.Popen[bytes], lookout: tasks.Lookout) -> int:
-    """Its exit code; it is ended where there is nothing to wait for any more."""
+    """Return the exit code. The command is ended if it waits in vain."""
     patience_s = tasks.LOOK_S
     while True:
         try:
@@ -215,13 +249,13 @@ def _wait(process: subprocess.Popen[bytes], lookout: tasks.Lookout) -> int:
 
 
 NOT_RESTORED = "earlier"
-"""The folder of a recording with files of earlier runs that were not put back."""
+"""Folder of a recording for files of earlier runs that were not put back."""
 _PATIENCE_S = 1.0
 """Loader workers that were killed have a log open for a moment longer."""
 
 
 def notes_in(folder: Path, of: Callable[[dict[str, Any]], bool] | None = None) -> Notes:
-    """What the command's processes have noted; with `of`, those whose trail has a header of that kind."""
+    """Return what the command's processes logged, or those whose header `of` accepts."""
     paths = [
         path for path in folder.glob("process-*.trail") if of is None or of(header_of(path) or {})
     ]
@@ -229,39 +263,51 @@ def notes_in(folder: Path, of: Callable[[dict[str, Any]], bool] | None = None) -
 
 
 def put_back(
-    folder: Path, notes: Notes, whole: bool, accounts: Notes | None = None
+    folder: Path, notes: Notes, ended_by_itself: bool, accounts: Notes | None = None
 ) -> dict[str, list[str]]:
-    """Put back the files of earlier runs over which a script wrote that was ended or failed: names of those `restored`, and of
-    those `left` as they are, since another program writes them too; their earlier content is then kept in the recording's folder.
-    Where the script came to its own end (`whole`: with exit code 0), what it wrote stays, as it does alone. `accounts`: notes of
-    all processes on this host that may have written the same files, where `notes` are of some."""
-    whole = whole and not any(notes.values("stopped"))
+    """Put back the files of earlier runs that a script wrote over.
+
+    If the script came to its own end, its files stay, as without Trainpace.
+
+    Args:
+        folder: The folder of the recording.
+        notes: Notes of the processes whose files are put back.
+        ended_by_itself: The command ended with exit code 0.
+        accounts: Notes of all processes on this host that may have written the same files.
+
+    Returns:
+        The paths that were `restored`, and those `left` as they are because another program writes
+        them too. Earlier contents of the latter are moved into the recording's folder.
+    """
+    stays = ended_by_itself and not any(notes.values("stopped"))
     saved = {(place, tuple(state)) for states in notes.values("saved") for place, state in states}
     copied = [str(place) for place in notes.values("copied")]
-    shared = set() if whole else _written_by_others((accounts or notes).values("written"), copied)
-    done: dict[str, list[str]] = {"restored": [], "left": []}
+    shared = set() if stays else _written_by_others((accounts or notes).values("written"), copied)
+    done: dict[str, list[str]] = {}
     for place in dict.fromkeys((*map(str, notes.values("earlier")), *copied)):
         aside = aside_of(place, str(folder.resolve()))
         if not os.path.lexists(aside):
             continue
         with contextlib.suppress(OSError):
-            if whole:
+            if stays:
                 _remove(aside)
             elif place in shared or (place not in copied and _is_anothers(place, saved)):
-                kept = _unused(folder / NOT_RESTORED / os.path.basename(place))
-                kept.parent.mkdir(exist_ok=True)
-                shutil.move(aside, kept)
-                done["left"].append(place)
+                unused = _unused(folder / NOT_RESTORED / os.path.basename(place))
+                unused.parent.mkdir(exist_ok=True)
+                shutil.move(aside, unused)
+                done.setdefault("left", []).append(place)
             else:
                 _remove(place)
                 os.rename(aside, place)
-                done["restored"].append(place)
-    return {name: places for name, places in done.items() if places}
+                done.setdefault("restored", []).append(place)
+    return done
 
 
 def remove_trial_checkpoints(notes: Notes) -> None:
-    """Remove checkpoints that were written under trials, beside the script's own, and the folders made for them that are empty
-    then: a script that resumes from its newest folder would find nothing there."""
+    """Remove checkpoints written under trials, and the folders made for them if they are empty.
+
+    A script that resumes from its newest folder would find nothing in an empty one.
+    """
     written = [
         place for place in map(str, notes.values("trial_checkpoint")) if place.endswith(OF_TRIAL)
     ]
@@ -274,33 +320,37 @@ def remove_trial_checkpoints(notes: Notes) -> None:
 
 
 def _is_anothers(place: str, saved: Collection[tuple[str, tuple[int, ...]]]) -> bool:
-    """Whether a checkpoint is another one than this run left there."""
+    """Return True if a checkpoint is not the one that this run left."""
     states = {state for name, state in saved if name == place}
     return bool(states) and os.path.lexists(place) and state_of(place) not in states
 
 
 def _written_by_others(written: Collection[Any], places: Collection[str]) -> set[str]:
-    """Files that other programs have written meanwhile or have open, and those of which nobody can say it, since a process was
-    killed before it could give its account (`written`: those of all processes)."""
+    """Return the files that other programs wrote meanwhile, or have open.
+
+    A file counts as well if that is unknown, since a process was killed before it could log its
+    counts. `written` has the counts of all processes.
+    """
     accounts = [account for found in written for account in found]
-    shared = set()
-    for place in set(places):
-        own = [account for account in accounts if account["place"] == place]
-        closed = max((account["closed"] for account in own), default=0)
-        mine = sum(account["opened"] - account["open"] for account in own)
-        is_same = os.path.exists(place) and all(
-            account["inode"] == os.stat(place).st_ino for account in own
-        )
-        if not own or closed > mine or not is_same:
-            shared.add(place)
+    shared = {place for place in places if _may_be_shared(place, accounts)}
     until = time.monotonic() + _PATIENCE_S
     while (held := _held(set(places) - shared)) and time.monotonic() < until:
         time.sleep(0.1)
     return shared | held
 
 
+def _may_be_shared(place: str, accounts: Sequence[dict[str, Any]]) -> bool:
+    own = [account for account in accounts if account["place"] == place]
+    if not own or not os.path.exists(place):
+        return True
+    inode = os.stat(place).st_ino
+    closed = max(account["closed"] for account in own)
+    mine = sum(account["opened"] - account["open"] for account in own)
+    return closed > mine or any(account["inode"] != inode for account in own)
+
+
 def _held(places: Collection[str]) -> set[str]:
-    """Those of the files that some process, of those that we may ask, has open for writing."""
+    """Return the files that a visible process has open for writing."""
     if not places:
         return set()
     import psutil

@@ -1,5 +1,10 @@
-"""Where the steps of ranks that train together go, which rank is behind the others, by how much, and why."""
+"""How ranks that train together affect each other: stragglers, collectives, clocks and links.
 
+A collective is as slow as its slowest link, and all ranks wait alike, so its time alone does not
+show which link that is. The kernel's counts of each connection do.
+"""
+
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +23,10 @@ from trainpace.watch.inside.event_log import (
     EVALUATION,
     FORWARD,
     LOADER_START,
+    NO_SYNC,
     OPTIMIZER,
-    TRIALS,
+    PLAIN,
+    SETTLING,
     Span,
     Step,
 )
@@ -42,9 +49,12 @@ LEAVE_TOGETHER = (
     "all_gather_coalesced",
     "all_gather_object",
 )
-"""Collectives that no rank can leave before all have arrived, by the names under which they are recorded."""
+"""Collectives that no rank can leave before all have arrived, by their recorded names."""
 HOST_WAITS = frozenset(("gloo", "mpi"))
-"""Backends whose collectives end when the call returns. With the others a device waits, and the host does not say when."""
+"""Backends whose collectives end when the call returns.
+
+With the others a device waits, and the host does not know when.
+"""
 
 
 class Collective(NamedTuple):
@@ -56,8 +66,11 @@ class Collective(NamedTuple):
 
 
 class RankStep(NamedTuple):
-    """A step of one rank: its time by part, the collectives that all ranks leave together, the time of all exchange by name (of
-    which those are a part), their calls, and the numbers in its inputs (0 where nobody counted)."""
+    """A step of one rank.
+
+    `together` holds the collectives that all ranks leave together. `by_name_ns` and `calls` cover
+    all collectives. `input_elements` is 0 if nobody counted.
+    """
 
     number: int
     parts_ns: tuple[int, ...]
@@ -71,13 +84,16 @@ class RankStep(NamedTuple):
         return self.parts_ns[COMMUNICATION]
 
     def own_ns(self) -> int:
-        """The step without exchange, which is this rank's own pace."""
+        """Return the step's time without communication: this rank's own pace."""
         return sum(self.parts_ns) - self.communication_ns
 
 
 def rank_steps(records: Iterable[Any]) -> dict[int, RankStep]:
-    """The plain steps after the warm-up of a trail whose spans were kept and that have no evaluation, by their number; none
-    where the host does not wait for its collectives."""
+    """Return the steps of one event log that can be compared among ranks, by their number.
+
+    They are plain steps after the warm-up with spans and without an evaluation, whose collectives
+    not every step has. There are none if the host does not wait for collectives.
+    """
     steps: list[tuple[Step, list[Span]]] = []
     notes, spans = Notes(), list[Span]()
     is_detailed = False
@@ -89,40 +105,37 @@ def rank_steps(records: Iterable[Any]) -> dict[int, RankStep]:
             continue
         notes.add(r)
         if isinstance(r, Step):
-            # what an evaluation exchanges counts as evaluation, and not every step has one
-            if (
-                is_detailed
-                and r.trial == 0
-                and r.number >= WARM_UP_STEPS
-                and not r.parts_ns[EVALUATION]
-            ):
+            is_plain = r.trial == PLAIN and not r.parts_ns[EVALUATION]
+            if is_detailed and is_plain and r.number >= WARM_UP_STEPS:
                 steps.append((r, spans))
             spans, is_detailed = [], False
     if any(notes.values("accelerator")) or not set(notes.values("backend")) <= HOST_WAITS:
         return {}
-    held = inputs_of(notes)
+    sizes = inputs_of(notes)
     names = {note.content["number"]: note.content["name"] for note in notes.with_name("number")}
     return {
-        step.number: _rank_step(step, found, names, held.get(step.number, 0))
+        step.number: _rank_step(step, found, names, sizes.get(step.number, 0))
         for step, found in steps
     }
 
 
-def _rank_step(step: Step, spans: Sequence[Span], names: Mapping[int, str], held: int) -> RankStep:
+def _rank_step(step: Step, spans: Sequence[Span], names: Mapping[int, str], size: int) -> RankStep:
     together, by_name, calls, until = [], Counter[str](), Counter[str](), step.start_ns
     for span in sorted(spans, key=lambda s: (s.start_ns, -s.end_ns)):
-        if span.end_ns > until and span.end_ns <= step.end_ns:
+        if until < span.end_ns <= step.end_ns:
             name = names.get(span.name, "")
             by_name[name] += span.end_ns - max(span.start_ns, until)
             calls[name] += 1
             until = span.end_ns
             if name in LEAVE_TOGETHER:
                 together.append(Collective(name, span.start_ns, span.end_ns))
-    return RankStep(step.number, step.parts_ns, tuple(together), dict(by_name), dict(calls), held)
+    return RankStep(step.number, step.parts_ns, tuple(together), dict(by_name), dict(calls), size)
 
 
 def common(ranks: Mapping[int, Mapping[int, RankStep]]) -> dict[int, list[RankStep]]:
-    """By rank, the steps that all ranks recorded with the same collectives in the same order; the others tell nothing."""
+    """Return, by rank, the steps that all ranks recorded with the same collectives in the same
+    order.
+    """
     first, *rest = ranks.values()
 
     def alike(number: int) -> bool:
@@ -134,14 +147,20 @@ def common(ranks: Mapping[int, Mapping[int, RankStep]]) -> dict[int, list[RankSt
 
 
 CHUNK = 50
-"""Steps that share an offset: enough for a median, and few enough that a clock which is 20 ppm off drifts by little in them."""
+"""Steps that share a clock offset.
+
+They are enough for a median, and few enough that a clock that is 20 ppm off drifts little.
+"""
 SHORTEST, LEAST_TAKEN = 4, 8
-"""One collective in so many is taken, and of few collectives at least so many."""
+"""One in this many collectives is used for an offset, but at least `LEAST_TAKEN`."""
 
 
 class Clock(Record):
-    """A node's clock against that of the lowest rank's node: `offset_ms` ahead, known to `uncertainty_ms` either way. `wall_ms`:
-    what the time of day is ahead there; the other clock counts from each node's own start."""
+    """A node's clock against that of the lowest rank's node.
+
+    It is `offset_ms` ahead, give or take `uncertainty_ms`. `wall_ms` is how far its time of day is
+    ahead; the other clock counts from each node's own start.
+    """
 
     node: str
     offset_ms: float
@@ -150,7 +169,7 @@ class Clock(Record):
 
 
 class Offsets(NamedTuple):
-    """What a node's clock is ahead of the lowest rank's node: nanoseconds at each of the common steps, 0 for that node itself."""
+    """How far a node's clock is ahead of the lowest rank's node, in ns at each common step."""
 
     at_ns: tuple[int, ...]
     uncertainty_ns: float = 0.0
@@ -159,8 +178,15 @@ class Offsets(NamedTuple):
 def offsets(
     steps: Mapping[int, Sequence[RankStep]], nodes: Mapping[int, str]
 ) -> dict[str, Offsets]:
-    """By node. The uncertainty is the larger of two: half the range of what 9 in 10 of the collectives say, and the transfer,
-    within which ranks may leave one after the other."""
+    """Return the clock offset of each node.
+
+    Leaving a collective is one moment on all clocks, up to the time of the transfer. As NTP does
+    with its packets, only the quarter with the shortest transfers is used, and its median is taken,
+    again for every `CHUNK` steps because clocks run at different speeds.
+
+    The uncertainty is the larger of two: half the range of the middle 90% of the collectives, and
+    the transfer, within which ranks may leave one after the other.
+    """
     first = nodes[min(steps)]
     known = {first: Offsets((0,) * len(steps[min(steps)]))}
     transfers = _transfers_ns(list(steps.values()))
@@ -173,7 +199,7 @@ def offsets(
 
 
 def clocks(known: Mapping[str, Offsets]) -> tuple[Clock, ...]:
-    """Of the nodes other than the lowest rank's."""
+    """Return the clocks of all nodes but the lowest rank's."""
     _, *others = known.items()
     return tuple(
         Clock(
@@ -186,7 +212,7 @@ def clocks(known: Mapping[str, Offsets]) -> tuple[Clock, ...]:
 
 
 def _transfers_ns(ranks: Sequence[Sequence[RankStep]]) -> list[list[int]]:
-    """By step and collective, the time of the rank that waited least: about that of the transfer."""
+    """Return the time of the rank that waited least: about the transfer. By step and collective."""
     return [
         [
             min(e.leaves_ns - e.arrives_ns for e in same)
@@ -210,35 +236,40 @@ def _offsets(
     if len(chunks) > 1 and len(chunks[-1]) < CHUNK // 2:
         chunks[-2:] = [chunks[-2] + chunks[-1]]
     at_ns: list[int] = []
-    strays: list[int] = []
+    errors: list[int] = []
     least: list[int] = []
     for chunk in chunks:
-        every = sorted(pair for step in chunk for pair in step)
-        taken = every[: max(LEAST_TAKEN, len(every) // SHORTEST)]
-        # nanoseconds since a node's start would lose digits as a float
-        near = taken[0][1]
-        offset = near + round(median([apart - near for _, apart in taken]))
+        every = sorted(itertools.chain.from_iterable(chunk))
+        shortest = every[: max(LEAST_TAKEN, len(every) // SHORTEST)]
+        # as a float, nanoseconds since a node's start would lose digits
+        near = shortest[0][1]
+        offset = near + round(median([apart - near for _, apart in shortest]))
         at_ns += [offset] * len(chunk)
-        strays += [apart - offset for _, apart in taken]
-        least += [transfer for transfer, _ in taken]
-    strays.sort()
-    cut = len(strays) // 20
-    return Offsets(tuple(at_ns), max((strays[-1 - cut] - strays[cut]) / 2, median(least)))
+        errors += [apart - offset for _, apart in shortest]
+        least += [transfer for transfer, _ in shortest]
+    errors.sort()
+    cut = len(errors) // 20
+    return Offsets(tuple(at_ns), max((errors[-1 - cut] - errors[cut]) / 2, median(least)))
 
+
+# ---- links
 
 LEAST_BYTES = 1_000_000
-"""A connection that sent less says nothing about its link; those of a rendezvous do."""
+"""A connection that sent less, such as one of a rendezvous, does not show the speed of its link."""
 LITTLE = 20
-"""A connection carries little that carries less than one part in so many of what the largest to the same peer does."""
+"""A connection carries little if the largest to the same peer carries this many times as much."""
 LEAST_BUSY_US = 20_000
 """The kernel counts in ticks of up to 10 ms."""
 SLOW = 1.5
-"""A link is slow that takes so many times as long as the usual one for the same bytes."""
+"""A link is slow if it takes this many times as long as the usual one for the same bytes."""
 
 
 class LinkRate(Record):
-    """What `sender` sent to `receiver` in a step, and how fast while something was on its way: a slow link, or a sender that
-    its network holds back, shows in it, a receiver that computes does not."""
+    """Bytes that `sender` sent to `receiver` per step, and the rate while data was in flight.
+
+    The rate shows a slow link, or a sender that its network holds back, but not a receiver that
+    computes.
+    """
 
     sender: str
     receiver: str
@@ -247,8 +278,11 @@ class LinkRate(Record):
 
 
 class SlowLink(Record):
-    """`ms`: how much longer a step takes than if the link were as fast as the usual one, if nothing hides it. `at_least`: the
-    usual one is held back by this one too, as between two nodes, so that it costs more."""
+    """A slow link.
+
+    `ms` is the time per step that it costs against the usual link, if nothing hides it. If
+    `at_least` is true, it holds the usual link back too, as between two nodes, and costs more.
+    """
 
     sender: str
     receiver: str
@@ -259,30 +293,32 @@ class SlowLink(Record):
 
 
 def link_rates(logs: Mapping[int, Sequence[Any]], nodes: Mapping[int, str]) -> tuple[LinkRate, ...]:
-    """The links between nodes, from the records of each rank's trail; the connections of two nodes' ranks together."""
+    """Return the rates of the links between nodes, over all connections of two nodes' ranks.
+
+    `logs` has the records of each rank's event log.
+    """
     counted = {
         rank: [r for r in records if isinstance(r, dict) and "links" in r]
         for rank, records in logs.items()
     }
-    at = {
+    node_at = {
         own: nodes[rank] for rank, notes in counted.items() for n in notes for own, *_ in n["links"]
     }
-    exchanging = {
-        r: _steps_between(logs[r], notes[0], notes[-1]) for r, notes in counted.items() if notes
-    }
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    steps: dict[tuple[str, str], int] = {}
+    steps: Counter[tuple[str, str]] = Counter()
     for rank, notes in counted.items():
         if len(notes) < 2:
             continue
         first, last = _by_peer(notes[0]["links"]), _by_peer(notes[-1]["links"])
+        between = _steps_between(logs[rank], notes[0], notes[-1])
         for peer, (sent, busy_us) in last.items():
-            before = first.get(peer, (0, 0))
-            if peer in at and at[peer] != nodes[rank]:
-                link = nodes[rank], at[peer]
+            receiver = node_at.get(peer, nodes[rank])
+            if receiver != nodes[rank]:
+                link = nodes[rank], receiver
+                before = first.get(peer, (0, 0))
                 sums[link][0] += sent - before[0]
                 sums[link][1] += busy_us - before[1]
-                steps[link] = max(steps.get(link, 1), exchanging[rank])
+                steps[link] = max(steps[link] or 1, between)
     return tuple(
         LinkRate(
             sender=sender,
@@ -296,22 +332,26 @@ def link_rates(logs: Mapping[int, Sequence[Any]], nodes: Mapping[int, str]) -> t
 
 
 def _steps_between(records: Sequence[Any], first: dict[str, Any], last: dict[str, Any]) -> int:
-    """Those after one look at the links up to another, without those whose exchange an intervention left out; settling steps are
-    of the intervention that follows."""
+    """Return the steps between two counts of the links, without those that sent no gradients.
+
+    Settling steps belong to the intervention that follows.
+    """
     begin, end = int(first["link_steps"]), int(last["link_steps"])
-    left_out, settling = 0, 0
+    silent = settling = 0
     for step in (r for r in records if isinstance(r, Step) and begin < r.number <= end):
-        if TRIALS[step.trial] == "settling":
+        if step.trial == SETTLING:
             settling += 1
         else:
-            left_out += settling + 1 if TRIALS[step.trial] == "no_sync" else 0
+            silent += settling + 1 if step.trial == NO_SYNC else 0
             settling = 0
-    return end - begin - left_out
+    return end - begin - silent
 
 
 def _by_peer(connections: Sequence[Sequence[Any]]) -> dict[str, tuple[int, int]]:
-    """Of several connections to one peer those that carry much: what a rendezvous says now and then is acknowledged late, and so
-    would count as slow."""
+    """Sum the connections to each peer that carry much.
+
+    Messages of a rendezvous are acknowledged late, and would make a link seem slow.
+    """
     to_peer = defaultdict(list)
     for _, peer, sent, busy_us in connections:
         to_peer[peer].append((int(sent), int(busy_us)))
@@ -323,8 +363,10 @@ def _by_peer(connections: Sequence[Sequence[Any]]) -> dict[str, tuple[int, int]]
 
 
 def slow_links(rates: Sequence[LinkRate]) -> tuple[SlowLink, ...]:
-    """Links that are slower than the usual one, the slowest first. The usual one is the slowest of the fastest quarter, since a
-    slow link also holds back the acknowledgements of what is sent to its sender; that other direction is not told.
+    """Return the links that are slower than the usual one, the slowest first.
+
+    The usual one is the slowest of the fastest quarter. A slow link also delays the
+    acknowledgements of data sent to its sender; that other direction is not reported.
     """
     if len(rates) < 2:
         return ()
@@ -347,18 +389,23 @@ def slow_links(rates: Sequence[LinkRate]) -> tuple[SlowLink, ...]:
 
 LEAST_STEPS = 5
 BEHIND = 0.05
-"""A rank that is behind the others by a smaller share of a step is no straggler, nor is a smaller wait for it told."""
+"""Least share of a step by which a straggler is behind, and that a reported wait takes."""
 MORE = 1.1
-"""Inputs hold more where they hold so many times the others'."""
+"""Least ratio of input sizes that counts as a larger input."""
 ROUNDING_MS = 1e-6
 COMPUTE, DATA_PARTS = (FORWARD, BACKWARD, OPTIMIZER), (DATA, LOADER_START)
 Cause = Literal["data", "inputs", "compute", "host"]
 
 
 class RankShare(Record):
-    """The mean step of one rank by what it does; the parts add up to it. `waiting_ms`: for the last rank to arrive at a
-    collective; `transfer_ms`: in collectives once all have arrived; `undivided_ms`: in exchange that cannot be divided so.
-    `input_elements`: numbers in the largest input of the model, a step; for a language model, tokens.
+    """The mean step of one rank by what it does. The parts add up to the step.
+
+    Attributes:
+        waiting_ms: Waiting at a collective for the last rank to arrive.
+        transfer_ms: Time in collectives once all ranks have arrived.
+        undivided_ms: Communication that cannot be divided in this way.
+        input_elements: Size of the model's largest input per step. For a language model, its
+            tokens.
     """
 
     rank: int
@@ -374,8 +421,10 @@ class RankShare(Record):
 
 
 class CollectiveShare(Record):
-    """One kind of collective, the mean over ranks: how often in a step, and what it exposes. `waiting_ms` and `transfer_ms` are
-    None where they cannot be told apart: where not all ranks leave it together, or it is waited for later.
+    """One kind of collective, as the mean over ranks.
+
+    `waiting_ms` and `transfer_ms` are None if they are not distinguishable: not all ranks leave it
+    together, or it is waited for later.
     """
 
     name: str
@@ -386,10 +435,12 @@ class CollectiveShare(Record):
 
 
 class Straggler(Record):
-    """A rank that comes later than the others: by `ms` a step, with its 90 % interval, of them `cause_ms` for this cause.
+    """A rank that comes later than the others.
 
-    Causes: its data; more numbers in its inputs, `elements` against the others' `usual_elements`; its computing, for the same
-    inputs; or its host, which is all else. Milliseconds of the cause may be more than its own: another part may be shorter.
+    It is `ms` per step behind, with a 90% interval, and `cause_ms` of that belong to the cause: its
+    data; more numbers in its inputs (`elements` against `usual_elements`); its computing, for the
+    same inputs; or its host, which is the rest. `cause_ms` may exceed `ms` if another part is
+    shorter.
     """
 
     rank: int
@@ -404,8 +455,10 @@ class Straggler(Record):
 
 
 class Together(Record):
-    """What ranks that train together do to each other, over `steps` steps. `uneven_ms`: a step's mean waiting where no rank is
-    always behind, but the one with the most in its inputs is the last in most steps; None elsewhere.
+    """How ranks that train together affect each other, over `steps` steps.
+
+    `uneven_ms` is a step's mean waiting if no rank is always behind, but the one with the largest
+    inputs is the last in most steps. Otherwise it is None.
     """
 
     steps: int
@@ -428,7 +481,7 @@ def together(
     nodes: Mapping[int, str],
     rates: Sequence[LinkRate],
 ) -> Together | None:
-    """None for one rank alone, and where too few steps have collectives that all ranks leave together."""
+    """Compare the ranks. Returns None for one rank, or if too few steps have common collectives."""
     if len(by_rank) < 2:
         return None
     steps = common(by_rank)
@@ -452,19 +505,20 @@ def together(
 
 
 def _divided(steps: Steps, nodes: Mapping[int, str], known: Mapping[str, Sequence[int]]) -> Divided:
-    """Every collective's time, divided where the last rank arrives."""
+    """Divide the time of every collective at the arrival of the last rank."""
     divided: Divided = {rank: [] for rank in steps}
     for i in range(len(next(iter(steps.values())))):
         shift = {rank: known[nodes[rank]][i] for rank in steps}
-        last = [
-            max(steps[rank][i].together[k].arrives_ns - shift[rank] for rank in steps)
-            for k in range(len(next(iter(steps.values()))[i].together))
+        arrivals = [
+            [collective.arrives_ns - shift[rank] for collective in steps[rank][i].together]
+            for rank in steps
         ]
+        last = [max(same) for same in zip(*arrivals, strict=True)]
         for rank in steps:
             parts = []
-            for exchange, last_ns in zip(steps[rank][i].together, last, strict=True):
-                whole = exchange.leaves_ns - exchange.arrives_ns
-                waits = min(max(last_ns - (exchange.arrives_ns - shift[rank]), 0), whole)
+            for collective, last_ns in zip(steps[rank][i].together, last, strict=True):
+                whole = collective.leaves_ns - collective.arrives_ns
+                waits = min(max(last_ns - (collective.arrives_ns - shift[rank]), 0), whole)
                 parts.append((waits / 1e6, (whole - waits) / 1e6))
             divided[rank].append(parts)
     return divided
@@ -483,7 +537,7 @@ def _share(
     waiting, transfer = (
         fmean(math.fsum(parts[which] for parts in s) for s in divided) for which in (0, 1)
     )
-    # a collective that does something else meanwhile, as turning an object into a tensor, has less time of its own
+    # a collective that also converts an object to a tensor has less time of its own
     waiting = min(waiting, exchange)
     transfer = min(transfer, exchange - waiting)
     undivided = exchange - waiting - transfer
@@ -506,54 +560,47 @@ def _mean_ms(steps: Sequence[RankStep], parts: Sequence[int]) -> float:
 
 
 def _collectives(steps: Steps, divided: Divided) -> tuple[CollectiveShare, ...]:
-    """The one that exposes most first."""
+    """Return the collectives, the one that exposes most first."""
     every = [
         (s, parts) for rank in steps for s, parts in zip(steps[rank], divided[rank], strict=True)
     ]
-    found = []
-    for name in {name for s, _ in every for name in s.by_name_ns}:
-        of_name = [
-            part
-            for s, parts in every
-            for e, part in zip(s.together, parts, strict=True)
-            if e.name == name
-        ]
-        waiting, transfer = (
-            math.fsum(part[which] for part in of_name) / len(every) for which in (0, 1)
+    of_name: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for s, parts in every:
+        for collective, part in zip(s.together, parts, strict=True):
+            of_name[collective.name].append(part)
+    count = len(every)
+
+    def share(name: str) -> CollectiveShare:
+        waits, transfers = zip(*of_name.get(name, [(0.0, 0.0)]), strict=True)
+        is_divided = name in of_name
+        return CollectiveShare(
+            name=name,
+            per_step=sum(s.calls.get(name, 0) for s, _ in every) / count,
+            exposed_ms=fmean(s.by_name_ns.get(name, 0) for s, _ in every) / 1e6,
+            waiting_ms=math.fsum(waits) / count if is_divided else None,
+            transfer_ms=math.fsum(transfers) / count if is_divided else None,
         )
-        found.append(
-            CollectiveShare(
-                name=name,
-                per_step=sum(s.calls.get(name, 0) for s, _ in every) / len(every),
-                exposed_ms=fmean(s.by_name_ns.get(name, 0) for s, _ in every) / 1e6,
-                waiting_ms=waiting if of_name else None,
-                transfer_ms=transfer if of_name else None,
-            )
-        )
+
+    found = map(share, {name for s, _ in every for name in s.by_name_ns})
     return tuple(sorted(found, key=lambda c: (-c.exposed_ms, c.name)))
 
 
 def _stragglers(steps: Steps, shares: Sequence[RankShare]) -> tuple[Straggler, ...]:
-    """Ranks whose own pace, which is the step without exchange, is behind that of the usual ones; the last one first."""
+    """Return the ranks whose own pace is slower than the usual one, the slowest first."""
     own = {rank: [s.own_ns() / 1e6 for s in steps[rank]] for rank in steps}
     mean = {rank: fmean(times) for rank, times in own.items()}
-    whole = fmean(s.step_ms for s in shares)
+    least = BEHIND * fmean(s.step_ms for s in shares)
     middle = sorted(mean.values())[(len(mean) - 1) // 2]
-    usual = [rank for rank in mean if mean[rank] - middle <= BEHIND * whole]
-    of_usual = [s for s in shares if s.rank in usual]
+    usual = [share for share in shares if mean[share.rank] - middle <= least]
+    usual_ms = [fmean(times) for times in zip(*(own[s.rank] for s in usual), strict=True)]
     found = []
     for share in shares:
-        if share.rank in usual:
+        if share in usual:
             continue
-        each = [
-            a - fmean(b)
-            for a, b in zip(
-                own[share.rank], zip(*(own[r] for r in usual), strict=True), strict=True
-            )
-        ]
-        _, half = mean_and_half_width([fmean(block) for block in consecutive_blocks(each, 10)])
-        ms = fmean(each)
-        if ms > max(half, BEHIND * whole):
+        behind = [a - b for a, b in zip(own[share.rank], usual_ms, strict=True)]
+        _, half = mean_and_half_width([fmean(block) for block in consecutive_blocks(behind, 10)])
+        ms = fmean(behind)
+        if ms > max(half, least):
             found.append(
                 Straggler(
                     rank=share.rank,
@@ -561,7 +608,7 @@ def _stragglers(steps: Steps, shares: Sequence[RankShare]) -> tuple[Straggler, .
                     ms=ms,
                     ms_low=ms - half,
                     ms_high=ms + half,
-                    **_cause(share, of_usual),
+                    **_cause(share, usual),
                 )
             )
     return tuple(sorted(found, key=lambda s: -s.ms))
@@ -574,8 +621,8 @@ def _cause(share: RankShare, usual: Sequence[RankShare]) -> dict[str, Any]:
     }
     cause = max(more, key=lambda c: more[c])
     elements, usual_elements = share.input_elements, fmean(u.input_elements for u in usual)
-    sizes = {"elements": elements, "usual_elements": usual_elements}
-    # work that grows with its inputs takes at least half of what they hold more; else something else is slow as well
+    # If its work grows with its inputs, it explains at least half of the difference. Otherwise
+    # something else is slow as well.
     expected = (
         fmean(u.compute_ms for u in usual) * (elements / usual_elements - 1)
         if usual_elements
@@ -585,7 +632,8 @@ def _cause(share: RankShare, usual: Sequence[RankShare]) -> dict[str, Any]:
     return {
         "cause": "inputs" if cause == "compute" and is_longer else cause,
         "cause_ms": more[cause],
-        **sizes,
+        "elements": elements,
+        "usual_elements": usual_elements,
     }
 
 
@@ -604,7 +652,10 @@ def _uneven_ms(steps: Steps, shares: Sequence[RankShare]) -> float | None:
 
 
 def _exposed(found: Sequence[SlowLink], shares: Sequence[RankShare]) -> tuple[SlowLink, ...]:
-    """Those whose time is not hidden: at most as long as the transfer that ranks are seen to wait for."""
+    """Return the slow links whose time is not hidden.
+
+    It is at most as long as the transfer that ranks are seen to wait for.
+    """
     transfer = median([s.transfer_ms + s.undivided_ms for s in shares])
     least = BEHIND * fmean(s.step_ms for s in shares)
     exposed = (replace(s, ms=min(s.ms, transfer)) for s in found)

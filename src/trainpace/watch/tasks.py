@@ -1,4 +1,13 @@
-"""Several `trainpace watch` as one: the tasks of a job step of srun, or torchrun on several nodes."""
+"""Several `trainpace watch` as one: the tasks of a job step of srun, or torchrun on several nodes.
+
+All tasks record into one shared folder, and the first one reports for all. Under interventions they
+begin together, each writes there how it ended, and the others wait for that, for a limited time. A
+network file system may keep a folder's listing for up to a minute, so one node sees late what
+another writes, unless it changes the folder itself.
+
+The variables are those of srun's manual. A batch script has SLURM_PROCID as well, but no step, and
+runs its command alone.
+"""
 
 import contextlib
 import json
@@ -18,8 +27,11 @@ from trainpace.watch.inside.event_log import Step
 
 
 class Task(NamedTuple):
-    """One of `tasks` tasks. `step` names the job, the step in it, and which start of the job it is; `is_node`: that of torchrun
-    on one of several nodes, whose names may come again in another run."""
+    """One of `tasks` tasks.
+
+    `step` names the job, its step, and the number of its restart. `is_node` is true for torchrun on
+    one of several nodes, whose names may be the same in another run.
+    """
 
     step: str
     number: int
@@ -36,7 +48,7 @@ class Task(NamedTuple):
 
 
 def task_of(environment: Mapping[str, str]) -> Task | None:
-    """The task of srun that this process is; None where it has the step to itself, or there is none."""
+    """Return the task of srun that this process is. None if it is alone, or not under srun."""
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     job, step, number, tasks = (environment.get(name, "") for name in names)
     if not (number.isdigit() and tasks.isdigit() and int(tasks) > 1 and job and step):
@@ -50,7 +62,7 @@ def task_of(environment: Mapping[str, str]) -> Task | None:
 
 
 def node_of(command: Sequence[str]) -> Task | None:
-    """The node that torchrun is told to be, by the options of its manual; None where it is told none, or is not asked for."""
+    """Return the node that torchrun's options name, or None."""
     nodes, number = (_torchrun_options(command).get(name, "") for name in ("nnodes", "node-rank"))
     if not (nodes.isdigit() and number.isdigit() and int(number) < int(nodes)) or int(nodes) < 2:
         return None
@@ -58,7 +70,10 @@ def node_of(command: Sequence[str]) -> Task | None:
 
 
 def is_one_of_unnumbered_nodes(command: Sequence[str]) -> bool:
-    """Whether torchrun is one of several, and it is not said which, since they agree on that themselves."""
+    """Return True for torchrun on one of several nodes without its number.
+
+    Such nodes agree on their numbers themselves.
+    """
     options = _torchrun_options(command)
     nodes = options.get("nnodes", "").partition(":")[0]
     return nodes.isdigit() and int(nodes) > 1 and node_of(command) is None
@@ -84,12 +99,15 @@ def _torchrun_options(command: Sequence[str]) -> dict[str, str]:
 
 
 def take(folder: Path, task: Task) -> bool:
-    """Make the folder the step's own, as each of its tasks does, in any order; False where something else is in it, or, for a
-    node, its own earlier recording."""
+    """Claim the folder for the step, as each of its tasks does in any order.
+
+    Returns:
+        False if the folder holds anything else, or an earlier recording of this node.
+    """
     mark = folder / f"step-{task.step}"
     if folder.exists() and not folder.is_dir():
         return False
-    # looked for last: what is in the folder may be another task's mark, made meanwhile
+    # checked last, because another task may make the mark meanwhile
     if folder.exists() and any(folder.iterdir()) and not mark.exists():
         return False
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,13 +121,19 @@ def take(folder: Path, task: Task) -> bool:
 
 
 PATIENCE_S = 60.0
-"""How long the first task waits for the others after its own command has ended."""
+"""Seconds that the first task waits for the others after its own command has ended."""
 MEET_S, NODES_MEET_S = 120.0, 600.0
-"""How long tasks wait for each other before they begin: srun starts them at once, nodes of torchrun are started by hand."""
+"""Seconds that tasks wait for each other before they begin.
+
+srun starts its tasks at once. Nodes of torchrun are started by hand.
+"""
 SLACK_S = 10.0
-"""How much longer the others wait for the first one's word."""
+"""Additional seconds that the others wait for the first task's decision."""
 GRACE_S = 15.0
-"""How long a command may go on after that of another task has failed; most end by themselves, when a connection is gone."""
+"""Seconds that a command may go on after another task's command has failed.
+
+Most commands end by themselves when a connection breaks.
+"""
 POLL_S = 0.2
 LOOK_S, REFRESH_S = 1.0, 5.0
 BEGIN_FILE = "begin.json"
@@ -117,7 +141,7 @@ ON_ALL_NODES = "Give all of them the same new `output` folder, on a disk that ev
 
 
 class Ended(NamedTuple):
-    """How a task's command ended. `after`: tasks that had failed by then."""
+    """The end of a task's command. `after` lists the tasks that had failed before."""
 
     number: int
     host: str
@@ -129,38 +153,41 @@ class Ended(NamedTuple):
 
 
 def arrive(folder: Path, task: Task) -> None:
-    """Say that this task is here."""
-    _write(_here(folder, task.number), {"host": socket.gethostname()})
+    """Write that this task is here."""
+    _write(_file(folder, task.number, HERE), {"host": socket.gethostname()})
 
 
 def meet(folder: Path, task: Task, patience_s: float | None = None) -> None:
-    """Return once all tasks are at the folder. Raises TrainpaceError in each of them where one does not come in time: it does not
-    see the folder or was not started, and interventions that only some ranks make would leave the others waiting.
+    """Return once all tasks have joined in the folder.
+
+    Raises:
+        TrainpaceError: A task does not come in time. It was not started or does not see the
+            folder. All tasks raise this, because interventions on only some ranks would leave
+            the others waiting.
     """
     patience_s = (NODES_MEET_S if task.is_node else MEET_S) if patience_s is None else patience_s
     arrive(folder, task)
     try:
-        missing = _who_does_not_come(folder, task, patience_s)
+        missing = _missing_at_start(folder, task, patience_s)
         if missing:
-            was, does = ("it was", "it does") if len(missing) == 1 else ("they were", "they do")
             raise TrainpaceError(
-                f"{_which(missing, task)} did not come to {folder} within {patience_s:g} s. Either"
-                f" {was} not started, or {does} not see this folder. Nothing is run.",
-                ON_ALL_NODES,
+                f"{_which(missing, task)} did not join in {folder} within {patience_s:g} s. The"
+                " command was not started.",
+                f"Start all of them. {ON_ALL_NODES}",
             )
-    except BaseException:  # Ctrl-C as well: one that comes later must not take this task to be here
+    except BaseException:  # also after Ctrl-C: a late task must not count this one as present
         with contextlib.suppress(OSError):
-            os.unlink(_here(folder, task.number))
+            os.unlink(_file(folder, task.number, HERE))
         raise
 
 
-def _who_does_not_come(folder: Path, task: Task, patience_s: float) -> list[int]:
+def _missing_at_start(folder: Path, task: Task, patience_s: float) -> list[int]:
     if task.reports:
         missing = _awaited(
             folder,
             task,
             patience_s,
-            lambda: [n for n in range(task.tasks) if not _is_there(_here(folder, n))],
+            lambda: [n for n in range(task.tasks) if not _is_there(_file(folder, n, HERE))],
         )
         _write(folder / BEGIN_FILE, {"missing": missing})
         return missing
@@ -175,8 +202,11 @@ def _who_does_not_come(folder: Path, task: Task, patience_s: float) -> list[int]
 
 
 class Lookout:
-    """Looks whether a command that runs under interventions waits for what will never come: for the ranks of a task that has
-    failed, or, once steps were made, for a step longer than all ranks have patience (`still_s`)."""
+    """Detects that a command under interventions waits in vain.
+
+    It waits for the ranks of a task that has failed, or, after the first step, for longer than
+    `still_s`.
+    """
 
     def __init__(self, folder: Path, task: Task, still_s: float) -> None:
         self.folder, self.task, self.still_s = folder, task, still_s
@@ -186,7 +216,7 @@ class Lookout:
         self.gave_up = ""
 
     def gives_up(self) -> bool:
-        """Whether the command is to be ended; `gave_up` then says why."""
+        """Return True if the command has to be ended. `gave_up` then gives the reason."""
         now = time.monotonic()
         if not any(e.exit_code for e in ends(self.folder, self.task)):
             self.failed_since = now
@@ -197,9 +227,9 @@ class Lookout:
             if sizes != self.sizes:
                 self.sizes, self.grown = sizes, now
         if now - self.failed_since > GRACE_S:
-            self.gave_up = "since it waited for ranks that had failed"
+            self.gave_up = "because it waited for failed ranks"
         elif self.steps and now - self.grown > self.still_s:
-            self.gave_up = f"since no rank completed a step for {self.still_s:.0f} s"
+            self.gave_up = f"because no rank completed a step for {self.still_s:.0f} s"
         return bool(self.gave_up)
 
 
@@ -207,72 +237,75 @@ class Lookout:
 
 
 def end(folder: Path, task: Task, exit_code: int) -> None:
-    """Say that this task's command has ended, and how long its trails are, so that others know when they see all of them."""
+    """Write that this task's command has ended, and the size of its logs, so that others see them
+    whole.
+    """
     failed = [e.number for e in ends(folder, task) if e.exit_code]
     host = socket.gethostname()
     logs = {path.name: _size(path) for path in folder.glob(f"*-{host}*.trail")}
     _write(
-        _end(folder, task.number),
+        _file(folder, task.number, END),
         {"exit_code": exit_code, "host": host, "after": failed, "trails": logs},
     )
 
 
 def ends(folder: Path, task: Task) -> list[Ended]:
-    """How those tasks ended that have ended by now."""
-    said = {number: _read(_end(folder, number)) for number in range(task.tasks)}
+    """Return the ends of the tasks that have ended so far."""
     return [
         Ended(
-            n,
+            number,
             str(about.get("host", "")),
             int(about.get("exit_code", 0)),
             tuple(about.get("after", ())),
         )
-        for n, about in said.items()
+        for number, about in _reported(folder, task).items()
         if about is not None
     ]
 
 
+def _reported(folder: Path, task: Task) -> dict[int, dict[str, Any] | None]:
+    return {number: _read(_file(folder, number, END)) for number in range(task.tasks)}
+
+
 def missing_after(folder: Path, task: Task, patience_s: float | None = None) -> list[int]:
-    """Wait until the commands of all tasks have ended and what they recorded is seen; the tasks of which it is not by then."""
+    """Wait until all tasks have ended and their logs are visible. Returns those that are missing."""
 
     def missing() -> list[int]:
-        said = {number: _read(_end(folder, number)) for number in range(task.tasks)}
-        return [n for n, about in said.items() if about is None or not _all_seen(folder, about)]
+        return [
+            number
+            for number, about in _reported(folder, task).items()
+            if about is None or not _all_seen(folder, about)
+        ]
 
     return _awaited(folder, task, PATIENCE_S if patience_s is None else patience_s, missing)
 
 
 def first_failure(ended: Sequence[Ended]) -> int:
-    """The exit code of the one that failed first, as far as that can be told; 0 where none did."""
+    """Return the exit code of the task that failed first, or 0 if none failed."""
     return next((e.exit_code for e in _failed_first(ended)), 0)
 
 
 def ends_in_words(folder: Path, task: Task, missing: Sequence[int], gave_up: str = "") -> str:
-    """Who failed, and whose recording may end early; "" where all ended well. `gave_up`: why this task's command was ended."""
-    first = [
-        e for e in _failed_first(ends(folder, task)) if not (gave_up and e.number == task.number)
-    ]
+    """Describe which tasks failed and whose recording may end early. Empty if all ended well.
+
+    `gave_up` is the reason why this task's command was ended.
+    """
     words = []
-    if first:
+    own = task.number if gave_up else None
+    if first := [e for e in _failed_first(ends(folder, task)) if e.number != own]:
         hosts = " and ".join(dict.fromkeys(e.host for e in first if e.host))
         how = " and ".join(dict.fromkeys(ending_of(e.exit_code) for e in first))
-        words.append(
-            f"{_which([e.number for e in first], task)}{f' (on {hosts})' if hosts else ''} {how}."
-        )
+        on = f" (on {hosts})" if hosts else ""
+        words.append(f"{_which([e.number for e in first], task)}{on} {how}.")
     if gave_up:
         words.append(f"Trainpace ended the command of {task.word} {task.number}, {gave_up}.")
-    never = [
-        n for n in missing if not _is_there(_here(folder, n)) and not _is_there(_end(folder, n))
-    ]
-    late = [n for n in missing if n not in never]
-    if never:
+    came = {n for n in missing for kind in (HERE, END) if _is_there(_file(folder, n, kind))}
+    if never := [n for n in missing if n not in came]:
+        words.append(f"{_which(never, task)} left nothing in {folder}. Every node has to see it.")
+    if late := sorted(came):
         words.append(
-            f"{_which(never, task)} left nothing in {folder}, which every node has to see."
-        )
-    if late:
-        words.append(
-            f"{_which(late, task)} had not ended {PATIENCE_S:.0f} s after the first one, so what"
-            f" {'it' if len(late) == 1 else 'they'} recorded may end early."
+            f"{_which(late, task)} had not ended {PATIENCE_S:.0f} s after the first one. Their"
+            " recordings may end early."
         )
     return " ".join(f"{sentence[:1].upper()}{sentence[1:]}" for sentence in words)
 
@@ -281,24 +314,27 @@ def ends_in_words(folder: Path, task: Task, missing: Sequence[int], gave_up: str
 
 
 def tidied(folder: Path, task: Task, done: dict[str, list[str]]) -> None:
-    """Say what this task has put back and what it has left."""
-    _write(_tidied(folder, task.number), done)
+    """Write the files that this task has put back, and those that it has left."""
+    _write(_file(folder, task.number, TIDIED), done)
 
 
 def await_tidied(
     folder: Path, task: Task, numbers: Sequence[int], patience_s: float | None = None
 ) -> None:
-    """Wait until these tasks have put back what they wrote over. Two of them that put back one file at once would lose it."""
+    """Wait until these tasks have put back their files. Two tasks at once would lose a shared file."""
     patience_s = PATIENCE_S if patience_s is None else patience_s
     _awaited(
-        folder, task, patience_s, lambda: [n for n in numbers if not _is_there(_tidied(folder, n))]
+        folder,
+        task,
+        patience_s,
+        lambda: [n for n in numbers if not _is_there(_file(folder, n, TIDIED))],
     )
 
 
 def put_back_by_all(folder: Path, task: Task) -> dict[str, list[str]]:
-    """What all tasks have put back and left, without repetition."""
+    """Return the files that all tasks have put back and left, without repetition."""
     done: dict[str, list[str]] = {}
-    for about in (_read(_tidied(folder, number)) or {} for number in range(task.tasks)):
+    for about in (_read(_file(folder, number, TIDIED)) or {} for number in range(task.tasks)):
         for name, places in about.items():
             done[name] = list(dict.fromkeys((*done.get(name, []), *places)))
     return done
@@ -307,16 +343,11 @@ def put_back_by_all(folder: Path, task: Task) -> dict[str, list[str]]:
 # ---- files
 
 
-def _here(folder: Path, number: int) -> Path:
-    return folder / f"task-{number}.here"
+HERE, END, TIDIED = "here", "json", "tidied"
 
 
-def _end(folder: Path, number: int) -> Path:
-    return folder / f"task-{number}.json"
-
-
-def _tidied(folder: Path, number: int) -> Path:
-    return folder / f"task-{number}.tidied"
+def _file(folder: Path, number: int, kind: str) -> Path:
+    return folder / f"task-{number}.{kind}"
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:
@@ -324,7 +355,7 @@ def _write(file: Path, content: dict[str, Any]) -> None:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    """None where it is not there, or not whole yet."""
+    """Return a file's content, or None if it is missing or incomplete."""
     with contextlib.suppress(UnreadableInput, OSError):
         said = read_json(file) if file.exists() else None
         return said if isinstance(said, dict) else None
@@ -356,7 +387,7 @@ def _all_seen(folder: Path, about: dict[str, Any]) -> bool:
 def _awaited(
     folder: Path, task: Task, patience_s: float, missing: Callable[[], list[int]]
 ) -> list[int]:
-    """Look until nobody is missing, or the time is over; who is missing then."""
+    """Wait until nobody is missing or the time is over. Returns those that are missing."""
     until, refreshed = time.monotonic() + patience_s, time.monotonic()
     while found := missing():
         now = time.monotonic()
