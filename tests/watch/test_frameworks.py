@@ -248,5 +248,6 @@ def test_an_elastic_restart_is_recorded_as_the_longer_of_its_processes(tmp_path)
     assert rank.steps + 3 == 16
     assert (
         recording.seen
-        == "1 more process trained with the same rank, or with none, for no more steps; those steps are not counted."
+        == "1 more process trained with the same rank, or with none, for no more steps. Those steps are"
+        " not counted."
     )

@@ -168,7 +168,7 @@ def test_ranks_that_left_nothing_are_said(tmp_path):
         )
     )
     assert read_recording(tmp_path).seen == (
-        "ranks 1, 2 of 3 left no training step here. task 1 of 3 had not ended."
+        "ranks 1, 2 of 3 recorded no training step. task 1 of 3 had not ended."
     )
 
 

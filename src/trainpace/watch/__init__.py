@@ -1,5 +1,7 @@
-"""An unchanged training script, recorded: where its steps' time goes. The recorder itself is in this package too and runs
-where packages that reading a recording needs may be missing, so nothing is imported before it is used.
+"""The recorder of an unchanged training script, and the reader of its recordings.
+
+The recorder runs where packages that reading needs may be missing, so nothing is imported before it
+is used.
 """
 
 from typing import TYPE_CHECKING

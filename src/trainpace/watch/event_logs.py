@@ -1,6 +1,7 @@
 """The event logs in a folder: their headers, records and notes."""
 
 import contextlib
+import json
 import mmap
 import struct
 from collections import Counter, defaultdict
@@ -16,7 +17,10 @@ from trainpace.watch.inside.event_log import Fetch, Span, Step, read_header, rec
 
 
 class ProcessLog(NamedTuple):
-    """The trail of a process that imported torch, its header, and the trails of its loaders' workers with their numbers."""
+    """The event log of a process that imported torch, with those of its loaders' workers.
+
+    `workers` holds (path, number of the worker).
+    """
 
     path: Path
     header: dict[str, Any]
@@ -25,20 +29,28 @@ class ProcessLog(NamedTuple):
 
 def process_logs(folder: Path) -> list[ProcessLog]:
     workers = defaultdict(list)
-    for path in sorted(folder.glob("worker-*.trail")):
+    for path, header in _with_headers(folder, "worker-*.trail"):
         with readable(path):
-            if header := header_of(path):
-                workers[header["host"], header["parent"]].append((path, int(header["worker"])))
+            workers[header["host"], header["parent"]].append((path, int(header["worker"])))
     logs = []
-    for path in sorted(folder.glob("process-*.trail")):
+    for path, header in _with_headers(folder, "process-*.trail"):
         with readable(path):
-            if header := header_of(path):
-                logs.append(ProcessLog(path, header, workers[header["host"], header["pid"]]))
+            logs.append(ProcessLog(path, header, workers[header["host"], header["pid"]]))
     return logs
 
 
+def _with_headers(folder: Path, pattern: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path in sorted(folder.glob(pattern)):
+        if header := header_of(path):
+            yield path, header
+
+
 def header_of(path: Path) -> dict[str, Any] | None:
-    """A trail's header; None where the disk was full before it was written. Raises UnreadableInput for another file."""
+    """Return a log's header, or None if the disk was full before it was written.
+
+    Raises:
+        UnreadableInput: The file is not an event log.
+    """
     with readable(path):
         with path.open("rb") as file:
             line = file.readline()
@@ -46,7 +58,7 @@ def header_of(path: Path) -> dict[str, Any] | None:
 
 
 def records_of(path: Path) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
-    """A trail's records, read one at a time; without a record that a killed process left incomplete."""
+    """Yield a log's records one at a time, without one that a killed process left incomplete."""
     with (
         readable(path),
         path.open("rb") as file,
@@ -61,45 +73,48 @@ def fetches_of(path: Path) -> Iterator[Fetch]:
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Around what reads a trail: bytes that were changed can break any of it, and are told as a damaged file."""
+    """Turn errors of damaged bytes, which can break any reading code, into UnreadableInput."""
     try:
         yield
     except UnreadableInput:
         raise
     except OSError as error:
         raise UnreadableInput(f"cannot read {path}: {os_reason(error)}.") from None
-    except (ValueError, RecursionError) as error:
-        is_text = type(error) is ValueError
-        what = str(error) if is_text else "not JSON"
-        raise UnreadableInput(
-            f"{path} cannot be read ({what}).", "Record the command again."
-        ) from None
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        msgspec.ValidationError,
-        struct.error,
-    ):
-        raise UnreadableInput(
-            f"{path} cannot be read (it is damaged).", "Record the command again."
-        ) from None
+    except DAMAGE as error:
+        what = "it is damaged"
+        if isinstance(error, RecursionError | json.JSONDecodeError | UnicodeDecodeError):
+            what = "not JSON"
+        elif type(error) is ValueError:
+            what = str(error)
+        hint = "Record the command again."
+        raise UnreadableInput(f"{path} cannot be read ({what}).", hint) from None
 
+
+DAMAGE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    msgspec.ValidationError,
+    struct.error,
+)
+"""Errors that changed bytes in an event log can cause."""
 
 FEWEST_LOOKS = 3
-"""Looks at the stack that must have met a line. A judgement, nothing measured: of one or two, a share says nothing."""
+"""Least number of stack samples of a line. A judgement: one or two say nothing about its share."""
 
 
 class Note(NamedTuple):
-    """`content` by name, and the number of the last step that had ended by then; -1 before the first."""
+    """Values by name, and the number of the last step that had ended by then, -1 before the first."""
 
     content: dict[str, Any]
     after: int
 
 
 class Notes:
-    """Notes by each of their names, in the order in which they were written."""
+    """Notes by each of their names, in the order of writing."""
 
     def __init__(self, records: Iterable[Any] = ()) -> None:
         self._by_name: defaultdict[str, list[Note]] = defaultdict(list)
@@ -108,7 +123,7 @@ class Notes:
             self.add(record)
 
     def add(self, record: Any) -> None:
-        """Take in a record of a trail: a note, or the step that the next notes come after."""
+        """Add a record of a log: a note, or the step that the next notes come after."""
         if isinstance(record, Step):
             self._after = record.number
         elif isinstance(record, dict):
@@ -128,18 +143,21 @@ class Notes:
         return {name: notes[-1].content[name] for name, notes in self._by_name.items()}
 
     def by_step(self, name: str) -> dict[int, Any]:
-        """The values by the number of the step that they were noted after."""
+        """Return the values by the number of the step that they were logged after."""
         return {note.after: note.content[name] for note in self.with_name(name)}
 
 
 def inputs_of(notes: Notes) -> dict[int, int]:
-    """How many numbers the inputs of a trail's steps held, by the number of the step, as far as they were counted."""
+    """Return the size of each step's inputs, by the step's number, as far as it was counted."""
     return notes.by_step("input_elements")
 
 
 class Loader(Record):
-    """A DataLoader's settings. `samples_in_dataset` and `batches` are None where they have no length. `one_by_one`: samples are
-    asked for one by one, and joined as torch joins them."""
+    """Settings of a DataLoader.
+
+    `samples_in_dataset` and `batches` are None if they have no length. `one_by_one` is true if
+    samples are fetched one by one and collated as torch does.
+    """
 
     dataset: str
     samples_in_dataset: int | None
@@ -153,7 +171,7 @@ class Loader(Record):
 
 
 def training_loader(notes: Notes, taken: Collection[int]) -> Loader | None:
-    """The loader that fed the steps: the first of those that fed any whose batch size was taken, else the first of them."""
+    """Return the loader that fed the steps: one with a batch size that was used, else the first."""
     loaders, feeds = (
         [note.content for note in notes.with_name("loader")],
         set(notes.values("feeds")),
@@ -166,7 +184,10 @@ def training_loader(notes: Notes, taken: Collection[int]) -> Loader | None:
 
 
 class Line(Record):
-    """A line of the script that was seen running, the function that it called, and its share of the samples of its part."""
+    """A line of the script that was seen running.
+
+    `called` is the function that it called, and `share` its share of the samples of its part.
+    """
 
     part: str
     line: str

@@ -1,4 +1,4 @@
-"""A folder of event logs as one recording: the command, its ranks, and what they do to each other."""
+"""A folder of event logs as one recording: the command, its ranks, and their effects on each other."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ STEP_IN_WORDS = (
 
 
 class _Ended(msgspec.Struct):
-    """What `watch` notes of its command (COMMAND_FILE)."""
+    """The content of `COMMAND_FILE`."""
 
     command: tuple[str, ...]
     seconds: float | None
@@ -38,12 +38,19 @@ class _Ended(msgspec.Struct):
 
 
 class Recording(Record):
-    """A watched command: its words, its end, and its ranks. `seen`: without ranks, what ran instead; with them, what is left
-    out (of several processes with the same rank, all but the one with the most steps) or missing (ranks, tasks of srun). `busy`:
-    that other programs kept the machine busy when it began, in words. `together`: what its ranks do to each other; None for one
-    alone, where some are missing, and where the host does not wait for collectives. `restored`: files of earlier runs
-    that were put back after `look` had ended the command; `left`: those that were not, since another program writes them too.
-    `together_by`: what started the tasks or nodes that recorded together, srun or torchrun; empty for one alone.
+    """A watched command, its end, and its ranks.
+
+    Attributes:
+        seen: Without ranks, what ran instead. With ranks, what is missing (ranks, tasks of
+            srun) or not counted (of several processes with the same rank, all but the one with
+            the most steps).
+        busy: Sentence on other programs that kept the machine busy when it began.
+        together: How the ranks affect each other. None for one rank, if some are missing, and
+            if the host does not wait for collectives.
+        restored: Files of earlier runs that were put back after `look` had ended the command.
+        left: Files that were not put back, because another program writes them too.
+        together_by: What started the tasks or nodes that recorded together, srun or torchrun.
+            Empty for one alone.
     """
 
     command: tuple[str, ...]
@@ -69,7 +76,8 @@ class Recording(Record):
 def read_recording(folder: Path) -> Recording:
     """Read the folder that `watch` wrote, also for a command that was killed.
 
-    Raises UnreadableInput for a folder without a recording.
+    Raises:
+        UnreadableInput: The folder holds no recording.
     """
     if not (folder / COMMAND_FILE).is_file():
         raise UnreadableInput(
@@ -89,36 +97,33 @@ def read_recording(folder: Path) -> Recording:
             with readable(log.path):
                 workers = [list(fetches_of(path)) for path, _ in log.workers]
                 found.append((_undamaged(rank_of(log.header, records, workers)), records))
-    ranks = [rank for rank, _ in found]
-    by_rank = {
-        rank.rank: (rank, records)
-        for rank, records in sorted(found, key=lambda pair: pair[0].steps)
-    }
+    found.sort(key=lambda pair: pair[0].steps)
+    by_rank = {rank.rank: (rank, records) for rank, records in found}
     longest = {
-        n: replace(rank, beside=_beside(rank, records, found))
-        for n, (rank, records) in by_rank.items()
+        number: replace(rank, beside=_beside(rank, records, found))
+        for number, (rank, records) in by_rank.items()
     }
-    seen = _left_out(ranks, set(longest)) if ranks else _seen([records for _, records in logs])
-    # a task that failed is why there are no ranks
-    seen = " ".join(filter(None, (seen, ended.unended) if ranks else (ended.unended, seen)))
+    if found:
+        notes = (_missing([rank for rank, _ in found], set(longest)), ended.unended)
+    else:  # a task that failed is why there are no ranks
+        notes = (ended.unended, _seen([records for _, records in logs]))
+    records_by_rank = {number: records for number, (_, records) in by_rank.items()}
     return Recording(
         command=ended.command,
         seconds=ended.seconds,
         exit_code=ended.exit_code,
-        ranks=tuple(r for _, r in sorted(longest.items())),
-        seen=seen,
+        ranks=tuple(rank for _, rank in sorted(longest.items())),
+        seen=" ".join(filter(None, notes)),
         busy=ended.busy,
         restored=ended.restored,
         left=ended.left,
         together_by=ended.together_by,
-        together=_together(
-            folder, longest, {n: records for n, (_, records) in by_rank.items()}, _wall_ms(logs)
-        ),
+        together=_together(folder, longest, records_by_rank, _wall_ms(logs)),
     )
 
 
 def _beside(rank: Rank, records: Sequence[Any], found: Sequence[tuple[Rank, Sequence[Any]]]) -> int:
-    """How many other processes trained as the same rank on the same host at the same time."""
+    """Return how many other processes trained as the same rank on this host at the same time."""
 
     def span(of: Sequence[Any]) -> tuple[int, int]:
         steps = [r for r in of if isinstance(r, Step)]
@@ -139,7 +144,9 @@ def _together(
     records: Mapping[int, Sequence[Any]],
     wall_ms: Mapping[str, float],
 ) -> Together | None:
-    """`wall_ms`: by host, what the time of day is ahead of the clock of its trails."""
+    """Compare the ranks. `wall_ms` says, by host, how far the time of day is ahead of its log's
+    clock.
+    """
     if not 1 < len(ranks) == max(r.world_size for r in ranks.values()):
         return None
     nodes = {number: rank.host for number, rank in ranks.items()}
@@ -166,7 +173,7 @@ def _wall_ms(logs: Sequence[tuple[ProcessLog, Any]]) -> dict[str, float]:
 
 
 def _undamaged(rank: Rank) -> Rank:
-    """The same. Raises for fields of other types than the record's, and for numbers that no recorder writes."""
+    """Check a rank for fields of other types, and for numbers that no recorder writes."""
     plain = msgspec.to_builtins(rank)
     msgspec.convert(plain, Rank)
     if (
@@ -183,54 +190,44 @@ def _undamaged(rank: Rank) -> Rank:
 def _finite(value: Any) -> bool:
     if isinstance(value, float):
         return abs(value) < LARGEST
-    items = (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, (list, tuple))
-        else ()
-    )
-    return all(map(_finite, items))
+    if isinstance(value, dict):
+        return all(map(_finite, value.values()))
+    return not isinstance(value, list | tuple) or all(map(_finite, value))
 
 
-def _left_out(ranks: Sequence[Rank], found: set[int]) -> str:
-    """What a recording with ranks lacks."""
+def _missing(ranks: Sequence[Rank], found: set[int]) -> str:
+    """Describe what a recording with ranks lacks."""
     again, world = len(ranks) - len(found), max(r.world_size for r in ranks)
-    absent = sorted(set(range(world)) - found)
-    who = f"{again} more processes" if again > 1 else "1 more process"
-    also = (
-        f"{who} trained with the same rank, or with none, for no more steps; those steps are not"
-        " counted."
-    )
-    which = (
-        f"{'ranks' if len(absent) > 1 else 'rank'}"
-        f" {', '.join(map(str, absent[:8]))}{', ...' if len(absent) > 8 else ''}"
-    )
-    lacks = f"{which} of {world} left no training step here."
-    return " ".join([also] * bool(again) + [lacks] * bool(absent))
+    sentences = []
+    if again:
+        who = f"{again} more processes" if again > 1 else "1 more process"
+        sentences.append(
+            f"{who} trained with the same rank, or with none, for no more steps. Those steps are"
+            " not counted."
+        )
+    if absent := sorted(set(range(world)) - found):
+        numbers = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
+        kind = "ranks" if len(absent) > 1 else "rank"
+        sentences.append(f"{kind} {numbers} of {world} recorded no training step.")
+    return " ".join(sentences)
 
 
 def _seen(processes: Sequence[Sequence[Any]]) -> str:
-    """What a command that trained no steps did instead; `processes` holds the records of each."""
+    """Describe what a command without training steps did, from each process's records."""
     if not processes:
         return (
-            "No Python process of this command imported torch. (A Python started with -I, -E or -S,"
-            " or in a container or on another machine, is not seen.)"
+            "No Python process of this command imported torch. (Python processes started with -I,"
+            " -E or -S, in a container or on another machine are not recorded.)"
         )
     records = [r for process in processes for r in process]
     spans = Counter(r.part for r in records if isinstance(r, Span))
     steps = sum(isinstance(r, Step) for r in records)
     counts = (
-        (spans[DATA], "batch", "es"),
-        (spans[FORWARD], "model call", "s"),
-        (steps, "optimizer step", "s"),
+        (spans[DATA], "batch", "batches"),
+        (spans[FORWARD], "model call", "model calls"),
+        (steps, "optimizer step", "optimizer steps"),
     )
-    what = [
-        f"{count} {name}{'' if count == 1 else plural}" for count, name, plural in counts if count
-    ]
-    many = f"{len(processes)} process{'es' if len(processes) > 1 else ''} imported torch"
-    of_two = ", where a recording needs two steps" if steps else ""
-    return (
-        f"{many}; seen:"
-        f" {', '.join(what) or 'no batch of a DataLoader, no model call, no optimizer step'}{of_two}."
-    )
+    what = [f"{count} {one if count == 1 else many}" for count, one, many in counts if count]
+    who = f"{len(processes)} process{'es' if len(processes) > 1 else ''} imported torch"
+    seen = ", ".join(what) or "no batch of a DataLoader, no model call, no optimizer step"
+    return f"{who}; seen: {seen}{'. A recording needs two steps' if steps else ''}."

@@ -1,5 +1,8 @@
-"""A watched run over time: the parts of each rank's training, and the batches that its workers prepare. A window of it gives bars
-for a picture, all of it a file in the Trace Event Format for Perfetto or chrome://tracing."""
+"""A watched run over time: the parts of each rank's training, and the batches of its workers.
+
+A window of it gives bars for a picture. The whole run gives a file in the Trace Event Format for
+Perfetto or chrome://tracing.
+"""
 
 import gzip
 import math
@@ -21,12 +24,14 @@ from trainpace.watch.stragglers import WARM_UP_STEPS, common, offsets, rank_step
 
 STEPS_SHOWN = 10
 TYPICAL = 1.25
-"""A window is shown by itself if it takes at most this many times the median window, so that no evaluation dwarfs the rest."""
+"""Largest ratio of a shown window to the median window, so that no evaluation dwarfs the rest."""
 
 
 class WorkerLane(NamedTuple):
-    """The trails of successive worker processes with one number, oldest first. `loader` numbers simultaneous ones from
-    1, because they belong to different loaders."""
+    """The logs of successive worker processes with one number, oldest first.
+
+    `loader` numbers simultaneous ones from 1, because they belong to different loaders.
+    """
 
     worker: int
     loader: int
@@ -44,8 +49,11 @@ class WorkerLane(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A process that imported torch. `shift_ns` added to its times gives the first rank's clock; `steps` counts all
-    optimizer steps, `detailed` holds those with spans, in order."""
+    """A process that imported torch.
+
+    `shift_ns` added to its times gives the first rank's clock. `steps` counts all optimizer steps,
+    and `detailed` holds those with spans, in order.
+    """
 
     path: Path
     rank: int
@@ -59,37 +67,37 @@ class Process(NamedTuple):
 
 
 def read_processes(folder: Path) -> list[Process]:
-    """The folder's processes by rank, without launchers and helpers where others trained.
+    """Return the folder's processes by rank, without launchers and helpers if others trained.
 
-    Raises UnreadableInput for a folder without a trail, or a file that is not one.
+    Raises:
+        UnreadableInput: The folder has no event log, or a file is not one.
     """
-    processes = [_process(log) for log in process_logs(folder)]
+    processes = []
+    for log in process_logs(folder):
+        with readable(log.path):
+            processes.append((_process_of(log), int(log.header.get("clock_to_wall_ns", 0))))
     if not processes:
         raise UnreadableInput(
             f"{folder} holds no recording.", "Make one: trainpace watch -- python train.py"
         )
-    processes = [p for p in processes if p[0].steps] or processes
+    processes = [pair for pair in processes if pair[0].steps] or processes
     processes.sort(key=lambda pair: (pair[0].rank, pair[0].first_ns))
-    (first, zero), *_ = processes
-    seen = _seen_apart_ns([p for p, _ in processes])
+    (first, zero_ns), *_ = processes
+    ahead_ns = {first.host: 0} | _clock_offsets_ns([process for process, _ in processes])
     # clocks of one host agree better than its processes' readings of the wall clock
     return [
-        p._replace(
-            shift_ns=(
-                0
-                if p.host == first.host
-                else -seen[p.host]
-                if p.host in seen
-                else int(clock) - int(zero)
-            )
+        process._replace(
+            shift_ns=-ahead_ns[process.host] if process.host in ahead_ns else clock_ns - zero_ns
         )
-        for p, clock in processes
+        for process, clock_ns in processes
     ]
 
 
-def _seen_apart_ns(processes: Sequence[Process]) -> dict[str, int]:
-    """What the clocks of hosts are ahead of the first rank's, by the collectives that all ranks left together; empty where there
-    are none, and then the wall clocks stand for it."""
+def _clock_offsets_ns(processes: Sequence[Process]) -> dict[str, int]:
+    """Return how far the clocks of hosts are ahead of the first rank's, from common collectives.
+
+    It is empty without such collectives. Wall clocks are used then.
+    """
     longest = {p.rank: p for p in sorted(processes, key=lambda p: p.steps)}
     if len({p.host for p in longest.values()}) < 2:
         return {}
@@ -104,44 +112,40 @@ def _seen_apart_ns(processes: Sequence[Process]) -> dict[str, int]:
     return {host: o.at_ns[len(o.at_ns) // 2] for host, o in known.items()}
 
 
-def _process(log: ProcessLog) -> tuple[Process, float]:
-    """The process, and the offset of its clock from the wall clock."""
-    with readable(log.path):
-        return _process_of(*log)
-
-
-def _process_of(
-    path: Path, header: dict[str, Any], workers: list[tuple[Path, int]]
-) -> tuple[Process, float]:
-    rank, steps, first, spans = header.get("rank"), 0, None, False
+def _process_of(log: ProcessLog) -> Process:
+    rank, steps, first, has_spans = log.header.get("rank"), 0, 0, False
     detailed = []
-    for r in records_of(path):
+    for r in records_of(log.path):
         if isinstance(r, Span):
-            spans |= r.thread == 0
-            first = r.start_ns if first is None or (not steps and r.start_ns < first) else first
+            has_spans |= r.thread == 0
+            if not steps:
+                first = min(first or r.start_ns, r.start_ns)
         elif isinstance(r, Step):
-            if spans:
+            if has_spans:
                 detailed.append(r)
-            first = r.start_ns if not steps else first
-            steps, spans = steps + 1, False
-        elif isinstance(r, dict) and "rank" in r:
-            rank = r["rank"]
-    process = Process(
-        path,
+            if not steps:
+                first = r.start_ns
+            steps, has_spans = steps + 1, False
+        elif isinstance(r, dict):
+            rank = r.get("rank", rank)
+    return Process(
+        log.path,
         int(rank or 0),
-        int(header["pid"]),
-        str(header["host"]),
+        int(log.header["pid"]),
+        str(log.header["host"]),
         0,
-        first or 0,
+        first,
         steps,
         tuple(detailed),
-        _worker_lanes(workers),
+        _worker_lanes(log.workers),
     )
-    return process, int(header.get("clock_to_wall_ns", 0))
 
 
 def _worker_lanes(workers: Sequence[tuple[Path, int]]) -> tuple[WorkerLane, ...]:
-    """Lanes of workers: workers with one number share a lane unless two loaders had them at the same time."""
+    """Group workers into lanes.
+
+    Workers with one number share a lane, unless two loaders had them at the same time.
+    """
     lives = []
     for path, worker in workers:
         fetches = fetches_of(path)
@@ -150,25 +154,21 @@ def _worker_lanes(workers: Sequence[tuple[Path, int]]) -> tuple[WorkerLane, ...]
             lives.append(WorkerLane(worker, 1, (path,), first.start_ns, last[0].end_ns))
     lanes: list[WorkerLane] = []
     for life in sorted(lives, key=lambda w: w.first_ns):
-        free = next(
-            (
-                i
-                for i, w in enumerate(lanes)
-                if w.worker == life.worker and w.last_ns <= life.first_ns
-            ),
-            None,
-        )
+        same = [i for i, lane in enumerate(lanes) if lane.worker == life.worker]
+        free = next((i for i in same if lanes[i].last_ns <= life.first_ns), None)
         if free is None:
-            lanes.append(life._replace(loader=1 + sum(w.worker == life.worker for w in lanes)))
+            lanes.append(life._replace(loader=1 + len(same)))
         else:
-            lanes[free] = lanes[free]._replace(
-                paths=(*lanes[free].paths, *life.paths), last_ns=life.last_ns
-            )
-    return tuple(sorted(lanes, key=lambda w: (w.loader, w.worker)))
+            paths = (*lanes[free].paths, *life.paths)
+            lanes[free] = lanes[free]._replace(paths=paths, last_ns=life.last_ns)
+    return tuple(sorted(lanes, key=lambda lane: (lane.loader, lane.worker)))
 
 
 class Bar(Record):
-    """A stretch of one part (one of `PARTS`, or "fetch" for a worker's batch), in milliseconds from the window's start."""
+    """A stretch of one part, in milliseconds from the window's start.
+
+    `part` is one of `PARTS`, or "fetch" for a worker's batch.
+    """
 
     part: str
     name: str
@@ -177,7 +177,7 @@ class Bar(Record):
 
 
 class StepMark(Record):
-    """One optimizer step's place, clipped to the window, and its trial."""
+    """One optimizer step, clipped to the window, and its trial."""
 
     number: int
     start_ms: float
@@ -186,8 +186,11 @@ class StepMark(Record):
 
 
 class Lane(Record):
-    """A row of bars that are in order and do not overlap. Training's bars fill every step; a worker's leave its idle
-    time free. Only training's rows have `steps`."""
+    """A row of bars that are in order and do not overlap.
+
+    The bars of training fill every step. A worker's bars leave its idle time free. Only training
+    has `steps`.
+    """
 
     rank: int
     kind: Literal["training", "worker"]
@@ -200,8 +203,10 @@ class Lane(Record):
 
 
 class Timeline(Record):
-    """A window over steps `first_step` to `last_step` of the lowest rank. `after_s`: seconds from the start of that
-    rank's first step to the window. `on_gpu`: bars show when the host was busy, and the device goes on working after them.
+    """A window over steps `first_step` to `last_step` of the lowest rank.
+
+    `after_s` is the time from that rank's first step to the window. If `on_gpu` is true, bars show
+    when the host was busy, and the device goes on working after them.
     """
 
     lanes: tuple[Lane, ...]
@@ -224,15 +229,17 @@ class _Window(NamedTuple):
         return (min(max(at_ns, self.start_ns), self.end_ns) - self.start_ns) / 1e6
 
     def bars(self, part: str, name: str, start_ns: int, end_ns: int) -> Iterator[Bar]:
-        """One bar, clipped to the window; none outside of it."""
+        """Yield one bar, clipped to the window, or none outside of it."""
         if start_ns < self.end_ns and end_ns > self.start_ns:
             yield Bar(part=part, name=name, start_ms=self.ms(start_ns), end_ms=self.ms(end_ns))
 
 
 def timeline_of(folder: Path, steps: range | None = None) -> Timeline:
-    """The timeline of a folder of trails: the requested steps, else about ten typical ones from the middle.
+    """Return the timeline of the requested steps, or of about ten typical ones from the middle.
 
-    Raises UnreadableInput for a folder without trails, TrainpaceError where no requested step has detailed spans.
+    Raises:
+        UnreadableInput: The folder has no event logs.
+        TrainpaceError: No requested step has spans.
     """
     processes = read_processes(folder)
     first = processes[0]
@@ -257,7 +264,7 @@ def timeline_of(folder: Path, steps: range | None = None) -> Timeline:
 
 
 def _runs(steps: Iterable[Step]) -> list[list[Step]]:
-    """Runs of consecutive step numbers; spans are not kept for every step."""
+    """Return runs of consecutive steps. Not every step has spans."""
     grouped = groupby(enumerate(steps), key=lambda item: item[1].number - item[0])
     return [[step for _, step in run] for _, run in grouped]
 
@@ -266,39 +273,38 @@ def _requested_steps(detailed: Sequence[Step], requested: range) -> Sequence[Ste
     runs = _runs(step for step in detailed if step.number in requested)
     if not runs:
         stretches = [f"{run[0].number} to {run[-1].number}" for run in _runs(detailed)]
-        some = ", ".join(stretches[:4]) + (
-            f" and {len(stretches) - 4} more stretches" if len(stretches) > 4 else ""
+        more = f" and {len(stretches) - 4} more stretches" if len(stretches) > 4 else ""
+        which = f"step {requested.start} was"
+        if len(requested) > 1:
+            which = f"steps {requested[0]} to {requested[-1]} were"
+        raise TrainpaceError(
+            f"{which} not recorded in detail.", f"Choose among {', '.join(stretches[:4])}{more}."
         )
-        which = (
-            f"steps {requested[0]} to {requested[-1]} were"
-            if len(requested) > 1
-            else f"step {requested.start} was"
-        )
-        raise TrainpaceError(f"{which} not kept in detail.", f"These were: {some}.")
     return max(runs, key=len)
 
 
 def _typical(detailed: Sequence[Step]) -> Sequence[Step]:
-    """The window of consecutive plain steps after the warm-up that is nearest the middle and not unusually long."""
+    """Return consecutive plain steps after the warm-up, near the middle and not unusually long."""
+
+    def duration_ns(window: Sequence[Step]) -> int:
+        return window[-1].end_ns - window[0].start_ns
+
     plain = [s for s in detailed if s.trial == 0] or list(detailed)
     warm = [s for s in plain if s.number >= WARM_UP_STEPS] or plain
     runs = _runs(warm)
     size = min(STEPS_SHOWN, max(map(len, runs)))
     windows = [run[i : i + size] for run in runs for i in range(len(run) - size + 1)]
-    lengths = sorted(w[-1].end_ns - w[0].start_ns for w in windows)
-    usual = TYPICAL * lengths[len(lengths) // 2]
+    longest = TYPICAL * sorted(map(duration_ns, windows))[len(windows) // 2]
     middle = warm[len(warm) // 2].number - size // 2
-    return min(
-        (w for w in windows if w[-1].end_ns - w[0].start_ns <= usual),
-        key=lambda w: abs(w[0].number - middle),
-    )
+    usual = (window for window in windows if duration_ns(window) <= longest)
+    return min(usual, key=lambda window: abs(window[0].number - middle))
 
 
 # ---- lanes
 
 
 def _lanes(process: Process, window: _Window) -> Iterable[Lane]:
-    """Rows of training and of the workers alive in the window; none for a process without a step in it."""
+    """Yield the rows of a process's training and workers, or nothing without a step in the window."""
     own = _Window(window.start_ns - process.shift_ns, window.end_ns - process.shift_ns)
     steps = [s for s in process.detailed if s.start_ns < own.end_ns and s.end_ns > own.start_ns]
     if not steps:
@@ -316,13 +322,14 @@ def _lanes(process: Process, window: _Window) -> Iterable[Lane]:
     yield Lane(rank=process.rank, kind="training", label="training", bars=bars, steps=tuple(marks))
     for lane in process.workers:
         if lane.first_ns < own.end_ns and lane.last_ns > own.start_ns:
-            fetches = (
-                (f"{r.samples} sample{'' if r.samples == 1 else 's'}", r) for r in lane.fetches()
-            )
-            bars = tuple(
-                bar for name, r in fetches for bar in own.bars("fetch", name, r.start_ns, r.end_ns)
-            )
+            bars = tuple(_fetch_bars(lane, own))
             yield Lane(rank=process.rank, kind="worker", label=lane.label, bars=bars)
+
+
+def _fetch_bars(lane: WorkerLane, window: _Window) -> Iterator[Bar]:
+    for fetch in lane.fetches():
+        name = f"{fetch.samples} sample{'' if fetch.samples == 1 else 's'}"
+        yield from window.bars("fetch", name, fetch.start_ns, fetch.end_ns)
 
 
 def _training_bars(path: Path, steps: Sequence[Step], window: _Window) -> Iterable[Bar]:
@@ -345,8 +352,10 @@ Stretch = tuple[int, int, int, int]
 
 
 def charged(step: Step, spans: Sequence[Span]) -> list[Stretch]:
-    """A step cut into stretches without overlaps or gaps, each charged as the recorder charges it: to the innermost
-    span unless one of `KEEPS` is around it, or to `other` outside all spans. Nested stretches of one part are merged.
+    """Cut a step into stretches without overlaps or gaps, charged as the recorder charges them.
+
+    A stretch belongs to the innermost span unless one of `COVERING` is around it, or to `other`
+    outside all spans. Nested stretches of one part are merged.
     """
     out: list[Stretch] = []
     at = step.start_ns
@@ -382,7 +391,9 @@ def charged(step: Step, spans: Sequence[Span]) -> list[Stretch]:
 
 
 def coarsened(bars: Sequence[Bar], at_least_ms: float) -> list[Bar]:
-    """Bars for a picture: neighbours narrower than a dot are merged into one bar, of the part with the largest share."""
+    """Merge neighboring bars that are narrower than a dot into one of the part with the largest
+    share.
+    """
     out: list[Bar] = []
     group: list[Bar] = []
     for bar, after in pairwise((*bars, None)):
@@ -404,19 +415,26 @@ def coarsened(bars: Sequence[Bar], at_least_ms: float) -> list[Bar]:
     return out
 
 
-# ---- the Trace Event Format: complete events (X) in microseconds, which must nest within a track, and metadata (M) for names
+# ---- the Trace Event Format
+#
+# Complete events (X) are in microseconds and must nest within a track. Metadata (M) has the names.
 
 STEPS, TRAINING, FIRST_WORKER, FIRST_THREAD = 1, 2, 10, 1000
 _HELD = 20_000
 APART_NS = 2
-"""Gap between events that would touch: a viewer that rounds microseconds to nanoseconds must not see an overlap."""
+"""Gap between events that would touch. A viewer that rounds to nanoseconds must not see an overlap.
+"""
 Event = dict[str, Any]
 
 
 def write_trace(folder: Path, path: Path) -> int:
-    """Write a folder of trails as trace JSON, compressed for names in .gz, whole or not at all; returns the number of events.
+    """Write a folder of event logs as trace JSON and return the number of events.
 
-    Holds one step's spans at a time. Raises UnreadableInput for a folder without trails, or where it cannot write.
+    The file is compressed if its name ends in .gz, and written whole or not at all. One step's
+    spans are in memory at a time.
+
+    Raises:
+        UnreadableInput: The folder has no event logs, or the file cannot be written.
     """
     processes = read_processes(folder)
     count, encode = 0, msgspec.json.Encoder().encode
@@ -435,8 +453,11 @@ def write_trace(folder: Path, path: Path) -> int:
 
 
 def trace_events(processes: Iterable[Process]) -> Iterator[Event]:
-    """Trace events. A rank's process number is the rank + 1: Perfetto reserves 0 for the kernel
-    (google/perfetto#394)."""
+    """Yield trace events.
+
+    A rank's process number is the rank + 1, because Perfetto reserves 0 for the kernel
+    (google/perfetto#394).
+    """
     processes = list(processes)
     zero_ns = min(p.first_ns + p.shift_ns for p in processes)
     taken: set[int] = set()
@@ -477,7 +498,7 @@ def _process_events(process: Process, pid: int, shift_ns: int) -> Iterator[Event
 
 
 def _outer_first(events: list[Event]) -> list[Event]:
-    """Trails list a span when it ends; viewers take the first of two that begin together as the outer one."""
+    """Sort spans by their start. Logs list a span at its end, and viewers need the outer one first."""
     return sorted(events, key=lambda e: (e["ts"], -e["dur"]))
 
 
@@ -512,6 +533,6 @@ def _event(r: Step | Span | Fetch, pid: int, tid: int, shift_ns: int, name: str 
 
 
 def _named(kind: str, pid: int, tid: int, name: str, place: int) -> Iterator[Event]:
-    """The name of a process or a thread, and its place among the others."""
+    """Yield the name of a process or a thread, and its position among the others."""
     for what, value in (("name", name), ("sort_index", place)):
         yield {"ph": "M", "name": f"{kind}_{what}", "pid": pid, "tid": tid, "args": {what: value}}

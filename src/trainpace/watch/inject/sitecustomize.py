@@ -1,14 +1,14 @@
-"""The first module on the Python path of a watched command: it starts the recorder when the script imports torch, and
-nothing else.
+"""Start the recorder in a watched command's Python processes once they import torch.
 
-Python imports the first ``sitecustomize`` that it finds; one that was there before is then loaded from here.
+This folder comes first on their Python path, and Python imports the first ``sitecustomize`` that it
+finds. A second one is loaded from here.
 """
 
 import os
 import sys
 
 _before: list[object] = []
-"""The module that was there before: as nothing else refers to it, what it holds would end with it."""
+"""Keeps the second module alive, since nothing else refers to it."""
 
 
 def _load_the_one_before() -> None:
@@ -25,7 +25,7 @@ def _load_the_one_before() -> None:
 
 
 def _load_trainpace() -> None:
-    """Make ``trainpace`` importable in an environment that lacks it, without the other packages beside it."""
+    """Make ``trainpace`` importable where it is missing, without the packages beside it."""
     import importlib.util
 
     if importlib.util.find_spec("trainpace") is not None:

@@ -1,2 +1,5 @@
-"""The part that runs inside a watched script's processes: standard library and torch only (and the tracer, imported
-when a captured model is traced), and never an exception of ours."""
+"""The recorder inside a watched script's processes.
+
+It uses only the standard library and torch, and the tracer when a captured model is traced. It
+never raises an exception in the script.
+"""

@@ -480,17 +480,16 @@ class _Calls:
         recorder, model = self.recorder, core(module)
         self.classes.add(type(module))
         recorder.compiled |= type(module).__name__ == "OptimizedModule"
-        captures = recorder.steps == CAPTURED_IN_STEP
         if not self.torch.is_grad_enabled():
-            if captures:
+            if recorder.steps == CAPTURED_IN_STEP:
                 recorder.capture.attempt(recorder.capture.without_gradients, model)
             self._call_without_gradients(module, model)
             return False
         if recorder.steps <= CAPTURED_IN_STEP:
             self.models[id(model)] = weakref.ref(model)
         if module.training:
-            self.updates.called(model)
-        if captures:
+            self.updates.called(model)  # may end a step
+        if recorder.steps == CAPTURED_IN_STEP:
             recorder.capture.attempt(recorder.capture.before, model, args, kwargs)
         if recorder.undecided and next(model.parameters(), None) is None:
             return False  # a loss, which an evaluation may compute as well
