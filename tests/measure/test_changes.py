@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainpace.core.errors import TrainpaceError
 from trainpace.core.outcome import Jump
 from trainpace.core.records import from_json, to_json
 from trainpace.measure.changes import (
@@ -321,65 +320,6 @@ def test_few_points_are_shown_as_they_are(count):
     assert curve.jumps == ()
     assert [curve.at(b) for b in range(1, count + 1)] == pytest.approx(list(curve.step_ms))
     assert from_json(to_json(curve), StepCurve) == curve
-
-
-@pytest.mark.parametrize(
-    ("sizes", "step_ms", "noise"),
-    [
-        ([], [], None),
-        ([1, 2], [1.0], None),
-        ([2, 1], [1.0, 1.0], None),
-        ([0, 1], [1.0, 1.0], None),
-        ([1, 2], [1.0, 0.0], None),
-        ([1, 2], [1.0, float("nan")], None),
-        ([1, 2], [1.0, 2.0], -0.1),
-        ([1, 2, 3], [1.0, 2.0, 3.0], [0.1, 0.1]),
-    ],
-)
-def test_what_cannot_be_used_is_said(sizes, step_ms, noise):
-    with pytest.raises(TrainpaceError):
-        find_changes(sizes, step_ms, noise)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "step_ms", "noise", "said"),
-    [
-        (
-            [1, 2],
-            [1.0],
-            None,
-            "2 batch sizes and 1 step times; one of each is needed, and at least one.",
-        ),
-        (
-            [1, 1],
-            [1.0, 1.0],
-            None,
-            "batch sizes must be whole, positive and ascending. Sort them and merge repeats.",
-        ),
-        (
-            [1, 2.5],
-            [1.0, 1.0],
-            None,
-            "batch sizes must be whole, positive and ascending. Sort them and merge repeats.",
-        ),
-        (
-            [1, 2],
-            [1.0, float("inf")],
-            None,
-            "step times must be finite and above 0 ms. Leave out batch sizes that failed.",
-        ),
-        (
-            [1],
-            [1.0],
-            float("inf"),
-            "the relative noise is one finite number from 0 (0.01 is 1 %), or one for each batch size.",
-        ),
-    ],
-)
-def test_what_cannot_be_used_is_said_in_a_sentence(sizes, step_ms, noise, said):
-    with pytest.raises(TrainpaceError) as refused:
-        find_changes(sizes, step_ms, noise)
-    assert str(refused.value) == said
 
 
 def test_the_best_batch_is_right_before_the_last_jump():

@@ -1,8 +1,24 @@
-"""Where a measured curve of step time over the batch size jumps and bends, told from noise.
+"""Find jumps and bends in a noisy curve of step time over batch size.
 
-A step is flat while it is bound by kernel launches, then grows by about the same time with every sample. Another
-kernel, tile or wave changes its level at once (a jump) or its slope (a bend). Noise is relative to the step.
-`docs/measured_jumps.md` has the method, its figures and its limits; `change_search.py` the search.
+A step is flat while it is bound by kernel launches, then grows by about the same time with every sample.
+Another kernel, tile or wave changes its level at once (a jump) or its slope (a bend). Noise is relative to the
+step. `docs/measured_jumps.md` has the method, its figures and its limits.
+
+The curve is a line plus terms:
+
+    level t:   1[i >= t]              a jump; the slope goes on
+    bend t:    (x - x_t)+             the slope changes, the level does not
+    both t:    level and bend at once
+    point t:   1[i == t]              a disturbed measurement
+    smooth k:  x^2, x^3 or log x      curvature, which must not pass for jumps
+    odd:       1[batch is odd]        padding to even batches
+
+The best set of terms minimizes (n + v) log((R + v) / (n + v)) + the price of its terms. R is the sum of squared
+residuals over their standard deviations. v is the number of observations that the given deviations are worth:
+few if they are a guess, many if they are known. The search starts from nothing, from smooth terms, and from the
+optimal partition into lines with slopes of their own (dynamic programming; Jackson et al. 2005). Then it adds,
+swaps and removes one term at a time, each time the best of all kinds and places, and adds two levels at once,
+until nothing helps.
 """
 
 from __future__ import annotations
@@ -16,43 +32,47 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainpace.core.errors import TrainpaceError
 from trainpace.core.outcome import Jump
 from trainpace.core.records import Record
 
 _Z = 1.645
 LEAST_Z = 3.0
-"""A level change is at least this many deviations from nothing."""
+"""Least size of a level change, in deviations."""
 FEWEST_POINTS = 6
-"""With fewer measured batch sizes a jump cannot be told from a bend."""
+"""With fewer measured batch sizes, a jump and a bend are indistinguishable."""
 GUESS_WORTH = 4.0
 SPARSE = 30
 CURVED_SPACING = 3
 CURVED_PRICE = 1.0
-"""Points between the bends that stand for a smooth curve (above), and the price of a bend over log n."""
+"""Least points between bends that replace a smooth term, and the price of such a bend over log n."""
 KNOWN_WORTH = 1.0
-"""How many observations a guess of the noise is worth, and how many times the curve itself a known noise is."""
+"""Weight of a known noise, in multiples of the curve. GUESS_WORTH is the weight of a guess, in observations."""
 NOISE_AGREES = 1.6
-"""Where the curve's own noise is more than this many times the given one, both are tried: noise within a process is
-easily given, and that between processes is what counts."""
+"""If the curve's own noise exceeds the given noise by this factor, both are tried.
+
+The noise within a process is easily given by mistake; the noise between processes is what counts.
+"""
 WIDE_RANGE = 2.5
 ADDITIVE_EVIDENCE = 6.0
-"""From this ratio of step times on, noise that does not grow with the step is tried too, and must fit this much better
-(twice the log-likelihood)."""
+"""From this ratio of step times on (WIDE_RANGE), noise that does not grow with the step is tried too. It must
+fit better by this much (twice the log-likelihood)."""
 LEAST_NOISE = 1e-3
-"""Relative. No step time is known better than this: below it, misfit of straight pieces would pass for jumps."""
+"""Least relative noise. With less, the misfit of straight segments would pass for jumps."""
 MOST_PLACES, CHANCE = 0.75, 2.8
-"""Of the places, and what chance may take from a jump in deviations: so set that 9 of 10 planted jumps of `least_jump` are seen
-(tests/measure/test_changes.py)."""
+"""Share of places, and the deviations that chance may take from a jump.
+
+They are set so that 9 of 10 planted jumps of size `least_jump` are found (tests/measure/test_changes.py).
+"""
 _WINDOW = 9
 _TO_DEVIATION = 1.4826 * 1.05 / np.sqrt(2)
-"""Median size of a difference of two points to their deviation; 5 % for what the local median slope takes away."""
+"""Converts the median difference of two points to their deviation. The local median slope removes 5%."""
 _PERIODIC = 0.6
 
 
 class Segment(Record):
-    """A straight stretch. `first_ms` is the fitted step at `first_batch`; the interval of the slope holds 90 %, and is
-    None where too few points were measured to tell.
+    """A straight segment of the curve.
+
+    `first_ms` is the fitted step at `first_batch`. The slope has a 90% interval, or None with too few points.
     """
 
     first_batch: int
@@ -63,14 +83,16 @@ class Segment(Record):
     slope_high: float | None
 
     def line(self, batch: int) -> float:
-        """The straight line through this stretch, in ms, at any batch size."""
+        """Return the straight line through this segment in ms at any batch size."""
         return self.first_ms + self.slope_ms_per_sample * (batch - self.first_batch)
 
 
 class MeasuredJump(Record):
-    """The level changes between two measured batches: by `size_ms` beyond the slope before it, `percent` of the fitted
-    step at `before`. The 90 % interval and `z` (size over its deviation) take the place as given; `p_value` is
-    two-sided and counts every place where it could have been. `tight`: no batch size lies between.
+    """A change of the level between two measured batches.
+
+    `size_ms` is beyond the slope before it, and `percent` is relative to the fitted step at `before`. The 90%
+    interval and `z` (size over its deviation) assume that the place is known. `p_value` is two-sided and
+    accounts for every possible place. `tight`: no batch size lies between.
     """
 
     before: int
@@ -84,12 +106,12 @@ class MeasuredJump(Record):
     tight: bool
 
     def cause_among(self, causes: Sequence[Jump]) -> Jump | None:
-        """The forecast's jump at the same place, where it names operators."""
+        """Return the forecast's jump at the same place, if it names operators."""
         return next((c for c in causes if self.before < c.batch <= self.after and c.causes), None)
 
 
 class Bend(Record):
-    """The slope changes at a batch size, the level does not."""
+    """A change of the slope at a batch size. The level does not change."""
 
     batch: int
     slope_before: float
@@ -97,10 +119,12 @@ class Bend(Record):
 
 
 class StepCurve(Record):
-    """Step time over the batch size. `noise` is relative (a standard deviation at the median step); `odd_extra_ms` is
-    what an odd batch costs beyond the curve, and in `fitted_ms`; `disturbed` are batches whose measurement fits neither
-    neighbour and was left out. `least_jump`: the share of the step that a jump needs to be seen in 9 of 10 sweeps like this
-    one, at most places; None with too few batch sizes, and where noise would hide a jump of any size.
+    """Step time over the batch size.
+
+    `noise` is a relative standard deviation at the median step. `odd_extra_ms` is the extra time of an odd
+    batch, included in `fitted_ms`. `disturbed` are batches that fit neither neighbor and do not count.
+    `least_jump` is the share of the step that a jump needs to be found in 9 of 10 such sweeps at most places. It
+    is None with too few batch sizes, or if noise would hide a jump of any size.
     """
 
     batches: tuple[int, ...]
@@ -115,8 +139,9 @@ class StepCurve(Record):
     least_jump: float | None = None
 
     def at(self, batch: int) -> float:
-        """The fitted step in ms at any batch size: within the bracket of a jump as before it, of a bend as the two lines
-        that meet there.
+        """Return the fitted step in ms at any batch size.
+
+        Inside the bracket of a jump it is the line before it, and inside that of a bend the two lines that meet.
         """
         i = max(0, bisect_right([segment.first_batch for segment in self.segments], batch) - 1)
         here = self.segments[i]
@@ -133,15 +158,17 @@ class StepCurve(Record):
 def find_changes(
     batches: Sequence[int], step_ms: Sequence[float], noise: float | Sequence[float] | None = None
 ) -> StepCurve:
-    """Jumps and bends of step times in ms at ascending batch sizes, not necessarily all of them.
+    """Find jumps and bends of positive step times in ms at ascending batch sizes.
 
-    `noise` is the relative standard deviation of the points, one for all or one each, if known; it should hold what
-    differs between processes, not only within one. Raises `TrainpaceError` for anything but at least one finite,
-    positive time at each of ascending, positive batch sizes.
+    Args:
+        noise: the relative standard deviation of the points if it is known, one for all or one for each. It
+            should include differences between processes.
     """
     x, y = np.asarray(batches, dtype=float), np.asarray(step_ms, dtype=float)
     given = None if noise is None else np.asarray(noise, dtype=float)
-    _check(x, y, given)
+    assert len(x) == len(y) > 0
+    assert x[0] > 0
+    assert (np.diff(x) > 0).all()
     if given is not None:
         given = np.broadcast_to(given, x.shape)
     if len(x) < FEWEST_POINTS:
@@ -152,36 +179,12 @@ def find_changes(
     return _curve(batches, x, y, fit)
 
 
-def _check(x: Floats, y: Floats, noise: Floats | None) -> None:
-    if x.ndim != 1 or x.shape != y.shape or not len(x):
-        raise TrainpaceError(
-            f"{x.size} batch sizes and {y.size} step times; one of each is needed, and at least"
-            " one."
-        )
-    if x[0] <= 0 or (np.diff(x) <= 0).any() or (x % 1 != 0).any():
-        raise TrainpaceError(
-            "batch sizes must be whole, positive and ascending.", "Sort them and merge repeats."
-        )
-    if not (np.isfinite(y).all() and (y > 0).all()):
-        raise TrainpaceError(
-            "step times must be finite and above 0 ms.", "Leave out batch sizes that failed."
-        )
-    if noise is not None and not (
-        noise.shape in ((), x.shape) and np.isfinite(noise).all() and (noise >= 0).all()
-    ):
-        raise TrainpaceError(
-            "the relative noise is one finite number from 0 (0.01 is 1 %), or one for each batch"
-            " size."
-        )
-
-
 def _search(x: Floats, y: Floats, given: Floats | None) -> tuple[Search, list[Term]]:
-    """The best terms under every description of the noise that may be true; the likeliest of them counts."""
+    """Return the best terms under the likeliest description of the noise."""
     level = _levels(y)
     guess = _relative_noise(x, y)
-    tries: list[
-        tuple[Floats, float, float]
-    ] = []  # deviations, what they are worth, evidence that they must bring
+    # deviations, their weight in observations, and the evidence that they must bring
+    tries: list[tuple[Floats, float, float]] = []
     if given is not None:
         tries.append((np.maximum(given, LEAST_NOISE) * level, KNOWN_WORTH * len(x), 0.0))
     if given is None or guess > NOISE_AGREES * max(float(np.median(given)), LEAST_NOISE):
@@ -202,17 +205,17 @@ def _search(x: Floats, y: Floats, given: Floats | None) -> tuple[Search, list[Te
 
 
 def _relative_noise(x: Floats, y: Floats) -> float:
-    """Standard deviation of a point relative to its level, >= LEAST_NOISE; a few jumps and outliers do not count."""
+    """Return the relative standard deviation of a point, robust against a few jumps and outliers."""
     noise = float(np.median(np.divide(*_differences(x, y, 1))))
     if len(x) >= 12:
-        # where odd batches cost as much as the next even one, neighbours differ and every second one does not
+        # if odd batches cost as much as the next even one, neighbors differ and every second point does not
         every_second = float(np.median(np.divide(*_differences(x, y, 2))))
         noise = every_second if every_second < _PERIODIC * noise else noise
     return max(noise * _TO_DEVIATION, LEAST_NOISE)
 
 
 def _constant_noise(x: Floats, y: Floats) -> float:
-    """The standard deviation of a point in ms, where the noise does not grow with the step."""
+    """Return the standard deviation of a point in ms, if the noise does not grow with the step."""
     return max(
         float(np.median(_differences(x, y, 1)[0])) * _TO_DEVIATION,
         LEAST_NOISE * float(np.median(y)),
@@ -220,13 +223,13 @@ def _constant_noise(x: Floats, y: Floats) -> float:
 
 
 def _levels(y: Floats) -> Floats:
-    """A running median of three, (n,), so that a lone point does not set its own weight."""
+    """Return a running median of three, (n,), so that a lone point does not set its own weight."""
     padded = np.pad(y, 1, mode="edge")
     return np.asarray(np.median(np.stack([padded[:-2], padded[1:-1], padded[2:]]), axis=0))
 
 
 def _differences(x: Floats, y: Floats, lag: int) -> tuple[Floats, Floats]:
-    """(sizes of differences beyond the local median slope, the level at each), each (n - lag,)."""
+    """Return (differences beyond the local median slope, the level at each), each (n - lag,)."""
     width = x[lag:] - x[:-lag]
     slope = (y[lag:] - y[:-lag]) / width
     window = min(_WINDOW, (len(slope) - 1) // 2 * 2 + 1)
@@ -236,8 +239,10 @@ def _differences(x: Floats, y: Floats, lag: int) -> tuple[Floats, Floats]:
 
 
 def _straightened(search: Search, terms: list[Term]) -> list[Term]:
-    """Put bends in the place of smooth curvature, which only kept it from passing for jumps. The jumps are settled now, so
-    bends may be close together, also where few points left no room for them before.
+    """Replace smooth curvature by bends.
+
+    Smooth terms only kept curvature from passing for jumps. The jumps are fixed now, so bends may be close
+    together, even with few points.
     """
     straight = [term for term in terms if term.kind != Kind.SMOOTH]
     if len(straight) == len(terms) and search.n >= SPARSE:
@@ -251,8 +256,10 @@ def _straightened(search: Search, terms: list[Term]) -> list[Term]:
 
 
 def _certain(search: Search, terms: list[Term]) -> _Fit:
-    """The fit, and which of its level changes are certain. A level that is not goes, the least certain first. With a
-    change of slope it stays, as a bend: where two lines meet between two points, the next point is off both ways.
+    """Fit the terms, remove uncertain levels, the least certain first, and mark the certain ones as jumps.
+
+    An uncertain level with a change of slope stays as a bend: if two lines meet between two points, the next
+    point is off both ways.
     """
     while True:
         fit = _Fit(search, terms)
@@ -280,7 +287,7 @@ def _certain(search: Search, terms: list[Term]) -> _Fit:
 
 
 class _Fit:
-    """Least squares of a line and its terms: `values` in ms (per unit of position for slopes) and their covariance."""
+    """Least squares of a line and its terms: `values` in ms (slopes per unit of position) and covariance."""
 
     def __init__(self, search: Search, terms: list[Term]) -> None:
         self.search, self.terms = search, terms
@@ -299,7 +306,7 @@ class _Fit:
         self.fitted = columns @ shown / search.weight
 
     def z(self, column: int, beyond: float = 0.0) -> float:
-        """The distance of a coefficient from a value in deviations of a normal distribution (Wallace 1959)."""
+        """Return the distance of a coefficient from a value, in normal deviations (Wallace 1959)."""
         t = float(self.values[column] - beyond) / math.sqrt(
             max(float(self.covariance[column, column]), 1e-300)
         )
@@ -311,8 +318,10 @@ class _Fit:
         return math.copysign(size, t)
 
     def half_width(self, contrast: Floats) -> float:
-        """Half the width of the 90 % interval of a combination of coefficients, by Student's t (its first Cornish-Fisher
-        term)."""
+        """Return half the width of the 90% interval of a combination of coefficients.
+
+        Student's t is approximated by its first Cornish-Fisher term.
+        """
         quantile = _Z + (_Z**3 + _Z) / (4 * self.free)
         return quantile * math.sqrt(max(float(contrast @ self.covariance @ contrast), 0.0))
 
@@ -347,7 +356,7 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
             slopes.append((t, contrast.copy()))
     line = fit.fitted - odd_ms * (x % 2)
     segments = []
-    starts = dict(slopes)  # of two changes at one place the later one holds
+    starts = dict(slopes)  # of two changes at one place, the later one counts
     for (t, contrast), end in zip(starts.items(), [*list(starts)[1:], n], strict=True):
         slope, half = float(contrast @ fit.values), fit.half_width(contrast)
         segments.append(
@@ -376,9 +385,11 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
 
 
 def _least_jump(fit: _Fit) -> float | None:
-    """The relative size from which on a level change is worth its price and LEAST_Z deviations whatever chance takes from it, at
-    most places where one could be. Noise grows with the step, so behind the jump it is larger by as much; None where a jump of
-    any size would be lost in its own noise."""
+    """Return the least relative size of a jump that would be found at most places.
+
+    Such a jump is worth its price and has LEAST_Z deviations even if chance reduces it. Noise grows with the
+    step, so it is larger behind the jump. Returns None if a jump of any size would be lost in its noise.
+    """
     places, least = fit.search.least_levels(fit.terms)
     sizes = (np.maximum(least, LEAST_Z * fit.scale) + CHANCE * fit.scale) * places
     shares = sizes[1:] / fit.fitted[:-1]
@@ -386,7 +397,7 @@ def _least_jump(fit: _Fit) -> float | None:
     if not len(shares):
         return None
     even = float(np.quantile(shares, MOST_PLACES))
-    # the root of share = even x sqrt((1 + (1 + share)^2) / 2), the mean variance of the points before and behind it
+    # solves share = even x sqrt((1 + (1 + share)^2) / 2), with the mean variance before and behind the jump
     half = even**2 / 2
     return (half + math.sqrt(half * (2 - half))) / (1 - half) if half < 1 else None
 
@@ -394,7 +405,7 @@ def _least_jump(fit: _Fit) -> float | None:
 def _jump(batches: Sequence[int], fit: _Fit, t: int, column: int) -> MeasuredJump:
     size, z = float(fit.values[column]), fit.z(column)
     half = fit.half_width(np.eye(len(fit.values))[column])
-    # a disturbed point beside the jump does not say on which side of it it lies
+    # a disturbed point beside the jump may lie on either side of it
     lone = {place for kind, place in fit.terms if kind == Kind.POINT}
     last = next((i for i in range(t - 1, 0, -1) if i not in lone), 0)
     first = next((i for i in range(t, len(batches) - 1) if i not in lone), len(batches) - 1)
@@ -413,7 +424,7 @@ def _jump(batches: Sequence[int], fit: _Fit, t: int, column: int) -> MeasuredJum
 
 
 def _few(batches: Sequence[int], x: Floats, y: Floats, noise: float) -> StepCurve:
-    """The curve of too few points: a straight piece from each to the next."""
+    """Connect too few points by straight segments."""
     slopes = np.diff(y) / np.diff(x) if len(x) > 1 else np.zeros(1)
     lasts = [*x[:-2], x[-1]]
     segments = tuple(
@@ -443,7 +454,7 @@ Floats = NDArray[np.float64]
 
 
 class Kind(IntEnum):
-    """What a term changes."""
+    """The kinds of terms."""
 
     LEVEL = 0
     BEND = 1
@@ -454,7 +465,7 @@ class Kind(IntEnum):
 
 
 class Term(NamedTuple):
-    """A change of `kind` from the point `place` on; for SMOOTH, the number of the function; for ODD, 0."""
+    """A change from the point `place` on. For SMOOTH it is the number of the function, for ODD it is 0."""
 
     kind: Kind
     place: int
@@ -471,18 +482,21 @@ PRICES = {
 """Price of a term: constant + factor x log n. Calibrated by simulation, docs/measured_jumps.md."""
 SHORT, NOT_SHORT = 40, 60
 CHEAPER_LEVEL, DEARER_SMOOTH = 1.0, 1.0
-"""What a level costs less and smooth curvature more up to SHORT points, and nothing from NOT_SHORT on: there a jump is often
-taken for curvature, and the constants above find 0.91 of them, these 0.93, on seeds that neither was set with."""
+"""Discount of a level and surcharge of smooth curvature up to SHORT points; both fall to 0 at NOT_SHORT.
+
+In short curves a jump often passes for curvature. The prices above find 0.91 of the jumps, and these 0.93, on
+seeds that were used for neither.
+"""
 FEW = 7.0
-"""Price of a term rises by this over the observations that the noise rests on."""
+"""The price of a term rises by this divided by the observations behind the noise."""
 LEAST_POINTS = 2
-"""Points on either side of a level change; a lone point could as well be disturbed."""
+"""Least points on either side of a level change; a single point may just be disturbed."""
 LEAST_POINTS_SLOPE = 3
-"""Points on either side of a slope change, at the ends of the curve ..."""
+"""Least points on either side of a slope change, at the ends of the curve ..."""
 SLOPE_SPACING = 5
-"""... and between a slope change and a jump with one: else a steep slope between two points would pass for a jump."""
+"""... and between a slope change and a jump with one. A steep slope between two points could pass for a jump."""
 BEND_SPACING = 8
-"""Points between bends: two that are closer make a ramp, which would pass for a level change."""
+"""Least points between bends. Two closer bends make a ramp, which would pass for a level change."""
 _SMOOTH = 3
 _MOST_ROUNDS = 30
 _DEPENDENT = 1e-7
@@ -504,7 +518,7 @@ class Search:
         short = min(max((NOT_SHORT - n) / (NOT_SHORT - SHORT), 0.0), 1.0)
         self.price[Kind.LEVEL] -= CHEAPER_LEVEL * short
         self.price[Kind.SMOOTH] += DEARER_SMOOTH * short
-        # the fewer observations the deviations rest on, the longer the tail of what chance can do
+        # the fewer observations behind the deviations, the longer the tail of chance
         self.price *= 1 + FEW / (n + worth)
         u, w = self.position, self.weight[:, None]
         self._base = np.stack([np.ones(n), u], axis=1) * w
@@ -525,8 +539,9 @@ class Search:
         self._allowed[Kind.ODD] = (place == 0) & (0.25 <= odd.mean() <= 0.75)
 
     def columns(self, terms: list[Term]) -> Floats:
-        """Weighted columns of the line and then of the terms, (n, 2 + terms + one more for each BOTH): for a line and
-        a bend slopes are per unit of `position`, for BOTH the level comes before the bend.
+        """Return weighted columns of the line and the terms, (n, 2 + terms + one more for each BOTH).
+
+        Slopes are per unit of `position`. For BOTH the level comes before the bend.
         """
         columns = []
         for kind, t in terms:
@@ -545,12 +560,14 @@ class Search:
         return self._misfit(self.squares(terms)) + self._price_of(terms)
 
     def squares(self, terms: list[Term]) -> float:
-        """The sum of squared residuals over their deviations."""
+        """Return the sum of squared residuals over their deviations."""
         return self._residual(terms)[2]
 
     def least_levels(self, terms: list[Term]) -> tuple[Floats, float]:
-        """(milliseconds of a level change from each place on (n) for a root of squares of one, infinite where none may be; the
-        root of squares that pays for it)."""
+        """Return the milliseconds of a level change at each place per unit of root of squares, and that root.
+
+        The milliseconds are infinite where no level is allowed. The root pays for the price of a level.
+        """
         q, residual, squares = self._residual(terms)
         shadow = q.T @ self._level
         left = np.maximum(1 - np.einsum("pt,pt->t", shadow, shadow), 0.0)
@@ -564,7 +581,7 @@ class Search:
         return size, math.sqrt(pays)
 
     def best(self) -> tuple[float, list[Term]]:
-        """(the lowest criterion, its terms in order of place)."""
+        """Return (the lowest criterion, its terms in order of place)."""
         pieces = self._partition()
         starts: list[list[Term]] = [[], [Term(Kind.SMOOTH, 0), Term(Kind.SMOOTH, 1)]]
         if pieces:
@@ -580,7 +597,7 @@ class Search:
         kinds: frozenset[Kind] = frozenset(Kind),
         fixed: frozenset[Term] = frozenset(),
     ) -> tuple[float, list[Term]]:
-        """Add, swap and remove terms of these kinds, but the fixed ones, until nothing lowers the criterion."""
+        """Add, swap and remove terms of these kinds until nothing lowers the criterion. Fixed terms stay."""
         terms = list(terms)
         cost = self.cost(terms)
         for _ in range(_MOST_ROUNDS):
@@ -613,13 +630,16 @@ class Search:
         return float(sum(self.price[kind] for kind, _ in terms))
 
     def _residual(self, terms: list[Term]) -> tuple[Floats, Floats, float]:
-        """(an orthonormal basis of the terms, the target's residual, the residual's sum of squares)."""
+        """Return (an orthonormal basis of the terms, the target's residual, its sum of squares)."""
         q = np.linalg.qr(self.columns(terms))[0]
         residual = self.target - q @ (q.T @ self.target)
         return q, residual, float(residual @ residual)
 
     def _gains(self, terms: list[Term], q: Floats, residual: Floats) -> Floats:
-        """The fall of the squares with one more term of each kind at each place, (kinds, n); -inf where it is not allowed."""
+        """Return the fall of the squares with one more term of each kind and place, (kinds, n).
+
+        It is -inf where the term is not allowed.
+        """
         n = self.n
         gains = np.full((len(Kind), n), -np.inf)
         shadow = q.T @ self._both
@@ -679,7 +699,7 @@ class Search:
     def _best_pair(
         self, terms: list[Term], gains: Floats, q: Floats, residual: Floats, squares: float
     ) -> tuple[float, list[Term]]:
-        """The best two level changes at once: neither end of a short plateau helps alone."""
+        """Return the best two level changes at once: one end of a short plateau alone does not help."""
         shadow = q.T @ self._level
         gram = self._level_level - shadow.T @ shadow
         size, dot = gram.diagonal(), residual @ self._level
@@ -700,7 +720,7 @@ class Search:
         return cost, [Term(Kind.LEVEL, i), Term(Kind.LEVEL, j)]
 
     def _partition(self) -> list[int]:
-        """The first points of the optimal pieces, without the first piece; each piece is a line of its own."""
+        """Return where the optimal segments begin, without the first. Each segment is a line of its own."""
         n, least, price = self.n, LEAST_POINTS_SLOPE, self.price[Kind.BOTH]
         x, y = self.position, self.target / self.weight
         sums = np.zeros((6, n + 1))
@@ -728,6 +748,6 @@ class Search:
 
 
 def _unit(columns: Floats) -> tuple[Floats, Floats]:
-    """(columns scaled to length one, their lengths before)."""
+    """Return (columns scaled to length one, their lengths before)."""
     size = np.sqrt((columns**2).sum(axis=0))
     return columns / np.where(size > 0, size, 1.0), size
