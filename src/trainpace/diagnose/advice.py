@@ -165,15 +165,8 @@ def _straggler(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         return
     slow = next((r for r in ranks if r.rank == split.slowest_rank), ranks[0])
     rest = [r for r in ranks if r is not slow]
-
-    def spent(rank: Rank, part: str) -> float:
-        alone = part_ms(rank, "no_sync", part)
-        if alone is not None:
-            return alone
-        return 0.0 if part == "communication" else rank.parts_ms[part]
-
     more = {
-        part: spent(slow, part) - (fmean(spent(r, part) for r in rest) if rest else 0.0)
+        part: _alone_ms(slow, part) - (fmean(_alone_ms(r, part) for r in rest) if rest else 0.0)
         for part in slow.parts_ms
     }
     part = max(more, key=lambda name: more[name])
@@ -195,6 +188,14 @@ def _straggler(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
             else "the time that others wait for it in collectives"
         ),
     )
+
+
+def _alone_ms(rank: Rank, part: str) -> float:
+    """Return a part of a step in which no rank waits for another."""
+    alone = part_ms(rank, "no_sync", part)
+    if alone is not None:
+        return alone
+    return 0.0 if part == "communication" else rank.parts_ms[part]
 
 
 def _less_often(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
@@ -447,11 +448,6 @@ def _fewer_threads(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         delayed = min(1.0, fmean(r.delayed_share for r in here))
         saves = (split.by_cause["compute"] + split.by_cause["launch"]) * delayed
         basis = "the time in which the processes waited for a core"
-    sharing = f"Other programs use the {rank.cpus} cores too"
-    if processes > 1:
-        sharing = f"{processes} processes of {rank.threads} threads each share {rank.cpus} cores"
-    elif rank.threads > rank.cpus:
-        sharing = f"{rank.threads} threads share {rank.cpus} core{'s' if rank.cpus > 1 else ''}"
     waits = ". At the end of every operator all threads wait for the slowest" if freed else ""
     yield advice(
         split,
@@ -460,12 +456,20 @@ def _fewer_threads(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         title=f"{fewer} thread{'s' if fewer > 1 else ''} per process instead of {rank.threads}",
         how=(
             f"Set OMP_NUM_THREADS={fewer}, or call torch.set_num_threads({fewer})."
-            f" {sharing}{waits}."
+            f" {_sharing(rank, processes)}{waits}."
         ),
         basis=basis,
         ceiling_ms=saves,
         threads=fewer,
     )
+
+
+def _sharing(rank: Rank, processes: int) -> str:
+    if processes > 1:
+        return f"{processes} processes of {rank.threads} threads each share {rank.cpus} cores"
+    if rank.threads > rank.cpus:
+        return f"{rank.threads} threads share {rank.cpus} core{'s' if rank.cpus > 1 else ''}"
+    return f"Other programs use the {rank.cpus} cores too"
 
 
 def _lower_precision(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:

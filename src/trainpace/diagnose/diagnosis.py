@@ -17,6 +17,7 @@ from trainpace.diagnose.shares import (
     INTERVENTIONS,
     Advice,
     Proof,
+    Split,
     kernels_ms,
     of_trial,
     own_pace_ms,
@@ -120,13 +121,8 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     if crowded:  # threads that wait for each other's cores look like operators that compute
         parts = parts._replace(proved=parts.proved - {"launch", "compute"})
     step = math.fsum(parts.by_cause.values())
-    proofs = [p for t in INTERVENTIONS if t != FEW_SAMPLES and (p := proof(ranks, t)) is not None]
-    shares = [
-        Share(cause=c, in_words=words, ms=ms, share=ms / step, proved=c in parts.proved)
-        for c, words in IN_WORDS.items()
-        for ms in (parts.by_cause[c],)
-    ]
-    shares.sort(key=lambda s: -s.ms)
+    proofs = _proofs(ranks)
+    shares = _shares(parts, step)
     top = next(s for s in shares if s.cause != "trainpace")
     changes = advise(ranks, parts)
     # once every thread has a core, other changes are judged by the remaining step
@@ -154,6 +150,25 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
         # a matmul that other programs disturbed is not a roof
         share_of_roof=None if crowded else _share_of_roof(ranks[0], parts.by_cause["compute"]),
     )
+
+
+def _shares(parts: Split, step_ms: float) -> list[Share]:
+    shares = [
+        Share(
+            cause=cause,
+            in_words=IN_WORDS[cause],
+            ms=ms,
+            share=ms / step_ms,
+            proved=cause in parts.proved,
+        )
+        for cause, ms in parts.by_cause.items()
+    ]
+    return sorted(shares, key=lambda s: -s.ms)
+
+
+def _proofs(ranks: Sequence[Rank]) -> list[Proof]:
+    tried = (proof(ranks, trial) for trial in INTERVENTIONS if trial != FEW_SAMPLES)
+    return [found for found in tried if found is not None]
 
 
 def _is_crowded(recording: Recording) -> bool:
@@ -324,16 +339,7 @@ def unseen_in_words(rank: Rank) -> str:
 def _warnings(recording: Recording) -> Iterator[str]:
     ranks = recording.ranks
     yield from _ended(recording)
-    if not all(r.complete for r in ranks):
-        yield "a process was killed, so its last moments may be missing."
-    if len(ranks) < ranks[0].world_size:
-        yield f"{len(ranks)} of {ranks[0].world_size} ranks were recorded here."
-    if _is_crowded(recording) and not recording.busy:
-        delayed = min(1.0, max(r.delayed_share for r in ranks))
-        yield (
-            f"a training process waited for a core in {delayed:.0%} of its time: other programs, or"
-            " more threads than cores, slow it down."
-        )
+    yield from _incomplete(recording)
     if recording.seen:
         yield recording.seen
     yield from clocks_in_words(recording.together)
@@ -349,6 +355,20 @@ def _warnings(recording: Recording) -> Iterator[str]:
         yield (
             "the memory allocator had to retry: memory is nearly full, and a smaller batch may be"
             " faster."
+        )
+
+
+def _incomplete(recording: Recording) -> Iterator[str]:
+    ranks = recording.ranks
+    if not all(r.complete for r in ranks):
+        yield "a process was killed, so its last moments may be missing."
+    if len(ranks) < ranks[0].world_size:
+        yield f"{len(ranks)} of {ranks[0].world_size} ranks were recorded here."
+    if _is_crowded(recording) and not recording.busy:
+        delayed = min(1.0, max(r.delayed_share for r in ranks))
+        yield (
+            f"a training process waited for a core in {delayed:.0%} of its time: other programs, or"
+            " more threads than cores, slow it down."
         )
 
 

@@ -317,9 +317,9 @@ def software_check(values: Mapping[str, Any], machine: Machine, kind: str) -> It
             f"The driver shows {machine.gpus[0].name or 'a GPU'}, but this torch sees no GPU.",
             "Install a build of torch for CUDA: pytorch.org/get-started.",
         )
-    driver = next((gpu.cuda for gpu in machine.gpus if gpu.cuda), None)
-    built = versions.get("cuda")
-    if driver and built and int(built.split(".")[0]) > int(driver.split(".")[0]):
+    driver = next((gpu.cuda for gpu in machine.gpus if gpu.cuda), "")
+    built = versions.get("cuda", "")
+    if _major(built) > _major(driver) > 0:
         yield _problem(
             "torch",
             f"torch is built for CUDA {built}, and the driver supports CUDA up to {driver}.",
@@ -339,6 +339,10 @@ def software_check(values: Mapping[str, Any], machine: Machine, kind: str) -> It
             f" {1024 * shared:.0f} MiB.",
             "Start the container with --shm-size=8g or --ipc=host.",
         )
+
+
+def _major(version: str) -> int:
+    return int(version.split(".")[0] or 0)
 
 
 def clock_check(values: Mapping[str, float]) -> Check:

@@ -6,7 +6,7 @@ steps with one cause removed, interleaved with blocks of plain steps.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -138,6 +138,10 @@ def proof_in_words(p: Proof) -> str:
         f"a step took {format_number(p.without_ms)} ms instead of {format_number(p.plain_ms)}:"
         f" {format_number(p.saved_ms)} less ({format_number(p.low_ms)} to {format_number(p.high_ms)})"
     )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def of_trial(rank: Rank, trial: str) -> list[Block]:
@@ -290,13 +294,11 @@ def split(ranks: Sequence[Rank], together: Together | None = None, crowded: bool
     if surplus > 0:  # ranks waited in parts that are not the model's
         by_cause["own_code"] = max(0.0, by_cause["own_code"] - surplus)
     proved |= _proved(ranks) | {c for c in ("contention", "threads") if by_cause[c]}
-    if any(r.large_operators_ms is not None for r in others):
+    if _known(r.large_operators_ms for r in others):
         proved |= {"launch", "compute"}
-    busy = [r.device_busy_ms for r in others if r.device_busy_ms is not None]
+    busy = _known(r.device_busy_ms for r in others)
     if busy:
-        updates = [
-            ms for r in others if (ms := r.optimizer_variants_ms.get("as it is")) is not None
-        ]
+        updates = _known(r.optimizer_variants_ms.get("as it is") for r in others)
         by_cause = beside_a_device(
             by_cause,
             fmean(busy),
@@ -316,16 +318,21 @@ def _straggler(
     if paces is not None:
         means = [fmean(steps) for steps in paces]
         last = means.index(max(means))
-        rest = [steps for i, steps in enumerate(paces) if i != last]
-        lag, half = mean_and_half_width(
-            [ms - fmean(others) for ms, *others in zip(paces[last], *rest, strict=False)]
-        )
+        lag, half = _lag(paces, last)
         if lag > max(BEHIND * means[last], half * (CROWDED_NOISE if crowded else 1)):
             slowest, behind = ranks[last].rank, lag
     elif together is not None and together.stragglers:
         slowest = together.stragglers[0].rank
         behind = fmean(s.waiting_ms for s in together.ranks if s.rank != slowest)
     return [r for r in ranks if slowest is None or r.rank != slowest], slowest, behind
+
+
+def _lag(paces: list[list[float]], last: int) -> tuple[float, float]:
+    """Return how far one rank lags behind the mean of the others, and half its 90% interval."""
+    rest = [steps for i, steps in enumerate(paces) if i != last]
+    return mean_and_half_width(
+        [ms - fmean(others) for ms, *others in zip(paces[last], *rest, strict=False)]
+    )
 
 
 def _waiting(
@@ -384,9 +391,9 @@ def _launching(
     ranks: Sequence[Rank], computing_ms: float, hidden_ms: float, crowded: bool
 ) -> tuple[float, float | None]:
     """Return (launch overhead, the part of forward and backward that does not depend on the batch)."""
-    lines = [ms for r in ranks if (ms := _fixed_ms(r, hidden_ms)) is not None]
+    lines = _known(_fixed_ms(r, hidden_ms) for r in ranks)
     fixed = min(fmean(lines), computing_ms) if lines else None
-    large = [r.large_operators_ms for r in ranks if r.large_operators_ms is not None]
+    large = _known(r.large_operators_ms for r in ranks)
     if not large:
         return fixed or 0.0, fixed
     # operators are timed in a few early steps; what other programs slow down later is not launching

@@ -44,9 +44,12 @@ def is_trace(path: str | os.PathLike[str]) -> bool:
         return place.name.endswith(".json.gz")
     if begins.startswith(SQLITE):
         return place.suffix == ".sqlite"
-    has_key = b'"traceEvents"' in begins or b'"deviceProperties"' in begins
+    return place.suffix == ".json" and _begins_like_kineto(begins)
+
+
+def _begins_like_kineto(begins: bytes) -> bool:
     is_list = begins.lstrip().startswith(b"[") and b'"ph"' in begins
-    return place.suffix == ".json" and (has_key or is_list)
+    return is_list or b'"traceEvents"' in begins or b'"deviceProperties"' in begins
 
 
 def trace_files(folder: Path) -> list[Path]:

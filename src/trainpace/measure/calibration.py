@@ -193,13 +193,10 @@ def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) 
     if gb_per_s is None:
         sent = [t for t in timed if t.collective == "send"] or timed
         largest = max(sent, key=lambda t: t.payload_bytes)
-        wire = _wire(largest.collective, largest.payload_bytes, largest.ranks)
-        gb_per_s = wire / largest.time_ms / 1e6 / TCP_SHARE
+        gb_per_s = _wire(largest) / largest.time_ms / 1e6 / TCP_SHARE
     seconds = np.array([t.time_ms / 1e3 for t in timed])
-    wire_b = np.array([_wire(t.collective, t.payload_bytes, t.ranks) for t in timed])
-    hops = np.array([float(steps(t.collective, np.asarray(float(t.ranks)))) for t in timed])
-    both_ways = np.array(
-        [bool(meets_itself(t.collective, np.asarray(float(t.ranks)))) for t in timed]
+    wire_b, hops, both_ways = (
+        np.array([of(t) for t in timed]) for of in (_wire, _hops, _goes_both_ways)
     )
     # a collective that meets itself has an unknown excess; its host work is assumed to be an all-reduce's
     works = [
@@ -229,8 +226,18 @@ def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) 
     )
 
 
-def _wire(collective: str, payload_bytes: int, ranks: int) -> float:
-    return float(wire_bytes(collective, np.asarray(float(payload_bytes)), np.asarray(float(ranks))))
+def _wire(t: TimedCollective) -> float:
+    return float(
+        wire_bytes(t.collective, np.array(float(t.payload_bytes)), np.array(float(t.ranks)))
+    )
+
+
+def _hops(t: TimedCollective) -> float:
+    return float(steps(t.collective, np.array(float(t.ranks))))
+
+
+def _goes_both_ways(t: TimedCollective) -> bool:
+    return bool(meets_itself(t.collective, np.array(float(t.ranks))))
 
 
 def _least_absolute(a: np.ndarray, b: np.ndarray) -> np.ndarray:

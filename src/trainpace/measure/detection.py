@@ -300,16 +300,16 @@ def _gpu_warnings(index: int, gpu: Gpu) -> Iterator[str]:
         )
     if gpu.throttled_by:
         yield f"the clocks of {who} are held down by {' and '.join(gpu.throttled_by)}."
+    yield from _sharing_warnings(who, gpu)
+
+
+def _sharing_warnings(who: str, gpu: Gpu) -> Iterator[str]:
     if gpu.mig:
         named = f" ({', '.join(gpu.mig_instances)})" if gpu.mig_instances else ""
         yield f"{who} is divided into MIG instances{named}, so a process gets a part of it."
     if gpu.other_processes:
-        programs = (
-            "1 other program uses"
-            if gpu.other_processes == 1
-            else f"{gpu.other_processes} other programs use"
-        )
-        yield f"{programs} {who}."
+        one = gpu.other_processes == 1
+        yield f"{gpu.other_processes} other {'program uses' if one else 'programs use'} {who}."
 
 
 def _below(value: float | None, full: float | None) -> bool:

@@ -220,10 +220,8 @@ class GpuMonitor:
             return run
         mhz = self._mhz or ([] if self._after_mhz is None else [self._after_mhz])
         power_w = statistics.fmean(self._watts) if self._watts else None
-        energy_j, source = self._counted_j, "counter"
-        if not energy_j and power_w is not None:
-            energy_j, source = power_w * self._seconds, "power"
-        told = bool(energy_j and steps and self._seconds >= LEAST_ENERGY_S)
+        energy_j, source = self._energy(power_w)
+        known = bool(energy_j and steps and self._seconds >= LEAST_ENERGY_S)
         return replace(
             run,
             sm_mhz=statistics.median(mhz) if mhz else None,
@@ -234,9 +232,15 @@ class GpuMonitor:
             sm_mhz_max=self._get("MaxClockInfo", self._nvml.NVML_CLOCK_SM),
             held_by=tuple(self._reasons),
             power_w=power_w,
-            energy_j=energy_j / steps if told else None,
-            energy_source=source if told else "",
+            energy_j=energy_j / steps if known else None,
+            energy_source=source if known else "",
         )
+
+    def _energy(self, power_w: float | None) -> tuple[float, str]:
+        """Return joules and their source: the card's counter, or else its power."""
+        if self._counted_j or power_w is None:
+            return self._counted_j, "counter"
+        return power_w * self._seconds, "power"
 
     def _sample(self) -> None:
         while not self._stop.wait(SAMPLED_EVERY_S):

@@ -305,11 +305,8 @@ def sample_cost(
         files = opened or list(held)
         note = "" if opened else _note(files, read, len(indices))
         cold: list[_Pass] = []
-        while files and not note and len(cold) < passes:
-            note = opened_files.drop(files)
-            if not note:
-                cold.append(_pass(target, indices))
-                warm.append(_pass(target, indices))
+        if files and not note:
+            note = _pass_cold(target, indices, files, passes, cold, warm)
     wall_ms = median(p.wall_ms for p in warm)
     if not note and not files and first_ms > _CACHED_RATIO * wall_ms:
         note = f"the first access of a sample took {first_ms:.3g} ms: the dataset caches samples."
@@ -340,6 +337,23 @@ def _pass(target: LoaderTarget, indices: Sequence[int]) -> _Pass:
     wall_ms, cpu_ms = _clocked(lambda: target.read(indices))
     delayed_ms = min(_delayed_ms() - before, wall_ms)
     return _Pass((wall_ms - delayed_ms) / count, cpu_ms / count, delayed_ms / count)
+
+
+def _pass_cold(
+    target: LoaderTarget,
+    indices: Sequence[int],
+    files: Sequence[str],
+    passes: int,
+    cold: list[_Pass],
+    warm: list[_Pass],
+) -> str:
+    """Time cold and warm passes in turn. Returns why files cannot be dropped from the page cache, if so."""
+    for _ in range(passes):
+        if note := opened_files.drop(files):
+            return note
+        cold.append(_pass(target, indices))
+        warm.append(_pass(target, indices))
+    return ""
 
 
 def _delayed_ms() -> float:

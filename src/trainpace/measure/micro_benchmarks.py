@@ -390,7 +390,32 @@ class _Loss(nn.Module):
         return x.mean()
 
 
-def _convolutional(draw: random.Random) -> Block:
+class _Shape(NamedTuple):
+    """Batch size, side and channels of a convolution's images, and its own options."""
+
+    n: int
+    side: int
+    c_in: int
+    c_out: int
+    kernel: int
+    stride: int
+    groups: int
+
+    @property
+    def out(self) -> int:
+        return -(-self.side // self.stride)
+
+    @property
+    def is_usual(self) -> bool:
+        """Return True if people train such a shape, and timing it takes neither too long nor too short."""
+        weights = self.c_out * (self.c_in // self.groups) * self.kernel**2
+        flops = 2.0 * self.n * self.out**2 * weights
+        traffic = 4.0 * self.n * (self.c_in * self.side**2 + self.c_out * self.out**2)
+        small = flops <= LARGEST_FLOPS and traffic <= LARGEST_BYTES and weights <= 3e6
+        return self.kernel <= self.side and small and flops + 20 * traffic > FEWEST_FLOPS
+
+
+def _shape(draw: random.Random) -> _Shape:
     while True:
         n, side = (
             draw.choice([1, 2, 4, 8, 16, 32]),
@@ -405,21 +430,16 @@ def _convolutional(draw: random.Random) -> Block:
             groups, c_out, kernel = c_in, c_in, draw.choice([3, 3, 5, 7])
         elif family < 0.33 and c_in % 16 == 0 and c_out % 16 == 0:
             groups = draw.choice([2, 4, 8, 16])
-        out = -(-side // stride)
-        weights = c_out * (c_in // groups) * kernel**2
-        flops = 2.0 * n * out**2 * weights
-        traffic = 4.0 * n * (c_in * side**2 + c_out * out**2)
-        if kernel > side or flops > LARGEST_FLOPS or traffic > LARGEST_BYTES or weights > 3e6:
-            continue
-        if flops + 20 * traffic > FEWEST_FLOPS:
-            break
+        shape = _Shape(n, side, c_in, c_out, kernel, stride, groups)
+        if shape.is_usual:
+            return shape
+
+
+def _convolutional(draw: random.Random) -> Block:
+    n, side, c_in, c_out, kernel, stride, groups = shape = _shape(draw)
     before: nn.Module = nn.BatchNorm2d(c_in) if draw.random() < 0.5 else nn.Identity()
-    layers = [
-        before,
-        nn.Conv2d(
-            c_in, c_out, kernel, stride, kernel // 2, groups=groups, bias=draw.random() < 0.3
-        ),
-    ]
+    bias = draw.random() < 0.3
+    layers = [before, nn.Conv2d(c_in, c_out, kernel, stride, kernel // 2, groups=groups, bias=bias)]
     norm = draw.random()
     if norm < 0.85:
         layers.append(
@@ -428,7 +448,7 @@ def _convolutional(draw: random.Random) -> Block:
     residual_at = len(layers) - 1 if draw.random() < 0.4 else None
     layers.append(draw.choice(_ACTIVATIONS)())
     pooling = draw.random()
-    if pooling < 0.2 and out >= 4:
+    if pooling < 0.2 and shape.out >= 4:
         layers.append(draw.choice([nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2)]))
     elif pooling < 0.35:
         layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]

@@ -315,7 +315,8 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
     c = conditions
     torch.manual_seed(c.seed)
     task = build_task(c.model, c.sequence_length, c.image_size)
-    if task.dataset is None or task.collate is None:
+    dataset, collate = task.dataset, task.collate
+    if dataset is None or collate is None:
         raise TrainpaceError(
             f"{c.model} has no data, and the noise scale needs real samples.",
             "Name FILE.py:FUNCTION, whose function returns (model, loss, optimizer, dataset).",
@@ -329,14 +330,14 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
     optimizer = own or make_optimizer(c.optimizer or usual_optimizer(task), model)
     gradients = NoiseNorms(model, samples, parts)
     observe = {0: gradients.after_first, parts - 1: gradients.after_last}
-    order = _shuffled(len(task.dataset), c.seed)
+    order = _shuffled(len(dataset), c.seed)
     device_clock = StepClock(c.device)
     clock, steps, norms_s = time.perf_counter, 0, 0.0
     begin = clock()
     while steps < MOST_NOISE_STEPS and (steps < FIRST_STEPS or clock() - begin < c.seconds):
         optimizer.zero_grad(set_to_none=True)
         for part in range(parts):
-            chosen = task.collate([task.dataset[i] for i in itertools.islice(order, samples)])
+            chosen = collate([dataset[i] for i in itertools.islice(order, samples)])
             batch = map_tensors(operator.methodcaller("to", c.device), chosen)
             (task.loss(model, batch) / parts).backward()
             if part in observe:

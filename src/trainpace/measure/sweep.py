@@ -669,22 +669,16 @@ def analyse(outcomes: Sequence[Outcome], asked: Sequence[int] = ()) -> SweepAnal
     """
     medians = medians_of(outcomes)
     noise = noise_of(medians)
-    measured: dict[int, list[Measurement]] = {}
-    failures: dict[int, FailedProbe] = {}
-    for outcome in outcomes:
-        if isinstance(outcome, Measurement):
-            measured.setdefault(outcome.execution.micro_batch, []).append(outcome)
-        else:
-            failures[outcome.execution.micro_batch] = outcome
-    points = tuple(_point(measured[batch], medians[batch], noise) for batch in medians)
+    failures = {o.execution.micro_batch: o for o in outcomes if isinstance(o, FailedProbe)}
+    points = tuple(_point(outcomes, batch, medians[batch], noise) for batch in medians)
     # without repeats, the noise is estimated from the curve itself
     curve = (
         find_changes([p.batch for p in points], [p.step_ms for p in points])
         if noise is None
         else fitted_curve(medians)
     )
-    too_large = [batch for batch, failed in failures.items() if failed.failure == "out_of_memory"]
-    fitting = [p.batch for p in points if p.batch < min(too_large, default=0)]
+    too_large = _sizes(outcomes, "out_of_memory")
+    fitting = [batch for batch in medians if batch < min(too_large, default=0)]
     return SweepAnalysis(
         points=points,
         failures=tuple(
@@ -708,7 +702,12 @@ def analyse(outcomes: Sequence[Outcome], asked: Sequence[int] = ()) -> SweepAnal
     )
 
 
-def _point(measured: list[Measurement], medians: list[float], noise: Noise | None) -> SweepPoint:
+def _point(
+    outcomes: Sequence[Outcome], batch: int, medians: list[float], noise: Noise | None
+) -> SweepPoint:
+    measured = [
+        o for o in outcomes if isinstance(o, Measurement) and o.execution.micro_batch == batch
+    ]
     step_ms = statistics.median(medians)
     first = measured[0]
 
