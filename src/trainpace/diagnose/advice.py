@@ -1,7 +1,7 @@
 """Possible changes for each cause, with the milliseconds per step that each should save.
 
-Each rule reads a recording and yields the changes that the recording supports. Rules compute nothing but
-arithmetic. The rules of data loading are in `loader_advice`.
+Each rule reads a recording and yields the changes that the recording supports. Rules compute
+nothing but arithmetic. The rules of data loading are in `loader_advice`.
 """
 
 import math
@@ -41,22 +41,31 @@ ONE_LINE, MOST_LINES = 0.2, 2
 FUSED = 0.4
 """Share of the time of memory-bound kernels, without the optimizer's, that torch.compile saves.
 
-On an H200 it saved 0.36 of a GPT's and 0.40 of a ResNet-50's (benchmarks/results/diagnose_gpu.md). On an
-H100 it saved 0.35 to 0.7 in three trainings, the optimizers' kernels included (fitting/data).
+On an H200 it saved 0.36 of a GPT's and 0.40 of a ResNet-50's (benchmarks/results/diagnose_gpu.md).
+On an H100 it saved 0.35 to 0.7 in three trainings, the optimizers' kernels included (fitting/data).
 """
 LEAST_LAUNCH = 0.1
-"""Least share of a step for advice on launching, or on time that a larger batch shares. A judgement."""
+"""Least share of a step for advice on launching, or on time that a larger batch shares.
+
+A judgement.
+"""
 LEAST_READ = 8
-"""A forward pass that reads more values in Python breaks the graph of torch.compile. A judgement."""
+"""A forward pass that reads more values in Python breaks the graph of torch.compile.
+
+A judgement.
+"""
 LARGER_BATCH = 4
 ONE_ROW = 0.5
-"""From this share of FLOPs in products with a single vector on, a training computes single samples."""
+"""From this share of FLOPs in products with a single vector on, a training computes single
+samples."""
 LOOPED = 0.5
-"""A loop over samples launches at least this share of its operators for samples beyond the second."""
+"""A loop over samples launches at least this share of its operators for samples beyond the
+second."""
 LEAST_FAULTS = 0.03
 """Least share of a step for advice on page faults. A judgement."""
 VARIABLES: dict[str, int | str] = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "2147483647"}
-"""Settings of glibc (mallopt(3)): no mapping per tensor, and the heap keeps up to 2 GiB of free memory."""
+"""Settings of glibc (mallopt(3)): no mapping per tensor, and the heap keeps up to 2 GiB of free
+memory."""
 LEAST_PADDING = 0.1
 """Least share of padding among all positions for advice on padding."""
 _PRECISIONS = {
@@ -73,7 +82,8 @@ _PRECISIONS = {
 
 
 def advise(ranks: Sequence[Rank], split: Split) -> list[Advice]:
-    """Return every change with a figure, the largest saving first, including those that save nothing."""
+    """Return every change with a figure, the largest saving first, including those that save
+    nothing."""
     # one rank may wait longer than the mean of all, which is the ceiling
     changes = [
         replace(a, saves_ms=min(a.saves_ms, a.ceiling_ms))
@@ -587,8 +597,8 @@ def _less_padding(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 def _keep_memory(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     """Page faults of a step, each as long as a fault that only writes to a new page.
 
-    Faults of mapped files are counted too, and threads may share the work of clearing pages. For a GPT on
-    characters the rule predicted 41 of 690 ms, and 45 were saved.
+    Faults of mapped files are counted too, and threads may share the work of clearing pages. For a
+    GPT on characters the rule predicted 41 of 690 ms, and 45 were saved.
     """
     rank, computing = ranks[0], split.by_cause["compute"] + split.by_cause["launch"]
     spent = rank.page_faults * rank.page_fault_ns / 1e6

@@ -42,7 +42,8 @@ from trainpace.watch import (
 )
 
 LONGEST_EPOCH_S = 10 * 365 * 86_400
-"""Longer epochs count as endless: datasets without an end often report a large number as their length."""
+"""Longer epochs count as endless: datasets without an end often report a large number as their
+length."""
 MOST_OPERATORS, LEAST_OPERATOR = 3, 0.1
 """How many operators are named, and the least share of all operators' time that each has."""
 LEAST_LINE, MOST_LINES = 0.1, 2
@@ -57,7 +58,10 @@ _WAITS = "torch.utils.data.dataloader"
 
 
 class Share(Record):
-    """Milliseconds of the mean step due to one cause. `proved`: an intervention removed or isolated it."""
+    """Milliseconds of the mean step due to one cause.
+
+    `proved`: an intervention removed or isolated it.
+    """
 
     cause: str
     in_words: str
@@ -69,9 +73,9 @@ class Share(Record):
 class Diagnosis(Record):
     """The causes of a step's time, and what to change. Shares add up to `step_ms`.
 
-    `job_steps` are the steps of the whole training if its length is known, and `job_by` is the source of
-    that length if the user did not give it. `together` is what ranks do to each other if several were
-    recorded and their collectives show it.
+    `job_steps` are the steps of the whole training if its length is known, and `job_by` is the
+    source of that length if the user did not give it. `together` is what ranks do to each other if
+    several were recorded and their collectives show it.
     """
 
     verdict: str
@@ -101,7 +105,8 @@ class Diagnosis(Record):
         return ms * self.steps_per_epoch / 1000
 
     def seconds_a_job(self, ms: float) -> float | None:
-        """Convert milliseconds per step into seconds of the whole training, or None if it is unknown."""
+        """Convert milliseconds per step into seconds of the whole training, or None if it is
+        unknown."""
         return None if self.job_steps is None else ms * self.job_steps / 1000
 
 
@@ -310,7 +315,8 @@ def _slow_operators(rank: Rank) -> Iterator[str]:
 
 
 def workers_beside(ranks: Sequence[Rank]) -> str:
-    """Say that loader workers compute on cores that the training needs, or return an empty string."""
+    """Say that loader workers compute on cores that the training needs, or return an empty
+    string."""
     if not (busy := crowding_cores(ranks)):
         return ""
     return (
@@ -441,7 +447,8 @@ def _samples_in_words(s: Straggler, ranks: Sequence[Rank]) -> str:
 
 
 def _proved(s: Straggler, ranks: Sequence[Rank]) -> str:
-    """Say what interventions show about a straggler, or return an empty string if none was tried."""
+    """Say what interventions show about a straggler, or return an empty string if none was
+    tried."""
     own = {r.rank: fmean(steps) for r, steps in zip(ranks, own_pace_ms(ranks) or (), strict=False)}
     if s.rank not in own:
         return ""

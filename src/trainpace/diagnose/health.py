@@ -1,6 +1,8 @@
-"""The examination of a machine: parts that run in processes of their own, and the checks of their results.
+"""The examination of a machine: parts that run in processes of their own, and the checks of their
+results.
 
-A part that fails, crashes or hangs does not stop the others. Checks are pure functions of a part's values.
+A part that fails, crashes or hangs does not stop the others. Checks are pure functions of a part's
+values.
 """
 
 import json
@@ -40,18 +42,19 @@ ALLOCATED_GIB = 64 / 1024
 CLOCKS_AGREE = 0.1
 """The host's clock also sees the launch of the first kernel and the wait for the last."""
 LEAST_MATMUL_SHARE = 0.45
-"""Least share of the datasheet's peak. Matmuls of about 1 TFLOP reach medians of 0.50 to 0.95 of it on cards
-from A100 to B300, depending on the library (measurements of NVIDIA's aiconfigurator)."""
+"""Least share of the datasheet's peak. Matmuls of about 1 TFLOP reach medians of 0.50 to 0.95 of it
+on cards from A100 to B300, depending on the library (measurements of NVIDIA's aiconfigurator)."""
 LEAST_PINNED_SHARE = 0.5
 ELSEWHERE_SHARE = 0.6
 """Below this share of the nearest public measurement, the comparison becomes a note."""
 PCIE_GB_PER_S_A_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 """By generation, one direction (PCI-SIG, PCI Express Base Specification)."""
 LEAST_SHARED_MEMORY_GIB = 1.0
-"""Docker gives containers 64 MiB, and a loader's workers then end with "bus error". Batches of images need
-hundreds of MiB."""
+"""Docker gives containers 64 MiB, and a loader's workers then end with "bus error". Batches of
+images need hundreds of MiB."""
 UNJUDGED = ("fp8",)
-"""Formats that are not compared with the datasheet: torch's own fp8 matmul accumulates more exactly."""
+"""Formats that are not compared with the datasheet: torch's own fp8 matmul accumulates more
+exactly."""
 _PEAKS = {
     "fp32": ("fp32_tflops",),
     "tf32": ("tf32_tensor_tflops",),
@@ -79,8 +82,8 @@ Tell = Callable[[str, int, int], None]
 class Check(Record):
     """The result of one part of the examination.
 
-    ok: as it should be; note: worth knowing; problem: costs speed or gives wrong numbers, and `advice` says
-    what to do; failed: the part itself did not work, for the reason in `finding`.
+    ok: as it should be; note: worth knowing; problem: costs speed or gives wrong numbers, and
+    `advice` says what to do; failed: the part itself did not work, for the reason in `finding`.
     """
 
     part: str
@@ -90,7 +93,8 @@ class Check(Record):
 
 
 class Elsewhere(Record):
-    """A public measurement of a related model on such a card, and its differences from the known step."""
+    """A public measurement of a related model on such a card, and its differences from the known
+    step."""
 
     model: str
     batch: int
@@ -100,7 +104,8 @@ class Elsewhere(Record):
 
 
 class Expected(Record):
-    """The forecast of the known step on a healthy device, and public measurements, the nearest first."""
+    """The forecast of the known step on a healthy device, and public measurements, the nearest
+    first."""
 
     step_ms: float
     interval_ms: Interval | None = None
@@ -108,7 +113,10 @@ class Expected(Record):
 
 
 class Examination(Record):
-    """All checks of a device: the accelerator, or the CPU. `traces` are stack traces of failed parts."""
+    """All checks of a device: the accelerator, or the CPU.
+
+    `traces` are stack traces of failed parts.
+    """
 
     kind: str
     device: str
@@ -440,7 +448,8 @@ def memory_check(values: Mapping[str, Any], expected_gib: float) -> Check:
 
 
 def step_check(measured: Measurement, expected: Expected | None) -> Iterator[Check]:
-    """Compare the known step with its forecast and with public measurements, and report the clock."""
+    """Compare the known step with its forecast and with public measurements, and report the
+    clock."""
     yield _speed_of_step(measured, expected)
     if expected is not None and expected.elsewhere:
         yield _elsewhere_check(measured, expected.elsewhere[0])

@@ -38,7 +38,8 @@ TOLERATED = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 2e-2, "fp16": 2e-3, "fp8": 0.1}
 CHECKED_SIDE = 256
 SMALLEST_SIDE, LARGEST_SIDE = 512, 8192
 LONG_ENOUGH_S, SECONDS_A_PRODUCT = 0.005, 0.7
-"""Matmuls grow until one takes this long or has the largest side: only large ones show a device's rate."""
+"""Matmuls grow until one takes this long or has the largest side: only large ones show a device's
+rate."""
 COPIED_MIB, ALLOCATED_MIB = 256, 64
 MORE_THAN_ANY_CARD_GIB = 4096
 IMAGE, IMAGES, WORKERS = (3, 224, 224), 512, 2
@@ -56,7 +57,8 @@ class _Images(Dataset[torch.Tensor]):
 
 
 def software(kind: str) -> dict[str, Any]:
-    """Return versions, the number of devices, and the size of shared memory, which loader workers use."""
+    """Return versions, the number of devices, and the size of shared memory, which loader workers
+    use."""
     try:
         backend = collective_backend(kind)
     except TrainpaceError:
@@ -76,7 +78,8 @@ def software(kind: str) -> dict[str, Any]:
 
 
 def clock(kind: str) -> dict[str, float]:
-    """Time the same matmuls by device events and by the host's clock, which waits for the device."""
+    """Time the same matmuls by device events and by the host's clock, which waits for the
+    device."""
     a = torch.rand(SMALLEST_SIDE, SMALLEST_SIDE, device=kind)
     _seconds(kind, partial(torch.matmul, a, a), 0.2)
     steps = StepClock(kind)
@@ -93,7 +96,8 @@ def clock(kind: str) -> dict[str, float]:
 
 
 def products(kind: str) -> dict[str, dict[str, Any]]:
-    """Return `tflops` of large matmuls by number format, and `failed`: why a format gave a wrong one.
+    """Return `tflops` of large matmuls by number format, and `failed`: why a format gave a wrong
+    one.
 
     Formats that this kind of device does not have are in neither.
     """
@@ -174,7 +178,8 @@ def copies(kind: str) -> dict[str, float]:
 
 
 def memory(kind: str) -> dict[str, Any]:
-    """Return a known tensor's memory by the allocator, and whether the device recovers from its limit."""
+    """Return a known tensor's memory by the allocator, and whether the device recovers from its
+    limit."""
     meter = MemoryMeter(kind)
     torch.ones(ALLOCATED_MIB * 2**18, device=kind)
     allocated, reserved = meter.peak_gib()

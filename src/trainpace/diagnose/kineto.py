@@ -1,8 +1,10 @@
-"""Traces of torch.profiler (Kineto), as `export_chrome_trace` and `tensorboard_trace_handler` write them.
+"""Traces of torch.profiler (Kineto), as `export_chrome_trace` and `tensorboard_trace_handler` write
+them.
 
-Holistic Trace Analysis reads the same files. Traces of NVIDIA and AMD devices are alike; torch 1.8 used
-other names for categories. The format is that of Kineto's output_json.cpp and of Chrome's Trace Event
-Format. Events that cannot be right (a time that is not a number, a negative length) are skipped and counted.
+Holistic Trace Analysis reads the same files. Traces of NVIDIA and AMD devices are alike; torch 1.8
+used other names for categories. The format is that of Kineto's output_json.cpp and of Chrome's
+Trace Event Format. Events that cannot be right (a time that is not a number, a negative length) are
+skipped and counted.
 """
 
 from __future__ import annotations

@@ -13,20 +13,22 @@ from trainpace.watch import Rank, batches_per_step
 
 MANY_WORKERS = 16
 SEND_MS = HANDOVER_MS = 0.5
-"""Least time for a worker to send a batch and for the training process to receive it (on two cores)."""
+"""Least time for a worker to send a batch and for the training process to receive it (on two
+cores)."""
 LEAST_BATCH_MS = 1.0
 """Batches that are made faster are not worth preparing offline."""
 READ_BACK_MS = 0.05
-"""Samples that take less are not read back from shards any faster. A judgement: rows of three tensors, of
-0.003 ms each, took three times as long from shards, as trainpace precompute --estimate predicted."""
+"""Samples that take less are not read back from shards any faster. A judgement: rows of three
+tensors, of 0.003 ms each, took three times as long from shards, as trainpace precompute
+--estimate predicted."""
 LEAST_WHOLE = 16
 """Least number of samples in a batch for advice on calls per sample."""
 LEAST_CORES = 0.2
 """Workers that keep less of a core busy do not slow anything down noticeably."""
 WORKER_START_MS, SHORT_EPOCH = 50.0, 10
-"""Time from a loader's iter() to a worker's first sample, per worker, and how many times longer an epoch is
-if that can be ignored. Judgements: ten workers took 200 ms to start beside PointNet, one took longer beside
-a graph network."""
+"""Time from a loader's iter() to a worker's first sample, per worker, and how many times longer an
+epoch is if that can be ignored. Judgements: ten workers took 200 ms to start beside PointNet,
+one took longer beside a graph network."""
 
 
 def loader_cost(rank: Rank) -> LoaderCost | None:
@@ -43,7 +45,8 @@ def loader_cost(rank: Rank) -> LoaderCost | None:
 
 
 def _compute_ms(rank: Rank, split: Split) -> float:
-    """Return a micro-step without its data: with a cached batch, or the rest after the other parts."""
+    """Return a micro-step without its data: with a cached batch, or the rest after the other
+    parts."""
     cached = [b.step_ms for b in of_trial(rank, "cached_batch")]
     occasional = sum(split.by_cause[c] for c in ("checkpoint", "evaluation", "trainpace"))
     rest = rank.step_ms - occasional - rank.parts_ms["data"] - rank.parts_ms["loader_start"]
@@ -55,7 +58,10 @@ def _cores(ranks: Sequence[Rank]) -> float:
 
 
 def with_workers_ms(ranks: Sequence[Rank], split: Split, workers: int) -> float:
-    """Return a step, without occasional parts, with this number of workers. Fetch costs must be known."""
+    """Return a step, without occasional parts, with this number of workers.
+
+    Fetch costs must be known.
+    """
     rank, cost = ranks[0], loader_cost(ranks[0])
     assert cost is not None
     if not rank.loader or not rank.loader.workers:
@@ -121,8 +127,8 @@ def _limits(
 def no_workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     """Batches made by the training process, if workers cost more than they save.
 
-    Workers start in every epoch, hand each batch over, and compute on the model's cores. Only steps with a
-    cached batch show what a step takes without them.
+    Workers start in every epoch, hand each batch over, and compute on the model's cores. Only steps
+    with a cached batch show what a step takes without them.
     """
     rank, cost = ranks[0], loader_cost(ranks[0])
     now = rank.loader.workers if rank.loader is not None else 0
@@ -235,21 +241,24 @@ def _joins_longer(cost: LoaderCost) -> bool:
 
 
 def _worker_start_ms(rank: Rank) -> float:
-    """Return what starting a worker in each epoch adds to a step, or 0 for long or unknown epochs."""
+    """Return what starting a worker in each epoch adds to a step, or 0 for long or unknown
+    epochs."""
     batches = rank.loader.batches if rank.loader is not None else None
     steps = batches / batches_per_step(rank) if batches else math.inf
     return WORKER_START_MS / steps if steps * rank.step_ms < SHORT_EPOCH * WORKER_START_MS else 0.0
 
 
 def _slowed_by_workers(ranks: Sequence[Rank], split: Split) -> float:
-    """Return what loader workers add to computing: as measured without them, or by their share of cores."""
+    """Return what loader workers add to computing: as measured without them, or by their share of
+    cores."""
     if any(of_trial(r, "cached_batch") for r in ranks):
         return split.by_cause["contention"]
     return split.by_cause["compute"] * crowding_cores(ranks) / ranks[0].cpus
 
 
 def crowding_cores(ranks: Sequence[Rank]) -> float:
-    """Return how many cores loader workers keep busy that the model's threads need, or 0 if all fit."""
+    """Return how many cores loader workers keep busy that the model's threads need, or 0 if all
+    fit."""
     first = ranks[0]
     here = [r for r in ranks if r.host == first.host]
     busy = math.fsum(map(_worker_cores, here))

@@ -1,9 +1,10 @@
-"""Reports of Nsight Systems, exported by `nsys export --type sqlite`: one trace per process that used a GPU.
+"""Reports of Nsight Systems, exported by `nsys export --type sqlite`: one trace per process that
+used a GPU.
 
-Written after the documented schema (Nsight Systems User Guide, "SQLite Schema Reference") and after public
-programs that read such files; **no real export was at hand**. Missing tables and columns are tolerated: old
-exports have no `globalPid`, and some have no `NVTX_EVENTS`. Times are nanoseconds on one clock. A `globalPid`
-is a `globalTid` whose low 24 bits are 0.
+Written after the documented schema (Nsight Systems User Guide, "SQLite Schema Reference") and after
+public programs that read such files; **no real export was at hand**. Missing tables and columns are
+tolerated: old exports have no `globalPid`, and some have no `NVTX_EVENTS`. Times are nanoseconds on
+one clock. A `globalPid` is a `globalTid` whose low 24 bits are 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What a profiler's traces show about a training: the verdict, the parts of a step, and bounds of savings."""
+"""What a profiler's traces show about a training: the verdict, the parts of a step, and bounds of
+savings."""
 
 from __future__ import annotations
 
@@ -30,9 +31,10 @@ FEW_STEPS = 5
 class Bound(Record):
     """A change, and the most that it could save in a step.
 
-    A step cannot become shorter than the device's remaining work, nor than the host's remaining time. So a
-    change of the host saves at most its own time, and at most the device's idle time. A change of the
-    device's work saves at most the time in which nothing else runs there. Bounds overlap, and do not add up.
+    A step cannot become shorter than the device's remaining work, nor than the host's remaining
+    time. So a change of the host saves at most its own time, and at most the device's idle time. A
+    change of the device's work saves at most the time in which nothing else runs there. Bounds
+    overlap, and do not add up.
     """
 
     cause: str
@@ -44,8 +46,8 @@ class Bound(Record):
 class ProfiledTraining(Record):
     """Ranks that trained together.
 
-    `shares` add up to `step_ms`, the mean step of all ranks, and `compute` divides computing. `straggler` is
-    the rank that the others wait for.
+    `shares` add up to `step_ms`, the mean step of all ranks, and `compute` divides computing.
+    `straggler` is the rank that the others wait for.
     """
 
     verdict: str
@@ -163,7 +165,10 @@ def _mean(ranks: Sequence[RankShares], field: str, part: str) -> float:
 
 
 def _words(cause: str, rank: RankShares) -> str:
-    """Describe a cause as `diagnose` does. A trace distinguishes more kinds of copies and waiting."""
+    """Describe a cause as `diagnose` does.
+
+    A trace distinguishes more kinds of copies and waiting.
+    """
     own = {
         "host_to_device": "copies between host and device",
         "logging": "waiting for the device, then launching again",

@@ -1,12 +1,12 @@
 """One rank's trace in numbers: its steps, the parts of a step, and the heaviest kernels.
 
 Each moment of a step counts once, for the first of these that applies: a kernel computes; a kernel
-communicates between ranks, which is then *exposed*; a copy runs. Otherwise the device is idle, for the
-host's reason at that moment:
+communicates between ranks, which is then *exposed*; a copy runs. Otherwise the device is idle, for
+the host's reason at that moment:
 
 - it waits for its loader;
-- the pause began while it waited for the device (`.item()`, `cudaStreamSynchronize`), so that it could not
-  launch ahead;
+- the pause began while it waited for the device (`.item()`, `cudaStreamSynchronize`), so that it
+  could not launch ahead;
 - it launches: an operator or a call of the runtime library runs, or both are at most 0.1 ms away;
 - it does something else, which a trace of operators does not name.
 """
@@ -56,7 +56,8 @@ ON_DEVICE = (*KERNEL_KINDS, "communication", "host_to_device")
 PARTS = (*ON_DEVICE, "optimizer", "data", "logging", "launch", "own_code")
 """Parts of a step, by the names of `diagnose`; computing is divided into kinds of kernels."""
 PAUSE = 0.5
-"""Longer pauses between steps, relative to a step, belong to no step: the profiler skipped steps."""
+"""Longer pauses between steps, relative to a step, belong to no step: the profiler skipped
+steps."""
 LEAST_COVERED = 0.5
 """Least share of the trace that ranges cover if they count as steps without being called so."""
 _DIGITS = re.compile(r"\d+")
@@ -77,12 +78,13 @@ class Kernel(Record):
 class RankShares(Record):
     """The steps of one rank.
 
-    `causes_ms` are means of its steps and add up to `step_ms`; `compute_ms` divides computing into kinds of
-    kernels. `median_ms` and its 90% interval are of single steps. The other times overlap:
-    `communication_ms` and `copies_ms` include hidden ones, `busy_ms` is the device with any work, and
-    `waits_ms` is the host in its loader ("data"), waiting for the device ("logging") and launching
-    ("launch"). `told_by` says what marks the steps, and is empty if the whole trace counts as one.
-    `with_operators`: the trace shows what the host did between calls of the device's library.
+    `causes_ms` are means of its steps and add up to `step_ms`; `compute_ms` divides computing into
+    kinds of kernels. `median_ms` and its 90% interval are of single steps. The other times overlap:
+    `communication_ms` and `copies_ms` include hidden ones, `busy_ms` is the device with any work,
+    and `waits_ms` is the host in its loader ("data"), waiting for the device ("logging") and
+    launching ("launch"). `told_by` says what marks the steps, and is empty if the whole trace
+    counts as one. `with_operators`: the trace shows what the host did between calls of the device's
+    library.
     """
 
     rank: int
@@ -201,7 +203,8 @@ def split(trace: Trace, windows: Windows) -> Split:
 
 
 def _masks(trace: Trace, windows: Windows) -> tuple[dict[str, Mask], Times, Times]:
-    """Return what the device and the host do in each piece of time, and the pieces' starts and widths."""
+    """Return what the device and the host do in each piece of time, and the pieces' starts and
+    widths."""
     sets: dict[str, Intervals] = {}
     for part in ON_DEVICE:
         kind = "copy" if part == "host_to_device" else part
@@ -237,7 +240,8 @@ def _paused_in(idle: Mask, waiting: Mask) -> Mask:
 
 
 def _heaviest(trace: Trace, windows: Windows) -> tuple[tuple[Kernel, ...], float]:
-    """Return the kernels that take longest, or operators if no device computed, and the kernels per step."""
+    """Return the kernels that take longest, or operators if no device computed, and the kernels per
+    step."""
     on_device, steps = bool(len(trace.kernels)), len(windows.start_us)
     spans = trace.kernels if on_device else trace.operators
     _, inside = windows.at(spans.start_us)
@@ -257,23 +261,29 @@ def _heaviest(trace: Trace, windows: Windows) -> tuple[tuple[Kernel, ...], float
 
 
 class Windows(NamedTuple):
-    """Steps in order, which do not overlap. `told_by` says what marks them, or is empty for the whole trace."""
+    """Steps in order, which do not overlap.
+
+    `told_by` says what marks them, or is empty for the whole trace.
+    """
 
     start_us: Times
     end_us: Times
     told_by: str
 
     def at(self, times_us: Times) -> tuple[npt.NDArray[np.int64], Mask]:
-        """Return the number of the last window that began by each time, and whether it still lasts."""
+        """Return the number of the last window that began by each time, and whether it still
+        lasts."""
         number = np.searchsorted(self.start_us, times_us, side="right") - 1
         return number, (number >= 0) & (times_us < self.end_us[np.maximum(number, 0)])
 
 
 def windows_of(trace: Trace) -> Windows:
-    """Find the steps: by the profiler's own spans, by updates of an optimizer, or by recurring ranges.
+    """Find the steps: by the profiler's own spans, by updates of an optimizer, or by recurring
+    ranges.
 
-    If a device computes behind the host, a step lasts from the first work that the host launched in it to
-    the first work of the next. A loader's wait at the start of a step then counts for the step before.
+    If a device computes behind the host, a step lasts from the first work that the host launched in
+    it to the first work of the next. A loader's wait at the start of a step then counts for the
+    step before.
     """
     steps = _ranges(trace, STEP_RANGE)
     if len(steps):

@@ -1,7 +1,7 @@
 """A step's milliseconds by cause. The causes add up to the step.
 
-Two sources are combined: the parts of the event log, and interventions. An intervention runs blocks of
-steps with one cause removed, interleaved with blocks of plain steps.
+Two sources are combined: the parts of the event log, and interventions. An intervention runs blocks
+of steps with one cause removed, interleaved with blocks of plain steps.
 """
 
 import math
@@ -28,11 +28,17 @@ from trainpace.watch import (
 )
 
 FEW_SAMPLES = "few_samples"
-"""The one intervention that removes no cause. It shows which time a smaller batch does not shorten."""
+"""The one intervention that removes no cause.
+
+It shows which time a smaller batch does not shorten.
+"""
 INTERRUPTIONS = ("communication", "straggler", "checkpoint", "evaluation")
 """Parts that interrupt training, and communication between ranks."""
 BUSY = 0.9
-"""Below this busy share of the step, the device waits for the host. One training supports this value."""
+"""Below this busy share of the step, the device waits for the host.
+
+One training supports this value.
+"""
 MOST_PER_OPERATOR_MS = 0.1
 """Upper limit of the host's time per operator on a crowded machine, beside computing it.
 
@@ -41,7 +47,8 @@ A judgement: recorded scripts needed 3 to 11 microseconds, and modules with much
 CROWDED_NOISE = 2
 """Factor on the interval within which ranks count as equally fast on a crowded machine.
 
-There, other programs slow down one rank and then another for longer than a block of steps. A judgement:
+There, other programs slow down one rank and then another for longer than a block of steps. A
+    judgement:
 two equal ranks were 7.8 ms (2.4 to 13.1) apart.
 """
 
@@ -66,8 +73,9 @@ IN_WORDS = {
 class Intervention(NamedTuple):
     """How the steps of an intervention are compared, and which causes they isolate.
 
-    `last_pairs`: its blocks follow all rounds, so the last blocks of plain steps are their partners.
-    `proves`: its proof alone settles its causes; otherwise `split` has further conditions.
+    `last_pairs`: its blocks follow all rounds, so the last blocks of plain steps are their
+    partners. `proves`: its proof alone settles its causes; otherwise `split` has further
+    conditions.
     """
 
     steps_with: str = ""
@@ -93,10 +101,11 @@ INTERVENTIONS = {
 
 
 class Advice(Record):
-    """A possible change: its description, its saving per step, and the whole time of its cause as a ceiling.
+    """A possible change: its description, its saving per step, and the whole time of its cause as a
+    ceiling.
 
-    `settings` are the values to set if the change is a setting. `basis` is the source of the figure.
-    `at_most`: an unknown part of the saving remains.
+    `settings` are the values to set if the change is a setting. `basis` is the source of the
+    figure. `at_most`: an unknown part of the saving remains.
     """
 
     cause: str
@@ -110,7 +119,10 @@ class Advice(Record):
 
 
 class Proof(Record):
-    """A step with and without one cause, from `rounds` interleaved blocks. `saved_ms` has a 90% interval."""
+    """A step with and without one cause, from `rounds` interleaved blocks.
+
+    `saved_ms` has a 90% interval.
+    """
 
     trial: str
     plain_ms: float
@@ -218,8 +230,8 @@ def part_ms(rank: Rank, trial: str, *parts: str) -> float | None:
 class Split(NamedTuple):
     """Mean milliseconds per step by cause, and the causes that an intervention proved.
 
-    The mean is over the ranks that wait for a straggler, or over all ranks if there is none. `fixed_ms` is
-    the part of forward and backward that does not depend on the batch.
+    The mean is over the ranks that wait for a straggler, or over all ranks if there is none.
+    `fixed_ms` is the part of forward and backward that does not depend on the batch.
     """
 
     by_cause: dict[str, float]
@@ -256,12 +268,14 @@ def advice(
 def split(ranks: Sequence[Rank], together: Together | None = None, crowded: bool = False) -> Split:
     """Divide the step of these ranks by cause.
 
-    Without interventions, the straggler is the rank that the others were seen waiting for. Communication
-    that nobody saw comes from DDP's own counters. Launch overhead and computing are then one.
+    Without interventions, the straggler is the rank that the others were seen waiting for.
+    Communication that nobody saw comes from DDP's own counters. Launch overhead and computing are
+    then one.
 
     Args:
         together: what collectives show about ranks that train together.
-        crowded: other programs took cores away, so time beside operators need not be the host's own.
+        crowded: other programs took cores away, so time beside operators need not be the host's
+            own.
     """
     paces = own_pace_ms(ranks) if len(ranks) > 1 else None
     others, slowest, straggler = _straggler(ranks, paces, together, crowded)
@@ -360,7 +374,8 @@ def _waiting(
 
 
 def _exposed_by_ddp(ranks: Sequence[Rank]) -> float:
-    """Return exposed communication by the counters of DistributedDataParallel (ns per backward pass)."""
+    """Return exposed communication by the counters of DistributedDataParallel (ns per backward
+    pass)."""
     exposed = []
     for rank in ranks:
         whole = rank.ddp.get("avg_backward_comm_time", 0) - rank.ddp.get(
@@ -374,8 +389,8 @@ def _exposed_by_ddp(ranks: Sequence[Rank]) -> float:
 def _without_hidden(hidden_ms: float, parts: dict[str, float]) -> dict[str, float]:
     """Take waiting that has no part of its own out of backward, then forward, then the optimizer.
 
-    Forward passes wait for gathered parameters. A negative value is time of collectives that would have
-    been computing anyway; it goes back to backward.
+    Forward passes wait for gathered parameters. A negative value is time of collectives that would
+    have been computing anyway; it goes back to backward.
     """
     model = {part: parts[part] for part in ("backward", "forward", "optimizer")}
     if hidden_ms < 0:
@@ -390,7 +405,8 @@ def _without_hidden(hidden_ms: float, parts: dict[str, float]) -> dict[str, floa
 def _launching(
     ranks: Sequence[Rank], computing_ms: float, hidden_ms: float, crowded: bool
 ) -> tuple[float, float | None]:
-    """Return (launch overhead, the part of forward and backward that does not depend on the batch)."""
+    """Return (launch overhead, the part of forward and backward that does not depend on the
+    batch)."""
     lines = _known(_fixed_ms(r, hidden_ms) for r in ranks)
     fixed = min(fmean(lines), computing_ms) if lines else None
     large = _known(r.large_operators_ms for r in ranks)
@@ -421,7 +437,8 @@ def _fixed_ms(rank: Rank, hidden_ms: float) -> float | None:
 
 
 def _quickest_computing_ms(rank: Rank) -> float:
-    """Return forward and backward of the quickest block of plain steps, or of all steps if none ran."""
+    """Return forward and backward of the quickest block of plain steps, or of all steps if none
+    ran."""
     blocks = [b.parts_ms for b in of_trial(rank, "plain")] or [rank.parts_ms]
     return min(parts["forward"] + parts["backward"] for parts in blocks)
 
@@ -429,7 +446,8 @@ def _quickest_computing_ms(rank: Rank) -> float:
 def _slowed_ms(ranks: Sequence[Rank]) -> float:
     """Return how much longer forward and backward take while loader workers use the same cores.
 
-    With a cached batch no worker does anything. Returns 0 if noise or the script's own workers hide it.
+    With a cached batch no worker does anything. Returns 0 if noise or the script's own workers hide
+    it.
     """
     if not all(r.loader and r.loader.workers and r.device_busy_ms is None for r in ranks):
         return 0.0
@@ -443,7 +461,8 @@ def _slowed_ms(ranks: Sequence[Rank]) -> float:
 
 
 def _freed_ms(ranks: Sequence[Rank]) -> dict[str, float]:
-    """Return how much longer each part takes with the script's own threads than with fewer, if proved."""
+    """Return how much longer each part takes with the script's own threads than with fewer, if
+    proved."""
     tried = proof(ranks, "fewer_threads")
     if tried is None or not tried.settles or tried.low_ms <= 0:
         return {}
@@ -495,12 +514,12 @@ def beside_a_device(
 ) -> dict[str, float]:
     """Divide a step whose host only launches what a device computes.
 
-    The device is computing while it is busy, except for `copies_ms`, in which it only received data from
-    the host, and up to `update_ms` of the optimizer. Without waiting for the device (`synchronisation_ms`,
-    a part of logging, and copies) the step would take as long as the slower of host and device; the
-    remainder is lost by waiting. Host time beyond the device's is charged to avoidable causes first, and
-    then to the optimizer and to launching, in proportion to the host's time in them. Interruptions and
-    communication between ranks stay as they are.
+    The device is computing while it is busy, except for `copies_ms`, in which it only received data
+    from the host, and up to `update_ms` of the optimizer. Without waiting for the device
+    (`synchronisation_ms`, a part of logging, and copies) the step would take as long as the slower
+    of host and device; the remainder is lost by waiting. Host time beyond the device's is charged
+    to avoidable causes first, and then to the optimizer and to launching, in proportion to the
+    host's time in them. Interruptions and communication between ranks stay as they are.
     """
     step = math.fsum(ms for cause, ms in host.items() if cause not in INTERRUPTIONS)
     waits = {
@@ -530,7 +549,8 @@ def beside_a_device(
 
 
 def kernels_ms(ranks: Sequence[Rank]) -> dict[str, float]:
-    """Return milliseconds of a mean step by kind of kernel, averaged over ranks that recorded kernels."""
+    """Return milliseconds of a mean step by kind of kernel, averaged over ranks that recorded
+    kernels."""
     seen = [rank for rank in ranks if rank.device_kernels_ms and rank.device_busy_ms]
     by_kind: defaultdict[str, float] = defaultdict(float)
     for rank in seen:
@@ -546,10 +566,11 @@ def _uninterrupted_ms(rank: Rank) -> float:
 
 
 def sets_the_pace(ranks: Sequence[Rank]) -> bool:
-    """Return True if the device is busy in nearly all of the step, so that faster kernels shorten it.
+    """Return True if the device is busy in nearly all of the step, so that faster kernels shorten
+    it.
 
-    Always True for several ranks: their devices also wait for each other, and kernels that communicate
-    are not in the busy time.
+    Always True for several ranks: their devices also wait for each other, and kernels that
+    communicate are not in the busy time.
     """
     busy_ms = fmean(r.device_busy_ms or 0.0 for r in ranks)
     return ranks[0].world_size > 1 or busy_ms >= BUSY * fmean(map(_uninterrupted_ms, ranks))

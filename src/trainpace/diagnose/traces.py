@@ -1,4 +1,5 @@
-"""Profiler traces: which files are traces, one process of a trace as columns of times, and interval arithmetic."""
+"""Profiler traces: which files are traces, one process of a trace as columns of times, and interval
+arithmetic."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ MOST_FILES = 4096
 
 
 def is_trace(path: str | os.PathLike[str]) -> bool:
-    """Return True if the path looks like a supported profiler trace. Only the first bytes are read."""
+    """Return True if the path looks like a supported profiler trace.
+
+    Only the first bytes are read.
+    """
     place = Path(path)
     try:
         if place.is_dir():
@@ -82,9 +86,10 @@ class Spans(NamedTuple):
 class Trace(NamedTuple):
     """One process of a training, as its profiler saw it, on one clock.
 
-    `kernels` and `copies` are the device's work. `kernels_launched_us` and `copies_launched_us` are the times
-    at which the host launched them (NaN if unknown). `operators` are the framework's on the host, `calls` are
-    of the device's runtime library, and `ranges` are named steps, loaders, optimizers and NVTX ranges.
+    `kernels` and `copies` are the device's work. `kernels_launched_us` and `copies_launched_us` are
+    the times at which the host launched them (NaN if unknown). `operators` are the framework's on
+    the host, `calls` are of the device's runtime library, and `ranges` are named steps, loaders,
+    optimizers and NVTX ranges.
     """
 
     source: str
@@ -168,7 +173,8 @@ class Intervals(NamedTuple):
 
 
 class Segments(NamedTuple):
-    """Time cut wherever anything begins or ends: start and width of each piece, and which sets cover it."""
+    """Time cut wherever anything begins or ends: start and width of each piece, and which sets
+    cover it."""
 
     start_us: Times
     width_us: Times

@@ -36,9 +36,9 @@ CLOSE = 0.01
 class AllReduce(Record):
     """All-reduce (sum) of fp32 tensors between the ranks of one machine.
 
-    `time_ms[i]` is the median over repeats of the slowest rank's time for `sizes_bytes[i]`. The fit is
-    time = latency + wire bytes / bandwidth; a ring sends 2 (ranks - 1) / ranks of the payload. The bandwidth
-    is None if the times do not grow with the payload.
+    `time_ms[i]` is the median over repeats of the slowest rank's time for `sizes_bytes[i]`. The fit
+    is time = latency + wire bytes / bandwidth; a ring sends 2 (ranks - 1) / ranks of the payload.
+    The bandwidth is None if the times do not grow with the payload.
     """
 
     ranks: int
@@ -52,9 +52,9 @@ class AllReduce(Record):
 class MachineProfile(Record):
     """A device made of measured figures, its kernel model, and its machine.
 
-    `spread` is (median - fastest) / fastest over the passes of a group of blocks, at the median group.
-    `drift` compares the same blocks at the start, in the middle and at the end. `host_links` connect it to
-    other hosts (`trainpace calibrate --hosts`).
+    `spread` is (median - fastest) / fastest over the passes of a group of blocks, at the median
+    group. `drift` compares the same blocks at the start, in the middle and at the end. `host_links`
+    connect it to other hosts (`trainpace calibrate --hosts`).
     """
 
     device: Device
@@ -173,7 +173,10 @@ def non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class TimedCollective(Record):
-    """Lower quartile over repeats of the mean over ranks, as in nccl-tests. For send, the receiver's time."""
+    """Lower quartile over repeats of the mean over ranks, as in nccl-tests.
+
+    For send, the receiver's time.
+    """
 
     collective: str
     payload_bytes: int
@@ -187,8 +190,8 @@ def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) 
     There must be one rank per host.
 
     Args:
-        gb_per_s: the known bandwidth of the link. By default, the largest payload sent between two hosts
-            determines it, including the hosts' work.
+        gb_per_s: the known bandwidth of the link. By default, the largest payload sent between two
+            hosts determines it, including the hosts' work.
     """
     if gb_per_s is None:
         sent = [t for t in timed if t.collective == "send"] or timed
@@ -198,7 +201,8 @@ def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) 
     wire_b, hops, both_ways = (
         np.array([of(t) for t in timed]) for of in (_wire, _hops, _goes_both_ways)
     )
-    # a collective that meets itself has an unknown excess; its host work is assumed to be an all-reduce's
+    # a collective that meets itself has an unknown excess; its host work is assumed to be an all-
+    # reduce's
     works = [
         "all_reduce" if both else t.collective for t, both in zip(timed, both_ways, strict=True)
     ]
@@ -241,7 +245,8 @@ def _goes_both_ways(t: TimedCollective) -> bool:
 
 
 def _least_absolute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Minimize the sum of |a x - b| over x >= 0, by least squares whose weights follow the errors."""
+    """Minimize the sum of |a x - b| over x >= 0, by least squares whose weights follow the
+    errors."""
     weight = np.ones(len(b))
     for _ in range(ROUNDS):
         x = non_negative(a * weight[:, None], b * weight)

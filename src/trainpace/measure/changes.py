@@ -1,8 +1,8 @@
 """Find jumps and bends in a noisy curve of step time over batch size.
 
-A step is flat while it is bound by kernel launches, then grows by about the same time with every sample.
-Another kernel, tile or wave changes its level at once (a jump) or its slope (a bend). Noise is relative to the
-step. `docs/measured_jumps.md` has the method, its figures and its limits.
+A step is flat while it is bound by kernel launches, then grows by about the same time with every
+sample. Another kernel, tile or wave changes its level at once (a jump) or its slope (a bend). Noise
+is relative to the step. `docs/measured_jumps.md` has the method, its figures and its limits.
 
 The curve is a line plus terms:
 
@@ -13,12 +13,12 @@ The curve is a line plus terms:
     smooth k:  x^2, x^3 or log x      curvature, which must not pass for jumps
     odd:       1[batch is odd]        padding to even batches
 
-The best set of terms minimizes (n + v) log((R + v) / (n + v)) + the price of its terms. R is the sum of squared
-residuals over their standard deviations. v is the number of observations that the given deviations are worth:
-few if they are a guess, many if they are known. The search starts from nothing, from smooth terms, and from the
-optimal partition into lines with slopes of their own (dynamic programming; Jackson et al. 2005). Then it adds,
-swaps and removes one term at a time, each time the best of all kinds and places, and adds two levels at once,
-until nothing helps.
+The best set of terms minimizes (n + v) log((R + v) / (n + v)) + the price of its terms. R is the
+sum of squared residuals over their standard deviations. v is the number of observations that the
+given deviations are worth: few if they are a guess, many if they are known. The search starts from
+nothing, from smooth terms, and from the optimal partition into lines with slopes of their own
+(dynamic programming; Jackson et al. 2005). Then it adds, swaps and removes one term at a time, each
+time the best of all kinds and places, and adds two levels at once, until nothing helps.
 """
 
 from __future__ import annotations
@@ -44,9 +44,13 @@ GUESS_WORTH = 4.0
 SPARSE = 30
 CURVED_SPACING = 3
 CURVED_PRICE = 1.0
-"""Least points between bends that replace a smooth term, and the price of such a bend over log n."""
+"""Least points between bends that replace a smooth term, and the price of such a bend over log
+n."""
 KNOWN_WORTH = 1.0
-"""Weight of a known noise, in multiples of the curve. GUESS_WORTH is the weight of a guess, in observations."""
+"""Weight of a known noise, in multiples of the curve.
+
+GUESS_WORTH is the weight of a guess, in observations.
+"""
 NOISE_AGREES = 1.6
 """If the curve's own noise exceeds the given noise by this factor, both are tried.
 
@@ -54,25 +58,30 @@ The noise within a process is easily given by mistake; the noise between process
 """
 WIDE_RANGE = 2.5
 ADDITIVE_EVIDENCE = 6.0
-"""From this ratio of step times on (WIDE_RANGE), noise that does not grow with the step is tried too. It must
-fit better by this much (twice the log-likelihood)."""
+"""From this ratio of step times on (WIDE_RANGE), noise that does not grow with the step is tried
+too. It must fit better by this much (twice the log-likelihood)."""
 LEAST_NOISE = 1e-3
 """Least relative noise. With less, the misfit of straight segments would pass for jumps."""
 MOST_PLACES, CHANCE = 0.75, 2.8
 """Share of places, and the deviations that chance may take from a jump.
 
-They are set so that 9 of 10 planted jumps of size `least_jump` are found (tests/measure/test_changes.py).
+They are set so that 9 of 10 planted jumps of size `least_jump` are found
+(tests/measure/test_changes.py).
 """
 _WINDOW = 9
 _TO_DEVIATION = 1.4826 * 1.05 / np.sqrt(2)
-"""Converts the median difference of two points to their deviation. The local median slope removes 5%."""
+"""Converts the median difference of two points to their deviation.
+
+The local median slope removes 5%.
+"""
 _PERIODIC = 0.6
 
 
 class Segment(Record):
     """A straight segment of the curve.
 
-    `first_ms` is the fitted step at `first_batch`. The slope has a 90% interval, or None with too few points.
+    `first_ms` is the fitted step at `first_batch`. The slope has a 90% interval, or None with too
+    few points.
     """
 
     first_batch: int
@@ -90,9 +99,10 @@ class Segment(Record):
 class MeasuredJump(Record):
     """A change of the level between two measured batches.
 
-    `size_ms` is beyond the slope before it, and `percent` is relative to the fitted step at `before`. The 90%
-    interval and `z` (size over its deviation) assume that the place is known. `p_value` is two-sided and
-    accounts for every possible place. `tight`: no batch size lies between.
+    `size_ms` is beyond the slope before it, and `percent` is relative to the fitted step at
+    `before`. The 90% interval and `z` (size over its deviation) assume that the place is known.
+    `p_value` is two-sided and accounts for every possible place. `tight`: no batch size lies
+    between.
     """
 
     before: int
@@ -121,10 +131,11 @@ class Bend(Record):
 class StepCurve(Record):
     """Step time over the batch size.
 
-    `noise` is a relative standard deviation at the median step. `odd_extra_ms` is the extra time of an odd
-    batch, included in `fitted_ms`. `disturbed` are batches that fit neither neighbor and do not count.
-    `least_jump` is the share of the step that a jump needs to be found in 9 of 10 such sweeps at most places. It
-    is None with too few batch sizes, or if noise would hide a jump of any size.
+    `noise` is a relative standard deviation at the median step. `odd_extra_ms` is the extra time of
+    an odd batch, included in `fitted_ms`. `disturbed` are batches that fit neither neighbor and do
+    not count. `least_jump` is the share of the step that a jump needs to be found in 9 of 10 such
+    sweeps at most places. It is None with too few batch sizes, or if noise would hide a jump of any
+    size.
     """
 
     batches: tuple[int, ...]
@@ -141,7 +152,8 @@ class StepCurve(Record):
     def at(self, batch: int) -> float:
         """Return the fitted step in ms at any batch size.
 
-        Inside the bracket of a jump it is the line before it, and inside that of a bend the two lines that meet.
+        Inside the bracket of a jump it is the line before it, and inside that of a bend the two
+        lines that meet.
         """
         i = max(0, bisect_right([segment.first_batch for segment in self.segments], batch) - 1)
         here = self.segments[i]
@@ -161,8 +173,8 @@ def find_changes(
     """Find jumps and bends of positive step times in ms at ascending batch sizes.
 
     Args:
-        noise: the relative standard deviation of the points if it is known, one for all or one for each. It
-            should include differences between processes.
+        noise: the relative standard deviation of the points if it is known, one for all or one for
+            each. It should include differences between processes.
     """
     x, y = np.asarray(batches, dtype=float), np.asarray(step_ms, dtype=float)
     given = None if noise is None else np.asarray(noise, dtype=float)
@@ -205,10 +217,12 @@ def _search(x: Floats, y: Floats, given: Floats | None) -> tuple[Search, list[Te
 
 
 def _relative_noise(x: Floats, y: Floats) -> float:
-    """Return the relative standard deviation of a point, robust against a few jumps and outliers."""
+    """Return the relative standard deviation of a point, robust against a few jumps and
+    outliers."""
     noise = float(np.median(np.divide(*_differences(x, y, 1))))
     if len(x) >= 12:
-        # if odd batches cost as much as the next even one, neighbors differ and every second point does not
+        # if odd batches cost as much as the next even one, neighbors differ and every second point
+        # does not
         every_second = float(np.median(np.divide(*_differences(x, y, 2))))
         noise = every_second if every_second < _PERIODIC * noise else noise
     return max(noise * _TO_DEVIATION, LEAST_NOISE)
@@ -241,8 +255,8 @@ def _differences(x: Floats, y: Floats, lag: int) -> tuple[Floats, Floats]:
 def _straightened(search: Search, terms: list[Term]) -> list[Term]:
     """Replace smooth curvature by bends.
 
-    Smooth terms only kept curvature from passing for jumps. The jumps are fixed now, so bends may be close
-    together, even with few points.
+    Smooth terms only kept curvature from passing for jumps. The jumps are fixed now, so bends may
+    be close together, even with few points.
     """
     straight = [term for term in terms if term.kind != Kind.SMOOTH]
     if len(straight) == len(terms) and search.n >= SPARSE:
@@ -256,10 +270,11 @@ def _straightened(search: Search, terms: list[Term]) -> list[Term]:
 
 
 def _certain(search: Search, terms: list[Term]) -> _Fit:
-    """Fit the terms, remove uncertain levels, the least certain first, and mark the certain ones as jumps.
+    """Fit the terms, remove uncertain levels, the least certain first, and mark the certain ones as
+    jumps.
 
-    An uncertain level with a change of slope stays as a bend: if two lines meet between two points, the next
-    point is off both ways.
+    An uncertain level with a change of slope stays as a bend: if two lines meet between two points,
+    the next point is off both ways.
     """
     while True:
         fit = _Fit(search, terms)
@@ -287,7 +302,8 @@ def _certain(search: Search, terms: list[Term]) -> _Fit:
 
 
 class _Fit:
-    """Least squares of a line and its terms: `values` in ms (slopes per unit of position) and covariance."""
+    """Least squares of a line and its terms: `values` in ms (slopes per unit of position) and
+    covariance."""
 
     def __init__(self, search: Search, terms: list[Term]) -> None:
         self.search, self.terms = search, terms
@@ -306,7 +322,8 @@ class _Fit:
         self.fitted = columns @ shown / search.weight
 
     def z(self, column: int, beyond: float = 0.0) -> float:
-        """Return the distance of a coefficient from a value, in normal deviations (Wallace 1959)."""
+        """Return the distance of a coefficient from a value, in normal deviations (Wallace
+        1959)."""
         t = float(self.values[column] - beyond) / math.sqrt(
             max(float(self.covariance[column, column]), 1e-300)
         )
@@ -387,8 +404,9 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
 def _least_jump(fit: _Fit) -> float | None:
     """Return the least relative size of a jump that would be found at most places.
 
-    Such a jump is worth its price and has LEAST_Z deviations even if chance reduces it. Noise grows with the
-    step, so it is larger behind the jump. Returns None if a jump of any size would be lost in its noise.
+    Such a jump is worth its price and has LEAST_Z deviations even if chance reduces it. Noise grows
+    with the step, so it is larger behind the jump. Returns None if a jump of any size would be lost
+    in its noise.
     """
     places, least = fit.search.least_levels(fit.terms)
     sizes = (np.maximum(least, LEAST_Z * fit.scale) + CHANCE * fit.scale) * places
@@ -397,7 +415,8 @@ def _least_jump(fit: _Fit) -> float | None:
     if not len(shares):
         return None
     even = float(np.quantile(shares, MOST_PLACES))
-    # solves share = even x sqrt((1 + (1 + share)^2) / 2), with the mean variance before and behind the jump
+    # solves share = even x sqrt((1 + (1 + share)^2) / 2), with the mean variance before and behind
+    # the jump
     half = even**2 / 2
     return (half + math.sqrt(half * (2 - half))) / (1 - half) if half < 1 else None
 
@@ -465,7 +484,10 @@ class Kind(IntEnum):
 
 
 class Term(NamedTuple):
-    """A change from the point `place` on. For SMOOTH it is the number of the function, for ODD it is 0."""
+    """A change from the point `place` on.
+
+    For SMOOTH it is the number of the function, for ODD it is 0.
+    """
 
     kind: Kind
     place: int
@@ -482,10 +504,11 @@ PRICES = {
 """Price of a term: constant + factor x log n. Calibrated by simulation, docs/measured_jumps.md."""
 SHORT, NOT_SHORT = 40, 60
 CHEAPER_LEVEL, DEARER_SMOOTH = 1.0, 1.0
-"""Discount of a level and surcharge of smooth curvature up to SHORT points; both fall to 0 at NOT_SHORT.
+"""Discount of a level and surcharge of smooth curvature up to SHORT points; both fall to 0 at
+NOT_SHORT.
 
-In short curves a jump often passes for curvature. The prices above find 0.91 of the jumps, and these 0.93, on
-seeds that were used for neither.
+In short curves a jump often passes for curvature. The prices above find 0.91 of the jumps, and
+these 0.93, on seeds that were used for neither.
 """
 FEW = 7.0
 """The price of a term rises by this divided by the observations behind the noise."""
@@ -494,7 +517,11 @@ LEAST_POINTS = 2
 LEAST_POINTS_SLOPE = 3
 """Least points on either side of a slope change, at the ends of the curve ..."""
 SLOPE_SPACING = 5
-"""... and between a slope change and a jump with one. A steep slope between two points could pass for a jump."""
+"""...
+
+and between a slope change and a jump with one. A steep slope between two points could pass for a
+jump.
+"""
 BEND_SPACING = 8
 """Least points between bends. Two closer bends make a ramp, which would pass for a level change."""
 _SMOOTH = 3
@@ -504,7 +531,8 @@ _BETTER = 1e-9
 
 
 class Search:
-    """A weighted curve: ascending batch sizes `x`, step times `y` and deviations `sigma`, each (n,), n >= 4."""
+    """A weighted curve: ascending batch sizes `x`, step times `y` and deviations `sigma`, each
+    (n,), n >= 4."""
 
     def __init__(self, x: Floats, y: Floats, sigma: Floats, worth: float) -> None:
         n = self.n = len(x)
@@ -539,7 +567,8 @@ class Search:
         self._allowed[Kind.ODD] = (place == 0) & (0.25 <= odd.mean() <= 0.75)
 
     def columns(self, terms: list[Term]) -> Floats:
-        """Return weighted columns of the line and the terms, (n, 2 + terms + one more for each BOTH).
+        """Return weighted columns of the line and the terms, (n, 2 + terms + one more for each
+        BOTH).
 
         Slopes are per unit of `position`. For BOTH the level comes before the bend.
         """
@@ -564,9 +593,11 @@ class Search:
         return self._residual(terms)[2]
 
     def least_levels(self, terms: list[Term]) -> tuple[Floats, float]:
-        """Return the milliseconds of a level change at each place per unit of root of squares, and that root.
+        """Return the milliseconds of a level change at each place per unit of root of squares, and
+        that root.
 
-        The milliseconds are infinite where no level is allowed. The root pays for the price of a level.
+        The milliseconds are infinite where no level is allowed. The root pays for the price of a
+        level.
         """
         q, residual, squares = self._residual(terms)
         shadow = q.T @ self._level
@@ -597,7 +628,10 @@ class Search:
         kinds: frozenset[Kind] = frozenset(Kind),
         fixed: frozenset[Term] = frozenset(),
     ) -> tuple[float, list[Term]]:
-        """Add, swap and remove terms of these kinds until nothing lowers the criterion. Fixed terms stay."""
+        """Add, swap and remove terms of these kinds until nothing lowers the criterion.
+
+        Fixed terms stay.
+        """
         terms = list(terms)
         cost = self.cost(terms)
         for _ in range(_MOST_ROUNDS):
@@ -699,7 +733,8 @@ class Search:
     def _best_pair(
         self, terms: list[Term], gains: Floats, q: Floats, residual: Floats, squares: float
     ) -> tuple[float, list[Term]]:
-        """Return the best two level changes at once: one end of a short plateau alone does not help."""
+        """Return the best two level changes at once: one end of a short plateau alone does not
+        help."""
         shadow = q.T @ self._level
         gram = self._level_level - shadow.T @ shadow
         size, dot = gram.diagonal(), residual @ self._level
@@ -720,7 +755,10 @@ class Search:
         return cost, [Term(Kind.LEVEL, i), Term(Kind.LEVEL, j)]
 
     def _partition(self) -> list[int]:
-        """Return where the optimal segments begin, without the first. Each segment is a line of its own."""
+        """Return where the optimal segments begin, without the first.
+
+        Each segment is a line of its own.
+        """
         n, least, price = self.n, LEAST_POINTS_SLOPE, self.price[Kind.BOTH]
         x, y = self.position, self.target / self.weight
         sums = np.zeros((6, n + 1))

@@ -1,6 +1,8 @@
-"""Time collectives between processes: all-reduce between ranks of one machine, and gloo between hosts.
+"""Time collectives between processes: all-reduce between ranks of one machine, and gloo between
+hosts.
 
-``python -m trainpace.measure.collectives`` is one rank of an all-reduce that `measure_allreduce` starts.
+``python -m trainpace.measure.collectives`` is one rank of an all-reduce that `measure_allreduce`
+starts.
 """
 
 import datetime
@@ -38,7 +40,9 @@ TIMEOUT_S = 120.0
 def time_collectives(
     collectives: list[str], sizes_bytes: list[int], repeats: int
 ) -> list[TimedCollective]:
-    """Time every collective at every payload (fp32), once per round. All ranks return the same times.
+    """Time every collective at every payload (fp32), once per round.
+
+    All ranks return the same times.
 
     The process group must exist.
     """
@@ -85,7 +89,8 @@ def _call(collective: str, size_bytes: int) -> Callable[[], object]:
 def measure_host_links(gb_per_s: float | None = None, repeats: int = 21) -> HostLinks | None:
     """Measure the links between the hosts of this torchrun. Ranks other than 0 return None.
 
-    `gb_per_s` is the bandwidth of the links if it is known. Raises `TrainpaceError` outside torchrun.
+    `gb_per_s` is the bandwidth of the links if it is known. Raises `TrainpaceError` outside
+    torchrun.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
         raise TrainpaceError(

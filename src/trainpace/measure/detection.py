@@ -1,8 +1,11 @@
-"""This machine: its processors, memory, storage and devices, and what disturbs measurements. Without torch.
+"""This machine: its processors, memory, storage and devices, and what disturbs measurements.
 
-Facts come from psutil, py-cpuinfo and NVML, and from /proc and /sys. Every field may be None: on systems
-other than Linux, in containers, and with drivers that do not report it. Nothing that identifies a machine,
-a person or a place is recorded: no host name, serial number, UUID, bus address or path.
+Without torch.
+
+Facts come from psutil, py-cpuinfo and NVML, and from /proc and /sys. Every field may be None: on
+systems other than Linux, in containers, and with drivers that do not report it. Nothing that
+identifies a machine, a person or a place is recorded: no host name, serial number, UUID, bus
+address or path.
 """
 
 import contextlib
@@ -45,8 +48,8 @@ _BUSY_STATE = 2
 class Cpu(Record):
     """All processors of a machine.
 
-    `affinity_cores` are the logical cores that this process may use; `quota_cores` is the CPU time of its
-    cgroup, in cores. Caches are per core (L3: per group of cores that share it).
+    `affinity_cores` are the logical cores that this process may use; `quota_cores` is the CPU time
+    of its cgroup, in cores. Caches are per core (L3: per group of cores that share it).
     """
 
     name: str | None
@@ -76,8 +79,9 @@ class Cpu(Record):
 class Storage(Record):
     """Sequential throughput of one file. GB is 1e9 bytes.
 
-    Writing includes an fsync at the end. `read_from_cache`: the read probably came from memory. Caches of a
-    network server, of a virtual machine's host or of the drive itself cannot be seen from here.
+    Writing includes an fsync at the end. `read_from_cache`: the read probably came from memory.
+    Caches of a network server, of a virtual machine's host or of the drive itself cannot be seen
+    from here.
     """
 
     filesystem: str | None
@@ -91,8 +95,8 @@ class Machine(Record):
     """A machine as one process sees it.
 
     `memory_limit_gib` is the limit of its cgroup, or None if there is none below `memory_gib`.
-    `load_average` is over the last minute. `on_battery` is None if the machine reports no power supply.
-    `gpu_problem` says why the NVIDIA driver does not show all GPUs.
+    `load_average` is over the last minute. `on_battery` is None if the machine reports no power
+    supply. `gpu_problem` says why the NVIDIA driver does not show all GPUs.
     """
 
     cpu: Cpu
@@ -110,7 +114,10 @@ class Machine(Record):
 
 
 def detect(root: Path = Path("/")) -> Machine:
-    """Describe this machine in milliseconds, without its storage. `root` contains sys, etc and proc."""
+    """Describe this machine in milliseconds, without its storage.
+
+    `root` contains sys, etc and proc.
+    """
     import psutil
 
     memory_gib = gib_from_bytes(psutil.virtual_memory().total)
@@ -158,7 +165,8 @@ def detect_cpu(root: Path = Path("/")) -> Cpu:
 def cpu_name(root: Path = Path("/")) -> str:
     """Return the processor's name, or else its architecture.
 
-    Linux reports x86 processors directly. py-cpuinfo knows others (ARM by lscpu, macOS), but starts programs.
+    Linux reports x86 processors directly. py-cpuinfo knows others (ARM by lscpu, macOS), but starts
+    programs.
     """
     match = re.search(r"^model name\s*:\s*(.*\S)", read_fact(root / "proc/cpuinfo"), re.MULTILINE)
     if match:
@@ -344,13 +352,16 @@ SIZE_BYTES = 256 * 2**20
 _BLOCK_BYTES = 8 * 2**20
 _MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs"})
 _CACHED_SHARE = 0.1
-"""With a larger share of sampled pages already in memory, a read does not show the storage's speed."""
+"""With a larger share of sampled pages already in memory, a read does not show the storage's
+speed."""
 _CACHED_SPEED_RATIO = 0.5
 """Ratio of second to first read time above which the first also came from memory."""
 
 
 def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES) -> Storage:
-    """Write, flush and read a file of random bytes in `folder`. The file has no name, so it cannot remain.
+    """Write, flush and read a file of random bytes in `folder`.
+
+    The file has no name, so it cannot remain.
 
     Raises:
         TrainpaceError: the folder is missing, not writable or full.
@@ -408,7 +419,10 @@ TIMEOUT_S = 120.0
 
 
 class DeviceHere(Record):
-    """An accelerator of this machine, as torch describes it. `name` is empty if its kind has no names."""
+    """An accelerator of this machine, as torch describes it.
+
+    `name` is empty if its kind has no names.
+    """
 
     kind: str
     count: int
@@ -417,10 +431,11 @@ class DeviceHere(Record):
 
 
 def device_here(kind: str | None = None) -> DeviceHere:
-    """Describe the device of that kind, asked in a process of its own: this process may do without torch.
+    """Describe the device of that kind, asked in a process of its own: this process may do without
+    torch.
 
-    `kind` None is the accelerator that this torch sees, or the CPU. Raises TrainpaceError if there is no
-    device of that kind.
+    `kind` None is the accelerator that this torch sees, or the CPU. Raises TrainpaceError if there
+    is no device of that kind.
     """
     answer = run_isolated(
         "trainpace.measure.detection", {"kind": kind}, TIMEOUT_S, "looking for a device"

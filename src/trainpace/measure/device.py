@@ -1,4 +1,5 @@
-"""The accelerator of this process: its kind and name, waiting for its work, its clock and its memory.
+"""The accelerator of this process: its kind and name, waiting for its work, its clock and its
+memory.
 
 Only torch is needed here, since a watched script imports this module.
 """
@@ -26,7 +27,8 @@ KINDS = {
 """Kinds of accelerators that torch includes, and what to do if this torch has none."""
 COPIED_BYTES = 64 * 2**20
 HEAD_START = 2.0
-"""How long copies keep the device busy before a step, in multiples of the host's time to launch the step."""
+"""How long copies keep the device busy before a step, in multiples of the host's time to launch the
+step."""
 SHORTEST_COPY_MS = 0.05
 MOST_COPIES = 500
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -54,7 +56,8 @@ def check_device(kind: str) -> None:
 
 
 def set_up_device(kind: str, precision: "Precision") -> None:
-    """Let matmuls and convolutions use TF32 in every precision but fp32, and convolutions in torch_fp32.
+    """Let matmuls and convolutions use TF32 in every precision but fp32, and convolutions in
+    torch_fp32.
 
     Raises:
         TrainpaceError: this torch or this kind of device does not support the precision.
@@ -84,7 +87,8 @@ def use_device(kind: str, index: int) -> None:
 
 
 def collective_backend(kind: str) -> str:
-    """Return torch.distributed's backend for devices of that kind: gloo, nccl (also for ROCm) or xccl.
+    """Return torch.distributed's backend for devices of that kind: gloo, nccl (also for ROCm) or
+    xccl.
 
     Raises:
         TrainpaceError: no backend is known, as for MPS.
@@ -109,7 +113,8 @@ def finish_stream() -> None:
 
 
 def _ask(kind: str, name: str, *arguments: Any) -> Any:
-    """Call a function of the device's torch module, or return None if the module does not have it."""
+    """Call a function of the device's torch module, or return None if the module does not have
+    it."""
     function = getattr(torch.get_device_module(kind), name, None)
     return None if function is None else function(*arguments)
 
@@ -152,7 +157,8 @@ def driver_id(kind: str) -> str:
 
 
 def versions(kind: str) -> dict[str, str]:
-    """Return the name of the device and versions of its libraries, for a measurement's environment."""
+    """Return the name of the device and versions of its libraries, for a measurement's
+    environment."""
     if kind == "cpu":
         return {}
     found: dict[str, Any] = {"gpu": device_name(kind) or None}
@@ -165,10 +171,12 @@ def versions(kind: str) -> dict[str, str]:
 
 
 class StepClock:
-    """Moments within steps. `spans_ms` has the milliseconds between the moments of each settled step.
+    """Moments within steps.
 
-    On an accelerator, moments are events in its stream, since the host runs ahead of it. On a CPU they are
-    times of the host's clock.
+    `spans_ms` has the milliseconds between the moments of each settled step.
+
+    On an accelerator, moments are events in its stream, since the host runs ahead of it. On a CPU
+    they are times of the host's clock.
     """
 
     def __init__(self, kind: str) -> None:
@@ -203,7 +211,8 @@ class StepClock:
 
 
 def launch_ms(kind: str, step: Callable[[], object]) -> float:
-    """Return the host's milliseconds to launch one step on an idle device, without waiting for it."""
+    """Return the host's milliseconds to launch one step on an idle device, without waiting for
+    it."""
     synchronize(kind)
     start = time.perf_counter()
     step()
@@ -213,10 +222,13 @@ def launch_ms(kind: str, step: Callable[[], object]) -> float:
 
 
 def queued_ms(kind: str, step: Callable[[], object], host_ms: float) -> float | None:
-    """Return the device's milliseconds for a step that is launched while copies keep its stream busy.
+    """Return the device's milliseconds for a step that is launched while copies keep its stream
+    busy.
 
-    The device then never waits for the host. Returns None if the device began before all was launched:
-    copies take no time or block the host, or the step has more launches than the device queues (about a
+    The device then never waits for the host. Returns None if the device began before all was
+        launched:
+    copies take no time or block the host, or the step has more launches than the device queues
+        (about a
     thousand on CUDA).
     """
     host = torch.empty(COPIED_BYTES, dtype=torch.uint8).pin_memory()
@@ -235,7 +247,8 @@ def queued_ms(kind: str, step: Callable[[], object], host_ms: float) -> float | 
 
 
 def _span(kind: str, work: Callable[[], object], before: Callable[[], None]) -> tuple[float, bool]:
-    """Return (ms of `work` by events, whether all of it was launched before the device began it)."""
+    """Return (ms of `work` by events, whether all of it was launched before the device began
+    it)."""
     synchronize(kind)
     begin, end = (torch.Event(kind, enable_timing=True) for _ in range(2))
     before()
@@ -250,9 +263,9 @@ def _span(kind: str, work: Callable[[], object], before: Callable[[], None]) -> 
 class MemoryMeter:
     """The peak memory of this process. Start it before the model is made.
 
-    An accelerator's allocator reports live tensors and reserved memory. On a CPU the operating system
-    reports how much the process grew, and its whole size. Both include freed pages that the C library keeps,
-    so they are upper bounds of live tensors.
+    An accelerator's allocator reports live tensors and reserved memory. On a CPU the operating
+    system reports how much the process grew, and its whole size. Both include freed pages that the
+    C library keeps, so they are upper bounds of live tensors.
     """
 
     def __init__(self, kind: str) -> None:
@@ -285,7 +298,10 @@ def reserved_gib(kind: str) -> float | None:
 
 
 def free_gib(kind: str) -> float | None:
-    """Return the device's free memory in GiB, or None. Cached blocks of this process are not free."""
+    """Return the device's free memory in GiB, or None.
+
+    Cached blocks of this process are not free.
+    """
     return _gib((_ask(kind, "mem_get_info") or (None,))[0])
 
 

@@ -22,7 +22,8 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 
 def _weights_dtype(precision: Precision) -> torch.dtype | None:
-    """Return the format that a model and its inputs are converted to, or None if they stay as they are."""
+    """Return the format that a model and its inputs are converted to, or None if they stay as they
+    are."""
     number_format = NUMBER_FORMATS[precision]
     return _DTYPES.get(number_format.products) if number_format.form == "half" else None
 
@@ -59,7 +60,10 @@ def _moving_in_place(kind: str) -> Iterator[None]:
 
 
 def move(model: Any, device: Any, **changes: Any) -> Any:
-    """Move a model to the device in place, with `changes` of its `to`. Its optimizer keeps its parameters."""
+    """Move a model to the device in place, with `changes` of its `to`.
+
+    Its optimizer keeps its parameters.
+    """
     with _moving_in_place(torch.device(device).type):
         return model.to(device=device, **changes)
 
@@ -124,7 +128,8 @@ class PlainEngine:
 def squared_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
     """Return the squared norm of all gradients in fp32 on their device, without waiting.
 
-    If gradients are sharded (DTensor), it is the norm of the whole gradient, and every rank must call this.
+    If gradients are sharded (DTensor), it is the norm of the whole gradient, and every rank must
+    call this.
     """
     gradients: list[Any] = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
@@ -137,8 +142,9 @@ def squared_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
 class NoiseNorms:
     """Squared gradient norms inside a training loop, for the gradient noise scale.
 
-    Two norms per step are enough: after the first micro-batch's backward pass, and after the last. Call
-    `after_first` when the first backward pass has ended, and `after_last` before the optimizer.
+    Two norms per step are enough: after the first micro-batch's backward pass, and after the last.
+    Call `after_first` when the first backward pass has ended, and `after_last` before the
+    optimizer.
 
     Args:
         samples: number of samples in the first micro-batch.
@@ -172,7 +178,10 @@ class NoiseNorms:
         self._pairs.append((self._first, squared_norm(self._parameters) / self._loss_scale() ** 2))
 
     def norms(self) -> GradientNorms:
-        """Return the norms of all steps without overflowing gradients. Under DDP all ranks agree."""
+        """Return the norms of all steps without overflowing gradients.
+
+        Under DDP all ranks agree.
+        """
         pairs = [(float(part), float(whole)) for part, whole in self._pairs]
         finite = [pair for pair in pairs if math.isfinite(sum(pair))]
         return GradientNorms(
@@ -184,10 +193,12 @@ class NoiseNorms:
 
 
 class DdpNoiseNorms(NoiseNorms):
-    """Norms under DDP without accumulation: each rank's gradients against the mean, by a communication hook.
+    """Norms under DDP without accumulation: each rank's gradients against the mean, by a
+    communication hook.
 
-    It costs a pass over the gradients and an all-reduce of one number. Install it before the first step; it
-    replaces any other communication hook. Call `after_last` before the optimizer, on every rank.
+    It costs a pass over the gradients and an all-reduce of one number. Install it before the first
+    step; it replaces any other communication hook. Call `after_last` before the optimizer, on every
+    rank.
     """
 
     def __init__(self, model: nn.parallel.DistributedDataParallel, samples: int) -> None:
@@ -200,7 +211,8 @@ class DdpNoiseNorms(NoiseNorms):
             )
             return allreduce_hook(None, bucket)  # type: ignore[arg-type]
 
-        reduce.__annotations__.clear()  # DDP compares annotations with classes; here they are strings
+        # DDP compares annotations with classes; here they are strings
+        reduce.__annotations__.clear()
         model.register_comm_hook(None, reduce)
 
     def after_first(self) -> None:

@@ -1,6 +1,8 @@
-"""NVIDIA GPUs by NVML (nvidia-ml-py): their description, and how one runs while something computes on it.
+"""NVIDIA GPUs by NVML (nvidia-ml-py): their description, and how one runs while something computes
+on it.
 
-A figure that the driver does not give is None. UUIDs, serial numbers and bus addresses go into no record.
+A figure that the driver does not give is None. UUIDs, serial numbers and bus addresses go into no
+record.
 """
 
 import contextlib
@@ -33,18 +35,24 @@ nvidia-smi's Lack of Attention")."""
 LEAST_ENERGY_S = 0.4
 """Shorter times contain too few refreshes of the energy counter, and of the power."""
 FULL_CLOCK = 0.9
-"""Share of the highest clock below which something limits it. Loaded cards stay a few steps of 15 MHz below."""
+"""Share of the highest clock below which something limits it.
+
+Loaded cards stay a few steps of 15 MHz below.
+"""
 STEADY_CLOCK = 0.03
 """Relative spread of the clock from which on the steps are not alike."""
 BUSY = 0.9
 
 
 class Gpu(Record):
-    """The current state of one GPU. Clocks are low when idle; `performance_state` 0 is the fastest, 8 idle.
+    """The current state of one GPU.
 
-    `pcie_*_max` is what this GPU in this slot supports. `throttled_by` says why its clocks are held down.
-    `mig_instances` are names of its MIG slices. `other_processes` counts other programs that compute on it.
-    In a container, this process counts as another once it computes: its process id differs outside.
+    Clocks are low when idle; `performance_state` 0 is the fastest, 8 idle.
+
+    `pcie_*_max` is what this GPU in this slot supports. `throttled_by` says why its clocks are held
+    down. `mig_instances` are names of its MIG slices. `other_processes` counts other programs that
+    compute on it. In a container, this process counts as another once it computes: its process id
+    differs outside.
     """
 
     name: str | None
@@ -74,9 +82,11 @@ class Gpu(Record):
 
 
 def detect_gpus(nvml: Any = None) -> tuple[tuple[Gpu, ...], str | None]:
-    """Return all NVIDIA GPUs, whatever CUDA_VISIBLE_DEVICES says, and why the driver does not show all.
+    """Return all NVIDIA GPUs, whatever CUDA_VISIBLE_DEVICES says, and why the driver does not show
+    all.
 
-    A machine without a driver has no problem. `nvml` is the pynvml module, imported here if not given.
+    A machine without a driver has no problem. `nvml` is the pynvml module, imported here if not
+    given.
     """
     if nvml is None:
         import pynvml
@@ -104,7 +114,8 @@ def detect_gpus(nvml: Any = None) -> tuple[tuple[Gpu, ...], str | None]:
 
 
 def query(nvml: Any, name: str, *arguments: Any) -> Any:
-    """Return the answer of nvmlNAME, or None if this GPU, driver, user or module does not give one."""
+    """Return the answer of nvmlNAME, or None if this GPU, driver, user or module does not give
+    one."""
     try:
         value = getattr(nvml, f"nvml{name}")(*arguments)
     except (AttributeError, nvml.NVMLError):

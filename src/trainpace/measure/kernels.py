@@ -1,7 +1,8 @@
 """Kernels of a device: their kinds and short names, and recording them with torch's profiler.
 
-Names come from open sources and traces: cuBLAS and CUTLASS, cuDNN, ATen, Triton, Inductor, NCCL and RCCL
-(which uses NCCL's names), rocBLAS (Cijk) and FlashAttention. Reading a trace does not need torch.
+Names come from open sources and traces: cuBLAS and CUTLASS, cuDNN, ATen, Triton, Inductor, NCCL and
+RCCL (which uses NCCL's names), rocBLAS (Cijk) and FlashAttention. Reading a trace does not need
+torch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _LIBRARIES = ("nccl", "rccl", "oneccl")
 
 
 class DeviceWork(NamedTuple):
-    """Milliseconds in which a device was busy, in which it only received copies, and of each kernel by name."""
+    """Milliseconds in which a device was busy, in which it only received copies, and of each kernel
+    by name."""
 
     busy_ms: float
     copies_ms: float
@@ -28,10 +30,13 @@ class DeviceWork(NamedTuple):
 
 
 def device_work(kind: str) -> Callable[[], DeviceWork | None] | None:
-    """Begin to record the kernels of the device. The returned function ends it and returns the work.
+    """Begin to record the kernels of the device.
 
-    Kernels that communicate between ranks do not count, since they mostly wait. Returns None if the script
-    has its own profiler, which a second one would end, or if torch's profiler does not record this kind.
+    The returned function ends it and returns the work.
+
+    Kernels that communicate between ranks do not count, since they mostly wait. Returns None if the
+    script has its own profiler, which a second one would end, or if torch's profiler does not
+    record this kind.
     """
     import torch
 
@@ -61,7 +66,10 @@ def device_work(kind: str) -> Callable[[], DeviceWork | None] | None:
 
 
 def work_of(events: Iterable[tuple[str, float, float]]) -> DeviceWork | None:
-    """Add up kernels and copies, each (name, start, end) in microseconds. None if there are none."""
+    """Add up kernels and copies, each (name, start, end) in microseconds.
+
+    None if there are none.
+    """
     copies, computing = [], []
     kernels_ms: defaultdict[str, float] = defaultdict(float)
     for name, start, end in events:
@@ -121,7 +129,8 @@ def kind_of(name: str) -> str:
 
 
 def kind_of_copy(name: str) -> str:
-    """Return communication for copies between devices, memory for copies within one, or else copy."""
+    """Return communication for copies between devices, memory for copies within one, or else
+    copy."""
     low = name.lower()
     if any(between in low for between in ("ptop", "peer")):
         return "communication"
@@ -148,7 +157,8 @@ def is_collective(operator: str) -> bool:
 
 @cache
 def short(name: str) -> str:
-    """Shorten a kernel's name: no namespaces or types, but the function of an element-wise kernel."""
+    """Shorten a kernel's name: no namespaces or types, but the function of an element-wise
+    kernel."""
     plain = name.replace("(anonymous namespace)", "").removeprefix("void ")
     head = re.split(r"[<(]", plain, maxsplit=1)[0].split("::")[-1].strip() or plain[:60]
     applied = re.search(

@@ -1,11 +1,12 @@
-"""Data loaders: the records of a measurement, a model of the step time from them, advice, and comparison.
+"""Data loaders: the records of a measurement, a model of the step time from them, advice, and
+comparison.
 
-Data and compute form a pipeline, and the slowest stage sets its pace (DS-Analyzer: Mohan, Phanishayee,
-Raniwala, Chidambaram, "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021, section 4). The
-model here also separates waiting from computing: w workers wait for storage w at a time, but compute on no
-more cores than there are. It is a lower bound. Queues of finite length (prefetch_factor) reach it only if
-samples cost about the same. Memory bandwidth, hyper-threads and lower clocks of many busy cores are not
-included.
+Data and compute form a pipeline, and the slowest stage sets its pace (DS-Analyzer: Mohan,
+Phanishayee, Raniwala, Chidambaram, "Analyzing and Mitigating Data Stalls in DNN Training", VLDB
+2021, section 4). The model here also separates waiting from computing: w workers wait for storage w
+at a time, but compute on no more cores than there are. It is a lower bound. Queues of finite length
+(prefetch_factor) reach it only if samples cost about the same. Memory bandwidth, hyper-threads and
+lower clocks of many busy cores are not included.
 """
 
 import math
@@ -21,14 +22,16 @@ from trainpace.core.records import Record, from_json
 from trainpace.core.worker import run_isolated
 
 TOLERANCE = 0.05
-"""Settings within this share of the best are equally good: the difference is noise on most machines."""
+"""Settings within this share of the best are equally good: the difference is noise on most
+machines."""
 CROWDED = 4.0
-"""How much loading, in multiples of the compute, runs beside a compute whose threads fill all cores.
+"""How much loading, in multiples of the compute, runs beside a compute whose threads fill all
+cores.
 
-The rest of the loading runs while the compute waits. Measured with ResNets of 65 to 225 ms on two cores and
-270 ms of loading: a step with two workers took 0.93 to 1.18 times as long as without, and with one worker
-1.03 to 1.22 times. With a net of 5 ms and two workers it took 0.3 to 0.8 times, on a noisier day. If a
-training computes longer than it loads, two workers cost 34%.
+The rest of the loading runs while the compute waits. Measured with ResNets of 65 to 225 ms on two
+cores and 270 ms of loading: a step with two workers took 0.93 to 1.18 times as long as without, and
+with one worker 1.03 to 1.22 times. With a net of 5 ms and two workers it took 0.3 to 0.8 times, on
+a noisier day. If a training computes longer than it loads, two workers cost 34%.
 """
 WORTH_SHARE = 0.05
 """Least share of a step for a change that is worth making."""
@@ -41,9 +44,10 @@ _PER_BATCH = ("collate_ms", "send_ms", "handover_ms")
 class LoaderCost(Record):
     """The cost of making a batch in ms, measured without contention.
 
-    `sample_wall_ms` and `sample_cpu_ms` are one ``__getitem__``; the difference is waiting (storage, network,
-    sleep). `collate_ms` joins samples into a batch. With workers, `send_ms` is the worker's cost of putting a
-    batch into shared memory, and `handover_ms` is the main process's cost of taking it out and pinning it.
+    `sample_wall_ms` and `sample_cpu_ms` are one ``__getitem__``; the difference is waiting
+    (storage, network, sleep). `collate_ms` joins samples into a batch. With workers, `send_ms` is
+    the worker's cost of putting a batch into shared memory, and `handover_ms` is the main process's
+    cost of taking it out and pinning it.
     """
 
     sample_wall_ms: float
@@ -75,16 +79,17 @@ def step_ms(
 ) -> float:
     """Return the time of a training step that computes for `compute_ms` on its own.
 
-    With 0 workers, data and compute run in series. Otherwise the step takes the longest of: the main process
-    (compute and handover), the workers side by side, and all CPU work shared by `cores`.
+    With 0 workers, data and compute run in series. Otherwise the step takes the longest of: the
+    main process (compute and handover), the workers side by side, and all CPU work shared by
+    `cores`.
 
-    If several threads of the compute fill all cores, all of them wait for the one whose core a worker has.
-    Loading and computing then take as long as in series, except for what is loaded beyond `CROWDED` times
-    the compute.
+    If several threads of the compute fill all cores, all of them wait for the one whose core a
+    worker has. Loading and computing then take as long as in series, except for what is loaded
+    beyond `CROWDED` times the compute.
 
     Args:
-        compute_cores: how many cores the compute keeps busy: the threads of training on the CPU, about 1 for
-            the host of a GPU, or 0 if the compute is elsewhere.
+        compute_cores: how many cores the compute keeps busy: the threads of training on the CPU,
+            about 1 for the host of a GPU, or 0 if the compute is elsewhere.
     """
     sample_ms = max(cost.sample_wall_ms, cost.sample_cpu_ms / cores)
     if workers == 0:
@@ -108,7 +113,8 @@ def step_ms(
 def limit_of(
     cost: LoaderCost, compute_ms: float, workers: int, cores: float, compute_cores: float = 0.0
 ) -> str:
-    """Return what sets the pace: series (no workers), compute, workers (more help) or cores (more do not)."""
+    """Return what sets the pace: series (no workers), compute, workers (more help) or cores (more
+    do not)."""
     total = step_ms(cost, compute_ms, workers, cores, compute_cores)
     if workers == 0:
         return "series"
@@ -126,10 +132,11 @@ def fewest_workers(step_ms_by_workers: Mapping[int, float]) -> int:
 class LoaderConditions(Record):
     """What to measure, and how.
 
-    `target` is ``FILE.py:NAME``: a Dataset, a DataLoader or (model, loss, optimizer, dataset). `batch_size`
-    None means the DataLoader's own, or 32. `workers` None starts at 0 and stops when more do not help.
-    `compute_ms` is a step without its data; more workers are not tried once data takes less than half of it.
-    `seconds` is the timed part of one run of a loader, and each setting runs `repeats` times.
+    `target` is ``FILE.py:NAME``: a Dataset, a DataLoader or (model, loss, optimizer, dataset).
+    `batch_size` None means the DataLoader's own, or 32. `workers` None starts at 0 and stops when
+    more do not help. `compute_ms` is a step without its data; more workers are not tried once data
+    takes less than half of it. `seconds` is the timed part of one run of a loader, and each setting
+    runs `repeats` times.
     """
 
     target: str
@@ -151,11 +158,12 @@ class LoaderConditions(Record):
 
 
 class SampleCost(Record):
-    """The cost of one ``__getitem__`` in ms on one thread: means over `samples`, with files in the page cache.
+    """The cost of one ``__getitem__`` in ms on one thread: means over `samples`, with files in the
+    page cache.
 
-    `delayed_ms` is time without a core because other processes had it; only `first_ms` includes it too.
-    `cold_wall_ms` is for the same samples after their files were dropped from the page cache, or None if no
-    file could be dropped.
+    `delayed_ms` is time without a core because other processes had it; only `first_ms` includes it
+    too. `cold_wall_ms` is for the same samples after their files were dropped from the page cache,
+    or None if no file could be dropped.
     """
 
     samples: int
@@ -170,12 +178,14 @@ class SampleCost(Record):
 
     @property
     def fetch_ms(self) -> float | None:
-        """Return the time that storage adds: cold minus warm (DS-Analyzer), or None if it is unknown."""
+        """Return the time that storage adds: cold minus warm (DS-Analyzer), or None if it is
+        unknown."""
         return None if self.cold_wall_ms is None else max(0.0, self.cold_wall_ms - self.wall_ms)
 
     @property
     def wait_ms(self) -> float:
-        """Return the time spent waiting although files are in memory: sleeps, locks, the network."""
+        """Return the time spent waiting although files are in memory: sleeps, locks, the
+        network."""
         return max(0.0, self.wall_ms - self.cpu_ms)
 
 
@@ -200,7 +210,8 @@ class LoaderPoint(Record):
         return 1e3 * self.batch_size / self.batch_ms
 
     def differs_from(self, other: "LoaderPoint") -> bool:
-        """Return True if one more run of this point should not give the time per sample of `other`."""
+        """Return True if one more run of this point should not give the time per sample of
+        `other`."""
         i, batch_ms = self.interval_ms, other.batch_ms * self.batch_size / other.batch_size
         return i is None or not i.low <= batch_ms <= i.high
 
@@ -208,8 +219,8 @@ class LoaderPoint(Record):
 class Stage(Record):
     """One part of ``__getitem__`` in ms per sample, without parts that are listed themselves.
 
-    `random`: its output depends on random numbers, so it must stay online; None if that was not checked.
-    `offline`: it and everything before it are deterministic, so it could be precomputed.
+    `random`: its output depends on random numbers, so it must stay online; None if that was not
+    checked. `offline`: it and everything before it are deterministic, so it could be precomputed.
     """
 
     name: str
@@ -223,7 +234,8 @@ class Stage(Record):
 class LoaderMeasurement(Record):
     """The measurement of a loader.
 
-    `points` differ in workers alone; `variants` differ in one other setting, at the recommended workers.
+    `points` differ in workers alone; `variants` differ in one other setting, at the recommended
+    workers.
     """
 
     target: str
@@ -254,7 +266,8 @@ class LoaderMeasurement(Record):
 
     @property
     def offline_ms(self) -> float:
-        """Return the time per sample that precomputing could save, before the cost of reading it back."""
+        """Return the time per sample that precomputing could save, before the cost of reading it
+        back."""
         return sum(s.wall_ms for s in self.stages if s.offline)
 
     def share_of(self, stage: Stage) -> float:
@@ -268,7 +281,8 @@ class LoaderMeasurement(Record):
 def measure_loader(conditions: LoaderConditions) -> LoaderMeasurement:
     """Measure a DataLoader alone over its settings, and where the time of a sample goes.
 
-    The measurement runs in a fresh process, so a dataset that crashes or hangs costs that process alone.
+    The measurement runs in a fresh process, so a dataset that crashes or hangs costs that process
+    alone.
 
     Raises:
         TrainpaceError: the target has no samples.
@@ -288,7 +302,8 @@ def loader_costs(
     seed: int,
     timeout_s: float,
 ) -> list[LoaderCost]:
-    """Measure loading for each batch size, from a task's dataset or from the folder of its `shards`.
+    """Measure loading for each batch size, from a task's dataset or from the folder of its
+    `shards`.
 
     `workers`: also time sending a batch from a worker.
     """
@@ -309,10 +324,12 @@ def loader_costs(
 
 
 class LoaderAdvice(Record):
-    """The fewest workers within 5% of the best step, compared with the current number (0 if not given).
+    """The fewest workers within 5% of the best step, compared with the current number (0 if not
+    given).
 
-    `compute_ms` None: only the loader was measured, times are of batches, and at least one worker is advised.
-    `saved_s_per_epoch` is without the workers' start. `limit` is what then sets the pace (see `limit_of`).
+    `compute_ms` None: only the loader was measured, times are of batches, and at least one worker
+    is advised. `saved_s_per_epoch` is without the workers' start. `limit` is what then sets the
+    pace (see `limit_of`).
     """
 
     compute_ms: float | None
@@ -335,7 +352,8 @@ class LoaderAdvice(Record):
 def advise(
     m: LoaderMeasurement, compute_ms: float | None = None, compute_cores: float = 1.0
 ) -> LoaderAdvice:
-    """Compare the measured numbers of workers for a step that computes for `compute_ms` on its own."""
+    """Compare the measured numbers of workers for a step that computes for `compute_ms` on its
+    own."""
     cores = min(compute_cores, m.cores) if compute_ms else 0.0
     compute = compute_ms or 0.0
     costs = {
@@ -397,9 +415,9 @@ class ComparedTimes(Record):
 class LoaderComparison(Record):
     """Times per sample in ms of two loaders.
 
-    `parts` are of a sample made on one thread. They decide, since they do not include the time of other
-    processes. `alone` is each loader run alone, by the numbers of workers that both were run with.
-    `slower` is 0 or 1, and `through` is the part that makes most of the difference.
+    `parts` are of a sample made on one thread. They decide, since they do not include the time of
+    other processes. `alone` is each loader run alone, by the numbers of workers that both were run
+    with. `slower` is 0 or 1, and `through` is the part that makes most of the difference.
     """
 
     names: tuple[str, str]

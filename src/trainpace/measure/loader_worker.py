@@ -1,14 +1,14 @@
 """``python -m trainpace.measure.loader_worker``: measure a data loader, or the cost of its samples.
 
-This process is the parent of the loader's workers. Samples are timed one by one (wall against CPU time, and
-cold against warm files: DS-Analyzer's difference, VLDB 2021, section 4), then whole DataLoaders in steady
-state.
+This process is the parent of the loader's workers. Samples are timed one by one (wall against CPU
+time, and cold against warm files: DS-Analyzer's difference, VLDB 2021, section 4), then whole
+DataLoaders in steady state.
 
-The parts of ``__getitem__`` are timed as well, to see which of them could be computed once for all epochs.
-Every transform is timed inside real samples; the rest of the time is loading and decoding. A transform is
-random if it draws from a global random state, or gives two outputs for one input. A transform with its own
-generator, seeded by its input alone, is deterministic. If a dataset has no transforms that can be timed,
-Python's profiler times its functions.
+The parts of ``__getitem__`` are timed as well, to see which of them could be computed once for all
+epochs. Every transform is timed inside real samples; the rest of the time is loading and decoding.
+A transform is random if it draws from a global random state, or gives two outputs for one input. A
+transform with its own generator, seeded by its input alone, is deterministic. If a dataset has no
+transforms that can be timed, Python's profiler times its functions.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ Function = tuple[str, int, str]
 
 
 def measure_loader(c: LoaderConditions) -> LoaderMeasurement:
-    """Time samples one by one, then the whole loader at each number of workers, with interleaved repeats."""
+    """Time samples one by one, then the whole loader at each number of workers, with interleaved
+    repeats."""
     before = opened_files.held_open()
     torch.manual_seed(c.seed)
     target = load_target(c.target, c.batch_size)
@@ -120,7 +121,10 @@ def measure_loader(c: LoaderConditions) -> LoaderMeasurement:
 def costs(
     task: str, shards: str | None, batch_sizes: Sequence[int], workers: bool, seed: int
 ) -> list[LoaderCost]:
-    """Return the loader's cost for each batch size. `workers`: also time sending a batch from a worker."""
+    """Return the loader's cost for each batch size.
+
+    `workers`: also time sending a batch from a worker.
+    """
     target = load_target(task, batch_sizes[0])
     if shards is not None:
         return _costs_of_shards(target, shards, batch_sizes, workers)
@@ -135,7 +139,8 @@ def costs(
 def _costs_of_shards(
     target: LoaderTarget, folder: str, batch_sizes: Sequence[int], workers: bool
 ) -> list[LoaderCost]:
-    """Time reading shards in batches, collated as they are copied, with the dataset's online part."""
+    """Time reading shards in batches, collated as they are copied, with the dataset's online
+    part."""
     data = ShardDataset(folder, transform=getattr(target.dataset, "online", None))
     target = target._replace(dataset=data, length=len(data))
     measured = []
@@ -151,7 +156,10 @@ def _costs_of_shards(
 
 
 def _clocked(work: Callable[[], object]) -> tuple[float, float]:
-    """Return wall and CPU time in ms. The CPU time is of the whole process: OpenCV has its own threads."""
+    """Return wall and CPU time in ms.
+
+    The CPU time is of the whole process: OpenCV has its own threads.
+    """
     cpu, wall = time.process_time(), time.perf_counter()
     work()
     return 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
@@ -169,7 +177,10 @@ def one_thread() -> Iterator[None]:
 
 
 class LoaderTarget(NamedTuple):
-    """A map-style dataset and how it is loaded. `options` are further options of the user's DataLoader."""
+    """A map-style dataset and how it is loaded.
+
+    `options` are further options of the user's DataLoader.
+    """
 
     name: str
     dataset: Any
@@ -184,7 +195,8 @@ class LoaderTarget(NamedTuple):
     options: Mapping[str, Any] = {}
 
     def sample(self, index: int) -> Any:
-        """Return one sample, or raise `UserCodeError` with its index if the dataset's code raises."""
+        """Return one sample, or raise `UserCodeError` with its index if the dataset's code
+        raises."""
         try:
             return self.dataset[index]
         except Exception as error:
@@ -274,7 +286,8 @@ def choose(length: int, seed: int) -> list[int]:
 def first_pass(
     target: LoaderTarget, indices: Sequence[int], seconds: float
 ) -> tuple[list[int], float]:
-    """Read samples once for about `seconds`; return (the indices read, mean ms of this first access)."""
+    """Read samples once for about `seconds`; return (the indices read, mean ms of this first
+    access)."""
     start, count = time.perf_counter(), 0
     with one_thread():
         for index in indices:
@@ -292,7 +305,9 @@ def sample_cost(
     held: Sequence[str] = (),
     passes: int = PASSES,
 ) -> SampleCost:
-    """Time the samples warm, `passes` times, then cold and warm again. Return medians over passes of means.
+    """Time the samples warm, `passes` times, then cold and warm again.
+
+    Return medians over passes of means.
 
     `held` are files that stay open from sample to sample.
     """
@@ -347,7 +362,10 @@ def _pass_cold(
     cold: list[_Pass],
     warm: list[_Pass],
 ) -> str:
-    """Time cold and warm passes in turn. Returns why files cannot be dropped from the page cache, if so."""
+    """Time cold and warm passes in turn.
+
+    Returns why files cannot be dropped from the page cache, if so.
+    """
     for _ in range(passes):
         if note := opened_files.drop(files):
             return note
@@ -391,8 +409,8 @@ class Setting(NamedTuple):
 class Run(NamedTuple):
     """One run of a loader in steady state.
 
-    `batch_ms` is the time from batch to batch, `cpu_ms` the main process's CPU time per batch, and `first_s`
-    the time from ``iter()`` to the first batch.
+    `batch_ms` is the time from batch to batch, `cpu_ms` the main process's CPU time per batch, and
+    `first_s` the time from ``iter()`` to the first batch.
     """
 
     batch_ms: float
@@ -424,8 +442,8 @@ def run_loader(
 ) -> Run:
     """Load for about `seconds`, after the batches that the workers prefetched.
 
-    The indices are loaded repeatedly, shuffled. The number of timed batches is a multiple of the number of
-    workers. Raises `UserCodeError` if a worker fails.
+    The indices are loaded repeatedly, shuffled. The number of timed batches is a multiple of the
+    number of workers. Raises `UserCodeError` if a worker fails.
     """
     ahead = setting.workers * (setting.prefetch_factor or TORCH_PREFETCH)
     turns = max(setting.workers, 1)
@@ -452,7 +470,10 @@ def run_loader(
 
 
 def loader_failure(error: Exception, workers: int) -> str:
-    """Describe a failure. A worker that dies shows as a broken connection, or as torch's own error."""
+    """Describe a failure.
+
+    A worker that dies shows as a broken connection, or as torch's own error.
+    """
     how = f"the DataLoader with {workers or 'no'} worker{'' if workers == 1 else 's'}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = f"{type(error).__name__}: {(lines or ['no message'])[-1][:300]}"
@@ -543,7 +564,8 @@ class _Bench(NamedTuple):
         return self._points(runs)
 
     def variants(self, workers: int) -> tuple[LoaderPoint, ...]:
-        """Measure one other setting at a time with the same workers; the unchanged setting comes first."""
+        """Measure one other setting at a time with the same workers; the unchanged setting comes
+        first."""
         batch, base = self.target.batch_size, self._setting(workers)
         settings = [base, base._replace(batch_size=2 * batch)]
         if batch > 1:
@@ -725,7 +747,8 @@ def dataset_stages(
 def _deterministic(
     target: LoaderTarget, places: list[user_dataset.Place], indices: Sequence[int]
 ) -> Iterator[user_dataset.Place]:
-    """Yield the outermost of these datasets, and of those inside them, whose samples never change."""
+    """Yield the outermost of these datasets, and of those inside them, whose samples never
+    change."""
     held: dict[int, _Held] = {}
     with user_dataset.replaced(
         places, lambda place: held.setdefault(id(place.transform), _Held(place.transform))
@@ -751,7 +774,8 @@ def is_random(target: LoaderTarget, index: int) -> bool:
 
 
 class _Held:
-    """A stand-in for a dataset inside another, which records its keys and the time of its samples."""
+    """A stand-in for a dataset inside another, which records its keys and the time of its
+    samples."""
 
     def __init__(self, held: Any) -> None:
         self.held, self.asked, self.wall_ms = held, list[Any](), 0.0
@@ -772,7 +796,10 @@ class _Held:
 
 
 class _Clock:
-    """The state that all timed transforms share. While `watching`, they are tested for randomness."""
+    """The state that all timed transforms share.
+
+    While `watching`, they are tested for randomness.
+    """
 
     def __init__(self) -> None:
         self.ran: list[_Timed] = []  # in the order of their first calls
@@ -809,7 +836,8 @@ class _Timed:
         return repr(self._transform)
 
     def _watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Also call the transform under other seeds, on copies of the input, since it may write into it."""
+        """Also call the transform under other seeds, on copies of the input, since it may write
+        into it."""
         clock = self._clock
         before = user_dataset.states()
         clock.drew_outside |= clock.last_state is not None and before != clock.last_state
@@ -833,10 +861,10 @@ def function_stages(
 ) -> tuple[Stage, ...]:
     """Divide a sample of `wall_ms` among its heaviest functions, and the rest.
 
-    The user's own functions count without the functions that they call. Each library function that they call
-    counts with everything that it calls (user code that a library calls back counts twice). The profiler's
-    shares are applied to the time of a sample without it. `random`: the sample as a whole depends on random
-    numbers; single functions are not tested.
+    The user's own functions count without the functions that they call. Each library function that
+    they call counts with everything that it calls (user code that a library calls back counts
+    twice). The profiler's shares are applied to the time of a sample without it. `random`: the
+    sample as a whole depends on random numbers; single functions are not tested.
     """
     profiler = cProfile.Profile()
     with one_thread(), profiler:

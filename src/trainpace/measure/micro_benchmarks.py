@@ -1,9 +1,10 @@
-"""``python -m trainpace.measure.micro_benchmarks``: time operators of this machine's CPU for its forecasts.
+"""``python -m trainpace.measure.micro_benchmarks``: time operators of this machine's CPU for its
+forecasts.
 
-The timed operators are parts of small blocks of layers, drawn by seed over the shapes that people train. No
-block is a model that anyone has. Blocks are used instead of single operators because an operator's time
-depends on what ran before it: outputs go to fresh memory, and a backward pass reads what the forward pass
-wrote. Each block has its own optimizer step, so all three phases are timed.
+The timed operators are parts of small blocks of layers, drawn by seed over the shapes that people
+train. No block is a model that anyone has. Blocks are used instead of single operators because an
+operator's time depends on what ran before it: outputs go to fresh memory, and a backward pass reads
+what the forward pass wrote. Each block has its own optimizer step, so all three phases are timed.
 """
 
 import math
@@ -55,7 +56,10 @@ from trainpace.workload import (
 
 BLOCKS_OF_A_GROUP = 10
 PASSES = 4
-"""Passes of every group after a pass that warms up. The second fastest counts: disturbances only add time."""
+"""Passes of every group after a pass that warms up.
+
+The second fastest counts: disturbances only add time.
+"""
 BLOCKS_SHARE = 0.7
 """Share of the time for blocks; the rest goes to whole networks."""
 MOST_OF_A_CLASS = 200
@@ -154,8 +158,8 @@ def _on_meta(t: torch.Tensor) -> torch.Tensor:
 def _step_of_blocks(seeds: range) -> Callable[[], list[TimedRow]]:
     """Return a timed step of blocks that run like layers of a network.
 
-    All run forward, then all backward in reverse, then the optimizers. Saved tensors, caches and the
-    allocator are then in the state of a training.
+    All run forward, then all backward in reverse, then the optimizers. Saved tensors, caches and
+    the allocator are then in the state of a training.
     """
     blocks = [block(seed) for seed in seeds]
     optimizers: list[torch.optim.Optimizer] = []
@@ -186,7 +190,8 @@ def _step_of_blocks(seeds: range) -> Callable[[], list[TimedRow]]:
 
 
 def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
-    """Return every operator at the second fastest of its passes, and (median - fastest) / fastest of all."""
+    """Return every operator at the second fastest of its passes, and (median - fastest) / fastest
+    of all."""
     step = _step_of_blocks(seeds)
     step()  # warms up, and creates the optimizers' states
     passes = [step() for _ in range(PASSES)]
@@ -235,7 +240,8 @@ def _roofline() -> MachineRoofline:
     one = torch.ones(1)
     return MachineRoofline(
         flop_per_s=2 * 1024.0**3 / _fastest_s(lambda: square @ square),
-        # a new output each time, as in training: fresh pages cost a CPU more than the traffic itself
+        # a new output each time, as in training: fresh pages cost a CPU more than the traffic
+        # itself
         bytes_per_s=2 * 4.0 * x.numel() / _fastest_s(lambda: torch.relu(x)),
         start_s=_fastest_s(lambda: torch.relu(one)),
     )
@@ -260,7 +266,8 @@ def _canary_s() -> float:
 
 
 def _host_us() -> tuple[float, float, float]:
-    """Measure the host's own time per operator, view and module, around operators that compute nothing."""
+    """Measure the host's own time per operator, view and module, around operators that compute
+    nothing."""
     layers = 20
     parts = lambda *more: [m for _ in range(layers) for m in (nn.Linear(4, 4), nn.ReLU(), *more)]  # noqa: E731
     plain = _fastest_s(step := tiny_step(parts()))
@@ -297,8 +304,8 @@ def _device(form: MachineRoofline, machine: Machine) -> Device:
 def _step_factors(model: MachineModel, device: Device, end: float) -> Iterator[float]:
     """Yield measured / forecast step times of at least three networks, and of more until `end`.
 
-    The time between operators includes colder caches, the allocator and the interpreter. The ratio corrects
-    every forecast of the machine, and its scatter is the forecast's interval.
+    The time between operators includes colder caches, the allocator and the interpreter. The ratio
+    corrects every forecast of the machine, and its scatter is the forecast's interval.
     """
     target = Target(Cluster(device=device), CalibratedKernels(model))
     for i, (build, batch) in enumerate(NETWORKS):
@@ -333,7 +340,10 @@ def _work(request: dict[str, Any]) -> str:
 
 
 LARGEST_FLOPS = 1e9
-"""Most FLOPs of one operator of a block: about 10 ms on a small CPU. Larger ones are as efficient."""
+"""Most FLOPs of one operator of a block: about 10 ms on a small CPU.
+
+Larger ones are as efficient.
+"""
 LARGEST_BYTES = 5e7
 FEWEST_FLOPS = 2e6
 
@@ -359,8 +369,8 @@ class Block(NamedTuple):
 def block(seed: int) -> Block:
     """Draw a block by seed.
 
-    Of 100 blocks, 57 are convolutional, 22 linear, 10 attention, 8 embeddings with a loss over a vocabulary,
-    and 3 large parameters with little computation.
+    Of 100 blocks, 57 are convolutional, 22 linear, 10 attention, 8 embeddings with a loss over a
+    vocabulary, and 3 large parameters with little computation.
     """
     draw = random.Random(f"kit:{seed}")
     kinds: tuple[Callable[[random.Random], Block], ...] = (
@@ -407,7 +417,8 @@ class _Shape(NamedTuple):
 
     @property
     def is_usual(self) -> bool:
-        """Return True if people train such a shape, and timing it takes neither too long nor too short."""
+        """Return True if people train such a shape, and timing it takes neither too long nor too
+        short."""
         weights = self.c_out * (self.c_in // self.groups) * self.kernel**2
         flops = 2.0 * self.n * self.out**2 * weights
         traffic = 4.0 * self.n * (self.c_in * self.side**2 + self.c_out * self.out**2)
@@ -534,7 +545,8 @@ def _language_head(draw: random.Random) -> Block:
 
 
 class _LargeParameters(nn.Module):
-    """Parameters of whole models' size, for the optimizer: its operators take all parameters at once."""
+    """Parameters of whole models' size, for the optimizer: its operators take all parameters at
+    once."""
 
     def __init__(self, tensors: int, elements: int) -> None:
         super().__init__()

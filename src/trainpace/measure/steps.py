@@ -1,4 +1,5 @@
-"""``python -m trainpace.measure.steps``: real optimizer steps, timed one by one in a process of their own."""
+"""``python -m trainpace.measure.steps``: real optimizer steps, timed one by one in a process of
+their own."""
 
 import contextlib
 import gc
@@ -49,20 +50,28 @@ from trainpace.workload import (
 MOST_STEPS = 1000
 FEWEST_STEPS = 8
 STEPS_BETWEEN_SYNCHRONISATIONS = 10
-"""On a GPU the host must be free to run ahead, as in a real loop. Waiting for every step would forbid it."""
+"""On a GPU the host must be free to run ahead, as in a real loop.
+
+Waiting for every step would forbid it.
+"""
 WARMUP_WINDOW, SETTLED_WITHIN, MOST_WARMUP_STEPS = 5, 0.02, 100
-"""On an accelerator, steps warm up until the medians of two successive windows agree. In the first ones
-cudnn tries algorithms, allocators grow, and clocks rise."""
+"""On an accelerator, steps warm up until the medians of two successive windows agree. In the first
+ones cudnn tries algorithms, allocators grow, and clocks rise."""
 QUEUED_STEPS, LONGEST_QUEUED_MS = 3, 1000.0
-"""Extra steps that show gaps between kernels. Longer ones are not repeated: launches hardly matter there."""
+"""Extra steps that show gaps between kernels.
+
+Longer ones are not repeated: launches hardly matter there.
+"""
 MOST_NOISE_STEPS = 500
 FIRST_STEPS = 30
 DISTINCT_BATCHES = 4
-"""Batches are made before the clock starts and used in turn: the loss is real, and data never waits."""
+"""Batches are made before the clock starts and used in turn: the loss is real, and data never
+waits."""
 
 
 class PlainSteps:
-    """Steps of a task with a loss, under a clock: forward and backward per micro-batch, then the optimizer."""
+    """Steps of a task with a loss, under a clock: forward and backward per micro-batch, then the
+    optimizer."""
 
     def __init__(self, task: Task, c: Conditions) -> None:
         own = task.optimizer if c.optimizer is None else None
@@ -89,7 +98,10 @@ class PlainSteps:
 
 
 class WholeSteps:
-    """Steps that update by themselves. Hooks show which part is backward and which is the optimizers'."""
+    """Steps that update by themselves.
+
+    Hooks show which part is backward and which is the optimizers'.
+    """
 
     def __init__(self, task: Task, step: WholeStep, c: Conditions) -> None:
         unsupported = {
@@ -175,8 +187,9 @@ def _backward_observed(enter: Callable[[str], None]) -> Iterator[None]:
 def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     """Train for about `conditions.seconds` at one batch size and time every step.
 
-    On an accelerator, a warm-up of at most the same time comes before. Parts of a step are separated by
-    events on an accelerator, where they count the device's time, and by the clock on a CPU.
+    On an accelerator, a warm-up of at most the same time comes before. Parts of a step are
+    separated by events on an accelerator, where they count the device's time, and by the clock on a
+    CPU.
     """
     c = conditions
     set_up_device(c.device, c.precision)
@@ -266,7 +279,10 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
 
 
 def _checked(losses: list[torch.Tensor], name: str, c: Conditions) -> tuple[float, ...]:
-    """Return the finite losses. Only fp16, whose scaler skips overflowing steps, may have others."""
+    """Return the finite losses.
+
+    Only fp16, whose scaler skips overflowing steps, may have others.
+    """
     curve = [float(loss) for loss in losses]
     bad = next((loss for loss in curve if not math.isfinite(loss)), None)
     if bad is not None and NUMBER_FORMATS[c.precision].products != "fp16":
@@ -277,7 +293,8 @@ def _checked(losses: list[torch.Tensor], name: str, c: Conditions) -> tuple[floa
 
 
 def _warm_up(more_steps: Callable[[], list[float]], seconds: float) -> bool | None:
-    """Run steps until their times settle, and return whether they did, or None if they were too few.
+    """Run steps until their times settle, and return whether they did, or None if they were too
+    few.
 
     `more_steps` runs a window of steps and returns the times of all steps.
     """
@@ -306,8 +323,9 @@ def _gaps(kind: str, step: Callable[[], None], step_ms: float) -> dict[str, floa
 def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNoiseScale:
     """Measure the noise scale of a task over some steps on fresh samples of its own dataset.
 
-    It trains from the initial weights for `conditions.seconds` and at least FIRST_STEPS steps. Each step has
-    `accumulation` micro-batches of `batch_size` samples, or two halves of a batch without accumulation.
+    It trains from the initial weights for `conditions.seconds` and at least FIRST_STEPS steps. Each
+    step has `accumulation` micro-batches of `batch_size` samples, or two halves of a batch without
+    accumulation.
 
     Raises:
         TrainpaceError: the model has no dataset. Gradients of random samples have no direction.

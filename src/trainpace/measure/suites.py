@@ -41,7 +41,10 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 
 
 class SuiteItem(Record):
-    """One model to measure at several batch sizes. `optimizer` None: the task's own, or the usual one."""
+    """One model to measure at several batch sizes.
+
+    `optimizer` None: the task's own, or the usual one.
+    """
 
     spec: str
     batches: tuple[int, ...]

@@ -1,18 +1,19 @@
 """Sweeps over batch sizes: which size to probe next, running the probes, and what the results show.
 
-A probe is a fresh process and costs seconds, so a crash or a hang costs only that probe. A sweep costs a
-fraction of its batch sizes and still finds its jumps: `next_batch` is a pure function of the measurements,
-called until it returns None. It asks, in this order, for
+A probe is a fresh process and costs seconds, so a crash or a hang costs only that probe. A sweep
+costs a fraction of its batch sizes and still finds its jumps: `next_batch` is a pure function of
+the measurements, called until it returns None. It asks, in this order, for
 
 1. both ends; if the largest does not fit, bisection for the largest that does;
-2. a coarse grid, denser at small batches, of odd and even batches in turn (so that a period of two shows),
-   and both sides of every hint;
-3. repeats of a few, which show the noise between processes, and of batches whose probes disagree or fit no
-   neighbor;
+2. a coarse grid, denser at small batches, of odd and even batches in turn (so that a period of two
+   shows), and both sides of every hint;
+3. repeats of a few, which show the noise between processes, and of batches whose probes disagree or
+   fit no neighbor;
 4. the middle of every gap that rises as if it contained a jump, until its ends are neighbors;
 5. repeats beside uncertain jumps, and the middles of gaps that bend or are wide.
 
-Within a stage the order is random (seeded), so that a machine that warms up does not bend the curve.
+Within a stage the order is random (seeded), so that a machine that warms up does not bend the
+curve.
 """
 
 import math
@@ -46,7 +47,10 @@ from trainpace.workload import ModelSpec
 R = TypeVar("R", bound=Record)
 Outcome = Measurement | FailedProbe
 ADAPTIVE_FROM = 13
-"""From this many batch sizes on, some are skipped. Fewer are cheaper to measure than to choose from."""
+"""From this many batch sizes on, some are skipped.
+
+Fewer are cheaper to measure than to choose from.
+"""
 MOST_CRASHES = 4
 """After this many sizes at which the code failed, it is assumed to fail at every size."""
 RESOLUTION = 1 / 64
@@ -54,10 +58,12 @@ RESOLUTION = 1 / 64
 
 
 class Conditions(Record):
-    """Everything but the batch size under which a model is measured. A sweep and its resumption share it.
+    """Everything but the batch size under which a model is measured.
 
-    `seconds` is the training time of one probe. `memory_limit_gib` limits the memory of its process (CPU
-    only). `optimizer` None is the task's own, or the usual one (`trainpace.core.execution`).
+    A sweep and its resumption share it.
+
+    `seconds` is the training time of one probe. `memory_limit_gib` limits the memory of its process
+    (CPU only). `optimizer` None is the task's own, or the usual one (`trainpace.core.execution`).
     """
 
     model: str
@@ -87,7 +93,10 @@ class Conditions(Record):
             )
 
     def execution(self, batch_size: int, own_optimizer: str = "") -> Execution:
-        """Return the execution of a probe. `own_optimizer` is the task's, or empty before it is built."""
+        """Return the execution of a probe.
+
+        `own_optimizer` is the task's, or empty before it is built.
+        """
         is_language = (
             self.sequence_length is not None or ModelSpec.of(self.model).kind == "transformers"
         )
@@ -113,7 +122,10 @@ def measure(conditions: Conditions, batch_size: int) -> Measurement:
 
 
 def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNoiseScale:
-    """Measure the gradient noise scale on the task's own data. Raises like `measure`, and without data."""
+    """Measure the gradient noise scale on the task's own data.
+
+    Raises like `measure`, and without data.
+    """
     return _answer(MeasuredNoiseScale, "gathering gradients of", conditions, batch_size)
 
 
@@ -154,8 +166,8 @@ def probe(conditions: Conditions, batch_size: int, device: str) -> Measurement |
 class SweepPlan(Record):
     """A requested sweep.
 
-    `every` measures all of `batches`, `repeats` times. `until_oom` looks for the largest size that fits, up to
-    the last of `batches`, and measures the other sizes only with `also_batches`.
+    `every` measures all of `batches`, `repeats` times. `until_oom` looks for the largest size that
+    fits, up to the last of `batches`, and measures the other sizes only with `also_batches`.
     """
 
     batches: tuple[int, ...]
@@ -188,14 +200,16 @@ def medians_of(outcomes: Sequence[Outcome]) -> dict[int, list[float]]:
 def next_for_largest(
     worked: Collection[int], failed: Collection[int], most: int, crashed: Collection[int] = ()
 ) -> int | None:
-    """Double until a batch size fails, then bisect. Returns None once the largest that works is known.
+    """Double until a batch size fails, then bisect.
+
+    Returns None once the largest that works is known.
 
     Sizes above the smallest failure are not trusted, even if one worked.
 
     Args:
         most: the largest size to try.
-        crashed: sizes that failed for another reason than memory. They count as limits only if a smaller size
-            worked.
+        crashed: sizes that failed for another reason than memory. They count as limits only if a
+            smaller size worked.
     """
     smallest = min(worked, default=math.inf)
     failed = {*failed, *(n for n in crashed if n > smallest)}
@@ -391,7 +405,8 @@ def fitted_curve(measured: Mapping[int, Sequence[float]]) -> StepCurve:
 
 
 def noise_between(measured: Mapping[int, Sequence[float]]) -> float:
-    """Estimate the relative standard deviation between probes of one batch, from repeats and a prior.
+    """Estimate the relative standard deviation between probes of one batch, from repeats and a
+    prior.
 
     Squares are capped at nine times their median, so a disturbed probe does not dominate.
     """
@@ -407,7 +422,8 @@ def noise_between(measured: Mapping[int, Sequence[float]]) -> float:
 
 
 def coarse_grid(sizes: Sequence[int], hints: Sequence[int] = ()) -> list[int]:
-    """Choose about 4 + sqrt(n) of n ascending sizes: 1, 2, 4, 8 times the first, then evenly spread.
+    """Choose about 4 + sqrt(n) of n ascending sizes: 1, 2, 4, 8 times the first, then evenly
+    spread.
 
     Odd and even sizes take turns.
     """
@@ -444,7 +460,10 @@ def _for_noise(measured: Mapping[int, Sequence[float]]) -> list[int]:
 def _again(
     sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve
 ) -> list[int]:
-    """Repeat batches that fit neither neighbor. If a repeat does not fit either, probe between them."""
+    """Repeat batches that fit neither neighbor.
+
+    If a repeat does not fit either, probe between them.
+    """
     wanted = []
     for batch in curve.disturbed:
         if len(measured[batch]) == 1:
@@ -481,7 +500,8 @@ def unresolved(
 def _suspicious(
     sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve
 ) -> list[int]:
-    """Return the middle of the gap with the most surprising rise, or its ends again if it has no middle."""
+    """Return the middle of the gap with the most surprising rise, or its ends again if it has no
+    middle."""
     z = _surprises(measured, curve)
     again: list[int] = []
     for t in np.argsort(-np.abs(z)):
@@ -498,7 +518,8 @@ def _suspicious(
 
 
 def _lone(measured: Mapping[int, Sequence[float]], z: Floats, t: int) -> list[int]:
-    """Return the ends of gap `t`, as places, where the curve rises and falls again by the same amount.
+    """Return the ends of gap `t`, as places, where the curve rises and falls again by the same
+    amount.
 
     That is a disturbed point, not two jumps.
     """
@@ -531,8 +552,8 @@ def _surprises(measured: Mapping[int, Sequence[float]], curve: StepCurve) -> Flo
 def _surprise(slopes: Floats, deviations: Floats, gaps: Floats, t: int) -> float:
     """Return by how many deviations the slope of gap `t` differs from all usual slopes there.
 
-    Usual are the slope on which most of the width around agrees (a mode, since half of the gaps may contain
-    jumps), and the slopes of the next gaps.
+    Usual are the slope on which most of the width around agrees (a mode, since half of the gaps may
+    contain jumps), and the slopes of the next gaps.
     """
     around = [
         i for i in range(max(0, t - SLOPE_WINDOW), min(len(slopes), t + SLOPE_WINDOW + 1)) if i != t
@@ -561,7 +582,8 @@ def _surprise(slopes: Floats, deviations: Floats, gaps: Floats, t: int) -> float
 def _curved(
     sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve
 ) -> list[int]:
-    """Return the middle of the gap that a straight line fits worst, by the slopes on its two sides."""
+    """Return the middle of the gap that a straight line fits worst, by the slopes on its two
+    sides."""
     batches, steps = curve.batches, np.array(curve.step_ms)
     gap = np.diff(batches)
     slope = np.diff(steps - curve.odd_extra_ms * (np.array(batches) % 2)) / gap
@@ -623,10 +645,10 @@ class BatchChoice(Record):
 class BestBatches(Record):
     """Recommended batch sizes.
 
-    `best` is the smallest batch whose throughput is indistinguishable from the highest. `before_jumps` are the
-    last measured batches before each jump up, ascending. `after_jumps` has for each the first measured batch
-    behind it that is as good, or None. `launch_bound_until` is the largest measured batch of the flat region at
-    the start, or None.
+    `best` is the smallest batch whose throughput is indistinguishable from the highest.
+    `before_jumps` are the last measured batches before each jump up, ascending. `after_jumps` has
+    for each the first measured batch behind it that is as good, or None. `launch_bound_until` is
+    the largest measured batch of the flat region at the start, or None.
     """
 
     best: BatchChoice
@@ -638,8 +660,9 @@ class BestBatches(Record):
 class SweepAnalysis(Record):
     """The results of a sweep.
 
-    `largest_that_fits` is known only if a larger size ran out of memory. `unresolved` are gaps between
-    measured sizes with a jump whose exact place is unknown. `trend` is None with few points.
+    `largest_that_fits` is known only if a larger size ran out of memory. `unresolved` are gaps
+    between measured sizes with a jump whose exact place is unknown. `trend` is None with few
+    points.
     """
 
     points: tuple[SweepPoint, ...]
@@ -653,7 +676,8 @@ class SweepAnalysis(Record):
 
     @property
     def scatter(self) -> float:
-        """Return the larger of two relative deviations: between repeats, and of sizes from the curve."""
+        """Return the larger of two relative deviations: between repeats, and of sizes from the
+        curve."""
         return max(self.curve.noise, 0.0 if self.noise is None else self.noise.relative)
 
     @property
@@ -730,10 +754,10 @@ def _point(
 def best_batches(curve: StepCurve) -> BestBatches:
     """Recommend batch sizes from a curve.
 
-    Throughput is that of the fitted step, which averages noise away. A batch is good if it is less than one
-    standard deviation of a measured step (`curve.noise`) below the highest fitted throughput, and if its own
-    measurement is at most two deviations slower than its fit. The best is the smallest good batch, which saves
-    memory and converges in fewer samples.
+    Throughput is that of the fitted step, which averages noise away. A batch is good if it is less
+    than one standard deviation of a measured step (`curve.noise`) below the highest fitted
+    throughput, and if its own measurement is at most two deviations slower than its fit. The best
+    is the smallest good batch, which saves memory and converges in fewer samples.
     """
     batches = np.asarray(curve.batches, dtype=float)
     fitted, measured = np.asarray(curve.fitted_ms), np.asarray(curve.step_ms)
