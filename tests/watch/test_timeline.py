@@ -182,10 +182,7 @@ def test_only_consecutive_steps_are_shown(tmp_path):
     ]
     write_process(tmp_path, spans, range(0, 401, 10))
     assert timeline_of(tmp_path, range(5, 40)).first_step == 26
-    with pytest.raises(
-        TrainpaceError,
-        match=r"0 to 9, 26 to 39",
-    ):
+    with pytest.raises(TrainpaceError, match=r"0 to 9, 26 to 39"):
         timeline_of(tmp_path, range(12, 20))
     with pytest.raises(TrainpaceError, match=r"step 12"):
         timeline_of(tmp_path, range(12, 13))

@@ -1,4 +1,4 @@
-"""Preprocessing done once instead of every epoch, into Parquet shards that stream back."""
+"""Preprocessing that runs once instead of every epoch, into Parquet shards."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,7 @@
-"""Compute a dataset once, in parallel processes, into shards. Finished shards stay and are not computed again."""
+"""Compute a dataset once, in parallel processes, into shards.
+
+Finished shards are not computed again.
+"""
 
 import contextlib
 import fcntl
@@ -30,15 +33,17 @@ from trainpace.workload import ModelSpec
 _LOCK = ".lock"
 _WORKER = "trainpace.shards.precompute_worker"
 _SPARE = 1.02
-"""Room for headers and for samples that are larger than those looked at."""
+"""Factor for headers and for samples that are larger than those of the inspection."""
 _SPARE_BYTES = 2**20
 _AHEAD = 2
 """Shards that a worker has at a time: it computes one while it writes the other."""
 
 
 class Settings(Record):
-    """What to compute, where to, and by how many processes. `max_bad`: the share of samples that may be set aside;
-    `repair`: shards to compute again."""
+    """What to compute, into which folder, and by how many processes.
+
+    `max_bad` is the share of samples that may fail. `repair` lists shards to compute again.
+    """
 
     target: str
     folder: str
@@ -52,7 +57,10 @@ class Settings(Record):
 
 
 class Progress(NamedTuple):
-    """How far a part is, in samples. `bad`: those of `done` that were set aside; `new`: computed by this run, in `seconds`."""
+    """How far a part is, in samples.
+
+    `bad` counts the failed ones among `done`. `new` were computed by this run, in `seconds`.
+    """
 
     done: int
     wanted: int
@@ -62,8 +70,10 @@ class Progress(NamedTuple):
 
 
 class Precomputed(Record):
-    """The state of a folder after a run. `finished`: the manifest is written; else other parts still have shards to compute;
-    `shards_planned`: how many there will be."""
+    """The state of a folder after a run.
+
+    If `finished` is false, other parts still have shards to compute. `shards_planned` is the total.
+    """
 
     folder: str
     samples: int
@@ -78,7 +88,7 @@ class Precomputed(Record):
 
 
 class Damage(Record):
-    """A shard that cannot be trusted, and why."""
+    """A shard that cannot be trusted, with the reason."""
 
     number: int
     file: str
@@ -90,10 +100,14 @@ def precompute(
     tell: Callable[[Progress], None] = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Precomputed:
-    """Compute the shards of this part that are not there yet, and the manifest once all are.
+    """Compute the missing shards of this part, and write the manifest once all shards exist.
 
-    Raises `Contradiction` where the folder was begun with other code, source or settings, `DiskFull` before the disk is, and
-    `UserCodeError` where more samples are bad than `max_bad` allows. Finished shards are kept in every case.
+    Finished shards stay in every case.
+
+    Raises:
+        Contradiction: The folder was begun with other code, source or settings.
+        DiskFull: The disk has no room for the rest.
+        UserCodeError: More samples failed than `max_bad` allows.
     """
     folder = Path(settings.folder)
     _make_ready(folder)
@@ -144,7 +158,10 @@ def estimate(
     batch: int = 1,
     epochs: float | None = None,
 ) -> Estimate:
-    """Decide if `precompute` is worth it, from up to `most` samples computed in a separate process. Leaves no files behind."""
+    """Decide if `precompute` is worth it, from up to `most` samples computed in another process.
+
+    Leaves no files behind.
+    """
     with Pool(_WORKER, target, 1) as pool:
         pool.ask(0, do="estimate", options={"folder": folder, "seconds": seconds, "most": most})
         _, answer = next(pool.answers(lambda _: "computing some samples"))
@@ -152,7 +169,7 @@ def estimate(
 
 
 def verify(folder: Path) -> tuple[files.ShardPlan, list[Damage]]:
-    """Read every byte of every shard, and name those that are missing or not as they were written."""
+    """Read every byte of every shard. Returns those that are missing or changed."""
     plan = read_plan(folder)
     recorded: dict[int, files.Shard] = {}
     if (folder / files.MANIFEST).exists():
@@ -203,7 +220,7 @@ def _make_ready(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path, settings: Settings) -> Iterator[None]:
-    """Hold the lock of the whole folder, or of one part beside others. The locks end with the process, however it ends."""
+    """Lock the whole folder, or one part beside others. The locks end with the process."""
     whole = settings.parts == 1
     with (
         open(folder / _LOCK, "w") as whole_lock,
@@ -227,7 +244,10 @@ def _alone(folder: Path, settings: Settings) -> Iterator[None]:
 
 
 def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> files.ShardPlan:
-    """The folder's plan, checked against the present code and source; for a new folder, a plan made from a few samples."""
+    """Return the folder's plan, checked against the current code and source.
+
+    For a new folder, the plan is made from a few samples.
+    """
     begun = (folder / files.PLAN).exists()
     pool.ask(0, do="fingerprint" if begun else "inspect")
     _, answer = next(
@@ -293,7 +313,9 @@ def _write_first(path: Path, text: str) -> bool:
 
 
 class _Work:
-    """Hands the missing shards of one part out to workers, while the disk has room and not too many samples are bad."""
+    """Gives the missing shards of one part to workers, while the disk has room and few samples
+    fail.
+    """
 
     def __init__(
         self,
@@ -325,7 +347,10 @@ class _Work:
         self._request = {"do": "shard", "plan": msgspec.to_builtins(plan), "folder": str(folder)}
 
     def run(self) -> list[files.Shard]:
-        """Compute the shards that are missing. Raises `DiskFull` or `UserCodeError`; finished shards stay finished."""
+        """Compute the missing shards.
+
+        Raises `DiskFull` or `UserCodeError`; finished shards stay.
+        """
         self._make_room()
         computed: list[files.Shard] = []
         begun = time.monotonic()
@@ -358,14 +383,14 @@ class _Work:
                 raise UserCodeError(
                     f"{bad} samples could not be computed, more than --max-bad"
                     f" {100 * self._settings.max_bad:g} % of {self._wanted} (the last: {last}).",
-                    "Mend the dataset, or allow more.",
+                    "Fix the dataset, or raise --max-bad.",
                 )
         if self._full is not None:
             raise self._full
         return computed
 
     def _make_room(self) -> None:
-        """Remove the half-written files of a killed run. Raises DiskFull where the rest will not fit."""
+        """Remove half-written files of a killed run. Raises DiskFull if the rest will not fit."""
         for number in self._todo:
             for rest in self._folder.glob(f".{files.shard_file(self._folder, number).stem}.*"):
                 rest.unlink(missing_ok=True)
@@ -378,7 +403,7 @@ class _Work:
             )
 
     def _hand_out(self, worker: int) -> None:
-        """Give a worker a shard if there is one and room for it; else what is under way may still end."""
+        """Give a worker the next shard if there is room for it. Running shards may still end."""
         if not self._todo or self._full is not None:
             return
         free = shutil.disk_usage(self._folder).free

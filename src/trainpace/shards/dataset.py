@@ -43,10 +43,13 @@ _STREAM_OPTIONS = {"batch_size", "collate_fn", "drop_last", "shuffle"}
 
 
 class ShardDataset(Dataset):
-    """Precomputed samples by position. `transform` (sample -> sample) is what stays online: the random augmentation.
+    """Precomputed samples by position.
 
-    Positions run over the source in its order, without its bad samples; `source_index` gives the number in the source. Works
-    in any DataLoader; `loader` makes one that copies each sample once, into its place in the batch.
+    Positions follow the order of the source, without its bad samples. `source_index` returns the
+    number in the source. The dataset works in any DataLoader. `loader` makes one that copies each
+    sample once, into its place in the batch.
+
+    `transform` (sample -> sample) runs online, for random augmentation.
     """
 
     def __init__(self, folder: str | Path, transform: Transform | None = None) -> None:
@@ -57,7 +60,7 @@ class ShardDataset(Dataset):
         return len(self.reader)
 
     def __getitem__(self, index: int | Sequence[int]) -> Any:
-        """One sample; or, for a sequence of positions, their collated batch."""
+        """Return one sample, or the collated batch of a sequence of positions."""
         if not isinstance(index, int | np.integer | torch.Tensor):
             return _batch(
                 self.reader, np.asarray(index, dtype=np.int64), self.transform, torch_collate
@@ -71,14 +74,17 @@ class ShardDataset(Dataset):
         return samples if self.transform is None else [self.transform(sample) for sample in samples]
 
     def source_index(self, index: int) -> int:
-        """The index that this sample had in the dataset it was computed from."""
+        """Return the index of this sample in the dataset that it was computed from."""
         return int(self.reader.source_indices([index])[0])
 
     def loader(
         self, batch_size: int, shuffle: bool = True, drop_last: bool = False, **options: Any
     ) -> DataLoader:
-        """A DataLoader of whole batches; `options` are DataLoader's own (num_workers, pin_memory, generator, ...). With a
-        `collate_fn` its samples are copied as in any DataLoader."""
+        """Return a DataLoader of whole batches.
+
+        `options` are DataLoader's own (num_workers, pin_memory, generator, ...). With a
+        `collate_fn`, samples are copied as in any DataLoader.
+        """
         if options.get("collate_fn") is not None:
             return DataLoader(self, batch_size, shuffle=shuffle, drop_last=drop_last, **options)
         order = (
@@ -92,12 +98,16 @@ class ShardDataset(Dataset):
 
 
 class ShardStream(IterableDataset):
-    """Batches of precomputed samples, each sample exactly once an epoch over all ranks and workers.
+    """Batches of precomputed samples, each sample exactly once per epoch over all ranks and
+    workers.
 
-    Row groups are shuffled over all shards, samples within buffers of `buffer_samples`: the order depends on `seed` and epoch
-    alone, not on workers. `rank` and `world_size` are those of torch.distributed, or RANK and WORLD_SIZE. Where samples do not
-    divide, ranks differ by at most one sample (and so perhaps by one batch); with `drop_last` all ranks have the same number of
-    full batches, and the samples left over differ from epoch to epoch. Iterate it by `loader`, which can be resumed.
+    Row groups are shuffled over all shards, samples within buffers of `buffer_samples`. The order
+    depends only on `seed` and epoch, not on workers. `rank` and `world_size` default to those of
+    torch.distributed, or RANK and WORLD_SIZE.
+
+    If samples do not divide evenly, ranks differ by at most one sample, and so perhaps by one
+    batch. With `drop_last` all ranks have the same number of full batches, and the dropped samples
+    differ between epochs. Iterate it by `loader`, which can be resumed.
     """
 
     def __init__(
@@ -134,7 +144,10 @@ class ShardStream(IterableDataset):
         return int(self._state[0])
 
     def place(self, epoch: int, history: Sequence[Span] = ()) -> None:
-        """Begin the next iteration at this epoch, after the parts in `history`: (world size, samples taken by each rank)."""
+        """Begin the next iteration at this epoch, after the parts in `history`.
+
+        Each part is (world size, samples taken by each rank).
+        """
         if epoch < 0:
             raise TrainpaceError(f"there is no epoch {epoch}.", "Epochs count from 0.")
         if len(history) > _MOST_CHANGES:
@@ -146,23 +159,24 @@ class ShardStream(IterableDataset):
 
     @property
     def history(self) -> list[Span]:
-        """The parts of this epoch that are done, in the form that `place` takes."""
+        """The finished parts of this epoch, in the form that `place` takes."""
         values = self._state.tolist()
         return [(values[2 + 2 * i], values[3 + 2 * i]) for i in range(values[1])]
 
     def spans(self) -> list[Span]:
-        """This rank's positions in the epoch's order that are still to come."""
+        """Return the remaining positions of this rank in the epoch's order."""
         left: list[Span] = [(0, len(self.reader))]
         for world_size, taken in self.history:
             left = remaining(left, world_size, taken, self.batch_size, self.drop_last)
         return share(left, self.rank, self.world_size, self.batch_size, self.drop_last)
 
     def __len__(self) -> int:
-        """Batches still to come in this epoch."""
+        """Return the remaining batches of this epoch."""
         return -(-sum(stop - start for start, stop in self.spans()) // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        # a DataLoader takes batches from its workers in turn, so that with every n-th batch a worker the order stays
+        # a DataLoader takes batches from its workers in turn, so every n-th batch per worker keeps
+        # the order
         worker = torch.utils.data.get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         spans, count = self.spans(), len(self)
@@ -175,15 +189,15 @@ class ShardStream(IterableDataset):
             yield _batch(self.reader, positions, self.transform, self.collate_fn)
 
     def loader(self, **options: Any) -> ShardLoader:
-        """Its DataLoader; `options` are DataLoader's own (num_workers, pin_memory, persistent_workers, ...)."""
+        """Return its DataLoader. `options` are DataLoader's own (num_workers, pin_memory, ...)."""
         return ShardLoader(self, **options)
 
 
 class ShardLoader:
-    """Iterates a `ShardStream` through a DataLoader, counts the batches that were handed out, and resumes after them.
+    """Iterates a `ShardStream` through a DataLoader, and can resume after any batch.
 
-    A full epoch moves on to the next one. An iteration that is broken off and begun anew, without `load_state_dict`, begins its
-    epoch anew, as any DataLoader does.
+    A full epoch moves on to the next one. If an iteration is broken off, the next one begins its
+    epoch again, as with any DataLoader, unless `load_state_dict` was called.
     """
 
     def __init__(self, stream: ShardStream, **options: Any) -> None:
@@ -199,12 +213,12 @@ class ShardLoader:
         self._resumed = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration. Naming the epoch that is under way changes nothing."""
+        """Set the epoch of the next iteration. Setting the current epoch changes nothing."""
         if epoch != self.stream.epoch:
             self._begin(epoch)
 
     def __len__(self) -> int:
-        """Batches of the whole epoch, or of what a resumed one still has."""
+        """Return the batches of the whole epoch, or the rest of a resumed one."""
         return len(self.stream)
 
     def __iter__(self) -> Iterator[Any]:
@@ -217,14 +231,17 @@ class ShardLoader:
         self._begin(self.stream.epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """How far this epoch is: equal on every rank after the same number of steps, so one rank's copy is enough."""
+        """Return the position in this epoch.
+
+        It is equal on all ranks after the same number of steps.
+        """
         history = self.stream.history
         if self._batches:
             history.append((self.stream.world_size, self._batches * self.stream.batch_size))
         return {"epoch": self.stream.epoch, "history": history, **self._settings()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after the batches of `state`, also with another number of ranks or workers."""
+        """Continue after the batches of `state`, also with another number of ranks or workers."""
         for name, value in self._settings().items():
             if state.get(name) != value:
                 raise Contradiction(
@@ -259,9 +276,9 @@ def _batch(
 
 
 def _allocate(count: int) -> torch.Tensor:
-    """In a worker, memory that the training process can map: the batch then needs no second copy (as in torch's collate)."""
+    """Allocate bytes. In a worker, the training process can map them without another copy."""
     if torch.utils.data.get_worker_info() is None:
-        # numpy asks for huge pages where they help, torch does not: half of the time was page faults
+        # numpy requests huge pages, torch does not, and half of the time was page faults
         return torch.from_numpy(np.empty(count, dtype=np.uint8))
     empty = torch.empty(0, dtype=torch.uint8)
     return empty.new(empty._typed_storage()._new_shared(count, device="cpu")).resize_(count)
@@ -275,13 +292,17 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
         rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if rank is None or world_size is None or not 0 <= rank < world_size:
         raise TrainpaceError(
-            f"rank {rank} of {world_size} is no place.", "Give both: rank from 0 to world_size - 1."
+            f"rank {rank} of {world_size} does not exist.",
+            "Give both: rank from 0 to world_size - 1.",
         )
     return rank, world_size
 
 
 class EpochOrder:
-    """The sequence of one epoch. `group_sizes`: samples of every row group; without `shuffle` it is 0, 1, 2, ..."""
+    """The sequence of one epoch.
+
+    `group_sizes` are the samples of every row group. Without `shuffle` the sequence is 0, 1, 2, ...
+    """
 
     def __init__(
         self,
@@ -327,10 +348,10 @@ class EpochOrder:
 def share(
     spans: Sequence[Span], rank: int, world_size: int, multiple: int = 1, even: bool = False
 ) -> list[Span]:
-    """The part of `rank`: contiguous, disjoint from the others', and together with them everything.
+    """Return the part of `rank`: contiguous and disjoint from the others, which cover the rest.
 
-    Where the count does not divide, the first ranks take one more. `even`: all take the same whole multiple of `multiple`, and
-    what is left at the end is nobody's.
+    If the count does not divide, the first ranks take one more. With `even`, all take the same
+    multiple of `multiple`, and the rest at the end is dropped.
     """
     total = sum(stop - start for start, stop in spans)
     if even:
@@ -344,7 +365,9 @@ def share(
 def remaining(
     spans: Sequence[Span], world_size: int, taken: int, multiple: int = 1, even: bool = False
 ) -> list[Span]:
-    """What is left once each of `world_size` ranks has taken the first `taken` of its share, in the order of the ranks."""
+    """Return the rest once each rank has taken the first `taken` of its share, in the order of
+    ranks.
+    """
     left: list[Span] = []
     for rank in range(world_size):
         mine = share(spans, rank, world_size, multiple, even)
@@ -353,7 +376,9 @@ def remaining(
 
 
 def cut(spans: Sequence[Span], first: int, last: int) -> list[Span]:
-    """The positions of `spans` from the `first` to the `last` (not included), counted over all of them."""
+    """Return the positions of `spans` from `first` to `last` (not included), counted over all of
+    them.
+    """
     parts, before = [], 0
     for start, stop in spans:
         low, high = max(first - before, 0), min(last - before, stop - start)
@@ -364,14 +389,14 @@ def cut(spans: Sequence[Span], first: int, last: int) -> list[Span]:
 
 
 Allocate = Callable[[int], torch.Tensor]
-"""Makes a uint8 tensor of so many bytes."""
+"""Makes a uint8 tensor of this many bytes."""
 
 
 class ShardReader:
-    """The samples of a finished folder by position: 0 to `len` - 1, in the order of the source without its bad samples.
+    """The samples of a finished folder by position, in the order of the source without bad samples.
 
-    Maps a shard's file when it is first needed; a copy in another process maps for itself. What is returned is a copy: it
-    may be changed in place.
+    A shard's file is mapped when it is first needed. A copy in another process maps for itself.
+    Results are copies and may be changed in place.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -424,7 +449,7 @@ class ShardReader:
         return self.samples([position])[0]
 
     def samples(self, positions: Sequence[int] | np.ndarray) -> list[Any]:
-        """Several samples that share no memory."""
+        """Return several samples that share no memory."""
         shards, groups, rows = (part.tolist() for part in self._locate(positions))
         return [
             self.build([self._leaf(column, shard, group, row) for column in self._columns])
@@ -432,7 +457,9 @@ class ShardReader:
         ]
 
     def batch(self, positions: Sequence[int] | np.ndarray, allocate: Allocate) -> Any:
-        """What torch's default_collate makes of these samples, each copied once, to its place in the batch."""
+        """Collate these samples as torch's default_collate does, but copy each once, into its
+        place.
+        """
         where = self._locate(positions)
         return self.build([self._gather(column, where, allocate) for column in self._columns])
 
@@ -447,7 +474,7 @@ class ShardReader:
     def _locate(
         self, positions: Sequence[int] | np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(shard, row group over all shards, row within it)."""
+        """Return (shard, row group over all shards, row within it)."""
         positions = np.asarray(positions, dtype=np.int64)
         if positions.size and not 0 <= positions.min() <= positions.max() < len(self):
             raise IndexError(f"position {positions.max()} of {len(self)} samples")
@@ -470,8 +497,8 @@ class ShardReader:
             return torch.utils.data.default_collate(leaves)
         if field.kind == "image":
             raise UnreadableInput(
-                f"{spoken(field.name)} is a picture, and a batch holds tensors.",
-                "Give a transform that makes one of it.",
+                f"{spoken(field.name)} is an image, and a batch holds tensors.",
+                "Give a transform that converts it to a tensor.",
             )
         width = column.widths[int(where[0][0])]
         out = allocate(n * width)
@@ -505,7 +532,10 @@ class ShardReader:
         return column.decode(raw, shape)
 
     def _value(self, starts: np.ndarray, shard: int, group: int, row: int) -> bytearray:
-        """A value of any length: its length stands in the four bytes before it, so a row group is walked once."""
+        """Return a value of any length.
+
+        Its length is in the four bytes before it, so a row group has to be walked once.
+        """
         mapped, key = self._map(shard), (id(starts), group)
         places = self._places.get(key)
         if places is None:
@@ -535,14 +565,14 @@ class ShardReader:
             if whole is None or len(whole) != record.file_bytes:
                 raise UnreadableInput(
                     f"{path} is {'not as long as it was written' if path.exists() else 'missing'}.",
-                    f"Mend it: trainpace precompute --repair --out {self.folder}.",
+                    f"Repair it: trainpace precompute --repair --out {self.folder}.",
                 )
             mapped = self._maps[shard] = memoryview(whole)
         return mapped
 
 
 class _Placed:
-    """Where one field's values lie in all shards, and how they are read."""
+    """The places of one field's values in all shards, and their decoding."""
 
     def __init__(self, field: Field, columns: Sequence[Column]) -> None:
         self.field = field
@@ -556,29 +586,29 @@ class _Placed:
         self.torch_dtype = _torch_dtype(field)
 
     def decode(self, raw: bytearray, shape: tuple[int, ...] | None) -> Any:
-        kind = self.field.kind
+        kind, dtype = self.field.kind, self.field.dtype
         if kind == "tensor":
-            flat = (
-                torch.frombuffer(raw, dtype=self.torch_dtype)
-                if raw
-                else torch.empty(0, dtype=self.torch_dtype)
-            )
-            return flat.reshape(shape or ())
-        if kind in ("array", "scalar"):
-            values = np.frombuffer(raw, dtype=self.field.dtype)
-            return values.reshape(shape or ()) if kind == "array" else values[0]
+            # frombuffer refuses an empty buffer
+            flat = torch.frombuffer(raw, dtype=self.torch_dtype) if raw else torch.empty(0)
+            return flat.to(self.torch_dtype).reshape(shape or ())
+        if kind == "array":
+            return np.frombuffer(raw, dtype=dtype).reshape(shape or ())
         if kind == "image":
             from PIL import Image
 
             assert shape is not None
-            return Image.frombytes(self.field.dtype, (shape[1], shape[0]), bytes(raw))
-        if kind == "int":
-            return int.from_bytes(raw, "little", signed=True)
-        if kind == "float":
-            return struct.unpack("<d", raw)[0]
-        if kind == "bool":
-            return raw != b"\0\0\0\0"
-        return raw.decode() if kind == "str" else bytes(raw)
+            return Image.frombytes(dtype, (shape[1], shape[0]), bytes(raw))
+        if kind == "scalar":
+            return np.frombuffer(raw, dtype=dtype)[0]
+        return _PLAIN_VALUES.get(kind, bytes)(raw)
+
+
+_PLAIN_VALUES: dict[str, Callable[[bytearray], Any]] = {
+    "int": lambda raw: int.from_bytes(raw, "little", signed=True),
+    "float": lambda raw: struct.unpack("<d", raw)[0],
+    "bool": lambda raw: raw != b"\0\0\0\0",
+    "str": bytearray.decode,
+}
 
 
 def _torch_dtype(field: Field) -> torch.dtype:

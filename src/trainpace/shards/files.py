@@ -1,4 +1,11 @@
-"""The files of a precomputed folder, and how a sample becomes columns in them."""
+"""The files of a precomputed folder, and how a sample becomes columns in them.
+
+A folder has a plan, shards with their records, and a manifest. A shard is an uncompressed Parquet
+file whose values lie where a reader can map them. It is written whole or not at all. Arrays are
+binary columns (FixedShapeTensor would widen uint8 to int32). With plain encoding, no nulls and one
+page per column chunk, a chunk is its page header and then the values, end to end. So any sample is
+a slice of the file. Source: parquet-format, Encodings.md.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +25,30 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from trainpace.core.errors import TrainpaceError, UserCodeError
-from trainpace.core.records import Record, load, save
+from trainpace.core.records import Record, load, save, to_jsonable
 
 PLAN, MANIFEST, BAD_SAMPLES = "plan.json", "manifest.json", "bad_samples.jsonl"
 MOST_SHARDS = 1_000_000
-"""In one folder; a dataset of more has a wrong `__len__`, or wants larger shards."""
+"""Limit per folder. A dataset of more has a wrong `__len__`, or needs larger shards."""
 SHARD_BYTES = 64 * 2**20
 GROUP_BYTES = 2**20
 _SHARDS_A_WORKER = 16
 GROUP_SAMPLES = 100
-"""Shuffling moves row groups as a whole: large enough for one read, small enough that a buffer holds many."""
+"""Usual samples per row group.
+
+Shuffling moves whole row groups. They are large enough for one read, and small enough that a buffer
+holds many.
+"""
 
 
 class Fingerprint(Record):
-    """What the shards depend on. `code`: hashes of the user's source files; `packages`: versions of what they import;
-    `source`: number of samples, the dataset's own settings, size and time of files that it opens.
+    """What the shards depend on.
+
+    Attributes:
+        code: Hashes of the user's source files.
+        packages: Versions of the packages that they import.
+        source: Number of samples, the dataset's own settings, size and time of the files that
+            it opens.
     """
 
     code: dict[str, str]
@@ -40,20 +56,17 @@ class Fingerprint(Record):
     source: dict[str, str]
 
     def differences(self, now: Fingerprint) -> list[str]:
-        """What has changed since, one phrase each."""
+        """Return a phrase for each change since."""
         changes = []
         for what in ("code", "packages", "source"):
             then, today = getattr(self, what), getattr(now, what)
             for name in sorted(then.keys() | today.keys()):
-                if then.get(name) != today.get(name):
-                    change = (
-                        "is new"
-                        if name not in then
-                        else "is gone"
-                        if name not in today
-                        else "has changed"
-                    )
-                    changes.append(f"{name} {change}")
+                if name not in then:
+                    changes.append(f"{name} is new")
+                elif name not in today:
+                    changes.append(f"{name} is gone")
+                elif then[name] != today[name]:
+                    changes.append(f"{name} has changed")
         return changes
 
 
@@ -65,8 +78,14 @@ class BadSample(Record):
 
 
 class Column(Record):
-    """Where a shard keeps one field. `starts`: the file offset of each row group's values; `shape`: of every sample, or
-    None where they differ (then the column `NAME.shape` has them); `width`: bytes a sample, 0 where they differ.
+    """The place of one field in a shard.
+
+    Attributes:
+        starts: File offset of each row group's values.
+        width: Bytes per sample, 0 if they differ.
+        shape: Shape of every sample, None if they differ. The column `NAME.shape` then has the
+            shapes.
+        shape_starts: File offset of each row group's shapes.
     """
 
     starts: tuple[int, ...]
@@ -76,7 +95,10 @@ class Column(Record):
 
 
 class Shard(Record):
-    """One finished Parquet file: the samples `first` to `stop` (not included) of the source without its bad ones."""
+    """One finished Parquet file.
+
+    It holds the samples `first` to `stop` (not included) of the source, without the bad ones.
+    """
 
     number: int
     first: int
@@ -91,7 +113,10 @@ class Shard(Record):
 
 
 class ShardPlan(Record):
-    """How a dataset is cut into shards, decided once when a folder is begun; `probe_*` are the inspection's figures."""
+    """The division of a dataset into shards, decided once when a folder is begun.
+
+    `probe_*` are the figures of the inspection.
+    """
 
     target: str
     samples: int
@@ -119,7 +144,10 @@ class ShardPlan(Record):
         )
 
     def part(self, part: int, parts: int) -> range:
-        """The shards of the `part`-th of `parts` (from 0): disjoint, together all."""
+        """Return the shards of one of `parts` parts, from 0.
+
+        Parts are disjoint and cover everything.
+        """
         return range(part, self.shards, parts)
 
 
@@ -133,14 +161,15 @@ class Manifest(Record):
 def shard_sizes(
     samples: int, sample_bytes: float, workers: int, shard_samples: int | None = None
 ) -> tuple[int, int]:
-    """(samples a shard, samples a row group): about 64 MiB and 1 MiB, yet enough shards for all workers to end together."""
+    """Return (samples per shard, samples per row group).
+
+    They aim at 64 MiB and 1 MiB, with enough shards for all workers to end together.
+    """
     sample_bytes = max(sample_bytes, 1.0)
     fitting = round(GROUP_BYTES / sample_bytes)
-    groups = (
-        min(1000, fitting)
-        if sample_bytes * GROUP_SAMPLES < GROUP_BYTES
-        else max(1, min(GROUP_SAMPLES, fitting))
-    )
+    groups = max(1, min(GROUP_SAMPLES, fitting))
+    if sample_bytes * GROUP_SAMPLES < GROUP_BYTES:
+        groups = min(1000, fitting)
     if shard_samples is None:
         balanced = math.ceil(samples / (_SHARDS_A_WORKER * workers))
         shard_samples = max(1, min(round(SHARD_BYTES / sample_bytes), balanced, 100_000))
@@ -154,13 +183,19 @@ def shard_file(folder: Path, number: int) -> Path:
 
 
 def shard_record(folder: Path, number: int) -> Path:
-    """The record beside a shard's file; it is written last, so a shard that has one is finished."""
+    """Return the path of a shard's record.
+
+    It is written last, so a shard with a record is finished.
+    """
     return folder / f"shard-{number:06d}.json"
 
 
 def part_of(stated: str | None, environment: Mapping[str, str]) -> tuple[int, int]:
-    """(part from 0, parts): as stated (``2/8`` is the second of eight: (1, 8)), else this task's place in its Slurm array,
-    else all of it."""
+    """Return (part from 0, parts).
+
+    They come from `stated` (``2/8`` is the second of eight: (1, 8)), else from this task's place in
+    its Slurm array. Otherwise there is one part.
+    """
     if stated is not None:
         part, _, parts = stated.partition("/")
         if not part.isdecimal() or not parts.isdecimal() or not 1 <= int(part) <= int(parts):
@@ -185,8 +220,10 @@ def part_of(stated: str | None, environment: Mapping[str, str]) -> tuple[int, in
 
 
 def array_script(target: str, folder: str, parts: int, workers: int, hours: float) -> str:
-    """A batch script for sbatch, of `parts` array tasks with `workers` cores each. Source: sbatch's manual, --array. A task that
-    is requeued computes only what it had not finished; the one that ends last writes the manifest.
+    """Return a batch script for sbatch with `parts` array tasks of `workers` cores each.
+
+    A task that is requeued computes only its missing shards. The last one to end writes the
+    manifest. Source: sbatch's manual, --array.
     """
     minutes = max(10, round(60 * hours))
     command = (
@@ -214,7 +251,11 @@ _READ_BYTES = 2**20
 
 
 def import_pyarrow() -> Any:
-    """The pyarrow module. Raises TrainpaceError where it is not installed."""
+    """Return the pyarrow module.
+
+    Raises:
+        TrainpaceError: pyarrow is not installed.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
@@ -232,7 +273,10 @@ def write_shard(
     samples: Sequence[tuple[int, Encoded]],
     bad: Sequence[BadSample],
 ) -> Shard:
-    """Write `samples` (index in the source, sample) as shard `number`: aside, to the disk, renamed; then its record."""
+    """Write samples (index in the source, sample) as one shard, and then its record.
+
+    The file is written aside, synchronized to the disk, and renamed.
+    """
     pa = import_pyarrow()
     covered, target = plan.range_of(number), shard_file(folder, number)
     columns = [_Column(pa, field, i, samples) for i, field in enumerate(plan.layout.fields)]
@@ -249,11 +293,7 @@ def write_shard(
             {"name": c.field.name, "kind": c.field.kind, "dtype": c.field.dtype, "shape": c.shape}
             for c in columns
         ],
-        "fingerprint": {
-            "code": plan.fingerprint.code,
-            "packages": plan.fingerprint.packages,
-            "source": plan.fingerprint.source,
-        },
+        "fingerprint": to_jsonable(plan.fingerprint),
     }
     schema = pa.schema([part.arrow for part in parts], metadata={"trainpace": json.dumps(about)})
     aside = folder / f".{target.name}.{os.getpid()}"
@@ -295,7 +335,7 @@ def write_shard(
 
 
 def finished_shard(folder: Path, number: int) -> Shard | None:
-    """The record of a shard whose file is there in its full length; None where it has to be computed."""
+    """Return the record of a shard whose file is complete, or None if it has to be computed."""
     try:
         shard = load(shard_record(folder, number), Shard)
         return shard if shard_file(folder, number).stat().st_size == shard.file_bytes else None
@@ -304,7 +344,7 @@ def finished_shard(folder: Path, number: int) -> Shard | None:
 
 
 def damage(folder: Path, shard: Shard) -> str:
-    """The problem with a shard's file, after reading every byte of it; "" where there is none."""
+    """Read every byte of a shard's file and describe the problem, or return ""."""
     path = shard_file(folder, shard.number)
     try:
         size, crc32 = _sum(path)
@@ -322,7 +362,7 @@ def damage(folder: Path, shard: Shard) -> str:
 
 
 def _sum(path: Path, to_disk: bool = False) -> tuple[int, int]:
-    """(bytes, CRC-32) of a file, `to_disk` only once they are on the disk."""
+    """Return (bytes, CRC-32) of a file. With `to_disk` it is synchronized to the disk."""
     with open(path, "r+b" if to_disk else "rb") as file:
         size = crc32 = 0
         while block := file.read(_READ_BYTES):
@@ -333,7 +373,7 @@ def _sum(path: Path, to_disk: bool = False) -> tuple[int, int]:
 
 
 class _Plain:
-    """A Parquet column with one value a sample."""
+    """A Parquet column with one value per sample."""
 
     def __init__(self, pa: Any, name: str, kind: Any, values: list[Any]) -> None:
         self.pa, self.values = pa, values
@@ -352,41 +392,41 @@ class _Plain:
         return self.pa.array(chosen, self.arrow.type)
 
     def value_bytes(self, rows: slice) -> int:
-        """Bytes of these rows in plain encoding: four more than its own for a value of any length."""
+        """Return the bytes of these rows in plain encoding: four more for each value of variable
+        length.
+        """
         if self.width:
             return self.width * len(self.values[rows])
         return sum(4 + len(v.encode() if isinstance(v, str) else v) for v in self.values[rows])
 
 
 class _Column:
-    """A field's Parquet columns: its values and, where shapes differ, its shapes."""
+    """A field's Parquet columns: its values and, if shapes differ, its shapes."""
 
     def __init__(
         self, pa: Any, field: Field, i: int, samples: Sequence[tuple[int, Encoded]]
     ) -> None:
-        self.field = field
-        values, shapes = [e.values[i] for _, e in samples], {e.shapes[i] for _, e in samples}
+        self.field, self.shape = field, None
+        values, shapes = [e.values[i] for _, e in samples], [e.shapes[i] for _, e in samples]
+        if field.kind in SHAPED:
+            # Parquet has no binary values with a fixed length of 0
+            if len(set(shapes)) == 1 and values[0]:
+                self.shape = shapes[0]
+            kind = pa.binary(-1 if self.shape is None else len(values[0]))
+        else:
+            kind = {
+                "int": pa.int64(),
+                "float": pa.float64(),
+                "bool": pa.int32(),
+                "str": pa.string(),
+                "bytes": pa.binary(),
+            }[field.kind]
         if field.kind == "bool":
             values = [int(value) for value in values]
-        # Parquet has no binary values of a fixed length of nothing
-        fixed = field.kind in SHAPED and len(shapes) == 1 and len(values[0]) > 0
-        self.shape = next(iter(shapes)) if fixed else None
-        plain = {
-            "int": pa.int64(),
-            "float": pa.float64(),
-            "bool": pa.int32(),
-            "str": pa.string(),
-            "bytes": pa.binary(),
-        }
-        kind = plain.get(field.kind) or (
-            pa.binary(len(values[0])) if self.shape is not None else pa.binary()
-        )
         self.parts = [_Plain(pa, field.name, kind, values)]
         if field.kind in SHAPED and self.shape is None:
-            written = [
-                struct.pack(f"<{len(e.shapes[i] or ())}i", *(e.shapes[i] or ())) for _, e in samples
-            ]
-            self.parts.append(_Plain(pa, f"{field.name}.shape", pa.binary(), written))
+            packed = [struct.pack(f"<{len(shape or ())}i", *(shape or ())) for shape in shapes]
+            self.parts.append(_Plain(pa, f"{field.name}.shape", pa.binary(), packed))
 
     def place(self, starts: dict[_Plain, tuple[int, ...]]) -> Column:
         value, *shape = self.parts
@@ -399,7 +439,7 @@ class _Column:
 def _starts(
     metadata: Any, parts: Sequence[_Plain], group_rows: int
 ) -> dict[_Plain, tuple[int, ...]]:
-    """File offsets of the values of every row group, by column."""
+    """Return the file offsets of the values of every row group, by column."""
 
     def start(group: int, column: int, part: _Plain) -> int:
         chunk = metadata.row_group(group).column(column)
@@ -416,18 +456,18 @@ def _starts(
 
 Kind = Literal["tensor", "array", "scalar", "image", "int", "float", "bool", "str", "bytes"]
 SHAPED = frozenset({"tensor", "array", "scalar", "image"})
-"""Kinds whose bytes need a shape to be read."""
+"""Kinds whose bytes can only be read with a shape."""
 
 _INT64 = range(-(2**63), 2**63)
 _PLAIN = (bool, int, float, str, bytes)
 
 
 class UnsupportedSample(ValueError):
-    """A sample that holds something that no column can keep."""
+    """A sample with a part that no column can hold."""
 
 
 class Field(Record):
-    """One column. `dtype` is torch's or numpy's name of it, or a picture's mode."""
+    """One column. `dtype` is the name that torch or numpy gives it, or an image's mode."""
 
     name: str
     kind: Kind
@@ -435,18 +475,20 @@ class Field(Record):
 
 
 class Layout(Record):
-    """What every sample of a dataset looks like: its columns, and how tuples, lists and dicts nest them (JSON)."""
+    """The structure that all samples share: columns, and the nesting of tuples, lists and dicts
+    (JSON).
+    """
 
     structure: str
     fields: tuple[Field, ...]
 
     def builder(self) -> Callable[[Sequence[Any]], Any]:
-        """A function that makes a sample (or a batch) of its columns' values."""
+        """Return a function that makes a sample (or a batch) from its columns' values."""
         return partial(_built, json.loads(self.structure))
 
 
 class Encoded(NamedTuple):
-    """A sample taken apart: bytes or plain values, one per column, and the shapes of those that have one."""
+    """A sample as columns: bytes or plain values, and the shapes of those that have one."""
 
     layout: Layout
     values: list[Any]
@@ -458,9 +500,11 @@ class Encoded(NamedTuple):
 
 
 def encode(sample: Any, layout: Layout | None = None) -> Encoded:
-    """Take a sample apart. Its bytes are copied, so a dataset may use its buffers again.
+    """Convert a sample to columns. Its bytes are copied, so a dataset may reuse its buffers.
 
-    `layout` is that of the other samples: any other raises `UnsupportedSample`, as do None, objects and sparse tensors.
+    Raises:
+        UnsupportedSample: The sample differs from `layout`, that of the other samples, or it
+            holds None, objects or sparse tensors.
     """
     leaves: list[tuple[str, Any]] = []
     structure = _take_apart(sample, "", leaves)
@@ -484,7 +528,7 @@ def encode(sample: Any, layout: Layout | None = None) -> Encoded:
 
 
 def differing_columns(a: Encoded, b: Encoded) -> list[str]:
-    """Names of the columns in which two encodings of one sample differ, bit by bit."""
+    """Return the names of the columns in which two encodings of a sample differ in any bit."""
     if a.layout != b.layout:
         return [f.name for f in a.layout.fields]
     return [
@@ -497,31 +541,27 @@ def differing_columns(a: Encoded, b: Encoded) -> list[str]:
 
 
 def spoken(name: str) -> str:
-    """A column's name in a sentence: those of tuples and lists are numbers."""
+    """Return a column's name for a sentence. Parts of tuples and lists have numbers."""
     return f"part {name}" if name[:1].isdigit() else name
 
 
 def _take_apart(value: Any, name: str, leaves: list[tuple[str, Any]]) -> Any:
-    """The nesting: a leaf is its column's number."""
+    """Return how the sample is nested. A leaf is its column's number."""
+    pairs: list[tuple[Any, Any]]
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise UnsupportedSample(f"{name or 'the sample'} is a dict whose keys are not all text")
-        return [
-            "dict",
-            list(value),
-            *(_take_apart(v, f"{name}.{k}" if name else k, leaves) for k, v in value.items()),
-        ]
-    if isinstance(value, tuple | list):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return [
-            kind,
-            *(
-                _take_apart(v, f"{name}.{i}" if name else str(i), leaves)
-                for i, v in enumerate(value)
-            ),
-        ]
-    leaves.append((name or "sample", value))
-    return len(leaves) - 1
+        head, pairs = ["dict", list(value)], list(value.items())
+    elif isinstance(value, tuple | list):
+        head, pairs = ["tuple" if isinstance(value, tuple) else "list"], list(enumerate(value))
+    else:
+        leaves.append((name or "sample", value))
+        return len(leaves) - 1
+    return head + [_take_apart(part, _within(name, key), leaves) for key, part in pairs]
+
+
+def _within(name: str, key: Any) -> str:
+    return f"{name}.{key}" if name else str(key)
 
 
 def _built(node: Any, leaves: Sequence[Any]) -> Any:
@@ -536,7 +576,8 @@ def _built(node: Any, leaves: Sequence[Any]) -> Any:
 
 
 def _encode_leaf(name: str, leaf: Any) -> tuple[Kind, str, Any, tuple[int, ...] | None]:
-    # torch and PIL only where the user's code has loaded them: a worker without them starts a second sooner
+    # torch and PIL count only if the user's code has loaded them: a worker without them starts a
+    # second sooner
     torch, image = sys.modules.get("torch"), sys.modules.get("PIL.Image")
     if torch is not None and isinstance(leaf, torch.Tensor):
         if leaf.layout != torch.strided or leaf.is_quantized:
@@ -550,22 +591,21 @@ def _encode_leaf(name: str, leaf: Any) -> tuple[Kind, str, Any, tuple[int, ...] 
         kind: Kind = "array" if isinstance(leaf, np.ndarray) else "scalar"
         return kind, leaf.dtype.str, leaf.tobytes(), leaf.shape
     if image is not None and isinstance(leaf, image.Image):
-        pixels = np.asarray(leaf)
         if leaf.mode not in ("L", "RGB", "RGBA", "I", "F"):
             raise UnsupportedSample(
-                f"{name} is a picture of mode {leaf.mode}; convert it to RGB or L"
+                f"{name} is an image of mode {leaf.mode}. Convert it to RGB or L"
             )
+        pixels = np.asarray(leaf)
         return "image", leaf.mode, pixels.tobytes(), pixels.shape
     if isinstance(leaf, int) and leaf not in _INT64:
         raise UnsupportedSample(f"{name} is an integer beyond 64 bits")
-    for plain in _PLAIN:
-        if isinstance(leaf, plain):
-            return plain.__name__, "", plain(leaf), None  # type: ignore[return-value,arg-type]
-    raise UnsupportedSample(f"{name} is a {type(leaf).__name__}, which no column can keep")
+    if (plain := next((one for one in _PLAIN if isinstance(leaf, one)), None)) is None:
+        raise UnsupportedSample(f"{name} is a {type(leaf).__name__}, which no column can hold")
+    return plain.__name__, "", plain(leaf), None  # type: ignore[return-value]
 
 
 def _unequal(structure: Any, expected: Any, name: str) -> str | None:
-    """A sentence on the first list whose length differs from that in the other samples; None where there is none."""
+    """Describe the first list whose length differs from the other samples, or return None."""
     if isinstance(structure, int) or isinstance(expected, int) or structure[0] != expected[0]:
         return None
     kind, *parts = structure
@@ -581,7 +621,7 @@ def _unequal(structure: Any, expected: Any, name: str) -> str | None:
             f" {len(expected) - 1}; make it an array or a tensor, whose shape may differ"
         )
     for key, part, other in zip(keys, parts, expected[1:], strict=True):
-        if (difference := _unequal(part, other, f"{name}.{key}" if name else str(key))) is not None:
+        if (difference := _unequal(part, other, _within(name, key))) is not None:
             return difference
     return None
 
@@ -601,7 +641,7 @@ def _difference(fields: Sequence[Field], expected: Sequence[Field]) -> str:
 
 
 def spread(count: int, total: int) -> Sequence[int]:
-    """`count` indices spread evenly over range(total), ends included; all of them where there are fewer."""
+    """Return `count` indices spread evenly over range(total), or all of them if there are fewer."""
     if total <= count:
         return range(total)
     return [i * (total - 1) // max(count - 1, 1) for i in range(count)]
@@ -610,8 +650,11 @@ def spread(count: int, total: int) -> Sequence[int]:
 def timed_samples(
     dataset: Any, indices: Sequence[int], seconds: float
 ) -> Iterator[tuple[int, Encoded, float]]:
-    """(index, sample, seconds to compute it) of as many indices as the time allows, without the bad samples.
-    Raises `UserCodeError` where not one of them can be computed."""
+    """Yield (index, sample, seconds to compute it) for the time allowed, without bad samples.
+
+    Raises:
+        UserCodeError: No sample can be computed.
+    """
     layout, reason = None, ""
     deadline = time.perf_counter() + seconds
     for index in indices:
@@ -634,7 +677,7 @@ def timed_samples(
 
 
 def reason_of(error: Exception) -> str:
-    """The reason why a sample is bad, in one line."""
+    """Return why a sample is bad, in one line."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     if isinstance(error, UnsupportedSample):
         return text

@@ -1,7 +1,10 @@
-"""Find the files that a dataset reads and drop them from the page cache, so that reading is told apart from computing.
+"""The files that a dataset reads.
 
-Python's audit event "open" (PEP 578) sees what Python opens, PIL and numpy included; files that stay open from before are found
-in /proc. What a C++ library opens by itself (OpenCV, torchvision.io, lmdb) is not seen: its bytes are, in /proc/self/io.
+Dropping them from the page cache separates reading from computing.
+
+Python's audit event "open" (PEP 578) sees the files that Python opens, PIL and numpy included.
+Files that stay open are found in /proc. Files that a C++ library opens (OpenCV, torchvision.io,
+lmdb) are not seen, but their bytes are, in /proc/self/io.
 """
 
 import contextlib
@@ -35,10 +38,10 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[str]]:
-    """The paths that this process opens for reading meanwhile, in order, code left out when the block ends."""
+    """Yield the paths that this process opens for reading, in order. Code is removed at the end."""
     global _recording, _hooked
     if not _hooked:
-        sys.addaudithook(_hook)  # for good: Python has no way to take one away
+        sys.addaudithook(_hook)  # Python cannot remove an audit hook
         _hooked = True
     opened: list[str] = []
     _recording = opened
@@ -50,7 +53,10 @@ def recorded() -> Iterator[list[str]]:
 
 
 def held_open() -> set[str]:
-    """Files that this process holds open or mapped. What a dataset adds to them (an HDF5 file, an archive) is its data."""
+    """Return the files that this process has open or mapped.
+
+    If a dataset adds one (an HDF5 file, an archive), that is its data.
+    """
     paths = set()
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
@@ -66,7 +72,7 @@ def held_open() -> set[str]:
 
 
 def bytes_read() -> int | None:
-    """Bytes that this process has read through system calls, from anywhere; None where the system does not tell."""
+    """Return the bytes that this process has read through system calls, or None if unknown."""
     try:
         with open("/proc/self/io") as counters:
             return int(counters.readline().split()[1])
@@ -75,7 +81,11 @@ def bytes_read() -> int | None:
 
 
 def drop(paths: Iterable[str]) -> str:
-    """Drop files from the page cache. Returns "", or a sentence on why their next read does not go to the storage."""
+    """Drop files from the page cache.
+
+    Returns:
+        "", or a sentence on why their next read does not go to the storage.
+    """
     files = list(dict.fromkeys(paths))
     for path in files:
         drop_file(path)
@@ -97,15 +107,15 @@ def drop(paths: Iterable[str]) -> str:
         else f"{kind or 'the system'} keeps them"
     )
     return (
-        f"files cannot be put out of the page cache ({where}), so reading and preprocessing are not"
-        " told apart."
+        f"files cannot be dropped from the page cache ({where}), so reading and preprocessing are"
+        " not distinguishable."
     )
 
 
 def drop_file(path: str) -> None:
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
         with contextlib.suppress(OSError):
-            os.fsync(file.fileno())  # a page that was not yet written cannot be dropped
+            os.fsync(file.fileno())  # a page that is not written yet cannot be dropped
         drop_from_cache(file.fileno())
 
 

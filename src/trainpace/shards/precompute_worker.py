@@ -1,7 +1,8 @@
-"""``python -m trainpace.shards.precompute_worker TARGET``: a process of its own that computes whole shards, or some samples from
-which precomputing is planned and its cost and gain are estimated.
+"""``python -m trainpace.shards.precompute_worker TARGET``: a process that computes samples or
+shards.
 
-Reads one JSON request a line and answers in JSON lines. What the user's code prints goes to stderr.
+Samples serve to plan precomputing and to estimate its cost and gain. It reads one JSON request per
+line and answers in JSON lines. Output of the user's code goes to stderr.
 """
 
 import errno
@@ -34,16 +35,19 @@ from trainpace.shards.user_dataset import (
 )
 
 _WARM_SHARE = 0.7
-"""Share of the memory up to which shards are read from the page cache after the first epoch."""
+"""Share of memory up to which shards stay in the page cache after the first epoch."""
 _COMPUTED_TWICE = 2
-"""Samples that are computed twice, since a random dataset would be refused afterwards."""
+"""Samples that are computed twice, since a random dataset would be refused later."""
 _LEAST_SHARE = 0.02
-"""Share of an epoch; a smaller gain is not worth a copy of the data."""
+"""Least gain, as a share of an epoch, that is worth a copy of the data."""
 
 
 class SampleCosts(Record):
-    """Measured, for one process. `compute_s`: the dataset's own sample; `read_s` and `read_cold_s`: the same sample out of a
-    shard in the page cache, and not in it."""
+    """Measured costs of one process.
+
+    `compute_s` is the time of the dataset's own sample. `read_s` and `read_cold_s` are the times to
+    read it from a shard inside and outside the page cache.
+    """
 
     samples: int
     measured: int
@@ -56,7 +60,7 @@ class SampleCosts(Record):
 
 
 class Estimate(Record):
-    """The decision. Times are those of the data path with `workers` processes, next to a step of `step_s` if that is given."""
+    """The decision. Times are those of the data path with `workers` processes."""
 
     costs: SampleCosts
     workers: int
@@ -75,8 +79,12 @@ class Estimate(Record):
 
 
 def estimate_here(dataset: Any, target: str, folder: str, seconds: float, most: int) -> SampleCosts:
-    """Compute up to `most` samples spread over the dataset for at most `seconds`, write them beside `folder`, read them back.
-    Raises `NotDeterministic`, as `computed_twice` does."""
+    """Compute up to `most` samples for at most `seconds`, write them beside `folder`, read them
+    back.
+
+    Raises:
+        NotDeterministic: A sample differs when it is computed again.
+    """
     import torch
 
     from trainpace.shards.dataset import ShardDataset
@@ -126,10 +134,11 @@ def decide(
     batch: int = 1,
     epochs: float | None = None,
 ) -> Estimate:
-    """What `workers` processes need for it, what an epoch saves, and after how many epochs it has paid. Pure.
+    """Decide from measured costs if precomputing pays, and after how many epochs.
 
-    An epoch takes the later of its data and its steps (`step_s` for each `batch` samples; without it data alone, which is
-    the most that can be saved). The first epoch's data would have been computed anyway: that is not counted in its favour.
+    An epoch takes the longer of its data and its steps (`step_s` per `batch` samples). Without
+    `step_s` only data counts, which is the most that can be saved. The first epoch's data would
+    have been computed anyway, and that is not counted as a gain.
     """
     n, total_bytes = costs.samples, costs.samples * costs.sample_bytes
     from_cache = total_bytes <= _WARM_SHARE * costs.memory_bytes
@@ -193,7 +202,7 @@ _LOOKING_S = 30.0
 
 
 class Inspection(Record):
-    """The findings of a look at a few samples. `sample_s`: time to compute one; `sample_bytes`: its size in a shard."""
+    """The findings from a few samples: the time and the size in a shard of one."""
 
     samples: int
     layout: Layout
@@ -203,7 +212,12 @@ class Inspection(Record):
 
 
 def inspect(dataset: Any, target: str, settings: str) -> Inspection:
-    """Compute some samples spread over the dataset twice. Raises `NotDeterministic`, or where not one can be computed."""
+    """Compute some samples spread over the dataset twice.
+
+    Raises:
+        NotDeterministic: A sample differs when it is computed again.
+        UserCodeError: No sample can be computed.
+    """
     times, samples = [], []
     for index, _, seconds in timed_samples(dataset, spread(_LOOKED_AT, len(dataset)), _LOOKING_S):
         times.append(seconds)
@@ -220,7 +234,7 @@ def inspect(dataset: Any, target: str, settings: str) -> Inspection:
 def compute(
     dataset: Any, plan: files.ShardPlan, number: int, progress: Any
 ) -> tuple[list[tuple[int, Encoded]], list[files.BadSample]]:
-    """The samples of one shard, and the bad ones: those that raise or are unlike the others."""
+    """Return the samples of one shard, and the bad ones: those that raise or differ in layout."""
     computed: list[tuple[int, Encoded]] = []
     bad: list[files.BadSample] = []
     reported_at = time.monotonic()
@@ -238,7 +252,10 @@ def compute(
 
 
 class _Worker:
-    """Answers requests. A shard is written while the next one is computed, since a disk's fsync would idle the core."""
+    """Answers requests.
+
+    It writes a shard while it computes the next: a disk's fsync would idle the core.
+    """
 
     def __init__(self, target: str, answers: IO[str]) -> None:
         self._target, self._answers, self._sending = target, answers, threading.Lock()
@@ -293,9 +310,8 @@ class _Worker:
         try:
             self._send(shard=files.write_shard(*shard))
         except Exception as error:
-            self._fail(
-                error
-            )  # at once: the main thread may be waiting for a request that will not come
+            # at once, because the main thread may wait for a request that will not come
+            self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

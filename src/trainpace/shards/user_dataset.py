@@ -1,4 +1,9 @@
-"""The user's dataset: loaded, fingerprinted, and checked for randomness."""
+"""The user's dataset in a process of its own: loaded, fingerprinted, and checked for randomness.
+
+A part is random if it draws from the random numbers of Python, numpy or torch, or gives two results
+for one input. torch counts only if the user's code has loaded it: a process without torch starts a
+second sooner.
+"""
 
 import ast
 import contextlib
@@ -33,7 +38,10 @@ SETTINGS = "dataset settings"
 
 
 def made_by(target: str) -> Any:
-    """The object NAME, or what it returns where it is a class or a function. Exceptions of the user's code pass through."""
+    """Return the object NAME, or its result if it is a class or a function.
+
+    Exceptions of the user's code pass through.
+    """
     spec = ModelSpec.of(target)
     if not spec.runs_code:
         raise TrainpaceError(f"{target!r} is not FILE.py:NAME.", WANTED)
@@ -52,15 +60,15 @@ def made_by(target: str) -> Any:
 
 
 def is_task(made: Any) -> bool:
-    """True for (model, loss, optimizer, dataset)."""
+    """Return True for (model, loss, optimizer, dataset)."""
     return isinstance(made, tuple | list) and len(made) == 4 and hasattr(made[0], "parameters")
 
 
 def load_dataset(target: str) -> Any:
-    """The map-style dataset that NAME is, makes or holds: an object with __len__ above 0 and __getitem__.
+    """Return the map-style dataset that NAME is, makes or holds.
 
-    A dataset may split itself: its attribute `offline` is then the deterministic dataset that is taken in its place, and its
-    attribute `online` the function of one sample that stays for training.
+    A dataset may split itself. Its attribute `offline` is then the deterministic dataset that is
+    used instead, and its attribute `online` the function of one sample that runs in training.
     """
     made = made_by(target)
     torch = sys.modules.get("torch")
@@ -74,7 +82,11 @@ def load_dataset(target: str) -> Any:
 
 
 def length_of(dataset: Any, name: str) -> int:
-    """Samples of a map-style dataset. Raises TrainpaceError for any other object, and for a dataset without samples."""
+    """Return the number of samples of a map-style dataset.
+
+    Raises:
+        TrainpaceError: The object is not a map-style dataset, or has no samples.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dataset, torch.utils.data.IterableDataset):
         hint = "Name the map-style dataset behind it."
@@ -91,14 +103,20 @@ def length_of(dataset: Any, name: str) -> int:
 
 
 def settings_of(dataset: Any) -> str:
-    """A hash of the plain settings and lists that a dataset holds (file names, say), to be taken before it is used: caches and
-    counters would change it."""
+    """Return a hash of the plain settings and lists (such as file names) that a dataset holds.
+
+    It has to be taken before the dataset is used: caches and counters would change it.
+    """
     return _hash(_settings(dataset, _SETTINGS_DEPTH))
 
 
 def fingerprint(dataset: Any, target: str, settings: str) -> Fingerprint:
-    """`code`: syntax trees, so that comments and line breaks do not count. `source`: how many samples, the dataset's
-    `settings`, and size and time of the files that three of its samples open."""
+    """Return what the shards of this dataset depend on.
+
+    The code counts as syntax trees, without comments and line breaks. The source is the number of
+    samples, the dataset's `settings`, and size and time of the files that three of its samples
+    open.
+    """
     total = len(dataset)
     with opened_files.recorded() as opened:
         for index in spread(_LOOKED_AT, total):
@@ -119,9 +137,9 @@ def fingerprint(dataset: Any, target: str, settings: str) -> Fingerprint:
 
 
 def _users_files() -> list[Path]:
-    """Source files of the loaded modules that belong to no installed package."""
+    """Return the source files of loaded modules that belong to no installed package."""
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    # torch.classes and torch.ops state "_classes.py" and "_ops.py", files that would lie in any working directory
+    # torch.classes and torch.ops name "_classes.py" and "_ops.py", which might be in any folder
     paths = {
         Path(file).resolve()
         for file in files
@@ -152,7 +170,10 @@ def _version(module: str) -> str:
 
 
 def _settings(value: Any, depth: int) -> Any:
-    """Plain values within an object, in a form that is the same in every process. Arrays count by shape and a checksum."""
+    """Return plain values inside an object in a form that is the same in every process.
+
+    Arrays count by shape and a checksum.
+    """
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)
     if isinstance(value, os.PathLike):
@@ -162,24 +183,17 @@ def _settings(value: Any, depth: int) -> Any:
     if isinstance(value, list | tuple):
         return [_settings(v, depth - 1) for v in value] if depth else "list"
     if hasattr(value, "__array__") and hasattr(value, "dtype"):
-        import numpy as np
-
         with contextlib.suppress(Exception):
             array = np.ascontiguousarray(value)
-            return [
-                str(array.dtype),
-                list(array.shape),
-                hashlib.blake2b(array.tobytes()).hexdigest(),
-            ]
+            checksum = hashlib.blake2b(array.tobytes()).hexdigest()
+            return [str(array.dtype), list(array.shape), checksum]
     named = f"{type(value).__module__}.{type(value).__qualname__}"
-    state = getattr(value, "__dict__", None)
     opaque = isinstance(value, type) or callable(getattr(value, "__code__", None))
-    if opaque or not depth or not isinstance(state, dict):
+    state = None if opaque or not depth else getattr(value, "__dict__", None)
+    if not isinstance(state, dict):
         return named
-    return [
-        named,
-        [[name, _settings(v, depth - 1)] for name, v in state.items() if not name.startswith("__")],
-    ]
+    own = {name: part for name, part in state.items() if not name.startswith("__")}
+    return [named, [[name, _settings(part, depth - 1)] for name, part in own.items()]]
 
 
 def _hash(value: Any) -> str:
@@ -207,17 +221,20 @@ _HINT = (
 
 
 class NotDeterministic(TrainpaceError):
-    """A sample comes out differently when it is computed again."""
+    """A sample differs when it is computed again."""
 
 
 def computed_twice(dataset: Any, index: int) -> Encoded:
-    """The sample, if it comes out the same under differently seeded generators of Python, numpy and torch.
+    """Return the sample if it is the same under different seeds of Python, numpy and torch.
 
-    Raises `NotDeterministic`, naming the transform, the line or the field that is random. Exceptions of the dataset itself
-    pass through.
+    Exceptions of the dataset itself pass through.
+
+    Raises:
+        NotDeterministic: The sample differs. The message names the random transform, line or
+            field.
     """
     first, drew = under_seed(_SEEDS[0], lambda: encode(dataset[index]))
-    # with a random generator, two equal results may be chance: a flip happens only every second time
+    # if it draws random numbers, two equal results may be chance: half of all flips do nothing
     for seed in (_SEEDS[1], *(_MORE_SEEDS if drew else ())):
         again, drew_again = under_seed(seed, lambda: encode(dataset[index]))
         differing = differing_columns(first, again)
@@ -251,7 +268,7 @@ def _in_words(
 
 
 def _random_transform(dataset: Any, index: int) -> str | None:
-    """The first transform in the dataset that gives two results for one input."""
+    """Return the first transform in the dataset that gives two results for one input."""
     inputs: dict[int, Any] = {}
 
     def recorded(place: Place) -> Callable[..., Any]:
@@ -272,7 +289,10 @@ def _random_transform(dataset: Any, index: int) -> str | None:
 
 
 def _drawing_line(dataset: Any, index: int) -> str | None:
-    """The line of the user's code during which a generator moved on, found by looking at the generators after every line."""
+    """Return the line of the user's code that draws a random number.
+
+    The generators are compared after every line.
+    """
     message: str | None = None
     seen, before, state = 0, ("", 0, ""), states()
 
@@ -313,7 +333,7 @@ def _by_how_much(a: Encoded, b: Encoded) -> str:
 
 
 def under_seed(value: int, work: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """The result of `work` under this seed, and the names of the generators that it drew from."""
+    """Return the result of `work` under this seed, and the generators that it drew from."""
     with restored():
         seed(value)
         before = states()
@@ -322,7 +342,7 @@ def under_seed(value: int, work: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 
 def states() -> dict[str, Any]:
-    """The states by name, comparable with ==; equal before and after code that draws no random number."""
+    """Return the generators' states by name. They are equal if no random number was drawn."""
     of_numpy: Any = np.random.get_state()
     generators = {"Python": random.getstate(), "numpy": (of_numpy[1].tobytes(), *of_numpy[2:])}
     torch = sys.modules.get("torch")
@@ -334,7 +354,7 @@ def states() -> dict[str, Any]:
 
 
 def moved(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Names of the generators that were drawn from between two `states`."""
+    """Return the generators that were drawn from between two `states`."""
     return [name for name, state in after.items() if before.get(name, state) != state]
 
 
@@ -364,7 +384,10 @@ def seed(value: int) -> None:
 def gives_two_results(
     call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trials: int
 ) -> bool:
-    """True where `call` gives different results for copies of one input under `trials` seeds; else or untried, False."""
+    """Return True if `call` gives different results for one input under `trials` seeds.
+
+    Returns False if it fails.
+    """
     first: Any = None
     with restored(), contextlib.suppress(Exception):
         for trial in range(trials):
@@ -378,36 +401,36 @@ def gives_two_results(
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equality of samples: tensors, arrays, pictures, numbers and text, in tuples, lists and dicts."""
+    """Compare samples: tensors, arrays, images, numbers and text, in tuples, lists and dicts."""
     torch = sys.modules.get("torch")
     if type(a) is not type(b):
         return False
     if torch is not None and isinstance(a, torch.Tensor):
-        return (
-            a.dtype == b.dtype
-            and a.shape == b.shape
-            and bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
-        )
+        is_alike = a.dtype == b.dtype and a.shape == b.shape
+        return is_alike and bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(map(same, a, b))
     try:
         return bool(a == b)
     except (TypeError, ValueError, RuntimeError):
         return False
 
 
-# ---- where a dataset holds its transforms, recognised by their names and types, so that any library's ``Compose`` is one
+# ---- places of transforms in a dataset
+#
+# They are recognized by their names and types, so ``Compose`` of any library is one.
 
 
 class Place(NamedTuple):
-    """`container` holds the transform under `key`: an attribute, or an item where `is_item`. `kind` is the outermost name;
-    `position` is a phrase for messages, `branch` the path of the dataset that holds it.
+    """The place of a transform: an attribute of `container`, or an item if `is_item` is true.
 
-    The same transform may lie in several places (torchvision's datasets keep their `transform` again inside `transforms`).
+    `kind` is the outermost name, `position` a phrase for messages, and `branch` the path of the
+    dataset that holds it. One transform may have several places: torchvision's datasets store their
+    `transform` again inside `transforms`.
     """
 
     container: Any
@@ -432,28 +455,27 @@ class Place(NamedTuple):
         if self.is_item:
             self.container[self.key] = value
         elif isinstance(modules, dict) and self.key in modules:
-            modules[self.key] = value  # nn.Module refuses what is no module as a child by name
+            modules[self.key] = value  # nn.Module accepts only modules as named children
         else:
             setattr(self.container, self.key, value)
 
 
 def find_places(dataset: Any) -> list[Place]:
-    """Every place of every innermost transform, in the order in which they would run."""
+    """Return every place of every innermost transform, in the order in which they would run."""
     return list(_within(dataset, "", _DEPTH, set()))
 
 
 @contextlib.contextmanager
 def replaced(places: list[Place], wrap: Callable[[Place], Any]) -> Iterator[None]:
-    """Put `wrap(place)`, called once for each transform, in every place of that transform, and the transforms back at the end."""
+    """Replace each transform by `wrap(place)` in all its places, and restore them at the end."""
     wrapped: dict[int, Any] = {}
     changed: list[Place] = []
     try:
         for place in places:
             if id(place.transform) not in wrapped:
                 wrapped[id(place.transform)] = wrap(place)
-            with contextlib.suppress(
-                AttributeError, TypeError
-            ):  # a frozen holder's transform counts as the rest
+            # the transform of a frozen holder stays
+            with contextlib.suppress(AttributeError, TypeError):
                 place.put(wrapped[id(place.transform)])
                 changed.append(place)
         yield
@@ -463,15 +485,16 @@ def replaced(places: list[Place], wrap: Callable[[Place], Any]) -> Iterator[None
 
 
 def _within(holder: Any, path: str, depth: int, seen: set[int]) -> Iterator[Place]:
-    """The places in the attributes of a dataset, whose own `path` ends with a dot, and in the datasets that it holds."""
+    """Yield the places in a dataset's attributes, and in the datasets that it holds.
+
+    `path` is the dataset's own and ends with a dot.
+    """
     if id(holder) in seen or depth == 0:
         return
     seen.add(id(holder))
     attributes = dict(getattr(holder, "__dict__", {}))
     modules = attributes.get("_modules")
-    for name, value in list(
-        (attributes | modules if isinstance(modules, dict) else attributes).items()
-    ):
+    for name, value in [*attributes.items(), *(modules.items() if modules else ())]:
         inside = f"{path}{name}"
         if name in _NAMES or _is_composed(value):
             yield from _innermost(
@@ -482,47 +505,48 @@ def _within(holder: Any, path: str, depth: int, seen: set[int]) -> Iterator[Plac
 
 
 def held_datasets(dataset: Any) -> Iterator[Place]:
-    """The datasets that a dataset holds and gives samples of: Subset's, ConcatDataset's, those of wrappers of the user's own."""
+    """Yield the datasets inside: those of Subset, ConcatDataset and the user's own wrappers."""
     torch = sys.modules.get("torch")
     base = () if torch is None else torch.utils.data.Dataset
+
+    def is_held(name: str, part: Any) -> bool:
+        is_named = name in ("dataset", "datasets", "_dataset", "base")
+        return isinstance(part, base) or (is_named and hasattr(part, "__getitem__"))
+
     for name, value in list(getattr(dataset, "__dict__", {}).items()):
-        parts = value if isinstance(value, list) else [value]
-        for number, part in enumerate(parts):
-            if isinstance(part, base) or (
-                name in ("dataset", "datasets", "_dataset", "base") and hasattr(part, "__getitem__")
-            ):
-                in_list = parts is value
-                position = f"{name}[{number}]" if in_list else name
-                yield Place(
-                    parts if in_list else dataset,
-                    number if in_list else name,
-                    in_list,
-                    name,
-                    position,
-                    part,
-                )
+        if not isinstance(value, list):
+            if is_held(name, value):
+                yield Place(dataset, name, False, name, name, value)
+            continue
+        for number, part in enumerate(value):
+            if is_held(name, part):
+                yield Place(value, number, True, name, f"{name}[{number}]", part)
 
 
 def _innermost(place: Place, path: str, seen: set[int]) -> Iterator[Place]:
-    """The places of the transforms that a transform is composed of, or its own."""
+    """Yield the places of the transforms inside a transform, or its own place."""
     value, kind = place.transform, type(place.transform).__name__
     items = value if isinstance(value, list) else value.transforms if _is_composed(value) else None
     if kind == "Sequential" and isinstance(getattr(value, "_modules", None), dict):
         items = value._modules
-    if items is not None:
-        attribute = ".transforms" if _is_composed(value) else ""
-        pairs = list(items.items() if isinstance(items, dict) else enumerate(items))
-        for number, (key, item) in enumerate(pairs, 1):
-            position = f"transform {number} of {len(pairs)} in {path}"
-            inner = Place(items, key, True, place.kind, position, item, place.branch)
-            yield from _innermost(inner, f"{path}{attribute}[{key}]", seen)
-    elif kind == "StandardTransform":  # torchvision's pair of the two
-        yield from _within(value, f"{path}.", _DEPTH, seen)
-    elif callable(value) and not isinstance(value, type):
-        yield place
+    if items is None:
+        if kind == "StandardTransform":  # torchvision's pair of two transforms
+            yield from _within(value, f"{path}.", _DEPTH, seen)
+        elif callable(value) and not isinstance(value, type):
+            yield place
+        return
+    attribute = ".transforms" if _is_composed(value) else ""
+    pairs = list(items.items() if isinstance(items, dict) else enumerate(items))
+    for number, (key, item) in enumerate(pairs, 1):
+        position = f"transform {number} of {len(pairs)} in {path}"
+        inner = Place(items, key, True, place.kind, position, item, place.branch)
+        yield from _innermost(inner, f"{path}{attribute}[{key}]", seen)
 
 
 def _is_composed(value: Any) -> bool:
-    """A list of transforms that all run. One that chooses among them (RandomChoice, OneOf) is a transform of its own."""
+    """Return True for a list of transforms that all run.
+
+    A transform that chooses among others (RandomChoice, OneOf) counts as one.
+    """
     chooses = any(word in type(value).__name__ for word in ("Random", "Choice", "OneOf", "SomeOf"))
     return isinstance(getattr(value, "transforms", None), list) and not chooses

@@ -144,8 +144,9 @@ def _together(
     records: Mapping[int, Sequence[Any]],
     wall_ms: Mapping[str, float],
 ) -> Together | None:
-    """Compare the ranks. `wall_ms` says, by host, how far the time of day is ahead of its log's
-    clock.
+    """Compare the ranks.
+
+    `wall_ms` says, by host, how far the time of day is ahead of its log's clock.
     """
     if not 1 < len(ranks) == max(r.world_size for r in ranks.values()):
         return None

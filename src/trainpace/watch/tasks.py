@@ -268,7 +268,10 @@ def _reported(folder: Path, task: Task) -> dict[int, dict[str, Any] | None]:
 
 
 def missing_after(folder: Path, task: Task, patience_s: float | None = None) -> list[int]:
-    """Wait until all tasks have ended and their logs are visible. Returns those that are missing."""
+    """Wait until all tasks have ended and their logs are visible.
+
+    Returns those that are missing.
+    """
 
     def missing() -> list[int]:
         return [
@@ -321,7 +324,10 @@ def tidied(folder: Path, task: Task, done: dict[str, list[str]]) -> None:
 def await_tidied(
     folder: Path, task: Task, numbers: Sequence[int], patience_s: float | None = None
 ) -> None:
-    """Wait until these tasks have put back their files. Two tasks at once would lose a shared file."""
+    """Wait until these tasks have put back their files.
+
+    Two tasks at once would lose a shared file.
+    """
     patience_s = PATIENCE_S if patience_s is None else patience_s
     _awaited(
         folder,

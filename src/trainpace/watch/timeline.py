@@ -498,7 +498,10 @@ def _process_events(process: Process, pid: int, shift_ns: int) -> Iterator[Event
 
 
 def _outer_first(events: list[Event]) -> list[Event]:
-    """Sort spans by their start. Logs list a span at its end, and viewers need the outer one first."""
+    """Sort spans by their start.
+
+    Logs list a span at its end, and viewers need the outer one first.
+    """
     return sorted(events, key=lambda e: (e["ts"], -e["dur"]))
 
 

@@ -69,8 +69,9 @@ class FromOutput(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """An object with tensors, such as a graph, without their data. It fits only the script's own
-    batch.
+    """An object with tensors, such as a graph, without their data.
+
+    It fits only the script's own batch.
     """
 
     value: Any
@@ -78,7 +79,10 @@ class Fixed(NamedTuple):
 
 
 class Derived(NamedTuple):
-    """A tensor that the script derived from outputs at these places. The derivation is not traced."""
+    """A tensor that the script derived from outputs at these places.
+
+    The derivation is not traced.
+    """
 
     places: tuple[tuple[int, int], ...]
     sizes: tuple[int, ...]
@@ -329,8 +333,9 @@ class Capture:
         self.aside: dict[str, None] = {}
         """Names of models that the step also runs without gradients."""
         self.order: list[int] = []
-        """The models that were called before the first backward pass. `later` holds those since the
-        last one.
+        """The models that were called before the first backward pass.
+
+        `later` holds those since the last one.
         """
         self.later: list[int] | None = None
         self.failed = self.awaits = False
@@ -409,7 +414,10 @@ class Capture:
         )
 
     def made_by(self, criterion: Any, args: Any, kwargs: Any) -> None:
-        """Handle a module or function without parameters. It is recorded if it receives an output."""
+        """Handle a module or function without parameters.
+
+        It is recorded if it receives an output.
+        """
         call = described(criterion, args, kwargs, self.outputs)
         if call.follows:
             self.note(call)

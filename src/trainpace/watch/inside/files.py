@@ -129,7 +129,10 @@ class Earlier:
         sys.addaudithook(self.copies.opened)
 
     def set_aside(self, path: Any) -> None:
-        """Move a file of an earlier run aside. If that fails, the script writes over it as usual."""
+        """Move a file of an earlier run aside.
+
+        If that fails, the script writes over it as usual.
+        """
         place = _place_of(path)
         if place in self.written:
             return

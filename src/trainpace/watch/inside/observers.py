@@ -26,8 +26,9 @@ from trainpace.watch.inside.recorder import Recorder, now_ns
 from trainpace.watch.inside.script import line_of
 
 LONGEST_LAUNCH_NS = 20_000
-"""Operators that compute longer than this on their thread are large. Shorter ones mostly wait for
-their launch.
+"""Operators that compute longer than this on their thread are large.
+
+Shorter ones mostly wait for their launch.
 
 The thread's own clock counts, since a program that takes the core for a while makes any operator
 long.
@@ -36,8 +37,9 @@ REPEATS = 5
 SIDE, SIDE_ON_ACCELERATOR = 1024, 8192
 """Side of the matmul that a rate is measured with: large enough to fill the device."""
 LARGEST_COPY_BYTES = 2**30
-"""Limit for copies of the optimizer and its variants in host memory. An accelerator gives half of
-its free memory.
+"""Limit for copies of the optimizer and its variants in host memory.
+
+An accelerator gives half of its free memory.
 """
 LONGEST_NAME = 160
 """Characters of a kernel's name that are logged: enough to recognize its kind."""
@@ -48,8 +50,9 @@ LONGEST_GAP_NS = 100_000
 A judgement: longer gaps are other work.
 """
 KEPT_OPERATORS = 12
-"""Number of slowest operators that are logged. Each (operator, line of the script) counts by
-itself.
+"""Number of slowest operators that are logged.
+
+Each (operator, line of the script) counts by itself.
 """
 
 

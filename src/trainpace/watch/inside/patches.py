@@ -412,12 +412,14 @@ class _Calls:
         self.is_compiling: Callable[[], bool] = torch.compiler.is_compiling
         self.trained: set[int] = set()
         self.parts: set[int] = set()
-        """Modules inside of those that train. A call of one alone without gradients may be an
-        evaluation.
+        """Modules inside of those that train.
+
+        A call of one alone without gradients may be an evaluation.
         """
         self.kinds: set[type] = set()
-        """Classes of those that train. A copy, such as a moving average, may be evaluated or help
-        to train.
+        """Classes of those that train.
+
+        A copy, such as a moving average, may be evaluated or help to train.
         """
         self.usual: set[int] = set()
         """Modules whose calls while training bring no news."""
@@ -675,7 +677,10 @@ def _report_gradients(recorder: Recorder, updates: Updates, args: Any, kwargs: A
 
 
 def _copies(torch: Any, recorder: Recorder) -> None:
-    """Watch copies to a device, and synchronization. Inside a module's forward they belong to it."""
+    """Watch copies to a device, and synchronization.
+
+    Inside a module's forward they belong to it.
+    """
     has_torch_function = torch.overrides.has_torch_function_unary
     is_compiling = torch.compiler.is_compiling
 
@@ -778,7 +783,10 @@ class DirectCalls:
         )
 
     def another(self, optimizer: Any) -> None:
-        """Look at a later stage's parameters. Models of a known class are watched by their calls."""
+        """Look at a later stage's parameters.
+
+        Models of a known class are watched by their calls.
+        """
         self.look([optimizer], self.calls.classes)
 
     def look(self, optimizers: list[Any], classes: Collection[type] = ()) -> None:

@@ -36,7 +36,10 @@ on an H200 where the allocator was asked twice, and 87 us of a larger step where
 """
 SPANS_FOR_STEPS = 100
 SPANS_AGAIN_EVERY, SPANS_AGAIN_FOR = 1000, 10
-"""Spans are recorded in the first steps and periodically later. Totals are recorded in all steps."""
+"""Spans are recorded in the first steps and periodically later.
+
+Totals are recorded in all steps.
+"""
 
 COVERING = (EVALUATION, CHECKPOINT, TRAINPACE)
 """Parts that also cover everything that runs inside them."""
@@ -119,8 +122,9 @@ class Recorder:
         self.calls_as: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
         """Under an intervention: wraps a module's `__call__`."""
         self.after_step: list[Callable[[Step], None]] = []
-        """Called after every step. Each costs more than it seems, since its code is out of the
-        processor's caches by then.
+        """Called after every step.
+
+        Each costs more than it seems, since its code is out of the processor's caches by then.
         """
         self.after_detailed_step: list[Callable[[Step], None]] = []
         """Called after a step whose spans are recorded."""

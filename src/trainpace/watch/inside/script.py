@@ -74,8 +74,9 @@ class Sampler:
             self._recorder.log.note({"samples": self.counts()})
 
     def stop(self) -> None:
-        """Stop before the interpreter ends. It would abort the process if it cut off this thread in
-        C++.
+        """Stop before the interpreter ends.
+
+        It would abort the process if it cut off this thread in C++.
         """
         self._stop.set()
         if self._looker is not None:
@@ -121,8 +122,9 @@ class _Loop:
         self._looks = 0
 
     def seen_in(self, frame: FrameType, part: int) -> CodeType | None:
-        """Add a sample. Returns the loop's code once it is known, or None if the loop is the
-        script's own.
+        """Add a sample.
+
+        Returns the loop's code once it is known, or None if the loop is the script's own.
         """
         stack = [at.f_code for at in _frames(frame)][::-1]
         common = stack if self._common is None else self._common

@@ -45,7 +45,10 @@ from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 
 SETTLE_STEPS = 2
 COUNTED_STEPS = 4
-"""Steps whose operators are counted. The number is even, since every second step may update more."""
+"""Steps whose operators are counted.
+
+The number is even, since every second step may update more.
+"""
 COUNTING_SLOWS = 7
 """Slowdown of a step whose operators are counted, at most.
 
@@ -90,7 +93,10 @@ class Trials:
         self.warm_up: int = settings["warm_up_steps"]
         self.limit_s: float = settings["limit_s"]
         self.budget_s: float | None = settings.get("budget_s")
-        """Time for all trials, counted from the first step. Without it, `limit_s` counts from now."""
+        """Time for all trials, counted from the first step.
+
+        Without it, `limit_s` counts from now.
+        """
         self.deadline_ns: float = (
             math.inf if self.budget_s is not None else now_ns() + int(self.limit_s * 1e9)
         )
