@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trainpace.report.charts import Axis, Chart, Series, series
-from trainpace.report.phrases import change, devices, number, plural, span
+from trainpace.report.phrases import change, devices, given, number, plural, span
 from trainpace.report.sections import (
     Column,
     Headline,
@@ -172,43 +172,45 @@ def _size(run: PublicRun) -> str:
 
 def public_facts(run: PublicRun) -> list[tuple[str, str]]:
     """Return (name, value) of everything that is known of a run, including source and licence."""
-    r = run
-    forecast = r.why_no_forecast
-    if r.forecast_ms is not None and r.low_ms is not None and r.high_ms is not None:
-        forecast = (
-            f"{number(r.forecast_ms)} ms (90% interval {span(r.low_ms, r.high_ms)}), off by"
-            f" {r.error_pct or 0.0:+.0f}%"
-        )
-    in_fit = "yes: constants were fitted on it, so its error says little" if r.in_fit else "no"
+    r, unknown = run, "not stated"
+    in_fit = {True: "yes: constants were fitted on it, so its error says little", False: "no"}
     facts = [
         ("id", f"public:{r.id}"),
         ("model", f"{r.model} ({r.model_kind})"),
         ("device", devices(r.gpus, r.device)),
-        ("nodes", str(r.nodes) if r.nodes > 1 else ""),
+        ("nodes", given(r.nodes if r.nodes > 1 else 0)),
         ("mode", r.mode),
-        ("micro-batch", f"{r.micro_batch:,}" if r.micro_batch else "not stated"),
-        ("accumulation", str(r.accumulation) if r.accumulation > 1 else ""),
-        ("sequence length", str(r.sequence_length or "")),
-        ("image", str(r.image_size or "")),
-        ("precision", r.precision or "not stated"),
-        ("optimizer", r.optimizer or ""),
+        ("micro-batch", given(r.micro_batch, "{:,}") or unknown),
+        ("accumulation", given(r.accumulation if r.accumulation > 1 else 0)),
+        ("sequence length", given(r.sequence_length)),
+        ("image", given(r.image_size)),
+        ("precision", r.precision or unknown),
+        ("optimizer", given(r.optimizer)),
         ("compile", r.compile),
         ("memory format", r.memory_format),
-        ("parallelism", r.parallelism or ""),
+        ("parallelism", given(r.parallelism)),
         ("software", r.software),
-        ("throughput", f"{number(r.samples_per_second)} samples/s" if r.samples_per_second else ""),
-        ("memory", "" if r.peak_memory_gib is None else f"peak {number(r.peak_memory_gib)} GiB"),
-        ("forecast", forecast),
+        ("throughput", given(number(r.samples_per_second, ""), "{} samples/s")),
+        ("memory", given(number(r.peak_memory_gib, ""), "peak {} GiB")),
+        ("forecast", _forecast_of(r)),
         ("assumed for it", r.assumed),
-        ("in the fit", in_fit),
+        ("in the fit", in_fit[r.in_fit]),
         ("source", r.source),
         ("address", r.url),
         ("licence", r.licence),
-        ("date", r.date or "not stated"),
-        ("trust", f"{r.trust}: {TRUST[r.trust]}" if r.trust in TRUST else r.trust),
+        ("date", r.date or unknown),
+        ("trust", f"{r.trust}{given(TRUST.get(r.trust), ': {}')}"),
         ("notes", r.notes),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _forecast_of(r: PublicRun) -> str:
+    if r.forecast_ms is None or r.low_ms is None or r.high_ms is None:
+        return r.why_no_forecast
+    between = span(r.low_ms, r.high_ms)
+    off = r.error_pct or 0.0
+    return f"{number(r.forecast_ms)} ms (90% interval {between}), off by {off:+.0f}%"
 
 
 def public_run_sections(run: PublicRun, asked: Request | None = None) -> Iterator[Section]:

@@ -160,19 +160,23 @@ def verdict(
     if len(fitting) == 1 == len(rows):
         return _only(fitting[0]), None
     if fitting[0].cost_usd is not None:
-        cheap, fast = min(fitting, key=lambda f: f.cost_usd or 0.0), min(fitting, key=_seconds)
-        fastest = "" if cheap is fast else f" Fastest: {place(fast)}, {_job(fast)}."
-        return f"Cheapest: {place(cheap)}, {_job(cheap)}.{fastest}", None
+        return _cheapest_and_fastest(fitting), None
     best = steps.best_of(fitting) or fitting[0]
+    return _fastest(best, (trends or {}).get(best.device)), None
+
+
+def _cheapest_and_fastest(fitting: Sequence[Forecast]) -> str:
+    cheap, fast = min(fitting, key=lambda f: f.cost_usd or 0.0), min(fitting, key=_seconds)
+    fastest = "" if cheap is fast else f" Fastest: {place(fast)}, {_job(fast)}."
+    return f"Cheapest: {place(cheap)}, {_job(cheap)}.{fastest}"
+
+
+def _fastest(best: Forecast, trend: Trend | None) -> str:
     rate = rate_in_words(best.samples_per_second, best.sequence_length)
-    trend = (trends or {}).get(best.device)
-    enough = ""
+    answer = f"Fastest option that fits: {place(best)}, {rate}. A step takes {_step(best)}."
     if trend is not None and trend.knee_batch < best.execution.micro_batch == trend.best_batch:
-        enough = f" Batch {trend.knee_batch:,} is {steps.knee(trend)}."
-    return (
-        f"Fastest option that fits: {place(best)}, {rate}. A step takes {_step(best)}.{enough}",
-        None,
-    )
+        answer += f" Batch {trend.knee_batch:,} is {steps.knee(trend)}."
+    return answer
 
 
 def _lengths_verdict(fitting: Sequence[Forecast]) -> str:
@@ -248,25 +252,11 @@ def _table(answer: Forecasts, several: bool) -> Iterator[Section]:
     rows = answer.rows
     shown = _deciding(rows, answer.trends)
     priced = any(row.training_time is not None for row in rows)
-    # with prices, memory matters less than the job, and utilization least
-    columns = [
-        words("GPU"),
-        *([Column("tokens")] if several else []),
-        Column("batch"),
-        Column("step ms"),
-        Column("90% interval", 1),
-        Column("tokens/s" if several else "samples/s", 5),
-        Column("GiB", 4),
-        words("fits", 3, least=3),
-        Column("MFU", 6),
-        *([Column("largest batch", 2)] if several else []),
-        *([Column("training"), Column("cost")] if priced else []),
-        words("from", 7, least=6),
-    ]
     bests = [steps.best_of(swept) for swept in steps.by_device(rows).values()]
     best = [i for i, row in enumerate(shown) if any(row is one for one in bests)]
     keep = best if len(bests) < MOST_KEPT else []
-    table = Table(columns, [_cells(row, priced, several) for row in shown], keep=keep, best=best)
+    cells = [_cells(row, priced, several) for row in shown]
+    table = Table(_columns(priced, several), cells, keep=keep, best=best)
     if len(rows) > 1:
         yield table
     else:
@@ -281,6 +271,24 @@ def _table(answer: Forecasts, several: bool) -> Iterator[Section]:
         yield from details("", Lines([note]))
 
 
+def _columns(priced: bool, several: bool) -> list[Column]:
+    # with prices, memory matters less than the job, and utilization least
+    return [
+        words("GPU"),
+        *([Column("tokens")] if several else []),
+        Column("batch"),
+        Column("step ms"),
+        Column("90% interval", 1),
+        Column("tokens/s" if several else "samples/s", 5),
+        Column("GiB", 4),
+        words("fits", 3, least=3),
+        Column("MFU", 6),
+        *([Column("largest batch", 2)] if several else []),
+        *([Column("training"), Column("cost")] if priced else []),
+        words("from", 7, least=6),
+    ]
+
+
 def _in_a_line(f: Forecast) -> str:
     capacity = "" if f.capacity_gib is None else f" of {number(f.capacity_gib)}"
     memory = "" if f.memory is None else f", {number(f.memory.allocated_gib)}{capacity} GiB"
@@ -289,17 +297,18 @@ def _in_a_line(f: Forecast) -> str:
 
 def _deciding(rows: Sequence[Forecast], trends: Mapping[str, Trend]) -> list[Forecast]:
     """Reduce long sweeps to the ends, powers of two, the best, the knee and the largest that fits."""
-    kinds = dict.fromkeys((row.device, row.sequence_length) for row in rows)
-    groups = [[row for row in rows if (row.device, row.sequence_length) == kind] for kind in kinds]
-    if max(map(len, groups)) <= MOST_ROWS:
+    groups: dict[tuple[str, int | None], list[Forecast]] = {}
+    for row in rows:
+        groups.setdefault((row.device, row.sequence_length), []).append(row)
+    if max(map(len, groups.values())) <= MOST_ROWS:
         return list(rows)
     shown: list[Forecast] = []
-    for swept in groups:
+    for (device, _), swept in groups.items():
         fitting = [row for row in swept if row.step is not None and row.fits is not False]
-        marked = (swept[0], swept[-1], steps.best_of(swept), *fitting[-1:])
-        sizes = {row.execution.micro_batch for row in marked if row is not None}
-        sizes |= {2**i for i in range(31)}
-        sizes |= {trends[swept[0].device].knee_batch} if swept[0].device in trends else set()
+        marked = (swept[0], swept[-1], steps.best_of(swept) or swept[0], *fitting[-1:])
+        sizes = {row.execution.micro_batch for row in marked} | {2**i for i in range(31)}
+        if device in trends:
+            sizes.add(trends[device].knee_batch)
         shown += [row for row in swept if row.execution.micro_batch in sizes]
     return shown
 
@@ -632,17 +641,21 @@ def _next(
             why = f"what to change, and what it saves{' in 1,000 steps' if job else ''}"
             yield Next([*command, *forwarded(asked, PlanRequest, fixed), *job], why)
     elif can_be_measured(spec, asked, fixed):
-        here = _is_this_machine(best)
         same = forwarded(asked, MeasureRequest, [*fixed, "timeout"])
         command = ["trainpace", "measure", spec, "--batch", str(batch), *form, *same]
-        there = f"real steps, on a machine with this GPU: {best.device}"
-        why = "real steps on this machine, beside the forecast" if here else there
-        yield Next([*command, *([] if here else ["--device", "cuda"])], why)
+        yield _next_measurement(best, command)
     elif workload.only_batch is None and all(f.execution.micro_batch == batch for f in done):
         batches = f"1:{max(2, min(best.largest_micro_batch or 64, 128))}"
         same = forwarded(asked, ForecastRequest, fixed)
         why = "a range of batch sizes, and where the step time jumps"
         yield Next([*again, *same, "--batch", batches], why)
+
+
+def _next_measurement(best: Forecast, command: Sequence[str]) -> Next:
+    if _is_this_machine(best):
+        return Next(command, "real steps on this machine, beside the forecast")
+    why = f"real steps, on a machine with this GPU: {best.device}"
+    return Next([*command, "--device", "cuda"], why)
 
 
 def _next_that_fits(

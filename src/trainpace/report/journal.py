@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainpace.core.outcome import STEP_PARTS
@@ -13,6 +13,7 @@ from trainpace.journal import Comparison, Difference, Entry, Scores, Sweep, prin
 from trainpace.report.phrases import (
     change,
     devices,
+    given,
     interval,
     listed,
     number,
@@ -142,41 +143,43 @@ def _step_in_words(e: Entry) -> str:
 
 
 def _facts(e: Entry, step: str) -> list[tuple[str, str]]:
-    always = ("micro_batch", "precision", "optimizer")
-    timed = f"{len(e.step_times_ms)} after {len(e.warmup_ms)} of warm-up"
+    timed = given(len(e.step_times_ms), f"{{}} after {len(e.warmup_ms)} of warm-up")
     shape = {"sequence length": e.sequence_length, "image": e.image_size}
     parts = {name.removesuffix("_ms"): getattr(e.step, name, 0.0) for name in STEP_PARTS}
     memory = {"peak": e.peak_memory_gib, "reserved": e.reserved_memory_gib}
+    always = ("micro_batch", "precision", "optimizer")
     return [
         ("id", e.id),
         ("made", f"{e.created_at} by {e.kind}"),
         ("model", e.model),
         ("device", devices(e.num_devices, e.device)),
-        ("execution", ", ".join(f"{name} {value}" for name, value in stated(e.execution, always))),
-        ("shape", ", ".join(f"{name} {size}" for name, size in shape.items() if size)),
+        ("execution", _with_names(stated(e.execution, always))),
+        ("shape", _with_names(shape.items())),
         ("mode", e.mode),
-        ("loss", e.loss or ""),
-        ("outcome", e.outcome if not e.reason else f"{e.outcome}: {e.reason}"),
+        ("loss", given(e.loss)),
+        ("outcome", f"{e.outcome}{given(e.reason, ': {}')}"),
         ("step", step),
-        ("parts", ", ".join(f"{name} {number(ms)}" for name, ms in parts.items() if ms)),
-        ("steps timed", timed if e.step_times_ms else ""),
-        ("throughput", f"{number(e.samples_per_second)} samples/s" if e.samples_per_second else ""),
+        ("parts", _with_names((name, given(ms and number(ms))) for name, ms in parts.items())),
+        ("steps timed", timed),
+        ("throughput", given(number(e.samples_per_second, ""), "{} samples/s")),
         (
             "memory",
-            ", ".join(
-                f"{name} {number(gib)} GiB" for name, gib in memory.items() if gib is not None
-            ),
+            _with_names((name, given(number(gib, ""), "{} GiB")) for name, gib in memory.items()),
         ),
         ("forecast", _forecast(e)),
-        ("sweep", e.sweep or ""),
+        ("sweep", given(e.sweep)),
         ("seed", "" if e.seed is None else str(e.seed)),
-        ("commit", e.commit or ""),
+        ("commit", given(e.commit)),
         ("command", e.command),
         ("source", e.source),
-        ("workload", e.workload_key or ""),
+        ("workload", given(e.workload_key)),
         *sorted(e.environment.items()),
         ("notes", e.notes),
     ]
+
+
+def _with_names(items: Iterable[tuple[str, object]]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in items if value not in (None, "", 0))
 
 
 def comparison_sections(c: Comparison) -> Iterator[Section]:

@@ -13,7 +13,7 @@ from trainpace.core.records import to_jsonable
 from trainpace.diagnose import Check, Examination
 from trainpace.forecast import step_factor
 from trainpace.measure import Machine, MachineProfile
-from trainpace.report.phrases import number, percent
+from trainpace.report.phrases import given, number, percent
 from trainpace.report.sections import (
     Column,
     Headline,
@@ -40,40 +40,44 @@ STEADY, SHAKY = 0.1, 0.3
 
 def machine_sections(machine: Machine) -> Iterator[Section]:
     cpu = machine.cpu
-    cores = [
-        cpu.physical_cores and f"{cpu.physical_cores} cores",
-        cpu.usable_cores and f"{cpu.usable_cores:g} usable",
+    lines: list[tuple[str, list[str]]] = [
+        (
+            "processor",
+            [
+                given(cpu.name),
+                given(cpu.physical_cores, "{} cores"),
+                given(cpu.usable_cores, "{:g} usable"),
+                given((cpu.l2_bytes or 0) / 2**20, "L2 {:g} MiB"),
+                given((cpu.l3_bytes or 0) / 2**20, "L3 {:g} MiB"),
+            ],
+        ),
+        (
+            "memory",
+            [
+                given(machine.memory_gib, "{:.1f} GiB"),
+                given(machine.memory_limit_gib, "limited to {:.1f} GiB"),
+            ],
+        ),
+        *(("GPU", _gpu_facts(gpu)) for gpu in machine.gpus),
     ]
-    caches = [
-        size and f"{name} {size / 2**20:g} MiB"
-        for name, size in (("L2", cpu.l2_bytes), ("L3", cpu.l3_bytes))
+    if (s := machine.storage) is not None:
+        cached = " (from the page cache)" if s.read_from_cache else ""
+        rates = f"writes {s.write_gb_per_s:.2f} GB/s, reads {s.read_gb_per_s:.2f} GB/s{cached}"
+        lines.append(("storage", [given(s.filesystem), rates]))
+    system = [given(machine.operating_system), given(machine.kernel), f"Python {machine.python}"]
+    lines.append(("system", system))
+    yield Named("", [(name, ", ".join(filter(None, parts))) for name, parts in lines])
+
+
+def _gpu_facts(gpu: Any) -> list[str]:
+    link = gpu.pcie_generation and gpu.pcie_width
+    return [
+        given(gpu.name),
+        given(gpu.memory_gib, "{:.0f} GiB"),
+        f"PCIe {gpu.pcie_generation} x{gpu.pcie_width}" if link else "",
+        given(gpu.power_limit_w, "{:g} W"),
+        given(gpu.driver, "driver {}"),
     ]
-    whole, limit = machine.memory_gib, machine.memory_limit_gib
-    lines: list[tuple[str, list[Any]]] = [
-        ("processor", [cpu.name, *cores, *caches]),
-        ("memory", [whole and f"{whole:.1f} GiB", limit and f"limited to {limit:.1f} GiB"]),
-    ]
-    for gpu in machine.gpus:
-        link = (
-            gpu.pcie_generation
-            and gpu.pcie_width
-            and f"PCIe {gpu.pcie_generation} x{gpu.pcie_width}"
-        )
-        power = gpu.power_limit_w and f"{gpu.power_limit_w:g} W"
-        size, driver = (
-            gpu.memory_gib and f"{gpu.memory_gib:.0f} GiB",
-            gpu.driver and f"driver {gpu.driver}",
-        )
-        lines.append(("GPU", [gpu.name, size, link, power, driver]))
-    if machine.storage is not None:
-        s = machine.storage
-        reads = (
-            f"reads {s.read_gb_per_s:.2f}"
-            f" GB/s{' (from the page cache)' if s.read_from_cache else ''}"
-        )
-        lines.append(("storage", [s.filesystem, f"writes {s.write_gb_per_s:.2f} GB/s", reads]))
-    lines.append(("system", [machine.operating_system, machine.kernel, f"Python {machine.python}"]))
-    yield Named("", [(name, ", ".join(part for part in parts if part)) for name, parts in lines])
 
 
 def profile_sections(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from trainpace.core.execution import Execution
-from trainpace.core.outcome import Interval
+from trainpace.core.outcome import Interval, JobTime
 from trainpace.core.units import format_count
 from trainpace.job import Answer
 from trainpace.offers import (
@@ -32,6 +32,7 @@ from trainpace.report.forecast import can_be_measured
 from trainpace.report.phrases import (
     devices,
     duration,
+    given,
     interval,
     number,
     percent,
@@ -143,23 +144,9 @@ def match_sections(
     yield from _three(picks)
     yield Lines([*answer.recorded, *within_limits(ranking, job), *_in_mixed_precision(answer)])
     yield Charts(lambda: match_pictures(ranking, picks))
-    front = sorted((m for m in ranking.matches if _is_priced(m) and m.on_front), key=_hours)
-    if len(front) >= FEWEST_SHOWN:
-        bars = [
-            (duration(3600 * m.mean_hours), m.mean_usd, f"{usd(m.mean_usd)} {_short(m)}", True)
-            for m in front
-        ]
-        title = "Cost against time, of the options that no other beats in both"
-        yield from details("cost against time", Bars(title, bars))
+    yield from details("cost against time", *_front(ranking.matches))
     shown = _shown(ranking.matches, top)
-    best = [i for i, (_, m) in enumerate(shown) if m.on_front]
-    table = Table(_RANKED, [_cells(rank, m) for rank, m in shown], best=best)
-    meaning = [
-        "* No other option is both faster and cheaper.",
-        _overhead(first, job),
-        "Energy is estimated from the TDP of the GPUs alone.",
-    ]
-    yield from details("the ranking", table, Lines(meaning))
+    yield from details("the ranking", *_ranking(shown, first, job))
     yield from details("what was asked", Named("", _demands(answer, by)))
     yield from _rejected(ranking)
     yield Lines([answer.journal_note] if answer.journal_note else [])
@@ -169,6 +156,29 @@ def match_sections(
     yield from details("", _assumptions(answer, [m for _, m in shown]))
     yield from evidence_sections(answer.evidence)
     yield from _next(first, answer, request)
+
+
+def _front(matches: Sequence[Match]) -> Iterator[Bars]:
+    """Draw the options that no other beats in both time and cost, from the fastest to the cheapest."""
+    front = sorted((m for m in matches if _is_priced(m) and m.on_front), key=_hours)
+    if len(front) >= FEWEST_SHOWN:
+        rows = [
+            (duration(3600 * m.mean_hours), m.mean_usd, f"{usd(m.mean_usd)} {_short(m)}", True)
+            for m in front
+        ]
+        yield Bars("Cost against time, of the options that no other beats in both", rows)
+
+
+def _ranking(shown: Sequence[tuple[int, Match]], first: Match, job: Job) -> Iterator[Section]:
+    best = [i for i, (_, m) in enumerate(shown) if m.on_front]
+    yield Table(_RANKED, [_cells(rank, m) for rank, m in shown], best=best)
+    yield Lines(
+        [
+            "* No other option is both faster and cheaper.",
+            _overhead(first, job),
+            "Energy is estimated from the TDP of the GPUs alone.",
+        ]
+    )
 
 
 def match_title(answer: Matches) -> str:
@@ -696,37 +706,40 @@ def _schedule_verdict(a: Answer, total_s: float) -> Headline:
 
 def _schedule_rows(a: Answer) -> list[tuple[str, str]]:
     """Return what is known of a schedule. Arrows mark the values that were computed."""
-    t, rate, solved = a.time, a.throughput_samples_per_s, set(a.solved)
+    t, rate, schedule, solved = a.time, a.throughput_samples_per_s, a.schedule, set(a.solved)
     needed = "  <- needed" if "step_time" in solved else ""
     fits = "  <- fits" if "epochs" in solved else ""
+    tokens = (rate or 0.0) * (schedule.sequence_length or 0)
     rows = [
         *_batch_rows(a),
-        ("samples per epoch", f"{a.schedule.samples:,}  <- fit" if "samples" in solved else ""),
-        ("epochs", "" if a.schedule.epochs is None else f"{a.schedule.epochs:g}{fits}"),
-        ("steps", f"{t.steps:,}" if t is not None and t.steps else ""),
-        ("step time", "" if a.step_time_s is None else f"{duration(a.step_time_s)}{needed}"),
+        ("samples per epoch", f"{schedule.samples:,}  <- fit" if "samples" in solved else ""),
+        ("epochs", given(schedule.epochs, f"{{:g}}{fits}")),
+        ("steps", given(t and t.steps, "{:,}")),
+        ("step time", given(duration(a.step_time_s, ""), f"{{}}{needed}")),
+        ("throughput", given(number(rate, ""), f"{{}} samples/s{needed}")),
+        ("", f"{format_count(tokens)} tokens/s" if tokens else ""),
     ]
-    if a.step_time_s is not None and rate is not None:
-        rows.append(("throughput", f"{number(rate)} samples/s{needed}"))
-        if a.schedule.sequence_length:
-            rows.append(("", f"{format_count(rate * a.schedule.sequence_length)} tokens/s"))
     if a.gpus_choice is not None:
         rows.append(("data-parallel GPUs", f"{a.gpus_choice.data_parallel_size:,}  <- needed"))
     if t is not None:
-        parts = {
-            "steps": t.stepping_s,
-            "start-up": t.startup_s,
-            "evaluation": t.evaluation_s,
-            "checkpoints": t.checkpoint_s,
-            "failures": t.failures_s,
-        }
-        shown = [f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds]
         rows += [
-            ("runs in sequence", f"{t.repeats}" if t.repeats > 1 else ""),
-            ("of which", ", ".join(shown) if len(shown) > 1 else ""),
+            ("runs in sequence", given(t.repeats if t.repeats > 1 else 0)),
+            ("of which", _parts_of_time(t)),
             ("training time", duration(t.total_s)),
         ]
     return [(name, text) for name, text in (*rows, ("cost", usd(a.cost_usd, ""))) if text]
+
+
+def _parts_of_time(t: JobTime) -> str:
+    parts = {
+        "steps": t.stepping_s,
+        "start-up": t.startup_s,
+        "evaluation": t.evaluation_s,
+        "checkpoints": t.checkpoint_s,
+        "failures": t.failures_s,
+    }
+    shown = [f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds]
+    return ", ".join(shown) if len(shown) > 1 else ""
 
 
 def _batch_rows(a: Answer) -> list[tuple[str, str]]:

@@ -29,6 +29,11 @@ def percent(share: float | None, none: str = "-", digits: int = 0) -> str:
     return none if share is None else f"{100 * share:.{digits}f}%"
 
 
+def given(value: object, form: str = "{}") -> str:
+    """Return a value in a text such as "{:g} GiB", or "" if there is no value or it is 0."""
+    return form.format(value) if value else ""
+
+
 def change(ratio: float, digits: int = 0) -> str:
     """Return a ratio as a signed difference: 1.1 as "+10%"."""
     return f"{100 * (ratio - 1):+.{digits}f}%"
