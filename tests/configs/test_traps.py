@@ -27,7 +27,7 @@ def test_hugging_face_names_of_both_versions():
     assert settings(hf(gradient_checkpointing=None, activation_checkpointing=True), "a.json")[
         "activation_checkpointing"
     ]
-    with pytest.raises(UnreadableInput, match="its new name"):
+    with pytest.raises(UnreadableInput):
         parse_config(hf(activation_checkpointing=True), "a.json")  # the example has the old name
     text = notes(
         '{"num_train_epochs": 3, "group_by_length": true, "evaluation_strategy": "no"}', "a.json"
@@ -53,9 +53,7 @@ def test_hugging_face_precision_is_asserted_only_where_written():
         == "fp32"
     )
     assert settings('{"num_train_epochs": 3, "tf32": true}', "a.json")["precision"] == "tf32"
-    with pytest.raises(
-        UnreadableInput, match="true or false"
-    ):  # to Python, the text "false" is true
+    with pytest.raises(UnreadableInput):  # to Python, the text "false" is true
         parse_config(hf(bf16="false"), "a.json")
 
 
@@ -67,7 +65,7 @@ def test_hugging_face_under_a_key_keeps_the_key():
     assert "training.seeed" in {note.key for note in config.notes}
     # `trainer:` is Lightning's word, but not with Hugging Face's names inside
     assert settings("trainer:\n  per_device_train_batch_size: 4\n", "c.yaml") == {"micro_batch": 4}
-    with pytest.raises(UnreadableInput, match="under a, b"):
+    with pytest.raises(UnreadableInput):
         parse_config("a: {num_train_epochs: 3}\nb: {num_train_epochs: 4}\n", "c.yaml")
 
 

@@ -106,7 +106,7 @@ def test_a_position_that_no_page_gave_is_refused(journal, after):
 )
 def test_a_position_of_no_step_time_is_refused(journal, number):
     after = base64.urlsafe_b64encode(f'[{number},"a"]'.encode()).decode().rstrip("=")
-    with pytest.raises(TrainpaceError, match="after is not"):
+    with pytest.raises(TrainpaceError):
         page(journal, Query(), "step", after=after)
 
 

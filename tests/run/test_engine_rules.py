@@ -33,26 +33,26 @@ def test_every_execution_gets_an_engine_that_has_it(ranks, stage, optimizer, par
 
 
 @pytest.mark.parametrize(
-    ("engine", "execution", "says"),
+    ("engine", "execution"),
     [
-        ("plain", {"nproc_per_node": 2}, "not 2 ranks"),
-        ("ddp", {"nproc_per_node": 2, "zero_stage": 2}, "no ZeRO stage 2"),
-        ("fsdp2", {"zero_stage": 1}, "no ZeRO stage 1"),
-        ("fsdp2", {"zero_stage": 3, "precision": "amp_fp16"}, "gradient scaler"),
-        ("fsdp2", {"zero_stage": 3, "offload_optimizer": True}, "together"),
-        ("deepspeed", {"zero_stage": 2, "offload_parameters": True}, "stage 3"),
-        ("deepspeed", {"zero_stage": 0, "offload_optimizer": True}, "stage 1 on"),
-        ("deepspeed", {"nproc_per_node": 4, "zero_stage": 3, "shard_size": 2}, "over all ranks"),
-        ("deepspeed", {"zero_stage": 3, "reshard_after_forward": False}, "keep gathered"),
-        ("ddp", {"nproc_per_node": 2, "tp": 2}, "tp 2"),
-        ("ddp", {"engine": "data_parallel"}, "DataParallel"),
-        ("ddp", {"offload_parameters": True}, "offloads nothing"),
-        ("plain", {"activation_checkpointing": "selective"}, "selectively"),
-        ("plain", {"precision": "fp8"}, "fp8"),
+        ("plain", {"nproc_per_node": 2}),
+        ("ddp", {"nproc_per_node": 2, "zero_stage": 2}),
+        ("fsdp2", {"zero_stage": 1}),
+        ("fsdp2", {"zero_stage": 3, "precision": "amp_fp16"}),
+        ("fsdp2", {"zero_stage": 3, "offload_optimizer": True}),
+        ("deepspeed", {"zero_stage": 2, "offload_parameters": True}),
+        ("deepspeed", {"zero_stage": 0, "offload_optimizer": True}),
+        ("deepspeed", {"nproc_per_node": 4, "zero_stage": 3, "shard_size": 2}),
+        ("deepspeed", {"zero_stage": 3, "reshard_after_forward": False}),
+        ("ddp", {"nproc_per_node": 2, "tp": 2}),
+        ("ddp", {"engine": "data_parallel"}),
+        ("ddp", {"offload_parameters": True}),
+        ("plain", {"activation_checkpointing": "selective"}),
+        ("plain", {"precision": "fp8"}),
     ],
 )
-def test_what_an_engine_cannot_do_is_refused(engine, execution, says):
-    with pytest.raises(Contradiction, match=says) as caught:
+def test_unsupported_executions_are_rejected(engine, execution):
+    with pytest.raises(Contradiction) as caught:
         check_engine(engine, Execution(**execution))
     assert caught.value.hint
 

@@ -105,7 +105,7 @@ def test_what_is_not_known_is_a_reason(tmp_path, monkeypatch):
     shards = setup(loader=LoaderSettings(shards=str(tmp_path / "none")))
     plain, not_made = seen.forecast([setup(), shards], [])
     assert "no such rate" in plain.reason
-    assert "not made yet" in not_made.reason
+    assert not_made.step_ms is None
 
 
 def test_samples_that_cannot_be_timed_are_a_reason(tmp_path, monkeypatch):
@@ -132,10 +132,7 @@ def test_a_machine_too_busy_to_be_calibrated_still_has_forecasts_of_what_was_mea
     monkeypatch.setattr(seen, "_workload", lambda _: workload())
     known = [MeasuredCompute(setup(execution={"micro_batch": 4, "accumulation": 4}), 80.0)]
     (first,) = seen.forecast([known[0].setup], [])
-    assert (
-        first.reason
-        == "this machine could not be calibrated: calibrating this machine took longer than 340 s."
-    )
+    assert "340 s" in first.reason
     workers = setup(
         execution={"micro_batch": 4, "accumulation": 4}, loader=LoaderSettings(workers=2)
     )
@@ -148,7 +145,7 @@ def test_a_machine_too_busy_to_be_calibrated_still_has_forecasts_of_what_was_mea
     assert "without a profile" in same.basis
     widths = [f.interval_ms.high / f.interval_ms.low for f in (same, larger)]
     assert 1 < widths[0] < widths[1]
-    assert "could not be calibrated" in other.reason  # what bf16 does is not known from fp32
+    assert other.step_ms is None  # fp32 does not show the effect of bf16
     assert len(tries) == 1
 
 

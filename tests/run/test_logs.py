@@ -74,7 +74,7 @@ def test_the_reason_of_a_failure(tmp_path, text, reason):
 def test_whole_lines_as_they_come(tmp_path):
     told = []
     follower = Follower(tmp_path / "log", told.append)
-    follower.tell()
+    follower.report()
     assert told == []  # not there yet
     with (tmp_path / "log").open("wb") as file:
         for written, lines in [
@@ -86,10 +86,10 @@ def test_whole_lines_as_they_come(tmp_path):
             file.write(written)
             file.flush()
             told.clear()
-            follower.tell()
+            follower.report()
             assert told == lines
-    follower.tell(at_end=True)
-    follower.tell(at_end=True)
+    follower.report(at_end=True)
+    follower.report(at_end=True)
     assert told == ["�"]
 
 

@@ -201,7 +201,7 @@ def test_what_slurm_will_not_start(tmp_path):
         job_of(tmp_path, WRITES, timeout_s=3600.0)
     )
     assert ended.state == "failed"
-    assert "the partition does not allow jobs of that time" in ended.reason
+    assert "PartitionTimeLimit" in ended.reason
     with pytest.raises(TrainpaceError, match="nvalid partition"):
         Slurm(options=SlurmOptions(partition="none")).run(job_of(tmp_path, WRITES))
     assert queue() == ""

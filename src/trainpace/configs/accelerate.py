@@ -99,7 +99,7 @@ def _read_precision(reading: Reading, data: dict[str, Any]) -> None:
 
 
 def _size_key(section: dict[str, Any], name: str) -> str:
-    """Return the key of a mesh size. accelerate writes it with a prefix and reads it without, too."""
+    """Return the key of a mesh size. accelerate writes a prefix, and reads the key without it."""
     short = f"{name}_size"
     return short if section.get(short) is not None else f"{_MESH}_{short}"
 
@@ -168,7 +168,7 @@ def _write_compile(draft: Draft) -> None:
 
 
 def precision_word(draft: Draft) -> str:
-    """Return accelerate's word for the precision; if it has none, "", with the reason in the draft."""
+    """Return accelerate's word for the precision, or "" after noting the reason in the draft."""
     precision = str(draft.want["precision"])
     if "DeepSpeed" in draft.beside:
         precision = AUTOCAST_OF.get(precision, precision)

@@ -1,4 +1,4 @@
-"""The change from one Execution to another as settings, and a settings file while it is rewritten."""
+"""A change between two Executions as settings, and a settings file while it is rewritten."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ GROUPS = (
         )
     ),
 )
-"""Settings that are written together, in this order, because a tool checks them against each other."""
+"""Settings written together, in this order, because a tool checks them against each other."""
 DERIVED = frozenset(("global_batch", "world_size", "gpus_per_node"))
 """Settings that follow from others. A file that states them is corrected; they are never added."""
 _FIELDS = tuple(name for name in EXECUTION_FIELDS if any(name in group for group in GROUPS))

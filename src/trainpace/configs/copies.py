@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from trainpace.configs.files import Written, parse_config, syntax_of
-from trainpace.configs.huggingface import is_training_arguments, sections_with_arguments
+from trainpace.configs.huggingface import prefix_of
 from trainpace.configs.settings import Value
 from trainpace.configs.shell import parse_command
 from trainpace.configs.syntax import ENDS, TORCHRUN, Path, find_launch, parse, set_key
@@ -166,7 +166,7 @@ def _outputs(kind: str, data: dict[str, Any], output: str) -> dict[Path, Value]:
         return {(key, "output_path"): output for key in monitors if isinstance(data.get(key), dict)}
     if kind != "Hugging Face TrainingArguments":
         return {}
-    prefix: Path = () if is_training_arguments(data) else (sections_with_arguments(data)[0],)
+    prefix = prefix_of(data)
     arguments = data[prefix[0]] if prefix else data
     replaced: dict[str, Value] = {
         "logging_dir": output,

@@ -1,4 +1,4 @@
-"""DeepSpeed JSON (DeepSpeed 0.19.8: runtime/config.py, runtime/constants.py, runtime/zero/config.py).
+"""DeepSpeed JSON (DeepSpeed 0.19.8: runtime/config.py, constants.py, zero/config.py).
 
 DeepSpeed silently ignores an unknown top-level key. An unknown key inside zero_optimization is an
 error there.
@@ -14,7 +14,7 @@ TOP_LEVEL = frozenset(names("deepspeed", "keys"))
 REMOVED = frozenset(names("deepspeed", "removed_keys"))
 ZERO = frozenset(names("deepspeed", "zero_keys"))
 TRAINERS = frozenset(("Hugging Face TrainingArguments", "accelerate"))
-"""Trainers that check DeepSpeed's precision against theirs, and call bf16 autocast what it calls bf16."""
+"""Trainers that compare DeepSpeed's precision with theirs, and call their autocast bf16."""
 _KEYS: dict[SettingName, str] = {
     "global_batch": "train_batch_size",
     "micro_batch": "train_micro_batch_size_per_gpu",
@@ -30,8 +30,14 @@ _KEYS: dict[SettingName, str] = {
     "learning_rate": "optimizer.params.lr",
 }
 _TP = "tensor_parallel.autotp_size"
-_SECTIONS = ("fp16", "bf16", "bfloat16", "torch_autocast", "amp")
-"""Sections that set the precision, each with a key `enabled`."""
+_SECTIONS = {
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "torch_autocast": "",
+    "amp": "amp_fp16",
+}
+"""The precision of each section, which is on if its key `enabled` is true. The first one counts."""
 _AUTOCAST = {
     "bf16": "amp_bf16",
     "bfloat16": "amp_bf16",
@@ -101,25 +107,25 @@ def _read_precision(reading: Reading, data: dict[str, Any]) -> None:
         key: reading.truth(reading.at(data, f"{key}.enabled"), f"{key}.enabled", "precision")
         for key in _SECTIONS
     }
-    half = [key for key in _SECTIONS[:3] if on[key]]
-    if len(half) > 1 and half[0] == "fp16":
-        raise reading.fail("fp16.enabled", True, f"false if {half[1]}.enabled is true")
-    if half:
-        reading.put("precision", "fp16" if half[0] == "fp16" else "bf16", f"{half[0]}.enabled")
-    elif on["torch_autocast"]:
-        dtype = data["torch_autocast"].get("dtype")
-        if dtype is None:
-            reading.note("torch_autocast.enabled", "on, without a dtype", leaves_open="precision")
-        bare = dtype.removeprefix("torch.") if isinstance(dtype, str) else dtype
-        reading.read_word("precision", bare, "torch_autocast.dtype", _AUTOCAST)
-    elif on["amp"]:
-        reading.put("precision", "amp_fp16", "amp.enabled")
+    chosen = [key for key in _SECTIONS if on[key]]
+    if chosen[:1] == ["fp16"] and chosen[1:] and chosen[1].startswith("bf"):
+        raise reading.fail("fp16.enabled", True, f"false if {chosen[1]}.enabled is true")
+    if chosen[:1] == ["torch_autocast"]:
+        _read_autocast(reading, data["torch_autocast"].get("dtype"))
+    elif chosen:
+        reading.put("precision", _SECTIONS[chosen[0]], f"{chosen[0]}.enabled")
     elif on["fp16"] is False and False in (on["bf16"], on["bfloat16"]):
         reading.put("precision", "fp32", "fp16.enabled, bf16.enabled")
     else:
-        for key, state in on.items():
-            if state is False:
-                reading.note(f"{key}.enabled", "off; the precision itself is not stated")
+        for key in (key for key in on if on[key] is False):
+            reading.note(f"{key}.enabled", "off; the precision itself is not stated")
+
+
+def _read_autocast(reading: Reading, dtype: Any) -> None:
+    if dtype is None:
+        reading.note("torch_autocast.enabled", "on, without a dtype", leaves_open="precision")
+    bare = dtype.removeprefix("torch.") if isinstance(dtype, str) else dtype
+    reading.read_word("precision", bare, "torch_autocast.dtype", _AUTOCAST)
 
 
 def write_deepspeed(draft: Draft) -> None:
@@ -136,7 +142,7 @@ def write_deepspeed(draft: Draft) -> None:
     else:
         draft.place("zero_stage", _KEYS["zero_stage"])
     if isinstance(zero, bool) or (isinstance(zero, dict) and "cpu_offload" in zero):
-        why = "zero_optimization is in the old style; offload_optimizer is now a section with a device"
+        why = "zero_optimization is in the old style; offload_optimizer is a section now"
         draft.leave(why, *OFFLOADS)
     else:
         draft.place_keys(_KEYS, OFFLOADS)

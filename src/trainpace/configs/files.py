@@ -143,12 +143,14 @@ def lacking(text: str, file: str) -> dict[str, str]:
     kind = read.format
     if kind == "Lightning CLI" and not any(setting.name == "tp" for setting in read.settings):
         return _LACKS[kind] | {"tp": lightning.NO_TP}
-    if kind in _LACKS or is_python(file) or syntax_of(text, file) is not None:
+    launch = None
+    if kind not in _LACKS and not is_python(file) and syntax_of(text, file) is None:
+        launch = find_launch(text, file)
+    if launch is None:
         return _LACKS.get(kind, {})
-    launch = find_launch(text, file)
-    flags = set() if launch is None else {flag.name.replace("-", "_") for flag in launch.script}
-    lacks = accelerate.LACKS if launch is not None and launch.name == "accelerate" else {}
-    return lacks | (huggingface.LACKS if flags & huggingface.DISTINCTIVE else {})
+    flags = {flag.name.replace("-", "_") for flag in launch.script}
+    trainer = huggingface.LACKS if flags & huggingface.DISTINCTIVE else {}
+    return _LACKS.get(launch.name, {}) | trainer
 
 
 NEW_FILES = {
@@ -272,26 +274,20 @@ def write_changes(
         return Written(file=file, before=text, text=text, wrote=(), left=left)
     added = names if may_add is None else may_add
     draft = Draft(text, file, syntax_of(text, file), beside, added, changes.wanted)
-    if read.format == "Hugging Face TrainingArguments" and not huggingface.is_training_arguments(
-        draft.data
-    ):
-        draft.prefix = (huggingface.sections_with_arguments(draft.data)[0],)
+    if read.format == "Hugging Face TrainingArguments":
+        draft.prefix = huggingface.prefix_of(draft.data)
     for group in GROUPS:
         if names & group:
             draft = _with_group(draft, read.format, names & group)
-    left = {
-        name: why
-        for name, why in draft.left.items()
-        if name not in DERIVED and name not in draft.wrote
-    }
     before, after = changes.before, changes.after
-    left |= {name: NO_KEY for name in UNWRITTEN if getattr(before, name) != getattr(after, name)}
+    in_code = [name for name in UNWRITTEN if getattr(before, name) != getattr(after, name)]
+    left = {name: why for name, why in draft.left.items() if name not in DERIVED | draft.wrote}
     return Written(
         file=file,
         before=text,
         text=draft.text,
         wrote=tuple(sorted(draft.wrote)),
-        left=left,
+        left=left | dict.fromkeys(in_code, NO_KEY),
         notes=tuple(draft.notes),
     )
 
@@ -314,16 +310,16 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
         unchanged |= BATCH
     if unchanged:
         done = _one_pass(texts, changes, unchanged)
-    wrote = {name for f in done for name in f.wrote}
     why = f"it depends on {', '.join(sorted(stuck))}"
-    left = dict.fromkeys((unchanged & changes.names) - DERIVED, why) | stuck
-    left = {name: why for name, why in (_reasons(done, wanted) | left).items() if name not in wrote}
+    left = _reasons(done, wanted)
+    left |= dict.fromkeys((unchanged & changes.names) - DERIVED, why) | stuck
+    wrote = {name for f in done for name in f.wrote}
+    for name in wrote & left.keys():
+        del left[name]
     if wrote & {"micro_batch", "accumulation"}:
-        after = changes.after
+        size = f"{changes.after.nnodes} x {changes.after.nproc_per_node}"
         for name in left.keys() & {"nnodes", "nproc_per_node"}:
-            left[name] += (
-                f"; the batch sizes are for {after.nnodes} x {after.nproc_per_node} processes"
-            )
+            left[name] += f"; the batch sizes are for {size} processes"
     return Rewritten(files=tuple(done), left=left)
 
 
@@ -371,18 +367,23 @@ def _one_pass(
     order, done, wrote = list(WRITERS), {}, set[str]()
     for file in sorted(texts, key=lambda file: order.index(read[file].format)):
         others = [r for name, r in read.items() if name != file]
-        stated: set[str] = {s.name for r in others for s in r.settings}
-        if "sharding" in stated:
-            stated |= {"zero_stage"}
-        if stated & {"world_size", "nproc_per_node"}:
-            stated |= {"world_size", "nproc_per_node"}
         beside = frozenset(r.format for r in others)
+        stated = _stated_by(others)
         if read[file].format == "Hugging Face TrainingArguments" and "DeepSpeed" in beside:
             stated -= _COMPARED
         may_add = frozenset(changes.names - stated - wrote)
         done[file] = write_changes(texts[file], file, changes, beside, may_add, unchanged)
         wrote |= set(done[file].wrote)
     return [done[file] for file in texts]
+
+
+def _stated_by(files: Sequence[ConfigFile]) -> set[str]:
+    """Return the settings that files state, directly or by another setting."""
+    stated: set[str] = {s.name for file in files for s in file.settings}
+    for group in ({"world_size", "nproc_per_node"}, {"sharding", "zero_stage"}):
+        if stated & (group - {"zero_stage"}):
+            stated |= group
+    return stated
 
 
 def still_says(written: Written, name: str, wanted: Mapping[str, Value]) -> bool:
@@ -470,20 +471,17 @@ def _with_group(draft: Draft, kind: str, names: frozenset[str]) -> Draft:
 
 def _is_sound(before: ConfigFile, after: ConfigFile, draft: Draft, names: frozenset[str]) -> bool:
     """Return True if the file now states the wanted values, and everything else as before."""
-    if before.format != after.format:
-        return False
-    touched = names | ({"sharding"} if "zero_stage" in names else set())
-    touched |= {
-        note.leaves_open for note in before.notes if note.leaves_open
-    }  # what was open may be said now
-    others = [
+    # settings that were open may be stated now
+    touched = names | {note.leaves_open for note in before.notes}
+    if "zero_stage" in names:
+        touched |= {"sharding"}
+    kept, still = (
         {(s.name, s.value) for s in file.settings if s.name not in touched}
         for file in (before, after)
-    ]
-    checked = (names | {"sharding"}) - (names & draft.left.keys() - draft.wrote)
-    return others[0] == others[1] and all(
-        _is_wanted(setting, after, draft) for setting in after.settings if setting.name in checked
     )
+    checked = (names | {"sharding"}) - (names & draft.left.keys() - draft.wrote)
+    wanted = all(_is_wanted(s, after, draft) for s in after.settings if s.name in checked)
+    return before.format == after.format and kept == still and wanted
 
 
 def _is_wanted(setting: Setting, after: ConfigFile, draft: Draft) -> bool:
@@ -561,7 +559,8 @@ def new_file(
 
 
 _CORE = frozenset(
-    "devices num_nodes strategy precision accumulate_grad_batches max_epochs max_steps accelerator".split()
+    "devices num_nodes strategy precision accumulate_grad_batches max_epochs max_steps"
+    " accelerator".split()
 )
 """Arguments that distinguish Lightning's Trainer from other classes with that name."""
 _CLASSES = ("Arguments", "Args", "Config")
@@ -707,10 +706,9 @@ def _pairs_of(node: ast.expr) -> list[tuple[str, ast.expr]] | None:
     if isinstance(node, ast.Call):
         return [(keyword.arg or "**", keyword.value) for keyword in node.keywords]
     assert isinstance(node, ast.Dict)
-    keys = [ast.Constant("**") if key is None else key for key in node.keys]
-    names = [key.value for key in keys if isinstance(key, ast.Constant)]
+    names = ["**" if key is None else getattr(key, "value", None) for key in node.keys]
     texts = [name for name in names if isinstance(name, str)]
-    return list(zip(texts, node.values, strict=True)) if len(texts) == len(keys) else None
+    return list(zip(texts, node.values, strict=True)) if texts == names else None
 
 
 def _literal(node: ast.expr, key: str, unread: list[tuple[str, ast.expr]]) -> Any:
@@ -734,7 +732,7 @@ def _literal(node: ast.expr, key: str, unread: list[tuple[str, ast.expr]]) -> An
 def _nested_literals(
     node: ast.Dict | ast.Call, nested: _Found, key: str, unread: list[tuple[str, ast.expr]]
 ) -> Any:
-    """Return a nested dict. A strategy's class becomes class_path and init_args, as in Lightning's files."""
+    """Return a nested dict. A strategy's class becomes class_path and init_args."""
     called = "dict"
     if isinstance(node, ast.Call):
         called = _name_of(node.func)

@@ -50,7 +50,7 @@ NAMES_OF = {
     "compile": ("torch_compile",),
     "dataloader_workers": ("dataloader_num_workers",),
 }
-"""The arguments for a setting. The last one, known to transformers 4 and 5, is added if there is none."""
+"""The arguments for a setting. If there is none, the last one is added, which all versions know."""
 _MESH = "TrainingArguments take the device mesh from the code or from accelerate's file"
 _OFFLOAD = "TrainingArguments take it from a DeepSpeed file"
 LACKS = {"pp": "the Trainer has no pipeline parallelism"}
@@ -74,6 +74,11 @@ def sections_with_arguments(data: dict[str, Any]) -> list[str]:
     return [
         key for key, part in data.items() if isinstance(part, dict) and is_training_arguments(part)
     ]
+
+
+def prefix_of(data: dict[str, Any]) -> tuple[str, ...]:
+    """Return the user's own key above the arguments, if any."""
+    return () if is_training_arguments(data) else (sections_with_arguments(data)[0],)
 
 
 def read_training_arguments(data: dict[str, Any], file: str, prefix: str = "") -> ConfigFile:

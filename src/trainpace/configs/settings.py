@@ -1,4 +1,4 @@
-"""Settings of all tools under one set of names, and the cross-check of files that state the same settings."""
+"""Settings of all tools under one set of names, and the cross-check of several files."""
 
 import math
 import re
@@ -330,23 +330,26 @@ def agreed(files: Sequence[ConfigFile]) -> Combined:
 
 def _agreeing(files: Sequence[ConfigFile]) -> tuple[dict[str, Setting], list[Clash]]:
     by_name: dict[str, list[Setting]] = {}
-    for file in files:
-        for setting in file.settings:
-            by_name.setdefault(setting.name, []).append(setting)
+    for setting in (setting for file in files for setting in file.settings):
+        by_name.setdefault(setting.name, []).append(setting)
     deepspeed = {file.file for file in files if file.format == "DeepSpeed"}
     values: dict[str, Setting] = {}
     clashes = []
     for name, settings in by_name.items():
-        different = {s.value for s in settings}
-        if name == "precision" and any(s.file in deepspeed for s in settings):
-            different = {AUTOCAST_OF.get(str(value), value) for value in different}
-        if len(different) == 1:
+        if _agree(settings, deepspeed):
             values[name] = settings[0]
         else:
             statements = ", ".join(f"{s.value} in {s.file} ({s.key})" for s in settings)
             text = f"{name} is {statements}."
             clashes.append(Clash(name=name, settings=tuple(settings), text=text))
     return values, clashes
+
+
+def _agree(settings: Sequence[Setting], deepspeed: set[str]) -> bool:
+    different = {s.value for s in settings}
+    if settings[0].name == "precision" and deepspeed & {s.file for s in settings}:
+        different = {AUTOCAST_OF.get(str(value), value) for value in different}
+    return len(different) == 1
 
 
 def _filled_in(notes: list[Note], values: dict[str, Setting]) -> list[Note]:
@@ -360,13 +363,14 @@ def _filled_in(notes: list[Note], values: dict[str, Setting]) -> list[Note]:
 
 
 class _Arithmetic:
-    """The cross-check of counts: world size = nodes x processes, global batch = micro-batches x ranks.
+    """The cross-check of counts: of ranks (nodes x processes), and of samples in a global batch.
 
     `unsure` holds settings that clash or whose values are unknown.
     """
 
     def __init__(self, values: dict[str, Setting], unsure: set[str]) -> None:
         self._values, self._unsure = values, unsure
+        self._missing = unsure - values.keys()
         self._found: list[Clash] = []
 
     def clashes(self) -> list[Clash]:
@@ -379,7 +383,7 @@ class _Arithmetic:
         self._found.append(Clash(name=name, settings=settings, text=text))
 
     def _ranks(self) -> tuple[int, list[Setting]] | None:
-        """Return the number of ranks and its settings, or None if it is unknown or contradictory."""
+        """Return the number of ranks and its settings; None if it is unknown or contradictory."""
         world, nodes, processes, gpus = map(
             self._values.get, ("world_size", "nnodes", "nproc_per_node", "gpus_per_node")
         )
@@ -400,18 +404,15 @@ class _Arithmetic:
                 self._add("world_size", text, world, nodes, per_node)
                 if processes:
                     return None
-        if world:
-            return int(world.value), [world]
-        if not processes or "world_size" in self._unsure:
-            return None
-        if nodes:
-            return int(processes.value) * int(nodes.value), [processes, nodes]
         # every launcher starts one node unless told otherwise
-        return None if "nnodes" in self._unsure else (int(processes.value), [processes])
+        used = [world] if world else [processes, nodes]
+        known = world or (processes and not self._missing & {"world_size", "nnodes"})
+        settings = [setting for setting in used if setting]
+        return (math.prod(int(s.value) for s in settings), settings) if known else None
 
     def _check_batch(self, ranks: int, used: list[Setting]) -> None:
         shards = [self._values[name] for name in ("tp", "pp", "cp") if name in self._values]
-        if self._unsure & {"tp", "pp", "cp"} - {s.name for s in shards}:
+        if self._missing & {"tp", "pp", "cp"}:
             return
         divisor = math.prod(int(shard.value) for shard in shards)
         if ranks % divisor:
@@ -422,9 +423,8 @@ class _Arithmetic:
             )
             self._add("world_size", text, *used, *shards)
             return
-        total, micro, accumulation = map(
-            self._values.get, ("global_batch", "micro_batch", "accumulation")
-        )
+        batch = [self._values.get(n) for n in ("global_batch", "micro_batch", "accumulation")]
+        total, micro, accumulation = batch
         if not (total and micro and accumulation):
             return
         samples = int(micro.value) * int(accumulation.value) * (ranks // divisor)

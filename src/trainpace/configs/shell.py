@@ -144,7 +144,7 @@ def _read_include(reading: Reading, value: str, key: str) -> None:
 
 
 def _read_script(launch: Launch, reading: Reading) -> None:
-    """Read Hugging Face's arguments among the script's flags: `--flag value`, `--flag=value`, `--flag`."""
+    """Read Hugging Face's arguments among the script's flags."""
     arguments: dict[str, Any] = {}
     for flag in launch.script:
         name, value = flag.name.replace("-", "_"), flag.value
@@ -204,23 +204,22 @@ def _flag_of(draft: Draft, setting: str) -> str:
 
 def _write_world(draft: Draft) -> None:
     launch = draft.launch
-    accelerate = launch.name == "accelerate"
-    if accelerate and draft.names & {"nnodes", "nproc_per_node"}:
+    if launch.name == "accelerate" and draft.names & {"nnodes", "nproc_per_node"}:
         draft.names |= {"world_size"}
-    include = launch.flag("include", "i") if launch.name == "deepspeed" else None
-    for name in ("world_size", "nnodes", "nproc_per_node"):
-        if name not in launch.launcher.reads.values():
-            continue
-        if include is not None:
-            draft.leave(f"{include.written} lists the GPUs: choose them by hand", name)
-            continue
+    names = [n for n in ("world_size", "nnodes", "nproc_per_node") if launch.names_of(n)]
+    if launch.name == "deepspeed" and (include := launch.flag("include", "i")):
+        draft.leave(f"{include.written} lists the GPUs: choose them by hand", *names)
+        return
+    for name in names:
+        # a launcher starts one node by default
         draft.place(name, _flag_of(draft, name), adds=name != "nnodes" or draft.want["nnodes"] != 1)
         if name not in draft.left:
-            draft.keep(name)  # a launcher starts one node by default
-    if accelerate and "world_size" in draft.wrote:
-        draft.keep("nproc_per_node")
-    if accelerate and "world_size" in draft.names and draft.want["world_size"] == 1:
-        _drop_multi_gpu(draft)
+            draft.keep(name)
+    if launch.name == "accelerate":
+        if "world_size" in draft.wrote:
+            draft.keep("nproc_per_node")
+        if "world_size" in draft.names and draft.want["world_size"] == 1:
+            _drop_multi_gpu(draft)
 
 
 def _drop_multi_gpu(draft: Draft) -> None:
@@ -364,7 +363,7 @@ def _check_launch(launch: Launch, asked: _Asked, own: Options, reading: Reading)
 
 
 def _directives(text: str) -> tuple[list[re.Match[str]], list[re.Match[str]]]:
-    """Return the #SBATCH lines before the first command, and those after it, which Slurm ignores."""
+    """Return the #SBATCH lines before the first command, and the ignored ones after it."""
     first = next((start for start, end in lines_of(text) if text[start:end].strip()), len(text))
     matches = list(_DIRECTIVE.finditer(text))
     return [m for m in matches if m.start() < first], [m for m in matches if m.start() >= first]
@@ -393,7 +392,7 @@ def _options(text: str, reading: Reading) -> Options:
 
 
 def _pairs(words: list[Word], reading: Reading) -> Iterator[tuple[str, Word]]:
-    """Yield options by their long names: `-N2 --time 1:00 --exclusive` has nodes 2, time 1:00, exclusive ""."""
+    """Yield options by their long names: `-N2 --exclusive` gives nodes "2" and exclusive ""."""
     rest = iter(words)
     following = next(rest, None)
     while following is not None:
@@ -418,23 +417,31 @@ def _gpus_per_node(
 ) -> tuple[int | None, str]:
     """Return the GPUs per node, and the option that states them."""
     for key in ("gpus-per-node", "gres"):
-        written = f"#SBATCH --{key}"
-        # such as gpu:a100:4(S:0-1)
-        parts = re.sub(r"\([^)]*\)", "", options.get(key, "")).split(",")
-        if key == "gres":
-            gpus = (part.removeprefix("gres/") for part in parts)
-            parts = [part[4:] for part in gpus if re.match(r"gpu([:=]|$)", part)]
-        if key in options and parts:
+        parts = _gpu_parts(options, key)
+        if parts:
+            written = f"#SBATCH --{key}"
             return sum(_gpu_count(part, written, reading) for part in parts) or None, written
-    total = _gpu_count(options["gpus"], "#SBATCH --gpus", reading) if "gpus" in options else 0
+    key = "#SBATCH --gpus"
+    total = _gpu_count(options["gpus"], key, reading) if "gpus" in options else 0
     if total and nodes and total % nodes == 0:
-        return total // nodes, "#SBATCH --gpus"
+        return total // nodes, key
     if total:
-        reading.note("#SBATCH --gpus", f"{total} over all nodes; the number per node is unknown")
-    if "gpus-per-task" in options:
-        text = f"{options['gpus-per-task']}: the GPUs per node follow from the tasks"
+        reading.note(key, f"{total} over all nodes; the number per node is unknown")
+    if per_task := options.get("gpus-per-task"):
+        text = f"{per_task}: the GPUs per node follow from the tasks"
         reading.note("#SBATCH --gpus-per-task", text)
     return None, ""
+
+
+def _gpu_parts(options: dict[str, str], key: str) -> list[str]:
+    """Return the GPUs in an option such as gpu:a100:4(S:0-1), without "gpu"."""
+    if key not in options:
+        return []
+    parts = re.sub(r"\([^)]*\)", "", options[key]).split(",")
+    if key == "gres":
+        gpus = (part.removeprefix("gres/") for part in parts)
+        parts = [part[4:] for part in gpus if re.match(r"gpu([:=]|$)", part)]
+    return parts
 
 
 def _gpu_count(written: str, key: str, reading: Reading) -> int:
@@ -581,18 +588,19 @@ def _write_job_size(draft: Draft, launched: bool) -> None:
         _whole(options[key].value if key in options else None, key, quiet)
         for key in ("nodes", "ntasks")
     )
-    may_add_nodes = nodes != 1 and "nnodes" in draft.may_add
-    if "nnodes" in draft.names and ("nodes" in options or may_add_nodes):
+    may_add = nodes != 1 and "nnodes" in draft.may_add
+    writes_nodes = "nnodes" in draft.names and ("nodes" in options or may_add)
+    if writes_nodes:
         _put(draft, "nodes", str(nodes))
-        draft.keep("nnodes")
-    elif nodes == 1:
+    if writes_nodes or nodes == 1:
         draft.keep("nnodes")
     # a launcher is started once per node
     starts = tasks // (old_nodes or 1) if launched and tasks else per_node
     if tasks is not None:
         _put(draft, "ntasks", str(starts * nodes))
     if not launched:
-        if "ntasks-per-node" in options or (tasks is None and "nproc_per_node" in draft.may_add):
+        may_add = tasks is None and "nproc_per_node" in draft.may_add
+        if "ntasks-per-node" in options or may_add:
             _put(draft, "ntasks-per-node", str(per_node))
         draft.keep("nproc_per_node", "world_size")
     _write_srun(draft, {"nodes": nodes, "ntasks": starts * nodes, "ntasks-per-node": starts})

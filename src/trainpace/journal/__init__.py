@@ -1,4 +1,4 @@
-"""The experiment database: every measured run, on SQLite or PostgreSQL. Importing this room imports no database."""
+"""The journal of measured runs, on SQLite or PostgreSQL. Its import loads no database."""
 
 from typing import TYPE_CHECKING
 

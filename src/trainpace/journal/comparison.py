@@ -1,4 +1,4 @@
-"""Measured runs compared: two runs, sweeps or recordings with each other, and runs with the forecasts that were made for them."""
+"""Measured runs compared: with each other, with their forecasts, and with packaged public runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainpace.core.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.core.outcome import STEP_PARTS, Interval
 from trainpace.core.records import Record
 from trainpace.core.stats import noise_of, repeat_interval
-from trainpace.journal.entry import UNKNOWN, Entry
+from trainpace.journal.entry import UNKNOWN, Entry, shared_fields
 
 if TYPE_CHECKING:
     from trainpace.watch import Recording
@@ -33,7 +33,8 @@ from trainpace.journal.store import Journal, Query, names_of
 from trainpace.workload import ModelSpec
 
 TOLERANCE = 0.05
-"""Steps of different processes of one program on one machine differ by a few per cent, more than steps of one process."""
+"""Allowed slowdown. Steps differ by a few percent between processes, more than within one
+process."""
 _CONDITIONS = (
     "model device num_devices sequence_length image_size mode loss seed commit workload_key".split()
 )
@@ -41,10 +42,11 @@ _MEMORY = ("peak_memory_gib", "reserved_memory_gib")
 
 
 class Ratio(Record):
-    """Step time of B divided by that of A, with its interval, None where a run has no interval.
+    """Step time of B divided by that of A, with its interval if both runs have one.
 
-    `beyond_noise`: whether the interval excludes 1. Steps within one process vary less than runs on different days, so
-    a ratio near 1 that is beyond the noise of the steps may still be chance.
+    `beyond_noise` is True if the interval excludes 1. Steps within one process vary less than runs
+    on
+    different days, so a ratio near 1 beyond the noise may still be chance.
     """
 
     batch: int
@@ -57,7 +59,8 @@ class Ratio(Record):
 
 
 class Difference(Record):
-    """A condition, a part of the step in ms, or memory in GiB, of A and of B; "" where it is not stated."""
+    """A condition, a part of the step in ms, or memory in GiB, of A and of B; "" if it is
+    missing."""
 
     name: str
     a: str | float
@@ -65,9 +68,10 @@ class Difference(Record):
 
 
 class Comparison(Record):
-    """A compared with B, each a run (one entry) or a sweep (one entry per batch size).
+    """A compared with B. Each is a run (one entry) or a sweep (one entry per batch size).
 
-    `ratios`: one per micro-batch size that both have; `samples_per_second`: at the best batch of each side.
+    `ratios` has one item per micro-batch size of both. `samples_per_second` is at each side's best
+    batch.
     """
 
     a: tuple[str, ...]
@@ -81,31 +85,43 @@ class Comparison(Record):
 
 
 def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
-    """Compare two runs, or the runs of two sweeps: of each batch size the middle one, with the interval that its sweep's repeats
-    tell, where there are any."""
+    """Compare two runs, or the runs of two sweeps.
+
+    Of each batch size of a sweep the middle run counts, with the interval of the sweep's repeats.
+    """
     single = len(a) == 1 and len(b) == 1
     pairs = [(a[0], b[0])] if single else _same_batch(a, b)
     intervals = {} if single else _repeat_intervals(a) | _repeat_intervals(b)
     ratios = tuple(ratio for pair in pairs if (ratio := ratio_of(*pair, intervals)) is not None)
-    best = [
-        max((entry.samples_per_second or 0.0 for entry in side), default=0.0) for side in (a, b)
-    ]
-    return Comparison(
+    made = Comparison(
         a=tuple(entry.id for entry in a),
         b=tuple(entry.id for entry in b),
         conditions=_conditions(a[0], b[0], single) if a and b else (),
-        parts_ms=_side_by_side(a[0].step, b[0].step, STEP_PARTS, "_ms") if single else (),
-        memory_gib=_side_by_side(a[0], b[0], _MEMORY, "_memory_gib") if single else (),
+        parts_ms=(),
+        memory_gib=(),
         ratios=ratios,
-        samples_per_second=(
-            Difference(name="samples per second", a=best[0], b=best[1]) if all(best) else None
-        ),
+        samples_per_second=_rates(_best_rate(a), _best_rate(b)),
         median_ratio=statistics.median(ratio.ratio for ratio in ratios) if ratios else None,
+    )
+    if not single:
+        return made
+    return replace(
+        made,
+        parts_ms=_side_by_side(a[0].step, b[0].step, STEP_PARTS, "_ms"),
+        memory_gib=_side_by_side(a[0], b[0], _MEMORY, "_memory_gib"),
     )
 
 
+def _best_rate(side: Sequence[Entry]) -> float:
+    return max((entry.samples_per_second or 0.0 for entry in side), default=0.0)
+
+
+def _rates(a: float, b: float) -> Difference | None:
+    return Difference(name="samples per second", a=a, b=b) if a and b else None
+
+
 def ratio_of(a: Entry, b: Entry, intervals: Mapping[str, Interval] | None = None) -> Ratio | None:
-    """Step time of B divided by that of A; None where one of them has none. `intervals`: by id, in place of the runs' own."""
+    """Return step time B / step time A, or None. `intervals` override those of the runs, by id."""
     if not a.step_time_ms or not b.step_time_ms:
         return None
     one, other = ((intervals or {}).get(entry.id, entry.interval_ms) for entry in (a, b))
@@ -119,7 +135,8 @@ def ratio_between(
     b_interval: Interval | None,
     batch: int = 0,
 ) -> Ratio:
-    """B divided by A. The intervals are taken as independent: their half-widths, as logarithms, add up as squares."""
+    """Return B / A. The intervals are independent: their half-widths in logarithms add in
+    squares."""
     ratio = b_ms / a_ms
     low = high = None
     if a_interval and b_interval and a_interval.low > 0 and b_interval.low > 0:
@@ -161,7 +178,7 @@ def _middle(entries: Sequence[Entry]) -> Entry:
 
 
 def _repeat_intervals(side: Sequence[Entry]) -> dict[str, Interval]:
-    """By the middle run of each batch size, where its repeats say that one more would fall."""
+    """Return the interval for one more run, by the id of the middle run of each batch size."""
     groups = _by_batch(side)
     medians = {
         batch: [e.step_time_ms for e in some if e.step_time_ms] for batch, some in groups.items()
@@ -175,7 +192,10 @@ def _repeat_intervals(side: Sequence[Entry]) -> dict[str, Interval]:
 
 
 def _conditions(a: Entry, b: Entry, single: bool) -> tuple[Difference, ...]:
-    """Differences between the runs, their executions (for sweeps without the batch) and their environments."""
+    """Return the differences between two runs, their executions and their environments.
+
+    For sweeps the batch size does not count.
+    """
 
     def facts(entry: Entry) -> dict[str, str]:
         own = {
@@ -202,7 +222,7 @@ def _conditions(a: Entry, b: Entry, single: bool) -> tuple[Difference, ...]:
 def _side_by_side(
     a: object, b: object, names: Iterable[str], suffix: str
 ) -> tuple[Difference, ...]:
-    """The numbers of these names that both sides state, unless both are 0; their names without the suffix."""
+    """Return the numbers that both sides have, unless both are 0. Names lose the suffix."""
     return tuple(
         Difference(name=name.removesuffix(suffix), a=left, b=right)
         for name in names
@@ -213,7 +233,8 @@ def _side_by_side(
 
 
 class Pace(Record):
-    """The median step of a run's slowest rank, and the samples per step over all ranks (0: unknown)."""
+    """The median step of a run's slowest rank, and the samples per step over all ranks (0 if
+    unknown)."""
 
     run: str
     step_ms: float
@@ -223,7 +244,11 @@ class Pace(Record):
 
 
 class Guarded(Record):
-    """`regressed`: the lower end of the ratio's interval, or without intervals the ratio itself, is above 1 + tolerance."""
+    """Two paces compared.
+
+    `regressed` is True if the lower end of the ratio's interval is above 1 + tolerance; without
+    intervals, if the ratio itself is.
+    """
 
     baseline: Pace
     now: Pace
@@ -233,9 +258,9 @@ class Guarded(Record):
 
 
 def pace_of_recording(recording: Recording, run: str) -> Pace:
-    """Raises UnreadableInput for a recording without training steps."""
+    """Return the pace of a recording. Raises UnreadableInput if it has no training steps."""
     if not recording.ranks:
-        raise UnreadableInput(f"{run} holds no training steps: {recording.seen}")
+        raise UnreadableInput(f"{run} contains no training steps: {recording.seen}")
     slowest = max(recording.ranks, key=lambda r: r.median_ms)
     interval = Interval(
         low=slowest.median_ms_low,
@@ -254,7 +279,8 @@ def pace_of_recording(recording: Recording, run: str) -> Pace:
 
 
 def pace_of_entry(entry: Entry) -> Pace:
-    """The pace of a run in the journal. Raises TrainpaceError for a run without a step time."""
+    """Return the pace of a run in the journal. Raises TrainpaceError for a run without a step
+    time."""
     if not entry.step_time_ms:
         raise TrainpaceError(
             f"run {entry.id[:8]} has no step time ({entry.reason or entry.outcome})."
@@ -269,17 +295,20 @@ def pace_of_entry(entry: Entry) -> Pace:
 
 
 def guard(baseline: Pace, now: Pace, tolerance: float = TOLERANCE) -> Guarded:
-    """Compare two paces. Raises Contradiction where their samples per step or numbers of ranks differ."""
+    """Compare two paces. Raises Contradiction if their samples per step or numbers of ranks
+    differ."""
     if baseline.samples and now.samples and abs(baseline.samples - now.samples) > 0.5:
         raise Contradiction(
-            f"a step takes {now.samples:g} samples, and {baseline.samples:g} in {baseline.run}:"
-            " their times do not compare.",
+            (
+                f"a step has {now.samples:g} samples, but {baseline.samples:g} in "
+                f"{baseline.run}, so their times do not compare."
+            ),
             "Record a baseline with this batch.",
         )
     if baseline.ranks != now.ranks:
         raise Contradiction(
-            f"it trained on {now.ranks} ranks, and {baseline.run} on {baseline.ranks}.",
-            "Record a baseline of its own.",
+            f"this run trained on {now.ranks} ranks, but {baseline.run} on {baseline.ranks}.",
+            "Record a baseline with this number of ranks.",
         )
     ratio = ratio_between(baseline.step_ms, baseline.interval_ms, now.step_ms, now.interval_ms)
     least = ratio.ratio if ratio.low is None else ratio.low
@@ -293,14 +322,15 @@ def guard(baseline: Pace, now: Pace, tolerance: float = TOLERANCE) -> Guarded:
 
 
 LATELY = 20
-"""The number of runs that count as the latest."""
+"""Number of runs that count as the latest."""
 
 
 class Score(Record):
-    """Errors of `n` forecasts in per cent of the measured step: (forecast - measured) / measured.
+    """Errors of `n` forecasts in percent of the measured step: (forecast - measured) / measured.
 
-    `bias_pct`: the median of the signed errors. `coverage_pct`: the share of measurements inside their forecast's
-    interval, over the `n_with_interval` that had one.
+    `bias_pct` is the median of the signed errors. `coverage_pct` is the share of measurements
+    inside
+    their forecast's interval, over the `n_with_interval` that have one.
     """
 
     name: str
@@ -313,7 +343,7 @@ class Score(Record):
 
 
 class Point(Record):
-    """The mean absolute error in per cent over the last `LATELY` runs up to this one, and over all runs so far."""
+    """The mean absolute error in percent over the last `LATELY` runs, and over all runs so far."""
 
     created_at: str
     lately_pct: float
@@ -331,15 +361,17 @@ class Scores(Record):
 
 
 def error_pct(entry: Entry) -> float | None:
-    """The signed error of the entry's forecast in per cent; None without a forecast or a measured time."""
+    """Return the signed error of an entry's forecast in percent, or None."""
     if entry.forecast_ms is None or not entry.step_time_ms:
         return None
     return 100 * (entry.forecast_ms - entry.step_time_ms) / entry.step_time_ms
 
 
 def scores(entries: Iterable[Entry]) -> Scores:
-    """Scores of the entries that have both a forecast and a measured time, but for imported ones: their forecasts were made
-    when they came."""
+    """Score the entries that have both a forecast and a measured time.
+
+    Imported runs do not count: their forecasts were made at the import.
+    """
     scored = sorted(
         (e for e in entries if error_pct(e) is not None and e.kind != "import"),
         key=lambda e: (e.created_at, e.id),
@@ -355,14 +387,9 @@ def scores(entries: Iterable[Entry]) -> Scores:
 
 def score(name: str, entries: Sequence[Entry]) -> Score:
     errors = [error for entry in entries if (error := error_pct(entry)) is not None]
-    inside = [
-        entry.forecast_low_ms <= entry.step_time_ms <= entry.forecast_high_ms
-        for entry in entries
-        if entry.forecast_low_ms is not None
-        and entry.forecast_high_ms is not None
-        and entry.step_time_ms
-    ]
     sizes = [abs(error) for error in errors]
+    bounds = [(e.forecast_low_ms, e.step_time_ms, e.forecast_high_ms) for e in entries]
+    inside = _inside(bounds)
     return Score(
         name=name,
         n=len(errors),
@@ -372,6 +399,11 @@ def score(name: str, entries: Sequence[Entry]) -> Score:
         n_with_interval=len(inside),
         coverage_pct=100 * sum(inside) / len(inside) if inside else None,
     )
+
+
+def _inside(bounds: Iterable[tuple[float | None, float | None, float | None]]) -> list[bool]:
+    """Return, for each complete (low, measured, high), whether the interval contains it."""
+    return [low <= ms <= high for low, ms, high in bounds if low is not None and ms and high]
 
 
 def _by(entries: Sequence[Entry], key: Callable[[Entry], str]) -> tuple[Score, ...]:
@@ -392,15 +424,18 @@ def _over_time(entries: Sequence[Entry]) -> tuple[Point, ...]:
 
 
 PUBLIC = "public:"
-"""Before the id of a public run."""
+"""Prefix of the id of a public run."""
 MINE = "mine"
-"""In a comparison: the newest own run that is most like the other side."""
+"""Name in a comparison for the newest own run that is most like the other side."""
 
 
 class PublicQuery(Record):
-    """Filters that all must hold, as in `Query`. `source` matches a part in any case, and so do `model` and `device`, and
-    `optimizer` whole words, unless `exact`. Sources spell differently: blanks, "-" and "_" make no difference in a model or an
-    optimizer."""
+    """Filters that must all hold, as in `Query`.
+
+    `source`, `model` and `device` match a part in any case, and `optimizer` whole words, unless
+    `exact`.
+    Spaces, "-" and "_" make no difference in a model or an optimizer.
+    """
 
     model: str = ""
     device: str = ""
@@ -415,7 +450,8 @@ class PublicQuery(Record):
 
 
 def matching(query: PublicQuery, runs: Sequence[PublicRun] | None = None) -> list[PublicRun]:
-    """The public runs that fulfil a query, in their order: by collection, model, card and batch. `kind`: of model."""
+    """Return the matching public runs, by collection, model, card and batch. `kind` is the
+    model's."""
     q = query
     parts = {name: getattr(q, name).casefold() for name in ("source", "text")}
     names = {"model": _folded(q.model), "device": q.device.casefold()}
@@ -443,21 +479,23 @@ def matching(query: PublicQuery, runs: Sequence[PublicRun] | None = None) -> lis
 
 
 def _folded(name: str) -> str:
-    """ResNet-50, resnet_50 and resnet50 are one."""
+    """Return one spelling of a name: ResNet-50, resnet_50 and resnet50 are the same."""
     return re.sub(r"[-_\s]", "", name.casefold()) or name.casefold()
 
 
 def _spaced(name: str) -> str:
-    """The words of a name between blanks, so that "sgd" is a part of "SGD momentum" but "adam" none of "AdamW"."""
+    """Return the words of a name between spaces: "sgd" is part of "SGD momentum", "adam" not of
+    "AdamW"."""
     words = re.findall(r"[^\W_]+", name.casefold())
     return f" {' '.join(words)} " if words else ""
 
 
 def public_query(query: Query, kind: str = "") -> PublicQuery:
-    """The same filters on public runs. Raises TrainpaceError for one that only own runs have."""
+    """Return the same filters for public runs. Raises TrainpaceError for one that only own runs
+    have."""
     for name in ("outcome", "sweep", "workload_key", "since", "kind"):
         if getattr(query, name):
-            raise TrainpaceError(f"public runs have no `{name}` to be filtered by.")
+            raise TrainpaceError(f"public runs cannot be filtered by `{name}`.")
     shared = {
         name: getattr(query, name) for name in PublicQuery.__struct_fields__ if hasattr(query, name)
     }
@@ -469,8 +507,12 @@ def is_public(id_: str) -> bool:
 
 
 def public_run(id_: str) -> PublicRun:
-    """The public run with an id, with or without ``public:``; its first digits are enough. Raises UnknownName, or TrainpaceError
-    where several match."""
+    """Return the public run whose id begins with these digits, with or without ``public:``.
+
+    Raises:
+        UnknownName: if there is none.
+        TrainpaceError: if there are several.
+    """
     wanted = id_.strip().lower().removeprefix(PUBLIC)
     found = (
         [run for run in public_runs() if run.id.startswith(wanted)]
@@ -487,42 +529,48 @@ def public_run(id_: str) -> PublicRun:
 
 
 def compared(journal: Journal, a: str, b: str) -> Comparison:
-    """Two sides compared, each a run or sweep of the journal, ``public:ID``, or ``mine``."""
-    sides: list[list[Entry] | None] = [
-        None if side.strip().lower() == MINE else _side(journal, side) for side in (a, b)
-    ]
-    for i, other in ((0, sides[1]), (1, sides[0])):
-        if sides[i] is None:
-            if other is None:
-                raise TrainpaceError(
-                    f"{MINE!r} stands for the own run most like the other side: name that one."
-                )
-            sides[i] = [_mine(journal, other[0])]
-    left, right = ([] if side is None else side for side in sides)
+    """Compare two sides, each a run or sweep of the journal, ``public:ID``, or ``mine``."""
+    public = [public_run(side) if is_public(side) else None for side in (a, b)]
+    left, right = _sides(journal, a, b)
     made = compare(left, right)
-    stated = [_run_named(a), _run_named(b)]
-    public = {entry_of_public(run).id: f"{PUBLIC}{run.id}" for run in stated if run is not None}
+    names = {entry_of_public(run).id: f"{PUBLIC}{run.id}" for run in public if run is not None}
+    if not names:
+        return made
     made = replace(
         made,
-        a=tuple(public.get(id_, id_) for id_ in made.a),
-        b=tuple(public.get(id_, id_) for id_ in made.b),
+        a=tuple(names.get(id_, id_) for id_ in made.a),
+        b=tuple(names.get(id_, id_) for id_ in made.b),
     )
-    if not public or len(left) != 1 or len(right) != 1:
+    if len(left) != 1 or len(right) != 1:
         return made
-    return _with_global_batch(
-        made, _global_batch(stated[0], left[0]), _global_batch(stated[1], right[0])
-    )
+    batches = (_global_batch(public[0], left[0]), _global_batch(public[1], right[0]))
+    return _with_global_batch(made, *batches)
+
+
+def _sides(journal: Journal, a: str, b: str) -> list[list[Entry]]:
+    """Return the runs of both sides. ``mine`` depends on the other side."""
+    sides = [[] if side.strip().lower() == MINE else _side(journal, side) for side in (a, b)]
+    if sides == [[], []]:
+        raise TrainpaceError(
+            f"{MINE!r} stands for the own run most like the other side: name that one."
+        )
+    return [
+        side or [_mine(journal, other[0])]
+        for side, other in zip(sides, reversed(sides), strict=True)
+    ]
 
 
 def _global_batch(run: PublicRun | None, entry: Entry) -> int:
-    """Samples a step: of a public run as its source states them, which no accumulation or parallelism that is told may give."""
+    """Return the samples per step. A public run's source may state a number that nothing else
+    gives."""
     return (
         run.global_batch if run is not None and run.global_batch else entry.execution.global_batch
     )
 
 
 def _with_global_batch(made: Comparison, a: int, b: int) -> Comparison:
-    """The comparison with the samples that a step of either side took, where they differ, and with the throughputs of these."""
+    """Add the samples per step of both sides if they differ, and the throughputs that follow from
+    them."""
     conditions = (
         *made.conditions,
         *([Difference(name="global_batch", a=str(a), b=str(b))] if a != b else []),
@@ -530,12 +578,8 @@ def _with_global_batch(made: Comparison, a: int, b: int) -> Comparison:
     pace = made.samples_per_second
     if made.ratios:
         (ratio,) = made.ratios
-        pace = Difference(name="samples per second", a=1e3 * a / ratio.a_ms, b=1e3 * b / ratio.b_ms)
+        pace = _rates(1e3 * a / ratio.a_ms, 1e3 * b / ratio.b_ms)
     return replace(made, conditions=conditions, samples_per_second=pace)
-
-
-def _run_named(id_: str) -> PublicRun | None:
-    return public_run(id_) if is_public(id_) else None
 
 
 def _side(journal: Journal, id_: str) -> list[Entry]:
@@ -544,15 +588,16 @@ def _side(journal: Journal, id_: str) -> list[Entry]:
     run = public_run(id_)
     if not run.micro_batch:
         raise TrainpaceError(
-            f"the source of {PUBLIC}{run.id} states no batch, so that its step can be compared with"
-            " none."
+            f"the source of {PUBLIC}{run.id} states no batch, so its step cannot be compared."
         )
     return [entry_of_public(run)]
 
 
 def _mine(journal: Journal, other: Entry) -> Entry:
-    """The newest own run of the same model, best with samples of the same size, on the same card, at the same batch, in the same
-    precision."""
+    """Return the newest own run of the same model.
+
+    Runs are preferred with the same sample size, then card, batch and precision.
+    """
     plain = _folded(ModelSpec.of(other.model).plain_name)
     names = [
         name
@@ -564,7 +609,7 @@ def _mine(journal: Journal, other: Entry) -> Entry:
     runs.sort(key=lambda run: (run.created_at, run.id), reverse=True)
     if not runs:
         raise TrainpaceError(
-            f"the journal holds no run of {other.model} to compare with.",
+            f"the journal contains no run of {other.model} to compare with.",
             "Name one: trainpace journal list.",
         )
 
@@ -581,35 +626,28 @@ def _mine(journal: Journal, other: Entry) -> Entry:
 
 
 def _other_size(a: Entry, b: Entry) -> int:
-    """0 for samples of the same size, 1 where a run does not state it, as at a model's usual size, 2 for others."""
+    """Return 0 for samples of the same size, 1 if a run does not state it, 2 for different
+    sizes."""
     sizes = (a.image_size, b.image_size), (a.sequence_length, b.sequence_length)
     return max(0 if one == other else 1 if None in (one, other) else 2 for one, other in sizes)
 
 
 def entry_of_public(run: PublicRun) -> Entry:
-    """A public run as one of the journal's, for comparisons; it is never stored."""
-    notes = f"{run.source}: {run.url}"
-    software = {"framework": run.software} if run.software else {}
+    """Return a public run as an entry for comparisons. It is never stored."""
     return Entry(
-        id=run.id.ljust(32, "0"),
-        created_at=_time(run.date),
-        kind="import",
-        outcome="ok",
-        model=run.model,
-        device=run.device,
-        execution=_public_execution(run),
-        num_devices=run.gpus,
-        sequence_length=run.sequence_length,
-        image_size=run.image_size,
-        mode=run.mode,
-        step_time_ms=run.step_time_ms,
-        peak_memory_gib=run.peak_memory_gib,
-        forecast_ms=run.forecast_ms,
-        forecast_low_ms=run.low_ms,
-        forecast_high_ms=run.high_ms,
-        environment=software,
-        notes=notes,
-        source=run.source,
+        **shared_fields(run, Entry)
+        | {
+            "id": run.id.ljust(32, "0"),
+            "created_at": _time(run.date),
+            "kind": "import",
+            "outcome": "ok",
+            "execution": _public_execution(run),
+            "num_devices": run.gpus,
+            "forecast_low_ms": run.low_ms,
+            "forecast_high_ms": run.high_ms,
+            "environment": {"framework": run.software} if run.software else {},
+            "notes": f"{run.source}: {run.url}",
+        }
     )
 
 
@@ -639,7 +677,7 @@ def _public_execution(run: PublicRun) -> Execution:
 
 
 def _time(date: str | None) -> str:
-    """The first moment of a date that may be a year or a month alone."""
+    """Return the first moment of a date that may be only a year or a month."""
     parts = re.fullmatch(r"(\d{4})(?:-(\d\d))?(?:-(\d\d))?.*", date or "")
     year, month, day = (
         (parts[1], parts[2] or "01", parts[3] or "01") if parts else ("1970", "01", "01")
@@ -648,7 +686,8 @@ def _time(date: str | None) -> str:
 
 
 class Accuracy(Record):
-    """Errors of `n` forecasts in per cent of the measured step. `inside_pct`: of measured times that lie in their interval."""
+    """Errors of `n` forecasts in percent of the measured step. `inside_pct` is the interval's
+    coverage."""
 
     n: int
     mean_pct: float | None
@@ -657,7 +696,8 @@ class Accuracy(Record):
 
 
 class AccuracyLine(Record):
-    """Runs that no constant was fitted on, which tell how far to trust a forecast, and those that some were, apart."""
+    """Accuracy on runs that no constant was fitted on, which shows how far to trust a forecast, and
+    on others."""
 
     name: str
     not_in_fit: Accuracy
@@ -665,7 +705,7 @@ class AccuracyLine(Record):
 
 
 def accuracy(name: str, runs: Sequence[PublicRun]) -> AccuracyLine:
-    """Of the runs that have a forecast."""
+    """Return the accuracy over the runs that have a forecast."""
     apart = [
         [run for run in runs if run.forecast_ms is not None and run.in_fit is in_fit]
         for in_fit in (False, True)
@@ -674,7 +714,7 @@ def accuracy(name: str, runs: Sequence[PublicRun]) -> AccuracyLine:
 
 
 def accuracy_by(runs: Sequence[PublicRun], field: str) -> tuple[AccuracyLine, ...]:
-    """Lines by a field of `PublicRun`, by name; what has no forecast has no line."""
+    """Return lines by a field of `PublicRun`, sorted by name."""
     groups: dict[str, list[PublicRun]] = {}
     for run in runs:
         if run.forecast_ms is not None:
@@ -684,11 +724,7 @@ def accuracy_by(runs: Sequence[PublicRun], field: str) -> tuple[AccuracyLine, ..
 
 def _accuracy(runs: Sequence[PublicRun]) -> Accuracy:
     errors = [abs(error) for run in runs if (error := run.error_pct) is not None]
-    inside = [
-        run.low_ms <= run.step_time_ms <= run.high_ms
-        for run in runs
-        if run.low_ms is not None and run.high_ms is not None
-    ]
+    inside = _inside((run.low_ms, run.step_time_ms, run.high_ms) for run in runs)
     return Accuracy(
         n=len(errors),
         mean_pct=statistics.fmean(errors) if errors else None,

@@ -1,4 +1,4 @@
-"""The database of the journal: its tables, and connections from a path or a URL. SQLite by default, PostgreSQL for a team."""
+"""The journal's database: tables, and connections from a path or a URL (SQLite, or PostgreSQL)."""
 
 import random
 import sqlite3
@@ -37,12 +37,12 @@ VERSION = 3
 BUSY_TIMEOUT_MS = 30_000
 ATTEMPTS = 8
 _LOCK = 0x7261636B
-"""A number that nothing else in the same database locks."""
+"""Number of the lock. Nothing else in the same database uses it."""
 MAPPED_BYTES = 2**32
-"""The largest part of a journal opened for reading that SQLite maps into memory."""
+"""Largest part of a journal that SQLite maps into memory for reading."""
 _PRAGMAS = (
-    # A probe takes seconds and its commit a few milliseconds, so every commit waits for the disk: with WAL, NORMAL would
-    # survive a killed process too, but not a power cut.
+    # A probe takes seconds and its commit milliseconds, so every commit waits for the disk. With
+    # WAL, NORMAL would survive a killed process, but not a power cut.
     "PRAGMA synchronous=FULL",
     "PRAGMA foreign_keys=ON",
     "PRAGMA cache_size=-64000",
@@ -51,10 +51,12 @@ _PRAGMAS = (
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 
-# bytewise order on both databases, so that times and prefixes of ids compare alike whatever the server's locale
+# bytewise order, so that times and prefixes of ids compare alike in every locale
 Words = Text().with_variant(postgresql.TEXT(collation="C"), "postgresql")
 
 _RUN_WORDS = ("created_at", "kind", "outcome", "model", "device", "precision", "optimizer")
+
+_SEARCHED = ("model", "device", "notes", "reason", "command", "source")
 metadata = sa.MetaData()
 runs = sa.Table(
     "runs",
@@ -69,8 +71,8 @@ runs = sa.Table(
     Column("record", Text, nullable=False),
     Column("workload_key", Words),
     Column("reserved_memory_gib", Double),
-    # On SQLite all that runs are filtered by, in order of time: a filter that few runs fulfil reads this, and not the records.
-    # PostgreSQL takes no long text into an index, and keeps the records apart from the rows by itself.
+    # On SQLite it holds all filtered columns in order of time, so that a filter with few matches
+    # does not read the records. PostgreSQL indexes no long text, and stores records separately.
     Index(
         "runs_list",
         *"created_at id model device precision optimizer micro_batch kind outcome step_time_ms"
@@ -98,18 +100,11 @@ journal_meta = sa.Table("journal_meta", metadata, Column("version", sa.Integer, 
 
 
 def row_of(record: Entry | Sweep) -> dict[str, Any]:
-    """The row of a record: the whole record, and the columns that are searched."""
+    """Return the row of a record: the whole record, and the columns for searches."""
     table = sweeps if isinstance(record, Sweep) else runs
     row = {name: getattr(record, name) for name in table.c.keys() if hasattr(record, name)}  # noqa: SIM118
     if isinstance(record, Entry):
-        words = (
-            record.model,
-            record.device,
-            record.notes,
-            record.reason,
-            record.command,
-            record.source,
-        )
+        words = (getattr(record, name) for name in _SEARCHED)
         row |= {
             name: getattr(record.execution, name)
             for name in ("precision", "optimizer", "micro_batch")
@@ -119,9 +114,10 @@ def row_of(record: Entry | Sweep) -> dict[str, Any]:
 
 
 def prepare(engine: Engine) -> None:
-    """Create the tables of a journal in an empty database. Two processes may do so at once.
+    """Create a journal's tables in an empty database. Two processes may do so at once.
 
-    Raises UnreadableInput for tables of another program or of another version, whose meaning is unknown here.
+    Raises:
+        UnreadableInput: for tables of another program or another version.
     """
     with engine.begin() as connection:
         if _has_tables(connection):
@@ -141,42 +137,45 @@ def _has_tables(connection: Connection) -> bool:
     if "journal_meta" not in tables:
         if tables & {"runs", "sweeps"}:
             raise UnreadableInput(
-                "this database has tables that are not a journal's.",
-                "Give the journal a file or database of its own.",
+                "this database has tables of another program.",
+                "Use a separate file or database for the journal.",
             )
         return False
     version = connection.execute(select(journal_meta.c.version)).scalar_one_or_none()
     if version != VERSION:
         raise UnreadableInput(
-            f"this journal has version {version}, and this trainpace reads version {VERSION}.",
+            f"this journal has version {version}, but this trainpace reads version {VERSION}.",
             "Export it with the trainpace that made it, or name another journal with --journal.",
         )
     return True
 
 
 def one_writer(connection: Connection) -> None:
-    """Wait until no other process creates tables or stores many runs: on PostgreSQL, two processes that store the same runs
-    in different orders would deadlock. On SQLite a writing transaction is the only one."""
+    """Take the lock that serializes schema creation and bulk imports.
+
+    On PostgreSQL, two processes that store the same runs in different orders would deadlock. On
+    SQLite
+    a writing transaction is always the only one.
+    """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
 
 
 class JournalUnusable(UnreadableInput):
-    """The database cannot be used: a damaged file, a server that is down, a full disk."""
+    """The database is unusable: a damaged file, a server that is down, a full disk."""
 
 
 def url_of(where: str) -> URL:
-    """The URL of a path or a URL as people write it; plain ``postgresql://`` uses psycopg."""
+    """Return the URL of a path or a URL as people write it. ``postgresql://`` uses psycopg."""
     if "://" not in where:
         if not where or "\x00" in where:
-            raise TrainpaceError(f"{where!r} is not the name of a journal.")
+            raise TrainpaceError(f"{where!r} is not a valid name for a journal.")
         return URL.create("sqlite", database=str(Path(where).expanduser().absolute()))
     try:
         url = make_url(where)
     except (ArgumentError, ValueError):
         raise TrainpaceError(
-            "the journal's URL is not understood.",
-            "Write postgresql://user@host/database, or a path.",
+            "the journal's URL is invalid.", "Write postgresql://user@host/database, or a path."
         ) from None
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
@@ -184,14 +183,14 @@ def url_of(where: str) -> URL:
         raise TrainpaceError("a journal in memory would be lost; name a file.")
     if url.drivername not in ("postgresql+psycopg", "sqlite"):
         raise TrainpaceError(
-            f"a journal cannot be kept in {url.drivername}.",
+            f"a journal cannot be stored in {url.drivername}.",
             "Use a path (SQLite), or postgresql://host/database.",
         )
     return url
 
 
 def shown(url: URL) -> str:
-    """A path, or a URL without its password."""
+    """Return a path, or a URL without its password."""
     return (
         str(url.database)
         if url.drivername == "sqlite"
@@ -200,9 +199,12 @@ def shown(url: URL) -> str:
 
 
 def engine_of(url: URL, create: bool, read_only: bool = False) -> Engine:
-    """An engine whose transactions start with BEGIN, or with BEGIN IMMEDIATE where they write (see `writing`).
+    """Return an engine whose writing transactions start with BEGIN IMMEDIATE (see `writing`).
 
-    `create`: a missing SQLite file, and its folder, may be made. `read_only`: the database refuses every change.
+    Args:
+        url: the database.
+        create: create a missing SQLite file and its folder.
+        read_only: the database refuses every change.
     """
     if url.drivername == "sqlite":
         _prepare_file(Path(str(url.database)), create)
@@ -226,16 +228,18 @@ def engine_of(url: URL, create: bool, read_only: bool = False) -> Engine:
 
 
 class _TakesIndexes(SQLiteCompiler):
-    """Compiles ``with_hint(table, "INDEXED BY ...", "sqlite")``, which SQLAlchemy's own SQLite compiler ignores."""
+    """Compiles ``with_hint(table, "INDEXED BY ...", "sqlite")``, which SQLAlchemy's compiler
+    ignores."""
 
     def get_from_hint_text(self, table: Any, text: str | None) -> str | None:
         return text
 
 
 def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
-    """Run `work` in one transaction that writes, again where another process held the lock; all of it happens or nothing.
+    """Run `work` in one transaction that writes; retry if another process holds the lock.
 
-    SQLite takes the lock at the start: a transaction that read first could not wait for it.
+    SQLite takes the lock at the start, because a transaction that has read first could not wait for
+    it.
     """
 
     def once() -> T:
@@ -246,7 +250,8 @@ def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
 
 
 def _retried(work: Callable[[], T], kind: type[E], may_pass: Callable[[E], bool]) -> T:
-    """The result of `work`, tried again after a random, growing pause while it raises an error that may pass."""
+    """Run `work`, and retry after a random, growing pause while it raises an error that may
+    pass."""
     for attempt in range(ATTEMPTS - 1):
         try:
             return work()
@@ -258,7 +263,8 @@ def _retried(work: Callable[[], T], kind: type[E], may_pass: Callable[[E], bool]
 
 
 def tidy(engine: Engine) -> None:
-    """Refresh PostgreSQL's statistics after many new rows; its own refresh takes minutes, and queries are slow until then."""
+    """Refresh PostgreSQL's statistics after many new rows. Queries are slow until its own
+    refresh."""
     if engine.dialect.name == "postgresql":
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("VACUUM (ANALYZE) runs")
@@ -266,12 +272,12 @@ def tidy(engine: Engine) -> None:
 
 @contextmanager
 def plainly(url: URL) -> Iterator[None]:
-    """Turn errors of the database into JournalUnusable, one sentence each."""
+    """Turn errors of the database into JournalUnusable with one sentence."""
     try:
         yield
     except UnicodeDecodeError:
         raise JournalUnusable(
-            f"the journal at {shown(url)} cannot be used: its text is damaged."
+            f"the journal at {shown(url)} is unusable: its text is damaged."
         ) from None
     except SQLAlchemyError as error:
         cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
@@ -279,7 +285,7 @@ def plainly(url: URL) -> Iterator[None]:
         raise JournalUnusable(
             f"the journal at {shown(url)} cannot be used:"
             f" {(lines or [type(cause).__name__])[0].rstrip('.')}.",
-            "Look at --journal and $TRAINPACE_JOURNAL.",
+            "Check --journal and $TRAINPACE_JOURNAL.",
         ) from None
 
 
@@ -297,22 +303,20 @@ def _prepare_file(path: Path, create: bool) -> None:
         if stat.S_ISDIR(kind):
             raise UnreadableInput(f"{path} is a folder, not a journal.")
         head = first_bytes(path, 16)
-        if (
-            head and head != b"SQLite format 3\x00"
-        ):  # SQLite itself would only say so after a wait for locks
+        # SQLite itself would report it only after a wait for locks
+        if head and head != b"SQLite format 3\x00":
             raise UnreadableInput(f"{path} is not a journal.", "A journal is an SQLite database.")
     make_folder(path.parent)
 
 
 def _set_up_sqlite(connection: Any, record: object) -> None:
-    connection.isolation_level = None  # transactions are begun below, not by the driver's guess
+    connection.isolation_level = None  # _begin_sqlite begins transactions, not the driver
     cursor = connection.cursor()
     if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
         tables = {name for (name,) in cursor.execute("SELECT name FROM sqlite_master")}
-        if (
-            not tables or "journal_meta" in tables
-        ):  # the mode is kept in the file, and somebody else's is not touched
-            # SQLite ignores its timeout where several processes open a new file at the same moment
+        # the mode is stored in the file, so files of other programs are not touched
+        if not tables or "journal_meta" in tables:
+            # SQLite ignores its timeout if several processes open a new file at the same moment
             _retried(
                 lambda: cursor.execute("PRAGMA journal_mode=WAL"),
                 sqlite3.OperationalError,
@@ -324,7 +328,7 @@ def _set_up_sqlite(connection: Any, record: object) -> None:
 
 
 def _only_reads(connection: Any, record: object) -> None:
-    # long lists are read through the page cache of the system, without a copy: a third less time
+    # reading long lists through the system's page cache, without a copy, takes a third less time
     for pragma in (
         "PRAGMA query_only=ON",
         f"PRAGMA mmap_size={MAPPED_BYTES}",
@@ -339,7 +343,8 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _in_the_way(error: OperationalError) -> bool:
-    """Whether another process holds the lock, or PostgreSQL chose this transaction to end a deadlock."""
+    """Return True if another process holds the lock, or PostgreSQL ended this transaction in a
+    deadlock."""
     state = getattr(error.orig, "sqlstate", None)
     return state in ("40001", "40P01", "55P03") or any(
         word in str(error.orig) for word in ("is locked", "busy")

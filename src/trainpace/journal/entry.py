@@ -1,4 +1,10 @@
-"""The records of the journal: a measured run, and the sweep that it may belong to."""
+"""A measured run, the sweep that it may belong to, and the removal of private names from both.
+
+Journals are made to be shared. Paths shrink to their last component; home folders, user names, host
+names, addresses, secrets in commands and serial numbers of devices are removed. A folder with a
+space
+in its name is only recognized inside quotes. Public model names (``timm:resnet50``) stay.
+"""
 
 import contextlib
 import datetime
@@ -24,7 +30,8 @@ from trainpace.core.outcome import FailedProbe, Interval, Measurement, StepTime
 from trainpace.core.records import Record
 
 UNKNOWN = "unknown"
-"""A condition that the source does not state. It is not guessed, because forecasts would use the guess."""
+"""A condition that the source does not state. It is not guessed, because forecasts would use the
+guess."""
 Kind = Literal["measure", "watch", "run", "import"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Outcome = Literal["ok", "out_of_memory", "timeout", "crashed"]
@@ -33,17 +40,23 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 _ID = re.compile(r"[0-9a-f]{32}")
 _LARGEST = 2**53
-"""Larger whole numbers differ between readers of JSON."""
+"""Largest whole number that all readers of JSON read alike."""
 
 
 class Entry(Record):
-    """One run. `created_at` is UTC in a form that sorts as text, ``2026-11-21T07:45:36.000000Z``.
+    """One run.
 
-    `step_time_ms` is the median step; `step` and `step_times_ms` are its parts and the single steps, where measured.
-    `forecast_*` is the forecast for this very run, made before it was measured; `forecast_factor` is the correction
-    that it already contains from earlier runs in the journal, and `forecast_shares` what the step is made of, by
-    `forecast.intervals.PARTS` (empty where not kept). `workload_key` is equal for runs that compute the same.
-    `source` names the file that an import came from, and `loss` the loss, where it is known.
+    Attributes:
+        created_at: UTC in a form that sorts as text, ``2026-11-21T07:45:36.000000Z``.
+        step_time_ms: the median step. `step` holds its parts and `step_times_ms` the single steps,
+            if
+            they were measured.
+        forecast_ms: the forecast for this run, made before it was measured, with its interval.
+        forecast_factor: the correction in it from earlier runs in the journal.
+        forecast_shares: the forecast's parts (`forecast.intervals.PARTS`); empty if not stored.
+        workload_key: equal for runs that compute the same.
+        source: the file that an import came from.
+        loss: the name of the loss, if known.
     """
 
     id: str
@@ -85,25 +98,22 @@ class Entry(Record):
     def __post_init__(self) -> None:
         _check_head(self.id, self.created_at)
         if self.kind not in KINDS or self.outcome not in OUTCOMES:
-            raise TrainpaceError(
-                f"a run of kind {self.kind!r} with outcome {self.outcome!r} is not known."
-            )
+            raise TrainpaceError(f"unknown kind {self.kind!r} or outcome {self.outcome!r}.")
         if (self.outcome == "ok") != (self.step_time_ms is not None):
-            raise TrainpaceError("a run has a step time if its outcome is ok, and only then.")
+            raise TrainpaceError("a run must have a step time if its outcome is ok, and only then.")
         if not 0 < self.forecast_factor < _LARGEST:
-            raise TrainpaceError(
-                f"a forecast is not corrected by a factor of {self.forecast_factor}."
-            )
+            raise TrainpaceError(f"the forecast factor {self.forecast_factor} is not above 0.")
         _check_plain(self)
 
     @property
     def samples_per_second(self) -> float | None:
-        """Throughput at the median step."""
+        """The throughput at the median step."""
         return 1e3 * self.execution.global_batch / self.step_time_ms if self.step_time_ms else None
 
 
 class Sweep(Record):
-    """Several batch sizes measured together. An unfinished sweep with the same `key` may be resumed."""
+    """Several batch sizes measured together. An unfinished sweep with the same `key` can be
+    resumed."""
 
     id: str
     created_at: str
@@ -116,20 +126,19 @@ class Sweep(Record):
 
     def __post_init__(self) -> None:
         _check_head(self.id, self.created_at)
-        if self.finished_at is not None and not _TIME.fullmatch(self.finished_at):
-            raise TrainpaceError(
-                f"{self.finished_at!r} is not a time such as 2026-11-21T07:45:36.000000Z."
-            )
+        if self.finished_at is not None:
+            _check_head(self.id, self.finished_at)
         _check_plain(self)
 
 
 def new_id() -> str:
-    """A random id of 32 hexadecimal digits."""
+    """Return a random id of 32 hexadecimal digits."""
     return uuid.uuid4().hex
 
 
 def content_id(content: str | bytes) -> str:
-    """The id of imported content: equal content has an equal id, so importing it twice adds nothing."""
+    """Return the id of imported content. Equal content has an equal id, so a second import adds
+    nothing."""
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[
         :32
     ]
@@ -140,32 +149,29 @@ def now_utc() -> str:
 
 
 def utc_text(moment: datetime.datetime) -> str:
-    """A time in the form of `created_at`; UTC where it states no time zone."""
+    """Return a time in the form of `created_at`. A time without a zone is UTC."""
     aware = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
-    return (
-        aware.astimezone(datetime.UTC)
-        .isoformat(timespec="microseconds")
-        .replace("+00:00", "Z")
-        .rjust(27, "0")
-    )
+    text = aware.astimezone(datetime.UTC).isoformat(timespec="microseconds")
+    return text.replace("+00:00", "Z").rjust(27, "0")
 
 
 def entry_of(
     probe: Measurement | FailedProbe, *, keep_identity: bool = False, **rest: Any
 ) -> Entry:
-    """The entry of a measurement or a failed probe; `rest` sets or overrides other fields of `Entry`.
+    """Return the entry of a measurement or a failed probe.
 
-    Without `keep_identity`, paths, user names and host names are removed (see `identity.anonymous`).
+    Args:
+        probe: the measurement.
+        keep_identity: keep paths, user names and host names (see `anonymous`).
+        rest: other fields of `Entry`.
     """
-    from trainpace.journal.entry import anonymous_entry
-
     fields: dict[str, Any] = {
         "id": new_id(),
         "created_at": now_utc(),
         "kind": "measure",
         "num_devices": probe.execution.world_size,
     }
-    fields |= _shared(probe, Entry)
+    fields |= shared_fields(probe, Entry)
     if isinstance(probe, Measurement):
         losses = tuple(loss if math.isfinite(loss) else None for loss in probe.losses)
         fields |= {"outcome": "ok", "step_time_ms": probe.median_ms, "losses": losses}
@@ -176,9 +182,13 @@ def entry_of(
 
 
 def probe_of(entry: Entry) -> Measurement | FailedProbe:
-    """The measurement or failed probe that an entry was made from. Raises TrainpaceError for a run without parts."""
+    """Return the measurement or failed probe behind an entry.
+
+    Raises:
+        TrainpaceError: for a run without parts or interval.
+    """
     if entry.outcome != "ok":
-        return FailedProbe(**_shared(entry, FailedProbe), failure=entry.outcome)
+        return FailedProbe(**shared_fields(entry, FailedProbe), failure=entry.outcome)
     if entry.step_time_ms is None or entry.step is None or entry.interval_ms is None:
         raise TrainpaceError(
             f"run {entry.id[:8]} is not a complete measurement: its step time, parts or interval"
@@ -186,12 +196,12 @@ def probe_of(entry: Entry) -> Measurement | FailedProbe:
         )
     losses = tuple(math.nan if loss is None else loss for loss in entry.losses)
     return Measurement(
-        **_shared(entry, Measurement) | {"median_ms": entry.step_time_ms, "losses": losses}
+        **shared_fields(entry, Measurement) | {"median_ms": entry.step_time_ms, "losses": losses}
     )
 
 
-def _shared(record: Record, kind: type[Record]) -> dict[str, Any]:
-    """The fields of a record that another kind of record has under the same names."""
+def shared_fields(record: Record, kind: type[Record]) -> dict[str, Any]:
+    """Return the fields of a record that another kind of record has under the same name."""
     return {
         name: getattr(record, name)
         for name in record.__struct_fields__
@@ -200,7 +210,7 @@ def _shared(record: Record, kind: type[Record]) -> dict[str, Any]:
 
 
 def printable(text: str) -> str:
-    """Text without control characters (as a crashed process may print) and lone surrogates, which no database stores."""
+    """Replace control characters and lone surrogates, which a crashed process may print."""
     clean = "".join(
         c if c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) else " " for c in text
     )
@@ -208,7 +218,7 @@ def printable(text: str) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Whether a database can store the text: no NUL, no lone surrogates (as in arguments that are not UTF-8)."""
+    """Return True if a database can store the text: it has no NUL and no lone surrogates."""
     return "\x00" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
@@ -216,27 +226,30 @@ def _check_head(id_: str, created_at: str) -> None:
     if not _ID.fullmatch(id_):
         raise TrainpaceError(f"{id_[:40]!r} is not an id of 32 hexadecimal digits.")
     if not _TIME.fullmatch(created_at):
-        raise TrainpaceError(
-            f"{created_at[:40]!r} is not a time such as 2026-11-21T07:45:36.000000Z."
-        )
+        text = f"{created_at[:40]!r} is not a time such as 2026-11-21T07:45:36.000000Z."
+        raise TrainpaceError(text)
 
 
 def _check_plain(record: Record) -> None:
-    """Raises TrainpaceError for values that a database or JSON would change."""
+    """Raise TrainpaceError for values that a database or JSON would change."""
     for name in record.__struct_fields__:
         for value in _leaves(msgspec.to_builtins(getattr(record, name))):
-            if isinstance(value, float) and not (
-                math.isfinite(value) and (value >= 0 or name == "losses")
-            ):
-                raise TrainpaceError(f"{name} of a run is {value}; it should be finite and from 0.")
-            if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
-                raise TrainpaceError(f"{name} of a run is beyond 2**53.")
-            if isinstance(value, str) and not is_text(value):
-                raise TrainpaceError(f"{name} of a run is {value[:40]!r}, which is not valid text.")
+            if problem := _problem_of(value, may_be_negative=name == "losses"):
+                raise TrainpaceError(f"{name} of a run {problem}.")
+
+
+def _problem_of(value: Any, may_be_negative: bool) -> str:
+    if isinstance(value, str):
+        return "" if is_text(value) else f"is {value[:40]!r}, which is not valid text"
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return f"is {value}, which is not finite"
+        return "" if value >= 0 or may_be_negative else f"is {value}, which is below 0"
+    return "is beyond 2**53" if isinstance(value, int) and abs(value) > _LARGEST else ""
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """The texts and numbers in nested dicts and lists."""
+    """Yield the texts and numbers in nested dicts and lists."""
     if isinstance(value, dict):
         value = [*value, *value.values()]
     if isinstance(value, list | tuple):
@@ -247,7 +260,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 MEASURED_BY = "TRAINPACE_MEASURED_BY"
-"""The variable with a name for the journal that a team shares: a person's, a group's, a machine's. Nothing is kept without it."""
+"""Variable with a name for the team's journal: a person's, a group's or a machine's."""
 LONGEST_NAME = 80
 _NOBODY = {
     "root",
@@ -263,7 +276,7 @@ _NOBODY = {
     "nobody",
     "me",
 }
-"""Names that identify nobody; removing them would only spoil sentences."""
+"""Names that identify nobody. Removing them would only garble sentences."""
 
 ROUNDS = 10
 _IDENTIFYING_KEYS = re.compile(
@@ -289,7 +302,7 @@ _DEVICE_UUID = re.compile(
     r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE
 )
 _MAC = re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5}\b", re.IGNORECASE)
-# a person's name may have spaces, where the folder that it names is followed by another separator
+# a person's name may contain spaces if the folder is followed by another separator
 _SPACED_HOME = re.compile(
     r"(?i)(?:[a-z]:)?[\\/]+(?:users|home|documents and settings)[\\/]+"
     r"[^\\/\s\"':=,;]{1,60}(?: [^\\/\s\"':=,;\-][^\\/\s\"':=,;]{0,60}){0,2}(?=[\\/])"
@@ -311,12 +324,13 @@ _PUBLIC_SPEC = re.compile(r"(?:timm|torchvision):[\w.\-]+")
 
 
 def anonymous(text: str, names: Iterable[str] | None = None) -> str:
-    """`text` without paths, names, addresses and secrets; idempotent.
+    """Return `text` without paths, names, addresses and secrets.
 
-    `names`: the user and host names to remove, by default this machine's.
+    `names` are the user and host names to remove, by default this machine's. A second call changes
+    nothing.
     """
     patterns = _patterns(tuple(this_machines_names() if names is None else names))
-    for _ in range(ROUNDS):  # what one pass shortens may stand before something that it hid
+    for _ in range(ROUNDS):  # a shortened path may reveal another one
         before, text = text, _pass(text, patterns)
         if text == before:
             break
@@ -341,7 +355,7 @@ def _pass(text: str, names: tuple[re.Pattern[str], ...]) -> str:
 
 
 def anonymous_entry(entry: Entry, names: Iterable[str] | None = None) -> Entry:
-    """The entry with every free text anonymous, and without facts of the environment that name somebody."""
+    """Return the entry with all free text anonymized, and without identifying environment facts."""
     clean = functools.partial(anonymous, names=None if names is None else tuple(names))
     return replace(
         entry,
@@ -360,8 +374,10 @@ def anonymous_entry(entry: Entry, names: Iterable[str] | None = None) -> Entry:
 
 
 def signed(entry: Entry, keep_identity: bool = False) -> Entry:
-    """A run that was measured here, with who measured it, as $TRAINPACE_MEASURED_BY says of itself, and, where identities are
-    kept, the name of this machine. Shared runs have neither (`shared.shared_of`)."""
+    """Return a run with who measured it ($TRAINPACE_MEASURED_BY).
+
+    If identities are kept, this machine's name is added. Shared runs have neither.
+    """
     who = printable(os.environ.get(MEASURED_BY, "")).strip()[:LONGEST_NAME]
     said = {"measured_by": who} if who and is_text(who) else {}
     if keep_identity:
@@ -371,7 +387,7 @@ def signed(entry: Entry, keep_identity: bool = False) -> Entry:
 
 @functools.cache
 def this_machines_names() -> tuple[str, ...]:
-    """User and host names of this machine, the longest first."""
+    """Return the user and host names of this machine, the longest first."""
     names = {
         os.environ.get(name, "")
         for name in ("USER", "LOGNAME", "USERNAME", "SUDO_USER", "HOSTNAME")
@@ -399,7 +415,7 @@ def _patterns(names: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
 
 
 def _short_url(match: re.Match[str]) -> str:
-    """The scheme and the last component, without host, query or password."""
+    """Return the scheme and the last component of a URL, without host, query and password."""
     scheme, _, rest = match[0].partition("://")
     folder, slash, name = re.split(r"[?#]", rest)[0].rstrip("/").rpartition("/")
     is_person = "@" in name or re.search(r"(?i)(^|/)(home|users)$", folder)
@@ -407,13 +423,13 @@ def _short_url(match: re.Match[str]) -> str:
 
 
 def _last_of(path: str) -> str:
-    """The last component of a path; ~ for a home folder."""
+    """Return the last component of a path; ~ for a home folder."""
     parts = [part for part in re.split(r"[\\/]+", path) if part not in ("", ".", "..")]
     return "~" if not parts or parts[-1].startswith("~") else parts[-1]
 
 
 def _is_file_path(text: str) -> bool:
-    """Whether the text is a path, rather than a name with a slash such as facebook/opt-125m, 3/4 or tokens/s."""
+    """Return True for a path, and False for a name such as facebook/opt-125m, 3/4 or tokens/s."""
     return (
         text.startswith((".", "~"))
         or "\\" in text
@@ -423,5 +439,5 @@ def _is_file_path(text: str) -> bool:
 
 
 def default_place() -> str:
-    """$TRAINPACE_JOURNAL, or journal.db in the user's data folder."""
+    """Return $TRAINPACE_JOURNAL, or journal.db in the user's data folder."""
     return os.environ.get("TRAINPACE_JOURNAL") or str(user_folder("data") / "journal.db")

@@ -1,10 +1,17 @@
-"""Runs written to files (JSON, CSV, Parquet) and to experiment trackers (MLflow, Weights & Biases)."""
+"""Runs written to files (JSON, CSV, Parquet) and to experiment trackers (MLflow, Weights & Biases).
+
+All file formats hold every record whole. JSON is a list with one record per line, so that long
+files
+are written and read line by line. The tables have the columns that ``trainpace validate`` reads,
+and
+a column `record` from which runs are imported.
+"""
 
 import csv
 import datetime
 import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,38 +35,33 @@ COLUMNS = (*_TEXTS, *_COUNTS, *_NUMBERS, "record")
 
 
 def export(path: Path, records: Iterable[Entry | Sweep]) -> int:
-    """Write records to FILE.json, .csv or .parquet, whole or not at all; returns their number. Holds a few thousand in memory."""
+    """Write records to FILE.json, .csv or .parquet, whole or not at all; return their number.
+
+    Only a few thousand are in memory at a time.
+    """
     writers = {".json": _write_json, ".csv": _write_csv, ".parquet": _write_parquet}
     write = writers.get(path.suffix.lower())
     if write is None:
         raise TrainpaceError(
-            f"{path.name} is not the name of an export.", "End it in .parquet, .csv or .json."
+            f"cannot tell the format of {path.name} from its extension.",
+            "End it in .parquet, .csv or .json.",
         )
-    count = 0
-
-    def counted() -> Iterator[Entry | Sweep]:
-        nonlocal count
-        for record in records:
-            count += 1
-            yield record
-
+    numbers = itertools.count()
     with written_aside(path) as aside:
-        write(aside, counted())
-    return count
+        write(aside, (record for record, _ in zip(records, numbers, strict=False)))
+    return next(numbers)
 
 
 def columns_of(record: Entry | Sweep) -> dict[str, Any]:
-    """The columns of a record; of a sweep only its head and the record."""
+    """Return the columns of a record. A sweep has only its head and the record."""
+    head = {"id": record.id, "created_at": record.created_at, "record": to_json(record)}
     if isinstance(record, Sweep):
-        return {
-            "id": record.id,
-            "created_at": record.created_at,
-            "kind": "sweep",
-            "record": to_json(record),
-        }
+        return head | {"kind": "sweep"}
     e, x = record, record.execution
+    checkpointing = x.activation_checkpointing
     return {
         **{name: getattr(e, name) for name in COLUMNS if name in e.__struct_fields__},
+        **head,
         "model_spec": e.model,
         "gpu": e.device,
         "precision": x.precision,
@@ -68,7 +70,7 @@ def columns_of(record: Entry | Sweep) -> dict[str, Any]:
         "compile": "compile" if x.compile else "eager",
         "parallelism": (
             f"dp={x.data_parallel_size},tp={x.tp},pp={x.pp},cp={x.cp},zero={x.zero_stage}"
-            + (f",ac={x.activation_checkpointing}" if x.activation_checkpointing != "none" else "")
+            + (f",ac={checkpointing}" if checkpointing != "none" else "")
         ),
         "file": e.source,
         "num_gpus": e.num_devices,
@@ -83,7 +85,6 @@ def columns_of(record: Entry | Sweep) -> dict[str, Any]:
         "samples_per_sec": e.samples_per_second,
         "peak_mem_gib": e.peak_memory_gib,
         "reserved_mem_gib": e.reserved_memory_gib,
-        "record": to_json(e),
     }
 
 
@@ -125,7 +126,7 @@ def _write_parquet(path: Path, records: Iterable[Entry | Sweep]) -> None:
 EXPERIMENT = "trainpace"
 ID_TAG = "trainpace.id"
 LONGEST = 5000
-"""The longest tag or parameter, in characters, that every version of MLflow takes."""
+"""Longest tag or parameter, in characters, that every version of MLflow accepts."""
 AT_ONCE = 1000
 _EXECUTION = (
     "nnodes nproc_per_node tp pp cp precision optimizer engine zero_stage shard_size"
@@ -141,7 +142,10 @@ _WORDS = "id kind outcome reason notes command commit source sweep".split()
 
 
 def export_mlflow(where: str, entries: Iterable[Entry], experiment: str = EXPERIMENT) -> int:
-    """Add runs to the experiment of a tracking store (a folder, a database or a server); returns how many were new (by id)."""
+    """Add runs to the experiment of a tracking store; return how many were new (by id).
+
+    The store is a folder, a database or a server.
+    """
     try:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
@@ -158,7 +162,7 @@ def export_mlflow(where: str, entries: Iterable[Entry], experiment: str = EXPERI
         )
         return sum(_add_to_mlflow(client, place, entry) for entry in entries)
     except (MlflowException, OSError) as error:
-        raise UnreadableInput(f"MLflow at {where} refuses: {str(error).splitlines()[0]}") from None
+        raise UnreadableInput(f"MLflow at {where} failed: {str(error).splitlines()[0]}") from None
 
 
 def _add_to_mlflow(client: Any, experiment: str, entry: Entry) -> int:
@@ -186,9 +190,11 @@ def _add_to_mlflow(client: Any, experiment: str, entry: Entry) -> int:
 
 
 def export_wandb(project: str, entries: Iterable[Entry]) -> int:
-    """Add runs to a project, NAME or ENTITY/NAME, or with WANDB_MODE=offline to a folder for `wandb sync`.
+    """Add runs to a project, NAME or ENTITY/NAME; return their number.
 
-    Returns their number. A run keeps its id, so exporting twice makes no second one.
+    With WANDB_MODE=offline they go to a folder for `wandb sync`. A run keeps its id, so a second
+    export
+    adds nothing.
     """
     try:
         import wandb
@@ -201,8 +207,8 @@ def export_wandb(project: str, entries: Iterable[Entry]) -> int:
         return sum(_add_to_wandb(wandb, name, entity or None, entry) for entry in entries)
     except (wandb.Error, OSError) as error:
         raise UnreadableInput(
-            f"Weights & Biases refuses: {str(error).splitlines()[0]}",
-            "wandb login, or WANDB_MODE=offline.",
+            f"Weights & Biases failed: {str(error).splitlines()[0]}",
+            "Run wandb login, or set WANDB_MODE=offline.",
         ) from None
 
 
@@ -234,7 +240,7 @@ def _add_to_wandb(wandb: Any, project: str, entity: str | None, entry: Entry) ->
 
 
 def settings_of(entry: Entry) -> dict[str, str | int | bool]:
-    """The conditions of the run; those that do not apply are left out."""
+    """Return the conditions of the run that apply."""
     settings: dict[str, Any] = {
         "model_name": entry.model,
         "device_name": entry.device,
@@ -246,7 +252,7 @@ def settings_of(entry: Entry) -> dict[str, str | int | bool]:
 
 
 def numbers_of(entry: Entry) -> dict[str, float]:
-    """Measured and forecast values, one number each."""
+    """Return the measured and forecast values."""
     numbers = {
         "median_step_ms": entry.step_time_ms,
         **{name: getattr(entry, name) for name in _METRICS},
@@ -259,7 +265,10 @@ def numbers_of(entry: Entry) -> dict[str, float]:
 
 
 def series_of(entry: Entry) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) pairs of everything recorded per step; a run without single steps has its median as the only one."""
+    """Return (step, value) pairs of everything recorded per step.
+
+    A run without single steps has its median as the only one.
+    """
     times = entry.step_times_ms or (() if entry.step_time_ms is None else (entry.step_time_ms,))
     return {
         "step_time_ms": list(enumerate(times, start=len(entry.warmup_ms))),
@@ -268,11 +277,11 @@ def series_of(entry: Entry) -> dict[str, list[tuple[int, float]]]:
 
 
 def words_of(entry: Entry) -> dict[str, str]:
-    """Texts on the run's origin and outcome."""
+    """Return the texts on the run's origin and outcome."""
     texts = {name: getattr(entry, name) for name in _WORDS} | entry.environment
     return {name: text for name, text in texts.items() if text}
 
 
 def start_ms(entry: Entry) -> int:
-    """Milliseconds since 1970."""
+    """Return the run's start in milliseconds since 1970."""
     return round(datetime.datetime.fromisoformat(entry.created_at).timestamp() * 1e3)

@@ -1,4 +1,15 @@
-"""Runs imported from files."""
+"""Runs imported from files: Trainpace's own, tables, timm's benchmark, Hugging Face's results,
+MLflow.
+
+A format is a function that yields the runs of a file, and a line in FORMATS.
+
+An MLflow store is a folder ``mlruns`` (meta.yaml, params/, metrics/) or ``mlflow.db``; both are
+read
+without mlflow. A run is imported if it states a model, a batch size and a precision, and if it
+logged
+a step time or a throughput under one of the names below, which Hugging Face's, Lightning's and our
+own loggers use. Only a name's last component counts.
+"""
 
 import contextlib
 import datetime
@@ -66,9 +77,9 @@ PRECISION_NAMES: dict[str, Precision] = {
 
 
 def read_json_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON list, or one object; a list with one object per line is read line by line.
+    """Yield the objects of a JSON list, or one object.
 
-    Raises UnreadableInput for anything else.
+    A list with one object per line is read line by line. Raises UnreadableInput for anything else.
     """
     try:
         with opened_text(path) as file:
@@ -81,7 +92,7 @@ def read_json_records(path: Path) -> Iterator[dict[str, Any]]:
                 items = whole if isinstance(whole, list) else [whole]
             for item in items:
                 if not isinstance(item, dict):
-                    raise UnreadableInput(f"{path} does not hold JSON objects.")
+                    raise UnreadableInput(f"{path} does not contain JSON objects.")
                 yield item
     except OSError as error:
         raise UnreadableInput(f"cannot read {path}: {os_reason(error)}.") from None
@@ -92,11 +103,11 @@ def read_json_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _lines(path: Path, file: TextIO) -> Iterator[Any]:
-    """The objects of a list as `_write_json` writes it."""
+    """Yield the objects of a list that `exporting` has written."""
     closed = False
     for line in itertools.islice(file, 1, None):
         if closed and line.strip():
-            raise UnreadableInput(f"{path} goes on after its list.")
+            raise UnreadableInput(f"{path} continues after its list.")
         closed = closed or line.strip() == "]"
         if line.strip() and not closed:
             yield json.loads(line.strip().removesuffix(","))
@@ -105,8 +116,13 @@ def _lines(path: Path, file: TextIO) -> Iterator[Any]:
 
 
 class Given(NamedTuple):
-    """Facts that the user adds where a file does not state them, whether names and paths are stored as they are, and whether
-    shared runs are taken that are far off their forecast."""
+    """What the user states about a file.
+
+    `device` and `precision` are used if the file does not state them. With `keep_identity`, names
+    and
+    paths are stored as they are. With `accept_odd`, shared runs far off their forecast are
+    accepted.
+    """
 
     device: str = ""
     precision: Precision | None = None
@@ -118,8 +134,10 @@ Item = Entry | Sweep | Skipped
 
 
 def content_ids() -> Callable[[Any], str]:
-    """A function that makes ids from JSON-serialisable content: reading a file again gives the same ids, and two equal rows
-    of one file are two runs."""
+    """Return a function that makes ids from JSON-serializable content.
+
+    Another read of a file gives the same ids. Two equal rows of one file are two runs.
+    """
     counts: Counter[str] = Counter()
 
     def id_of(content: Any) -> str:
@@ -131,7 +149,7 @@ def content_ids() -> Callable[[Any], str]:
 
 
 def imported(given: Given, id_: str, device: str, **fields: Any) -> Entry:
-    """The entry of an imported run, as it is stored. `device`: its name in the source, "" where there is none."""
+    """Return the entry of an imported run. `device` is its name in the source, or ""."""
     device = catalogue_name(printable(device)) if device else ""
     defaults = {"created_at": now_utc(), "outcome": "ok"}
     entry = Entry(id=id_, kind="import", device=device or UNKNOWN, **defaults | fields)
@@ -139,7 +157,7 @@ def imported(given: Given, id_: str, device: str, **fields: Any) -> Entry:
 
 
 def run_or_reason(run_of: Callable[..., Entry], *arguments: Any) -> Item:
-    """The run that `run_of` makes of its arguments, or the reason why it is skipped."""
+    """Return the run that `run_of` makes of its arguments, or the reason why it is skipped."""
     try:
         return run_of(*arguments)
     except TrainpaceError as error:
@@ -147,7 +165,8 @@ def run_or_reason(run_of: Callable[..., Entry], *arguments: Any) -> Item:
 
 
 def columns_and_rows(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
-    """A table's columns, and an iterator over its rows. Raises UnreadableInput for a file that is not a table."""
+    """Return a table's columns and an iterator over its rows. Raises UnreadableInput for other
+    files."""
     if first_bytes(path).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"[", b"{"):
         return read_table(path)
     rows = read_json_records(path)
@@ -156,7 +175,7 @@ def columns_and_rows(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
 
 
 _DAMAGED = (sqlite3.Error, UnicodeDecodeError)
-"""sqlite3 cannot always say what is wrong with a damaged file."""
+"""Errors for a damaged file. sqlite3 cannot always say what is wrong."""
 LARGEST_VALUE = 1 << 20
 """Characters of a param that are read."""
 _NAMES = {
@@ -170,7 +189,7 @@ _NAMES = {
     "image": "image_size img_size",
     "seed": "seed",
 }
-"""The names of params that state a condition, the surest first."""
+"""Names of params that state a condition, the most reliable first."""
 _STEP_MS = "step_time_ms train_step_time_ms".split()
 _STEPS_PER_S = "train_steps_per_second steps_per_second steps_per_sec".split()
 _SAMPLES_PER_S = "train_samples_per_second samples_per_second samples_per_sec".split()
@@ -187,7 +206,7 @@ class Logged(NamedTuple):
 
 
 def is_mlruns(path: Path) -> bool:
-    """Whether the folder holds experiments, is one experiment, or is one run."""
+    """Return True if the folder holds experiments, is one experiment, or is one run."""
     return (path / "meta.yaml").is_file() or any(
         child.is_file() for child in path.glob("*/meta.yaml")
     )
@@ -208,7 +227,7 @@ def is_mlflow_db(path: Path) -> bool:
 
 
 def read_mlflow(path: Path, given: Given) -> Iterator[Item]:
-    """Every run of a store that is not deleted."""
+    """Yield every run of a store that is not deleted."""
     for logged in _folder_runs(path) if path.is_dir() else _database_runs(path):
         yield run_or_reason(_entry, logged, given)
 
@@ -268,16 +287,13 @@ def _precision(params: dict[str, str]) -> Precision:
     if word := params.get("mixed_precision", "").lower():
         if word in _MIXED:
             return _MIXED[word]
-    elif (
-        word := (params.get("precision") or params.get("dtype") or "")
-        .lower()
-        .removeprefix("torch.")
-    ):
+    elif word := params.get("precision") or params.get("dtype") or "":
+        word = word.lower().removeprefix("torch.")
         return PRECISION_NAMES.get(word) or as_precision(word)
-    elif "fp16" in params or "bf16" in params:  # Hugging Face: neither means fp32
-        on = [name for name in ("fp16", "bf16") if params.get(name, "").lower() in ("true", "1")]
-        return _MIXED[on[0]] if on else "fp32"
-    raise TrainpaceError("the run states no precision that is known: give --precision.")
+    elif params.keys() & {"fp16", "bf16"}:  # Hugging Face: neither means fp32
+        on = (name for name in ("fp16", "bf16") if params.get(name, "").lower() in ("true", "1"))
+        return _MIXED[next(on, "no")]
+    raise TrainpaceError("the run states no known precision: pass --precision.")
 
 
 def _stated(params: dict[str, str], condition: str) -> str:
@@ -298,24 +314,24 @@ def _folder_runs(path: Path) -> Iterator[Logged]:
     if not is_mlruns(path):
         raise UnreadableInput(f"{path} is not a folder of MLflow runs.")
     for meta in sorted(path.rglob("meta.yaml")):
-        run = meta.parent
-        if ".trash" in meta.parts or (
-            not (run / "params").is_dir() and not (run / "metrics").is_dir()
-        ):
-            continue  # an experiment's, a model's, or a deleted run
+        params, metrics = meta.parent / "params", meta.parent / "metrics"
+        if ".trash" in meta.parts or not (params.is_dir() or metrics.is_dir()):
+            continue  # an experiment, a model, or a deleted run
         data = parse_yaml(_text(meta)[:LARGEST_VALUE], str(meta))
         if not isinstance(data, dict) or data.get("lifecycle_stage") == "deleted":
             continue
         start = data.get("start_time")
-        params = {key: _text(file)[:LARGEST_VALUE].strip() for key, file in _files(run / "params")}
-        metrics = {key: _values(_text(file)) for key, file in _files(run / "metrics")}
         yield Logged(
-            run.name, float(start) if isinstance(start, int | float) else 0.0, params, metrics
+            meta.parent.name,
+            float(start) if isinstance(start, int | float) else 0.0,
+            {key: _text(file)[:LARGEST_VALUE].strip() for key, file in _files(params)},
+            {key: _values(_text(file)) for key, file in _files(metrics)},
         )
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Keys and their files; a key with slashes is a file in folders. Links out of the store are not followed."""
+    """Yield keys and their files. A key with slashes is a file in folders. Links are not
+    followed."""
     for root, _, names in os.walk(folder, followlinks=False):
         for name in sorted(names):
             file = Path(root, name)
@@ -328,7 +344,7 @@ def _text(file: Path) -> str:
 
 
 def _values(text: str) -> list[float]:
-    """The values in lines of ``timestamp value step``."""
+    """Return the values in lines of ``timestamp value step``."""
     values = []
     for line in text.splitlines():
         with contextlib.suppress(IndexError, ValueError):
@@ -369,39 +385,36 @@ RECORDS: dict[str, type[Entry | Sweep | Measurement | FailedProbe]] = {
 }
 _OUT_OF_MEMORY = re.compile(r"\bOOM\b|out[ -]of[ -]memory", re.IGNORECASE)
 SHARED = "shared"
-"""Files of `trainpace journal share`, whose runs are checked before the journal takes them (`receiving`)."""
+"""Format of `trainpace journal share`. Its runs are checked before they enter the journal."""
 _SHARED_HEAD = re.compile(rb'[\xef\xbb\xbf\s]*\{\s*"record"\s*:\s*"SharedRuns"')
 _ROUNDED_BELOW = 0.1
-"""Steps per second are rounded to three decimals; below this value that exceeds half a per cent."""
+"""Steps per second are rounded to three decimals. Below this value that exceeds half a percent."""
 
 
 def read_own(path: Path, given: Given) -> Iterator[Item]:
-    """Runs and sweeps of an export unchanged; a measurement becomes a run whose id is a hash of it.
+    """Yield the runs and sweeps of an export. A measurement becomes a run with a hash as its id.
 
-    Raises UnreadableInput for a damaged record, so that no file is imported in part.
+    Raises:
+        UnreadableInput: for a damaged record, so that no file is imported in part.
     """
     _, rows = columns_and_rows(path)
     id_of = content_ids()
     for index, row in enumerate(rows):
         where = f"{path} record {index + 1}"
         column = str(row.get("record")).lstrip()
-        data = (
-            _record_column(column, where)
-            if column[:1] in ("{", "") or path.suffix in (".csv", ".parquet")
-            else row
-        )
+        in_table = column[:1] in ("{", "") or path.suffix in (".csv", ".parquet")
+        data = _record_column(column, where) if in_table else row
         kind = RECORDS.get(str(data.get("record")))
         if kind is None:
             yield Skipped(f"a record of the kind {str(data.get('record'))[:40]!r} is not a run")
             continue
         try:
             record = from_json(json.dumps(data), kind, where)
-            if isinstance(record, Entry | Sweep):
-                yield record
-            else:
+            if isinstance(record, Measurement | FailedProbe):
                 id_ = id_of({key: value for key, value in data.items() if key != "schema_version"})
                 source = str(path) if given.keep_identity else path.name
-                yield entry_of(record, keep_identity=given.keep_identity, id=id_, source=source)
+                record = entry_of(record, keep_identity=given.keep_identity, id=id_, source=source)
+            yield record
         except UnreadableInput:
             raise
         except TrainpaceError as error:
@@ -414,12 +427,12 @@ def _record_column(text: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
-        raise UnreadableInput(f"{where} holds no record of a journal.")
+        raise UnreadableInput(f"{where} contains no record of a journal.")
     return data
 
 
 def read_published(path: Path, given: Given) -> Iterator[Item]:
-    """One run per row. A malformed number rejects the file; a row that states too little is skipped."""
+    """Yield one run per row. An invalid number rejects the file; an incomplete row is skipped."""
     columns, rows = columns_and_rows(path)
     if not {"model_spec", "model"} & set(columns):
         raise UnreadableInput(f"{path} has neither a column model_spec nor model.")
@@ -438,36 +451,33 @@ def _published_entry(run: MeasuredRun, given: Given, id_: str, now: str) -> Entr
     model = run.model_spec or run.model
     if not model:
         raise TrainpaceError("the run states no model.")
-    execution = execution_of(
-        run if run.precision else replace(run, precision=given.precision or "")
-    )
-    if mode_of(run) == "train" and not run.optimizer:
+    stated = run if run.precision else replace(run, precision=given.precision or "")
+    execution, mode = execution_of(stated), mode_of(run)
+    if mode == "train" and not run.optimizer:
         execution = replace(execution, optimizer=UNKNOWN)
     milliseconds = measured_ms(run, execution)
-    failed = not milliseconds and bool(_OUT_OF_MEMORY.search(run.notes))
-    if not milliseconds and not failed:
-        raise TrainpaceError("the run states no step time or throughput.")
-    software = {
-        name: getattr(run, name) for name in ("framework", "framework_version", "interconnect")
-    }
+    fields: dict[str, Any] = {"step_time_ms": milliseconds}
+    if not milliseconds:
+        if not _OUT_OF_MEMORY.search(run.notes):
+            raise TrainpaceError("the run states no step time or throughput.")
+        fields = {"outcome": "out_of_memory", "reason": "out of memory, by its source"}
+    software = ("framework", "framework_version", "interconnect")
     return imported(
         given,
         id_,
         run.gpu_canonical or run.gpu or given.device,
         created_at=now,
-        outcome="out_of_memory" if failed else "ok",
-        reason="out of memory, as its source says" if failed else "",
         model=printable(model),
         num_devices=execution.world_size,
         execution=execution,
         sequence_length=int(run.seq_len) if run.seq_len else None,
         image_size=int(run.img_size) if run.img_size else None,
-        mode=mode_of(run),
-        step_time_ms=None if failed else milliseconds,
+        mode=mode,
         peak_memory_gib=run.peak_mem_gib,
-        environment={name: printable(value) for name, value in software.items() if value},
+        environment={name: printable(text) for name in software if (text := getattr(run, name))},
         notes=printable(run.notes),
         source=printable(run.file),
+        **fields,
     )
 
 
@@ -482,7 +492,7 @@ class FileName(NamedTuple):
 
 
 def read_name(name: str) -> FileName:
-    """Parse a file name at its hyphens; the last part that is nothing else is the device."""
+    """Parse a file name at its hyphens. The last part without another meaning is the device."""
     precision: Precision | None = None
     environment, device, channels_last, compiled = (
         {"framework": "timm benchmark.py"},
@@ -515,33 +525,25 @@ def is_timm(columns: list[str]) -> bool:
 
 
 def read_timm(path: Path, given: Given) -> Iterator[Item]:
-    """A run for each row and phase (train, infer) that has a time.
+    """Yield a run for each row and phase (train, infer) that has a time.
 
-    The file's name states the conditions: benchmark-train-amp-nhwc-pt210-cu121-rtx3090.csv. A training time is that of a
-    whole step of SGD with momentum on a batch that is on the device already.
+    The file's name states the conditions: benchmark-train-amp-nhwc-pt210-cu121-rtx3090.csv. A
+    training time is a whole step of SGD with momentum on a batch that is already on the device.
     """
     columns, rows = columns_and_rows(path)
     if not is_timm(columns):
         raise UnreadableInput(
-            f"{path} has not the columns of timm's benchmark (model, train_samples_per_sec, ...)."
+            f"{path} lacks the columns of timm's benchmark (model, train_samples_per_sec, ...)."
         )
     name, id_of, now = read_name(path.name), content_ids(), now_utc()
     for row in rows:
-        phases = [
-            phase
-            for phase in ("train", "infer")
-            if row.get(f"{phase}_samples_per_sec") not in (None, "")
-        ]
+        stated = {key: value for key, value in row.items() if value not in (None, "")}
+        phases = [phase for phase in ("train", "infer") if f"{phase}_samples_per_sec" in stated]
         if not phases:
-            yield Skipped(
-                "the model has no time"
-                + (" (the benchmark failed on it)" if row.get("error") else "")
-            )
+            failed = " (the benchmark failed on it)" if row.get("error") else ""
+            yield Skipped(f"the model has no time{failed}")
         for phase in phases:
-            stated = {key: value for key, value in row.items() if value not in (None, "")}
-            id_ = id_of(
-                [name.precision, name.channels_last, name.compile, name.device, phase, stated]
-            )
+            id_ = id_of([*name[:4], phase, stated])
             yield run_or_reason(_timm_entry, row, phase, name, given, id_, now, path.name)
 
 
@@ -550,7 +552,7 @@ def _timm_entry(
 ) -> Entry:
     precision = given.precision or name.precision
     if precision is None:
-        raise TrainpaceError("the file's name states no precision: give --precision.")
+        raise TrainpaceError("the file's name states no precision: pass --precision.")
     batch, rate = number(row.get(f"{phase}_batch_size")), number(row[f"{phase}_samples_per_sec"])
     if not batch or not rate:
         raise TrainpaceError("the row states no batch size or no throughput above 0.")
@@ -583,10 +585,13 @@ def is_huggingface(data: Any) -> bool:
 
 
 def read_huggingface(path: Path, given: Given) -> Iterator[Item]:
-    """The run of a file. A file that states no training is skipped with its reason.
+    """Yield the run of a file. A file without training is skipped with its reason.
 
-    The step time is the run's wall-clock time divided by its steps, so it includes evaluation, checkpoints and the first
-    steps. Device, precision and optimizer are stated only in training_args.bin, a pickle that is never opened.
+    The step time is the run's wall-clock time divided by its steps, so it includes evaluation,
+    checkpoints
+    and the first steps. Device, precision and optimizer are only in training_args.bin, a pickle
+    that is
+    never opened.
     """
     data = read_json(path)
     if not is_huggingface(data):
@@ -598,58 +603,60 @@ def read_huggingface(path: Path, given: Given) -> Iterator[Item]:
 
 def _huggingface_entry(path: Path, data: dict[str, Any], given: Given, id_: str) -> Entry:
     history = data.get("log_history")
-    logs = (
-        [log for log in history if isinstance(log, dict)] if isinstance(history, list) else [data]
-    )
-    summary = next((log for log in reversed(logs) if "train_runtime" in log), None)
+    logs = [log for log in history if isinstance(log, dict)] if isinstance(history, list) else []
+    summary = next((log for log in (data, *reversed(logs)) if "train_runtime" in log), None)
     if summary is None:
-        raise TrainpaceError("the training did not end, so that its time is not stated.")
-    per_second, samples = (
-        number(summary.get("train_steps_per_second")),
-        number(summary.get("train_samples_per_second")),
-    )
-    runtime, steps = number(summary.get("train_runtime")), number(data.get("global_step"))
-    if per_second and (per_second >= _ROUNDED_BELOW or not steps):
-        milliseconds = 1e3 / per_second
-    elif runtime and steps:
-        milliseconds = 1e3 * runtime / steps
-    else:
-        raise TrainpaceError("the file states no steps per second.")
+        raise TrainpaceError("the training did not end, so its time is unknown.")
+    if given.precision is None:
+        raise TrainpaceError("Hugging Face's results state no precision: pass --precision.")
+    milliseconds = _huggingface_ms(summary, data)
+    rate = number(summary.get("train_samples_per_second")) or 0.0
+    step_samples = round(rate * milliseconds / 1e3)
     micro = int(number(data.get("train_batch_size")) or 0)
-    step_samples = round(samples * milliseconds / 1e3) if samples else 0
     if not micro and not step_samples:
         raise TrainpaceError("the file states neither a batch size nor samples per second.")
-    if given.precision is None:
-        raise TrainpaceError("Hugging Face's results state no precision: give --precision.")
     notes = ["wall clock of the whole run over its steps, with evaluation and checkpoints"]
+    accumulation = max(1, round(step_samples / micro)) if micro else 1
     if not micro:
-        notes.append("the batch is samples a step, over all devices and accumulation")
-    execution = Execution(
-        micro_batch=micro or step_samples,
-        accumulation=max(1, round(step_samples / micro)) if micro and step_samples else 1,
-        precision=given.precision,
-        optimizer=UNKNOWN,
-    )
-    if execution.accumulation > 1:
-        notes.append(
-            f"{execution.accumulation} micro-batches a step, accumulated or on several devices"
-        )
-    losses = [log["loss"] for log in logs if isinstance(log.get("loss"), int | float)]
+        notes.append("the batch is samples per step, over all devices and accumulation")
+    if accumulation > 1:
+        notes.append(f"{accumulation} micro-batches per step, accumulated or on several devices")
     return imported(
         given,
         id_,
         given.device,
         model=_huggingface_model(path.parent / "config.json"),
-        execution=execution,
+        execution=Execution(
+            micro_batch=micro or step_samples,
+            accumulation=accumulation,
+            precision=given.precision,
+            optimizer=UNKNOWN,
+        ),
         step_time_ms=milliseconds,
         notes="; ".join(notes),
         source=path.name,
-        losses=tuple(float(loss) if abs(loss) < float("inf") else None for loss in losses),
+        losses=_losses(logs or [data]),
     )
 
 
+def _losses(logs: list[dict[str, Any]]) -> tuple[float | None, ...]:
+    losses = [log["loss"] for log in logs if isinstance(log.get("loss"), int | float)]
+    return tuple(float(loss) if abs(loss) < float("inf") else None for loss in losses)
+
+
+def _huggingface_ms(summary: dict[str, Any], data: dict[str, Any]) -> float:
+    """Return the time of a step: the runtime over the steps if steps per second is too rounded."""
+    per_second, runtime = map(number, map(summary.get, ("train_steps_per_second", "train_runtime")))
+    steps = number(data.get("global_step"))
+    if per_second and (per_second >= _ROUNDED_BELOW or not steps):
+        return 1e3 / per_second
+    if not (runtime and steps):
+        raise TrainpaceError("the file states no steps per second.")
+    return 1e3 * runtime / steps
+
+
 def _huggingface_model(config: Path) -> str:
-    """The model's name in the config.json beside the results."""
+    """Return the model's name in the config.json beside the results."""
     data = read_json(config) if config.is_file() else {}
     if not isinstance(data, dict):
         return UNKNOWN
@@ -658,9 +665,11 @@ def _huggingface_model(config: Path) -> str:
 
 
 class Imported(Record):
-    """The result of importing one file: the numbers of runs that were new, already in the journal, or skipped (by reason).
+    """The result of importing one file.
 
-    `lessons`: what a file of shared runs taught.
+    Runs were new, already in the journal, or skipped (by reason). `lessons` says what a file of
+    shared
+    runs taught.
     """
 
     file: str
@@ -674,7 +683,7 @@ class Imported(Record):
 def import_file(
     journal: Journal, path: Path, format_: str = "auto", given: Given | None = None
 ) -> Imported:
-    """Import a file (or MLflow's folder) into the journal as a whole; where it raises UnreadableInput, nothing is imported."""
+    """Import a file (or MLflow's folder) into the journal, whole or not at all."""
     name = format_of(path) if format_ == "auto" else format_
     if name not in (*FORMATS, SHARED):
         raise UnknownName("format", name, (*FORMATS, SHARED))
@@ -704,7 +713,7 @@ def import_file(
 
 
 def format_of(path: Path) -> str:
-    """The name of a file's format. Raises UnreadableInput for an unknown one."""
+    """Return the name of a file's format. Raises UnreadableInput for an unknown one."""
     if path.is_dir():
         if is_mlruns(path):
             return "mlflow"
@@ -717,28 +726,28 @@ def format_of(path: Path) -> str:
             f"{path} is a database.", f"If it is a journal: trainpace journal merge {path}."
         )
     if _SHARED_HEAD.match(head):
-        return SHARED  # which the door of foreign files reads
+        return SHARED  # its own reader checks the whole file
     columns, rows = columns_and_rows(path)
-    if is_timm(columns):
-        return "timm"
-    if {"record", "runs"} <= set(columns):
-        return SHARED
-    if {"record", "id", "created_at"} <= set(columns) or next(rows, {}).get("record") in tuple(
-        RECORDS
-    ):
-        return "trainpace"
-    if is_huggingface(dict.fromkeys(columns)):
-        return "hf"
-    if {"model_spec", "model"} & set(columns):
-        return "runs"
     if not columns and head.lstrip()[:1] == b"[":
-        return "trainpace"  # an export of nothing
+        return "trainpace"  # an empty export
+    named = set(columns)
+    formats = (
+        ("timm", lambda: is_timm(columns)),
+        (SHARED, lambda: {"record", "runs"} <= named),
+        ("trainpace", lambda: {"record", "id", "created_at"} <= named),
+        ("trainpace", lambda: next(rows, {}).get("record") in tuple(RECORDS)),
+        ("hf", lambda: is_huggingface(dict.fromkeys(columns))),
+        ("runs", lambda: bool({"model_spec", "model"} & named)),
+    )
+    for name, matches in formats:
+        if matches():
+            return name
     raise _unknown(path)
 
 
 def _unknown(path: Path) -> UnreadableInput:
     return UnreadableInput(
-        f"{path} is in no format that is known.",
+        f"{path} is not in a known format.",
         f"Known: {', '.join((*FORMATS, SHARED))}; see --format.",
     )
 

@@ -1,4 +1,7 @@
-"""What the journal knows of a workload, for forecasts on any target: `forecast`, `match`, `plan` and `measure` alike."""
+"""What the journal knows about a workload, for forecasts on any target.
+
+`forecast`, `match`, `plan` and `measure` use it.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +37,19 @@ if TYPE_CHECKING:  # a forecast without a journal loads no database
     from trainpace.journal.store import Journal
 
 MOST = 2000
-"""The number of runs examined, the newest first."""
+"""Number of runs examined, the newest first."""
 MOST_MODELS, MOST_SIZES = 24, 4
-"""Other models on a device whose runs count, and batch sizes of each: more add little, and time."""
+"""Other models on a device, and batch sizes of each, that count. More would add little."""
 
 Where = tuple[str, str, int]
-"""Device, execution but for the batch, and batch size of a run."""
+"""Device, execution without the batch, and batch size of a run."""
 
 
 def may_know(place: str | None, devices: Collection[str], models: Collection[str] = ()) -> bool:
-    """Whether the journal at a place, by default the user's own, may hold runs on one of the devices or of one of the models.
+    """Return True if a journal may contain runs on one of the devices or of one of the models.
 
-    An SQLite file is asked without SQLAlchemy, whose import takes longer than a forecast; what cannot be read like this (a
-    server, a damaged file) is left to `Journal`.
+    An SQLite file is read without SQLAlchemy, whose import takes longer than a forecast. True for
+    anything that cannot be read this way (a server, a damaged file); `Journal` then reports errors.
     """
     where = place or default_place()
     if "://" in where:
@@ -76,10 +79,12 @@ class _Known(NamedTuple):
 
 
 class Knowledge:
-    """Runs of a workload, however they were executed and wherever, and of other models on the same devices, beside their
-    forecasts (see `trainpace.forecast.posterior`: the same card tells more than another, the same execution more than another).
+    """Runs of a workload, and of other models on the same devices, beside their forecasts.
 
-    `sequence_length`, `image_size`: those asked for, where the workload does not say; runs that state others do not count.
+    `trainpace.forecast.posterior` weighs them: the same card tells more than another card, the same
+    execution more than another one. `sequence_length` and `image_size` are the requested sizes, if
+    the
+    workload has none. Runs with other sizes do not count.
     """
 
     def __init__(
@@ -103,21 +108,21 @@ class Knowledge:
         self._known: dict[Any, _Known] = {}
 
     def posterior(self, forecaster: Forecaster) -> Posterior | None:
-        """What is known for a forecaster's target; None where nothing is."""
+        """Return what is known for a forecaster's target, or None."""
         return self._for(forecaster).posterior
 
     def source(self, forecaster: Forecaster) -> str:
-        """For the intervals' basis."""
+        """Return the source for the basis of intervals."""
         return f"{self._for(forecaster).words} (journal)"
 
     def in_words(self, forecaster: Forecaster) -> str:
-        """One sentence on the journal's part in a target's forecasts; "" where it has none."""
+        """Return one sentence on the journal's part in a target's forecasts, or ""."""
         words = self._for(forecaster).words
         return f"corrected by the journal: {words}." if words else ""
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Those on which the workload was measured."""
+        """The devices on which the workload was measured."""
         return tuple(sorted({device for device, _, _ in self._runs}))
 
     def _for(self, forecaster: Forecaster) -> _Known:
@@ -141,16 +146,10 @@ class Knowledge:
         runs = newest_repeats((entry for some in self._runs.values() for entry in some), device)
         seen = _observed(runs, plain)
         devices = dict.fromkeys((device, *(where[0] for where in seen)))
-        others = [
-            other
-            for name in devices
-            for entry in self._other_models(name)
-            if (other := _beside(entry, plain)) is not None
-        ]
-        known = (
-            *seen.values(),
-            *(other for other in others if abs(other.log_ratios[0]) <= math.log(LARGEST_RATIO)),
-        )
+        entries = (entry for name in devices for entry in self._other_models(name))
+        others = [other for entry in entries if (other := _beside(entry, plain)) is not None]
+        near = (o for o in others if abs(o.log_ratios[0]) <= math.log(LARGEST_RATIO))
+        known = (*seen.values(), *near)
         return _Known(Posterior(known) if known else None, _in_words(seen, others, device))
 
     def _other_models(self, device: str) -> tuple[Entry, ...]:
@@ -160,15 +159,14 @@ class Knowledge:
 
 
 def _in_words(seen: Mapping[Where, Observed], others: Sequence[Observed], device: str) -> str:
-    sizes = sorted({batch for name, _, batch in seen if name == device})
-    elsewhere = sorted({name for name, _, _ in seen} - {device})
-    n = len({other.run.model for other in others if other.run.device == device})
-    words = (
-        f"this workload measured on this device at batch {_listed(sizes)}" if sizes else "",
-        f"this workload measured on other cards: {', '.join(elsewhere)}" if elsewhere else "",
-        f"{n} other model{'s' if n > 1 else ''} measured on this device" if n else "",
-    )
-    return "; ".join(word for word in words if word)
+    words = []
+    if sizes := sorted({batch for name, _, batch in seen if name == device}):
+        words.append(f"this workload measured on this device at batch {_listed(sizes)}")
+    if elsewhere := sorted({name for name, _, _ in seen} - {device}):
+        words.append(f"this workload measured on other cards: {', '.join(elsewhere)}")
+    if n := len({other.run.model for other in others if other.run.device == device}):
+        words.append(f"{n} other model{'s' if n > 1 else ''} measured on this device")
+    return "; ".join(words)
 
 
 def _listed(sizes: Sequence[int], most: int = 8) -> str:
@@ -177,7 +175,8 @@ def _listed(sizes: Sequence[int], most: int = 8) -> str:
 
 
 def _observed(runs: Mapping[Where, Sequence[Entry]], plain: Forecaster) -> dict[Where, Observed]:
-    """The median run of each batch size beside its forecast of today, as sure as the repeats of all its sizes agree."""
+    """Return the median run of each batch size beside today's forecast, with the noise of the
+    repeats."""
     repeats: dict[tuple[str, str], dict[int, list[float]]] = {}
     for (device, variant, batch), some in runs.items():
         repeats.setdefault((device, variant), {})[batch] = [
@@ -197,8 +196,11 @@ def _observed(runs: Mapping[Where, Sequence[Entry]], plain: Forecaster) -> dict[
 
 
 def _again(entry: Entry, plain: Forecaster) -> Observed | None:
-    """A run beside its forecast of today, on its own card and so many of them; None for one that cannot be forecast here: on
-    another machine's CPU, on nodes whose network nobody knows, in a number format that was not traced.
+    """Return a run beside today's forecast for its own card and number of cards, or None.
+
+    A run cannot be forecast here on another machine's CPU, on nodes with an unknown network, or in
+    a
+    number format that was not traced.
     """
     target, e = plain.target, entry.execution
     here = target.cluster
@@ -219,7 +221,10 @@ def _again(entry: Entry, plain: Forecaster) -> Observed | None:
 
 
 def _beside(entry: Entry, plain: Forecaster) -> Observed | None:
-    """A run of another model beside the forecast of its own time, which knew no measurement of it; None on an unknown card."""
+    """Return a run of another model beside the forecast made for it, or None for an unknown card.
+
+    The forecast is taken without the journal's correction.
+    """
     here, e = plain.target.cluster.device, entry.execution
     assert entry.step_time_ms
     assert entry.forecast_ms
@@ -246,8 +251,10 @@ def _beside(entry: Entry, plain: Forecaster) -> Observed | None:
 def newest_repeats(
     newest_first: Iterable[Entry], device: str = ""
 ) -> dict[tuple[str, str, int], list[Entry]]:
-    """By device, execution and batch size the newest run, and its repeats: the others of its sweep. `device`: the name by which
-    that device goes, whatever a run calls it."""
+    """Return the newest run and its repeats (of its sweep) by device, execution and batch size.
+
+    Runs on a device with another name for `device` count as runs on `device`.
+    """
     groups: dict[tuple[str, str, int], list[Entry]] = {}
     for entry in newest_first:
         where = (
@@ -262,7 +269,7 @@ def newest_repeats(
 
 
 def middle_run(repeats: Sequence[Entry]) -> Entry:
-    """The run of the median step time."""
+    """Return the run with the median step time."""
     return sorted(repeats, key=lambda entry: entry.step_time_ms or 0.0)[len(repeats) // 2]
 
 
@@ -273,7 +280,8 @@ def of_workload(
     sequence_length: int | None = None,
     image_size: int | None = None,
 ) -> list[Entry]:
-    """Trainings of a workload, the newest first: of that model, or with one of the `keys` (see `workload_key`)."""
+    """Return trainings of a workload, the newest first: of that model, or with one of the
+    `keys`."""
     names = ModelSpec.of(model).aliases
     candidates = {entry.id: entry for name in names for entry in _newest_first(journal, model=name)}
     for key in keys:
@@ -292,27 +300,33 @@ def of_workload(
 
 
 def other_models(journal: Journal, device: str, without: Collection[str] = ()) -> tuple[Entry, ...]:
-    """Of every other workload that was measured on a device beside its forecast, a few batch sizes of its newest sweep.
-    `without`: ids of runs."""
+    """Return runs of other workloads on a device, with their forecasts.
+
+    Of each workload a few batch sizes of its newest sweep count. `without` are ids of runs.
+    """
     sweeps: dict[tuple[str, int | None, int | None], list[Entry]] = {}
     for entry in _newest_first(journal, device=device, with_forecast=True):
-        if entry.id in without or entry.mode != "train" or len(entry.forecast_shares) != len(PARTS):
-            continue
-        if not entry.forecast_ms or not entry.step_time_ms or sum(entry.forecast_shares) <= 0:
+        if entry.id in without or not _can_teach(entry):
             continue
         some = sweeps.setdefault((entry.model, entry.image_size, entry.sequence_length), [entry])
-        if entry is not some[0] and (entry.sweep, _variant(entry.execution)) == (
+        alike = (entry.sweep, _variant(entry.execution)) == (
             some[0].sweep,
             _variant(some[0].execution),
-        ):
+        )
+        if entry is not some[0] and alike:
             some.append(entry)
-    return tuple(
-        entry for some in list(sweeps.values())[:MOST_MODELS] for entry in _spread_out(some)
-    )
+    newest = list(sweeps.values())[:MOST_MODELS]
+    return tuple(entry for some in newest for entry in _spread_out(some))
+
+
+def _can_teach(entry: Entry) -> bool:
+    """Return True for a training with a forecast whose parts are known."""
+    parts = len(entry.forecast_shares) == len(PARTS) and sum(entry.forecast_shares) > 0
+    return bool(entry.mode == "train" and parts and entry.forecast_ms and entry.step_time_ms)
 
 
 def _spread_out(entries: Sequence[Entry]) -> list[Entry]:
-    """The middle run of at most MOST_SIZES of a sweep's batch sizes, from the smallest to the largest."""
+    """Return the middle run of at most MOST_SIZES batch sizes, from the smallest to the largest."""
     repeats: dict[int, list[Entry]] = {}
     for entry in entries:
         repeats.setdefault(entry.execution.global_batch, []).append(entry)
@@ -328,12 +342,12 @@ def _newest_first(journal: Journal, **filters: Any) -> list[Entry]:
 
 
 def _variant(execution: Execution) -> str:
-    """What makes it the same run but for the batch."""
+    """Return what identifies an execution without its batch."""
     return repr(replace(execution, micro_batch=1, accumulation=1))
 
 
 def _catalogued(name: str, device: str) -> str:
-    """`device` where the name is another of its names, as the driver's or a table's; else the name."""
+    """Return `device` if the name is another of its names, such as the driver's; else the name."""
     try:
         return device if name == device or find_device(name).name == device else name
     except TrainpaceError:
@@ -341,7 +355,7 @@ def _catalogued(name: str, device: str) -> str:
 
 
 def workload_key(workload: Workload, execution: Execution) -> str:
-    """Equal for workloads that compute the same, whatever their names."""
+    """Return a key that is equal for workloads that compute the same, whatever their names."""
     operators = workload.form(execution.precision).operators
     text = repr((operators.kind, operators.function, operators.phase)).encode()
     arrays = (

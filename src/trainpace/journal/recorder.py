@@ -1,4 +1,4 @@
-"""Sweeps recorded in the journal probe by probe, so that an interrupted sweep keeps its measurements and can be resumed."""
+"""Sweeps recorded in the journal probe by probe, so that an interrupted sweep can be resumed."""
 
 import hashlib
 import shlex
@@ -26,8 +26,12 @@ from trainpace.measure import Conditions, Outcome, SweepPlan, run_sweep
 
 
 class Circumstances(NamedTuple):
-    """Facts stored with every run of a sweep. `command`: the one that started it, "" where there was none;
-    `keep_identity`: whether names and paths are stored as they are."""
+    """Facts stored with every run of a sweep.
+
+    `command` started the sweep; it is "" if there was none. With `keep_identity`, names and paths
+    are
+    stored as they are.
+    """
 
     device: str
     command: str = ""
@@ -38,15 +42,18 @@ class Circumstances(NamedTuple):
 
 
 def program_command() -> str:
-    """The command that started this Python program, for runs that it measures; "" where no script or module was started,
-    as in a notebook, an interactive session or `python -c`."""
+    """Return the command that started this Python program, for the runs that it measures.
+
+    It is "" in a notebook, an interactive session and `python -c`.
+    """
     main = sys.modules.get("__main__")
     notebook = "ipykernel" in sys.modules or hasattr(sys, "ps1")
     return "" if notebook or not getattr(main, "__file__", None) else shlex.join(sys.orig_argv)
 
 
 class RecordedSweep(NamedTuple):
-    """A sweep's id in the journal, all its outcomes, and the number of them that an earlier, interrupted run had measured."""
+    """A sweep's id, all its outcomes, and how many of them an earlier, interrupted run had
+    measured."""
 
     id: str
     outcomes: list[Outcome]
@@ -63,7 +70,8 @@ def record_sweep(
     tell: Callable[[int, int], None] = lambda batch, finished: None,
     fresh: bool = False,
 ) -> RecordedSweep:
-    """Measure into the journal. An unfinished sweep of the same conditions is resumed, unless `fresh`."""
+    """Measure into the journal. An unfinished sweep of the same conditions is resumed, unless
+    `fresh`."""
     c = circumstances
     key = sweep_key(conditions, plan, c, forecaster)
     sweep = None if fresh else journal.open_sweep(key)
@@ -106,7 +114,8 @@ def sweep_key(
     circumstances: Circumstances,
     forecaster: Forecaster | None,
 ) -> str:
-    """Equal for sweeps whose probes belong to one curve: same conditions, machine, software and model code."""
+    """Return a key that is equal for sweeps on one curve: same conditions, machine, software and
+    code."""
     question = msgspec.json.encode((conditions, plan, circumstances.device, circumstances.versions))
     workload = (
         "" if forecaster is None else workload_key(forecaster.workload, conditions.execution(1))
@@ -115,7 +124,7 @@ def sweep_key(
 
 
 def _foreseen(entry: Entry, forecaster: Forecaster) -> Entry:
-    """The entry with the forecast that was made for it."""
+    """Return the entry with its forecast."""
     entry = replace(entry, workload_key=workload_key(forecaster.workload, entry.execution))
     table = forecaster.at([entry.execution])
     foreseen, plain = table.brief(0), forecaster.plain.at([entry.execution])

@@ -1,8 +1,15 @@
-"""Own runs as others may see them: an anonymous file that people can read.
+"""Runs shared with others: an anonymous file that people can read, and the check of such a file.
 
-It is an allow-list. A field that is not named here does not leave, and a text leaves only where Trainpace knows it already: a
-card or a host CPU of the catalogue, a public model, an optimizer, a version number. A run holds no path, name, host, command,
-note, time of day or id of its journal. `docs/shared_runs.schema.json` is `schema()`.
+Sharing uses an allow-list. Only named fields leave. Text leaves only if Trainpace knows it already:
+a
+card or a host CPU of the catalogue, a public model, an optimizer, a version number. A run holds no
+path, name, host, command, note, time of day or id of its journal. `docs/shared_runs.schema.json` is
+`schema()`.
+
+Nothing in a foreign file is believed. A run enters if its fields match the schema, if its card
+could
+have done it, and if it is new. A run that is ODD times off today's forecast is rejected, unless the
+user accepts it.
 """
 
 from __future__ import annotations
@@ -31,7 +38,8 @@ from trainpace.core.outcome import MFU_LIMIT, Interval, StepTime
 from trainpace.core.records import SCHEMA_VERSION, Record
 from trainpace.core.software import TODAY, Software, parse_version
 from trainpace.forecast import PARTS, Forecaster, Target
-from trainpace.journal.entry import Entry, Sweep, anonymous, content_id
+from trainpace.journal.comparison import error_pct
+from trainpace.journal.entry import Entry, Sweep, anonymous, content_id, shared_fields
 from trainpace.journal.store import Query
 from trainpace.workload import ModelSpec, Variant, Workload, form_of, load_workload
 
@@ -76,15 +84,21 @@ _Share = Annotated[float, Meta(ge=0, le=1.001)]
 
 
 class Skipped(NamedTuple):
-    """Content of a file that is not a run, and the reason."""
+    """Content of a file that is not a run, with the reason."""
 
     reason: str
 
 
 class SharedRun(Record, omit_defaults=True):
-    """One measured step. `model`: a public name, or "own model N", where N tells the models of one file apart. `date`: of the
-    measurement, UTC. `step_time_ms`: the median step, absent where the memory was not enough; `low_ms` to `high_ms` its 90 %
-    interval, `parts` what it is made of. `forecast_ms`, `forecast_shares`: what Trainpace had forecast without the journal.
+    """One measured step.
+
+    Attributes:
+        model: a public name, or "own model N", where N distinguishes the models of one file.
+        date: date of the measurement, UTC.
+        step_time_ms: the median step; missing if the run was out of memory. `low_ms` and `high_ms`
+            are
+            its 90% interval, `parts` its parts.
+        forecast_ms: Trainpace's forecast without the journal; `forecast_shares` are its parts.
     """
 
     model: Annotated[str, Meta(pattern=MODEL)]
@@ -112,52 +126,52 @@ class SharedRun(Record, omit_defaults=True):
     ) = None
 
     def __post_init__(self) -> None:
+        _check_counts(self.execution)
         if (self.outcome == "ok") != (self.step_time_ms is not None):
-            raise TrainpaceError("a run has a step time if its outcome is ok, and only then.")
-        if self.execution.optimizer not in OPTIMIZER_NAMES:
-            raise TrainpaceError("its optimizer is none that is known.")
-        for name, field in EXECUTION_FIELDS.items():
-            most = MOST_SAMPLES if name == "micro_batch" else MOST_OF_A_KIND
-            if (
-                field.kind in ("count", "optional count")
-                and (getattr(self.execution, name) or 0) > most
-            ):
-                raise TrainpaceError(f"its {name} is more than any run has.")
+            raise TrainpaceError("a run must have a step time if its outcome is ok, and only then.")
         if self.low_ms is not None and self.high_ms is not None and self.low_ms > self.high_ms:
-            raise TrainpaceError("its interval ends before it begins.")
+            raise TrainpaceError("the interval ends before it begins.")
         try:
             datetime.date.fromisoformat(self.date)
         except ValueError:
-            raise TrainpaceError("its date is none.") from None
-        if not all(
-            map(
-                str.isprintable,
-                (self.model, self.device, self.date, self.host_cpu or "", *self.software.values()),
-            )
-        ):
-            raise TrainpaceError("its text holds characters that cannot be printed.")
+            raise TrainpaceError("invalid date.") from None
+        texts = (self.model, self.device, self.host_cpu or "", *self.software.values())
+        if not all(map(str.isprintable, texts)):
+            raise TrainpaceError("the text contains unprintable characters.")
 
     @property
     def is_of_own_model(self) -> bool:
         return self.model.startswith(f"{OWN_MODEL} ")
 
 
+def _check_counts(execution: Execution) -> None:
+    """Raise TrainpaceError for an execution that no real run has."""
+    if execution.optimizer not in OPTIMIZER_NAMES:
+        raise TrainpaceError("unknown optimizer.")
+    for name, field in EXECUTION_FIELDS.items():
+        most = MOST_SAMPLES if name == "micro_batch" else MOST_OF_A_KIND
+        value = getattr(execution, name) if field.kind.endswith("count") else None
+        if value is not None and value > most:
+            raise TrainpaceError(f"{name} is larger than in any real run.")
+
+
 class SharedRuns(Record):
-    """A file of shared runs. `trainpace`: the version that wrote it."""
+    """A file of shared runs. `trainpace` is the version that wrote it."""
 
     trainpace: Annotated[str, Meta(max_length=40)]
     runs: tuple[SharedRun, ...]
 
 
 class Sharing(NamedTuple):
-    """What leaves, and of what stays behind how many runs, by reason."""
+    """The runs to share, and the number of runs that are not shared, by reason."""
 
     runs: SharedRuns
     left_out: dict[str, int]
 
 
 def share(entries: Iterable[Entry]) -> Sharing:
-    """The runs of a journal that can be shared. Models of one's own become "own model 1", "own model 2", as they appear."""
+    """Return the runs of a journal that can be shared. Own models become "own model 1", "own model
+    2", ..."""
     runs: list[SharedRun] = []
     left_out: dict[str, int] = {}
     numbers: dict[str, int] = {}
@@ -173,55 +187,59 @@ def share(entries: Iterable[Entry]) -> Sharing:
 
 
 def shared_of(entry: Entry, numbers: dict[str, int]) -> SharedRun | str:
-    """What of a run may leave, or the reason why nothing of it does. `numbers`: of own models so far, which grows."""
+    """Return the shareable part of a run, or the reason for none.
+
+    `numbers` holds the numbers of own models so far, and grows.
+    """
     e = entry
-    if e.kind == "import":
-        return "imported from tables or shared files, which are not your measurements"
-    if e.outcome not in ("ok", "out_of_memory"):
-        return "neither timed nor out of memory"
-    if e.mode not in ("train", "forward_backward", "inference"):
-        return "neither training nor inference"
-    try:
-        device = find_device(e.device)
-    except UnknownName:
-        return "on a device that the catalogue does not know, so that nobody could use them"
+    if reason := _why_private(e):
+        return reason
+    public, number = public_name(e.model), numbers.get(e.model, len(numbers) + 1)
     foreseen = e.forecast_ms and e.forecast_ms / e.forecast_factor
     interval = e.interval_ms if e.interval_ms and e.interval_ms.low > 0 else None
-    public, number = public_name(e.model), numbers.get(e.model, len(numbers) + 1)
+    fields = shared_fields(e, SharedRun) | {
+        "model": public or f"{OWN_MODEL} {number}",
+        "device": find_device(e.device).name,
+        "date": e.created_at[:10],
+        "execution": _known(e.execution),
+        "low_ms": interval and interval.low,
+        "high_ms": interval and interval.high,
+        "steps_timed": len(e.step_times_ms),
+        "parts": e.step,
+        "forecast_ms": foreseen or None,
+        "forecast_shares": e.forecast_shares if foreseen else (),
+        "software": _software(e.environment),
+        "host_cpu": _host(e.environment.get("cpu", "")),
+    }
     try:
-        run = msgspec.convert(
-            {
-                "model": public or f"{OWN_MODEL} {number}",
-                "device": device.name,
-                "date": e.created_at[:10],
-                "outcome": e.outcome,
-                "mode": e.mode,
-                "sequence_length": e.sequence_length,
-                "image_size": e.image_size,
-                "execution": msgspec.structs.asdict(_known(e.execution)),
-                "step_time_ms": e.step_time_ms,
-                "low_ms": interval and interval.low,
-                "high_ms": interval and interval.high,
-                "steps_timed": len(e.step_times_ms),
-                "parts": e.step and msgspec.structs.asdict(e.step),
-                "peak_memory_gib": e.peak_memory_gib,
-                "reserved_memory_gib": e.reserved_memory_gib,
-                "forecast_ms": foreseen or None,
-                "forecast_shares": e.forecast_shares if foreseen else (),
-                "software": _software(e.environment),
-                "host_cpu": _host(e.environment.get("cpu", "")),
-            },
-            SharedRun,
-        )
+        run = msgspec.convert(msgspec.to_builtins(fields), SharedRun)
     except (msgspec.ValidationError, TrainpaceError):
         return "with values that no shared run may have"
     if public is None:
-        numbers[e.model] = number  # only now: a run that stays behind takes no number
+        numbers[e.model] = number  # only now, because a run that is not shared needs no number
     return run
 
 
+def _why_private(entry: Entry) -> str:
+    """Return why a run cannot be shared, or ""."""
+    if entry.kind == "import":
+        return "imported from tables or shared files, so not your own measurements"
+    if entry.outcome not in get_args(SharedOutcome):
+        return "neither timed nor out of memory"
+    if entry.mode not in get_args(SharedMode):
+        return "neither training nor inference"
+    try:
+        find_device(entry.device)
+    except UnknownName:
+        return "on a device that is not in the catalogue, so nobody could use them"
+    return ""
+
+
 def public_name(model: str) -> str | None:
-    """The name of a model that everybody knows, None for one's own. A name of a person or a machine in it makes it one's own."""
+    """Return the name of a public model, or None for an own one.
+
+    A name that contains a person's or a machine's name is not public.
+    """
     spec = ModelSpec.of(model)
     is_name = spec.kind in ("built_in", "timm", "torchvision")
     known = is_name and (spec.name in TORCHVISION or spec.name in _names_of_others())
@@ -244,7 +262,7 @@ def _known(execution: Execution) -> Execution:
 
 
 def _software(environment: dict[str, str]) -> dict[str, str]:
-    """Versions without what a build's maker appended to them (2.4.1+cu121)."""
+    """Return versions without a build's suffix (2.4.1+cu121)."""
     names = Library.__args__  # type: ignore[attr-defined]
     return {name: release for name in names if (release := _release(environment.get(name, "")))}
 
@@ -262,7 +280,7 @@ def _host(cpu: str) -> str | None:
 
 
 def fingerprint(run: SharedRun) -> str:
-    """32 hexadecimal digits that are equal for the same measurement, whoever shared it, and however its model is numbered."""
+    """Return 32 hexadecimal digits that are equal for the same measurement, whoever shares it."""
     same = replace(
         run,
         model=OWN_MODEL + " 1" if run.is_of_own_model else run.model,
@@ -275,7 +293,7 @@ def fingerprint(run: SharedRun) -> str:
 
 
 def text_of(shared: SharedRuns) -> str:
-    """The file's text: what is as usual is left out, so that people can read it."""
+    """Return the file's text. Default values are omitted, so that people can read it."""
     head = {"record": KIND, "schema_version": SCHEMA_VERSION, "trainpace": shared.trainpace}
     return (
         json.dumps(
@@ -299,14 +317,14 @@ def _plain(run: SharedRun) -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of the file, made from the records."""
+    """Return the JSON Schema (2020-12) of the file, made from the records."""
     made: dict[str, Any] = msgspec.json.schema(SharedRuns)
     whole = made["$defs"].pop(KIND)
     made["$defs"]["Execution"]["properties"]["optimizer"]["enum"] = list(OPTIMIZER_NAMES)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Runs shared from a journal of Trainpace",
-        "description": "docs/sharing.md tells what each field says.",
+        "description": "docs/sharing.md describes each field.",
         "type": "object",
         "additionalProperties": False,
         "required": ["record", "schema_version", "trainpace", "runs"],
@@ -320,10 +338,11 @@ def schema() -> dict[str, Any]:
 
 
 ODD = 3.0
-"""Times longer or shorter than the forecast, as three of a thousand public runs are (docs/sharing.md)."""
+"""Factor off the forecast at which a run is odd. Three of a thousand public runs are
+(docs/sharing.md)."""
 MOST_RUNS = 100_000
 MOST_TRACING_S, MOST_TRACE_S = 120.0, 30.0
-"""Time for tracing what a file names, all and each, a second or two mostly; runs of more models stay unchecked."""
+"""Limits for tracing the models of a file, in total and each. Further models stay unchecked."""
 MOST_REASONS = 12
 FROM_SHARED = "a file of shared runs"
 
@@ -331,10 +350,13 @@ WorkloadOf = Callable[[str, Precision, Variant], Workload]
 
 
 class Lesson(Record):
-    """What a file brought of one model on one card.
+    """What a file brought for one model on one card.
 
-    `batches`: micro-batch sizes of the new runs. `forecast_off_pct`: the median of (forecast - measured) / measured over the new
-    runs that have a forecast, of this version where `traced`, else the one in the file. `corrects`: whether forecasts use them.
+    Attributes:
+        batches: micro-batch sizes of the new runs.
+        traced: True if the forecasts are of this version, False if they come from the file.
+        forecast_off_pct: the median of (forecast - measured) / measured.
+        corrects: True if forecasts use these runs.
     """
 
     model: str
@@ -347,7 +369,7 @@ class Lesson(Record):
 
 
 class Odd(Record):
-    """A run that was kept apart: `times` is measured / forecast."""
+    """A run that was rejected. `times` is measured / forecast."""
 
     model: str
     device: str
@@ -359,8 +381,12 @@ class Odd(Record):
 
 
 class Lessons(Record):
-    """What a file of shared runs taught. `odd`: runs kept apart, or taken where they were accepted. `unchecked`: new runs whose
-    time could be held against neither physics nor a forecast."""
+    """What a file of shared runs taught.
+
+    `odd` are runs that were rejected, or accepted on request. `unchecked` counts new runs that
+    could be
+    compared neither with physics nor with a forecast.
+    """
 
     by: tuple[Lesson, ...]
     odd: tuple[Odd, ...]
@@ -376,7 +402,7 @@ class Received(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A new run, the entry that it becomes, and whether today's forecast is of its own operators."""
+    """A new run, its entry, and whether today's forecast is of its own operators."""
 
     run: SharedRun
     entry: Entry
@@ -391,39 +417,44 @@ def is_shared(data: Any) -> bool:
 def receive(
     journal: Journal, path: Path, accept_odd: bool = False, workload_of: WorkloadOf | None = None
 ) -> Received:
-    """Read and check a file. Raises UnreadableInput for one that is not of this kind, or of a newer version.
+    """Read and check a file.
 
-    `workload_of`: gives a model's workload, by default from the package, the cache, or by tracing it.
+    Args:
+        journal: the journal that is to receive the runs.
+        path: the file.
+        accept_odd: accept runs that are far off their forecast.
+        workload_of: returns a model's workload; by default from the package, the cache, or a trace.
+
+    Raises:
+        UnreadableInput: for another kind of file, or a newer version.
     """
     runs = [_run_or_reason(item) for item in _items(path)]
     good = [run for run in runs if isinstance(run, SharedRun)]
     there = _already(journal, good)
     tag = content_id("".join(sorted(fingerprint(run) for run in good if run.is_of_own_model)))[:6]
     forecasts = _Forecasts(workload_of or _workload)
-    items: list[Entry | Sweep | Skipped] = []
     seen: list[_Seen] = []
     ids: set[str] = set()
     id_of = _Ids()
-    for run in runs:
+
+    def item_of(run: SharedRun | Skipped) -> Entry | Skipped:
         if isinstance(run, Skipped):
-            items.append(run)
-            continue
+            return run
         id_ = id_of(run)
         if id_ in there:
-            items.append(there[id_])
-        elif id_ in ids:
-            items.append(Skipped("twice in the file"))
-        else:
-            ids.add(id_)
-            checked = forecasts.check(run, _entry_of(run, id_, tag))
-            if isinstance(checked, Skipped):
-                items.append(checked)
-            elif checked.odd is not None and not accept_odd:
-                seen.append(checked)
-                items.append(Skipped(f"{ODD:g} times off the forecast or more, kept apart"))
-            else:
-                seen.append(checked)
-                items.append(checked.entry)
+            return there[id_]
+        if id_ in ids:
+            return Skipped("twice in the file")
+        ids.add(id_)
+        checked = forecasts.check(run, _entry_of(run, id_, tag))
+        if isinstance(checked, Skipped):
+            return checked
+        seen.append(checked)
+        if checked.odd is not None and not accept_odd:
+            return Skipped(f"{ODD:g} times off the forecast or more")
+        return checked.entry
+
+    items = [item_of(run) for run in runs]
     return Received(tuple(_few_reasons(items)), _lessons(seen, accept_odd))
 
 
@@ -436,17 +467,17 @@ def _items(path: Path) -> list[Any]:
     written = data.get("schema_version")
     if type(written) is not int or not 1 <= written <= SCHEMA_VERSION:
         raise UnreadableInput(
-            f"{path} has schema version {str(written)[:20]}; this trainpace reads 1 to"
-            f" {SCHEMA_VERSION}.",
+            (
+                f"{path} has schema version {str(written)[:20]}; this trainpace reads 1 to "
+                f"{SCHEMA_VERSION}."
+            ),
             "Update trainpace.",
         )
     runs = data.get("runs")
     if data.keys() - {"record", "schema_version", "trainpace", "runs"} or not isinstance(
         runs, list
     ):
-        raise UnreadableInput(
-            f"{path} is not of the form that docs/shared_runs.schema.json describes."
-        )
+        raise UnreadableInput(f"{path} does not match docs/shared_runs.schema.json.")
     if len(runs) > MOST_RUNS:
         raise UnreadableInput(f"{path} holds more than {MOST_RUNS:,} runs.")
     return runs
@@ -456,15 +487,14 @@ def _run_or_reason(item: Any) -> SharedRun | Skipped:
     try:
         run = msgspec.convert(item, SharedRun)
         find_device(run.device)
-    except msgspec.ValidationError as error:
-        return Skipped(f"not of the schema's form ({str(error)[:120]})")
-    except TrainpaceError as error:
-        return Skipped(f"not of the schema's form ({error.message[:120]})")
+    except (msgspec.ValidationError, TrainpaceError) as error:
+        text = error.message if isinstance(error, TrainpaceError) else str(error)
+        return Skipped(f"invalid ({text[:120]})")
     return run
 
 
 def _few_reasons(items: Iterable[Entry | Sweep | Skipped]) -> Iterator[Entry | Sweep | Skipped]:
-    """A hostile file could give every run a reason of its own."""
+    """Limit the number of different reasons. A hostile file could give every run its own."""
     told: set[str] = set()
     for item in items:
         if isinstance(item, Skipped):
@@ -476,8 +506,10 @@ def _few_reasons(items: Iterable[Entry | Sweep | Skipped]) -> Iterator[Entry | S
 
 
 class _Ids:
-    """Ids of one sharer's runs: fingerprints, told apart where several own models have the same, as those do that ran out of
-    memory at the same batch on the same day."""
+    """Ids of one sharer's runs: fingerprints, made distinguishable for several own models.
+
+    Own models have equal fingerprints if they ran out of memory at the same batch on the same day.
+    """
 
     def __init__(self) -> None:
         self._models: dict[str, dict[str, int]] = {}
@@ -490,7 +522,8 @@ class _Ids:
 
 
 def _already(journal: Journal, runs: Iterable[SharedRun]) -> dict[str, Entry]:
-    """By id the runs that the journal has: imported before, or measured here and shared by oneself."""
+    """Return, by id, the runs that the journal has: imported before, or measured here and
+    shared."""
     runs = list(runs)
     ids = set(map(_Ids(), runs))
     there = {entry.id: entry for entry in journal.with_ids(ids)}
@@ -508,44 +541,36 @@ def _already(journal: Journal, runs: Iterable[SharedRun]) -> dict[str, Entry]:
 
 
 def _entry_of(run: SharedRun, id_: str, tag: str) -> Entry:
-    """The run as the journal keeps it. `tag` tells own models of different files apart."""
+    """Return the run as the journal stores it. `tag` is for own models of different files."""
     interval = None
     if run.low_ms is not None and run.high_ms is not None:
-        interval = Interval(
-            low=run.low_ms, high=run.high_ms, coverage=0.9, basis="as it was shared"
-        )
+        interval = Interval(low=run.low_ms, high=run.high_ms, coverage=0.9, basis="as shared")
     of_parts = len(run.forecast_shares) == len(PARTS) and abs(sum(run.forecast_shares) - 1) < 0.01
     environment: dict[str, str] = dict(run.software.items())
     if run.host_cpu:
         environment["cpu"] = run.host_cpu
     return Entry(
-        id=id_,
-        created_at=f"{run.date}T00:00:00.000000Z",
-        kind="import",
-        outcome=run.outcome,
-        reason="" if run.outcome == "ok" else "out of memory, as its source says",
-        model=f"{run.model} of {tag}" if run.is_of_own_model else run.model,
-        device=find_device(run.device).name,
-        execution=run.execution,
-        num_devices=run.execution.world_size,
-        sequence_length=run.sequence_length,
-        image_size=run.image_size,
-        mode=run.mode,
-        step_time_ms=run.step_time_ms,
-        interval_ms=interval,
-        step=run.parts,
-        peak_memory_gib=run.peak_memory_gib,
-        reserved_memory_gib=run.reserved_memory_gib,
-        environment=environment,
-        forecast_ms=run.forecast_ms,
-        forecast_basis="its own version's, as it was shared" if run.forecast_ms else "",
-        forecast_shares=run.forecast_shares if of_parts else (),
-        source=FROM_SHARED,
+        **shared_fields(run, Entry)
+        | {
+            "id": id_,
+            "created_at": f"{run.date}T00:00:00.000000Z",
+            "kind": "import",
+            "reason": "" if run.outcome == "ok" else "out of memory, by its source",
+            "model": f"{run.model} of {tag}" if run.is_of_own_model else run.model,
+            "device": find_device(run.device).name,
+            "num_devices": run.execution.world_size,
+            "interval_ms": interval,
+            "step": run.parts,
+            "environment": environment,
+            "forecast_basis": "its own version's, as shared" if run.forecast_ms else "",
+            "forecast_shares": run.forecast_shares if of_parts else (),
+            "source": FROM_SHARED,
+        }
     )
 
 
 class _Forecasts:
-    """Today's forecasts of shared runs; a workload is traced once."""
+    """Today's forecasts of shared runs. Each workload is traced once."""
 
     def __init__(self, workload_of: WorkloadOf) -> None:
         self._workload_of = workload_of
@@ -554,70 +579,51 @@ class _Forecasts:
         self._traced_s = 0.0
 
     def check(self, run: SharedRun, entry: Entry) -> _Seen | Skipped:
-        """The run with what is known of it, or why it cannot be."""
-        device, e = find_device(run.device), run.execution
-        for gib in (run.peak_memory_gib, run.reserved_memory_gib):
-            if gib is not None and device.memory_gib is not None and gib > device.memory_gib.value:
-                return Skipped(
-                    f"more memory than the card has: {gib:.3g} GiB of {device.name}'s"
-                    f" {device.memory_gib.value:g}"
-                )
-        if run.step_time_ms is None:
+        """Compare a run with physics and with its forecast, or return why it cannot be true."""
+        device, ms = find_device(run.device), run.step_time_ms
+        memory = device.memory_gib
+        used = max(run.peak_memory_gib or 0.0, run.reserved_memory_gib or 0.0)
+        if memory is not None and used > memory.value:
+            card = f"{device.name}'s {memory.value:g}"
+            return Skipped(f"more memory than the card has: {used:.3g} GiB of {card}")
+        if ms is None:
             return _Seen(run, entry, False, None)
-        if run.parts is not None and not 0.5 < run.parts.total_ms / run.step_time_ms < 2:
-            return Skipped("parts that do not add up to the step")
+        if run.parts is not None and not 0.5 < run.parts.total_ms / ms < 2:
+            return Skipped("the parts do not add up to the step")
         forecast = self._forecast(run, device)
         if forecast is None or forecast.step is None:
-            ms, traced = entry.forecast_ms, False
-        else:
-            ms, traced = forecast.step.total_ms, True
-            if forecast.mfu is not None and forecast.mfu * ms / run.step_time_ms > MFU_LIMIT:
-                return Skipped("a step faster than the card's peak rate allows")
-            interval = forecast.step_time_interval_ms
-            entry = msgspec.structs.replace(
-                entry,
-                forecast_ms=ms,
-                forecast_low_ms=interval and interval.low,
-                forecast_high_ms=interval and interval.high,
-                forecast_basis=interval.basis if interval else "",
-                forecast_shares=self._shares(run, device),
-            )
-        if ms is None:
-            return _Seen(run, entry, traced, None)
-        times = run.step_time_ms / ms
-        odd = Odd(
-            model=entry.model,
-            device=device.name,
-            batch=e.micro_batch,
-            precision=e.precision,
-            measured_ms=run.step_time_ms,
-            forecast_ms=ms,
-            times=times,
+            return _Seen(run, entry, False, _odd(entry, ms))
+        if (forecast.mfu or 0.0) * forecast.step.total_ms / ms > MFU_LIMIT:
+            return Skipped("a step faster than the card's peak rate allows")
+        entry = self._with_forecast(entry, forecast, run, device)
+        return _Seen(run, entry, True, _odd(entry, ms))
+
+    def _with_forecast(self, entry: Entry, forecast: Any, run: SharedRun, device: Device) -> Entry:
+        interval = forecast.step_time_interval_ms
+        forecaster = self._forecaster(run, device)
+        assert forecaster is not None
+        return replace(
+            entry,
+            forecast_ms=forecast.step.total_ms,
+            forecast_low_ms=interval and interval.low,
+            forecast_high_ms=interval and interval.high,
+            forecast_basis=interval.basis if interval else "",
+            forecast_shares=tuple(forecaster.at([run.execution]).shares()[0].tolist()),
         )
-        return _Seen(run, entry, traced, None if 1 / ODD < times < ODD else odd)
 
     def _forecaster(self, run: SharedRun, device: Device) -> Forecaster | None:
-        e = run.execution
-        if (
-            public_name(run.model) is None  # what is not public could name a file
-            or e.optimizer == OTHER_OPTIMIZER
-            or (run.mode == "train" and e.optimizer == NO_OPTIMIZER)
-        ):
+        e, train = run.execution, run.mode == "train"
+        unknown = e.optimizer == OTHER_OPTIMIZER or (train and e.optimizer == NO_OPTIMIZER)
+        if unknown or public_name(run.model) is None:  # other names could name a file
             return None
-        optimizer = None if e.optimizer == NO_OPTIMIZER or run.mode != "train" else e.optimizer
+        optimizer = e.optimizer if train and e.optimizer != NO_OPTIMIZER else None
         recomputes = e.activation_checkpointing == "full" and e.tp * e.pp * e.cp == 1
         variant = Variant(
             optimizer, run.sequence_length, run.image_size, mode=run.mode, checkpointing=recomputes
         )
         traced = (run.model, form_of(e.precision), variant)
-        key = (
-            *traced,
-            device.name,
-            e.nproc_per_node,
-            e.nnodes,
-            run.host_cpu,
-            run.software.get("torch"),
-        )
+        torch = run.software.get("torch")
+        key = (*traced, device.name, e.nproc_per_node, e.nnodes, run.host_cpu, torch)
         if key not in self._forecasters:
             workload = self._traced(traced, e.precision)
             if workload is None:
@@ -626,7 +632,6 @@ class _Forecasts:
             cluster = Cluster(
                 device=device, devices_per_node=e.nproc_per_node, nodes=e.nnodes, host=host
             )
-            torch = run.software.get("torch")
             software = Software(version=parse_version(torch)) if torch else TODAY
             self._forecasters[key] = Forecaster(workload, Target(cluster, software=software))
         return self._forecasters[key]
@@ -647,16 +652,9 @@ class _Forecasts:
         try:
             forecaster = self._forecaster(run, device)
             return None if forecaster is None else forecaster.forecast(run.execution)
-        except (
-            TrainpaceError,
-            AssertionError,
-        ):  # a forecast that contradicts itself is a bug of ours, and checks nothing
+        except (TrainpaceError, AssertionError):
+            # an assertion is a bug in the forecast, which then cannot check anything
             return None
-
-    def _shares(self, run: SharedRun, device: Device) -> tuple[float, ...]:
-        forecaster = self._forecaster(run, device)
-        assert forecaster is not None
-        return tuple(forecaster.at([run.execution]).shares()[0].tolist())
 
 
 def _workload(model: str, precision: Precision, variant: Variant) -> Workload:
@@ -680,29 +678,31 @@ def _where(one: _Seen) -> tuple[str, str]:
 
 
 def _lesson(model: str, device: str, group: list[_Seen]) -> Lesson:
-    off = [
-        100 * (one.entry.forecast_ms / one.entry.step_time_ms - 1)
-        for one in group
-        if one.entry.forecast_ms and one.entry.step_time_ms
-    ]
+    errors = [error for one in group if (error := error_pct(one.entry)) is not None]
+    useful = (one.entry.forecast_shares or not one.run.is_of_own_model for one in group)
+    trained = (one.run.mode == "train" and one.run.outcome == "ok" for one in group)
     return Lesson(
         model=model,
         device=device,
         new=len(group),
         traced=all(one.traced for one in group),
         batches=tuple(sorted({one.run.execution.micro_batch for one in group})),
-        forecast_off_pct=statistics.median(off) if off else None,
-        corrects=any(
-            one.entry.mode == "train" and one.entry.outcome == "ok" and one.entry.forecast_shares
-            for one in group
-        )
-        or any(_is_public(one) for one in group),
+        forecast_off_pct=statistics.median(errors) if errors else None,
+        corrects=any(map(all, zip(useful, trained, strict=True))),
     )
 
 
-def _is_public(one: _Seen) -> bool:
-    return (
-        one.entry.mode == "train"
-        and one.entry.outcome == "ok"
-        and not one.entry.model.startswith(OWN_MODEL)
+def _odd(entry: Entry, measured_ms: float) -> Odd | None:
+    """Return the run as odd if it is far off the forecast in its entry."""
+    times = measured_ms / entry.forecast_ms if entry.forecast_ms else 1.0
+    if 1 / ODD < times < ODD:
+        return None
+    return Odd(
+        model=entry.model,
+        device=entry.device,
+        batch=entry.execution.micro_batch,
+        precision=entry.execution.precision,
+        measured_ms=measured_ms,
+        forecast_ms=entry.forecast_ms or 0.0,
+        times=times,
     )

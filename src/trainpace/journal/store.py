@@ -1,4 +1,11 @@
-"""Storage of the journal: adding, finding and changing runs, on SQLite and PostgreSQL alike."""
+"""Storage of the journal: adding, finding, paging and changing runs, on SQLite and PostgreSQL.
+
+A page starts after the last run of the previous page (keyset paging), so the thousandth costs as
+much
+as the first. A filter with few matches examines all runs; the index `runs_list` holds all filtered
+columns in order of time, so this reads a tenth of the table. A part of a name is first looked up
+among the few names.
+"""
 
 from __future__ import annotations
 
@@ -58,11 +65,11 @@ from trainpace.journal.entry import (
 )
 
 MOST_COUNTED = 200
-"""Matching runs are counted up to this number."""
+"""Limit up to which matching runs are counted."""
 MOST_NAMES = 2000
-"""With more models or devices than this, a part of a name is looked for in every run."""
+"""Number of models or devices above which a part of a name is searched in every run."""
 LARGEST = 1e308
-"""More than any step time, and within the range of a database's numbers."""
+"""Larger than any step time, and within the range of a database's numbers."""
 
 _BEGINNING = re.compile("[0-9A-Fa-f]{1,31}")
 """The first digits of an id."""
@@ -73,14 +80,21 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "device": ("device", "created_at", "id"),
     "step": ("step_time_ms", "id"),
 }
-"""Orders of a list, as columns. Runs without a step time do not appear in the order by step."""
+"""Orders of a list, as columns. Runs without a step time are absent from the order by step."""
+
+_EQUAL = "model device precision optimizer kind outcome sweep workload_key".split()
 INDEXES = {"model": "runs_model_newest", "device": "runs_device", "step": "runs_step"}
 
 
 class Query(Record):
-    """Filters that all must hold. `model` and `device` match a part of the name in any case, or with `exact` the whole
-    name; `source` matches a part of the source's name; `sweep` is an id or its first digits; `text` is searched in names, notes,
-    reason, command and source; `since` is a time in UTC."""
+    """Filters that must all hold.
+
+    `model` and `device` match a part of the name in any case, or with `exact` the whole name.
+    `source`
+    matches a part of the source's name. `sweep` is an id or its first digits. `text` is searched in
+    names,
+    notes, reason, command and source. `since` is a time in UTC.
+    """
 
     model: str = ""
     device: str = ""
@@ -111,7 +125,8 @@ class Query(Record):
 
 
 def since_text(text: str) -> str:
-    """``2026-11-21`` or any ISO 8601 time in the journal's form; UTC where it states no time zone."""
+    """Return ``2026-11-21`` or any ISO 8601 time in the journal's form. A time without a zone is
+    UTC."""
     try:
         return utc_text(datetime.datetime.fromisoformat(text.strip()))
     except (ValueError, OverflowError):
@@ -122,44 +137,44 @@ def since_text(text: str) -> str:
 
 def conditions(query: Query) -> list[ColumnElement[bool]]:
     filters: list[ColumnElement[bool]] = []
-    for name in (
-        "model",
-        "device",
-        "precision",
-        "optimizer",
-        "kind",
-        "outcome",
-        "sweep",
-        "workload_key",
-    ):
+    for name in _EQUAL:
         column, wanted = runs.c[name], getattr(query, name)
         if name == "sweep" and _BEGINNING.fullmatch(wanted):
-            filters += [column >= wanted.lower(), column < wanted.lower() + "g"]
+            filters += _beginning(column, wanted)
+        elif wanted and name in ("model", "device") and not query.exact:
+            filters.append(column.icontains(wanted, autoescape=True))
         elif wanted:
-            is_part = name in ("model", "device") and not query.exact
-            filters.append(
-                column.icontains(wanted, autoescape=True) if is_part else column == wanted
-            )
-    if query.micro_batch is not None:
-        filters.append(runs.c.micro_batch == query.micro_batch)
-    if query.since:
-        filters.append(runs.c.created_at >= since_text(query.since))
-    if query.text:
-        filters.append(runs.c.words.contains(query.text.casefold(), autoescape=True))
-    if query.mode:  # these two have no column of their own: they are where the record has them
-        filters.append(runs.c.record.contains(f'"mode":{json.dumps(query.mode)}', autoescape=True))
-    if query.source:
-        part = json.dumps(query.source, ensure_ascii=False)[1:-1]
-        part = part.replace("/", "//").replace("%", "/%").replace("_", "/_")
-        filters.append(runs.c.record.ilike(f'%"source":"%{part}%","workload/_key":%', escape="/"))
-    if query.with_forecast:
-        filters.append(runs.c.forecast_ms.is_not(None))
+            filters.append(column == wanted)
+    part = json.dumps(query.source, ensure_ascii=False)[1:-1]
+    part = part.replace("/", "//").replace("%", "/%").replace("_", "/_")
+    record = runs.c.record  # mode and source have no column of their own
+    others: dict[str, Callable[[], ColumnElement[bool]]] = {
+        "micro_batch": lambda: runs.c.micro_batch == query.micro_batch,
+        "since": lambda: runs.c.created_at >= since_text(query.since),
+        "text": lambda: runs.c.words.contains(query.text.casefold(), autoescape=True),
+        "mode": lambda: record.contains(f'"mode":{json.dumps(query.mode)}', autoescape=True),
+        "source": lambda: record.ilike(f'%"source":"%{part}%","workload/_key":%', escape="/"),
+        "with_forecast": lambda: runs.c.forecast_ms.is_not(None),
+    }
+    unset = Query()
+    for name, condition in others.items():
+        if getattr(query, name) != getattr(unset, name):
+            filters.append(condition())
     return filters
 
 
+def _beginning(column: ColumnElement[Any], digits: str) -> list[ColumnElement[bool]]:
+    """Return the conditions that an id begins with some digits ("g" sorts after all of them)."""
+    return [column >= digits.lower(), column < digits.lower() + "g"]
+
+
 class Page(NamedTuple):
-    """Runs in order; how many match the query from here on (None: more than `most`); and the position after which the
-    next page starts ("" on the last page)."""
+    """A page of runs.
+
+    `matches` counts the matching runs from here on; None for more than `most`. The next page starts
+    after
+    `after`, which is "" on the last page.
+    """
 
     entries: list[Entry]
     matches: int | None
@@ -175,40 +190,39 @@ def page(
     size: int = 25,
     most: int = MOST_COUNTED,
 ) -> Page:
-    """A page of the runs of a query. Raises TrainpaceError for an `after` that is not from a page of this order."""
-    names = ORDERS[order]
-    columns = [runs.c[name] for name in names]
-    wanted = [*_narrowed(journal, query)]
+    """Return a page of runs. Raises TrainpaceError for an `after` from another list."""
+    columns = [runs.c[name] for name in ORDERS[order]]
+    wanted = _narrowed(journal, query)
     if order == "step":
         wanted.append(runs.c.step_time_ms.is_not(None))
-    filters = bool(wanted) and query != Query()
+    index = "runs_list"
+    if order != "time" and not (wanted and query != Query()):
+        index = INDEXES[order]
     if after:
-        here, there = tuple_(*columns), tuple_(*_position(after, names))
+        here, there = tuple_(*columns), tuple_(*_position(after, ORDERS[order]))
         wanted.append(here < there if descending else here > there)
-    chosen = (
-        select(*columns).where(*wanted).order_by(*(c.desc() if descending else c for c in columns))
+    by = [column.desc() if descending else column for column in columns]
+    chosen = select(*columns).where(*wanted).order_by(*by).limit(most + 1)
+    chosen = chosen.with_hint(runs, f"INDEXED BY {index}", "sqlite")
+
+    def read(connection: Connection) -> tuple[list[Any], list[str]]:
+        keys = list(connection.execute(chosen).all())
+        ids = [key.id for key in keys[:size]]
+        records = connection.execute(select(runs.c.id, runs.c.record).where(runs.c.id.in_(ids)))
+        texts = {row.id: row.record for row in records}
+        return keys, [texts[id_] for id_ in ids if id_ in texts]
+
+    keys, texts = journal.read(read)
+    return Page(
+        [from_json(text, Entry, f"a run in {journal.place}") for text in texts],
+        None if len(keys) > most else len(keys),
+        _text_of(tuple(keys[size - 1])) if len(keys) > size else "",
     )
-    index = "runs_list" if filters or order == "time" else INDEXES[order]
-    chosen = chosen.with_hint(runs, f"INDEXED BY {index}", "sqlite").limit(most + 1)
-
-    def read(connection: Connection) -> tuple[list[Any], dict[str, str]]:
-        keys = connection.execute(chosen).all()
-        shown = [key.id for key in keys[:size]]
-        records = connection.execute(select(runs.c.id, runs.c.record).where(runs.c.id.in_(shown)))
-        return list(keys), {row.id: row.record for row in records}
-
-    keys, records = journal.read(read)
-    entries = [
-        from_json(records[key.id], Entry, f"a run in {journal.place}")
-        for key in keys[:size]
-        if key.id in records
-    ]
-    more = _text_of(tuple(keys[size - 1])) if len(keys) > size else ""
-    return Page(entries, None if len(keys) > most else len(keys), more)
 
 
 def names_of(journal: Journal, column: str) -> list[str] | None:
-    """All models or devices in the journal, sorted; None where there are more than MOST_NAMES."""
+    """Return all models or devices in the journal, sorted; None if there are more than
+    MOST_NAMES."""
     name = runs.c[column]
     first = select(func.min(name).label("name"))
     walk = first.cte("names", recursive=True)
@@ -220,7 +234,8 @@ def names_of(journal: Journal, column: str) -> list[str] | None:
 
 
 def _narrowed(journal: Journal, query: Query) -> list[ColumnElement[bool]]:
-    """The conditions of a query, with parts of names replaced by the full names that contain them."""
+    """Return the conditions of a query, with parts of names replaced by the names that contain
+    them."""
     narrowed, rest = [], {}
     for column in ("model", "device"):
         part: str = getattr(query, column)
@@ -233,7 +248,7 @@ def _narrowed(journal: Journal, query: Query) -> list[ColumnElement[bool]]:
         rest[column] = ""
         if len(having) < len(names):
             narrowed.append(runs.c[column].in_(having) if having else false())
-    # the cheap ones first: SQLite asks them in this order
+    # SQLite evaluates them in this order, so cheap ones come first
     return [*conditions(replace(query, **rest)), *narrowed]
 
 
@@ -246,19 +261,18 @@ def _text_of(key: tuple[Any, ...]) -> str:
 
 
 def _position(after: str, names: tuple[str, ...]) -> list[ColumnElement[Any]]:
-    """The values of the columns where the previous page ended."""
+    """Return the values of the columns at the end of the previous page."""
     kinds = tuple(float if name == "step_time_ms" else str for name in names)
     try:
         text = base64.b64decode(after.encode() + b"=" * (-len(after) % 4), b"-_", validate=True)
         values = msgspec.json.decode(text, type=tuple[kinds])  # type: ignore[valid-type]
-        Query(
-            text="".join(value for value in values if isinstance(value, str))
-        )  # refuses what no database takes
+        # raises an error for text that no database stores
+        Query(text="".join(value for value in values if isinstance(value, str)))
     except (binascii.Error, ValueError, RecursionError):
         values = ()
     if not values or not all(isinstance(value, str) or abs(value) < LARGEST for value in values):
         raise TrainpaceError(
-            "after is not where a page of this list ended.", "Start again at the first page."
+            "after is not the end of a page of this list.", "Start again at the first page."
         )
     return [literal(value, runs.c[name].type) for value, name in zip(values, names, strict=True)]
 
@@ -274,7 +288,8 @@ R = TypeVar("R", Entry, Sweep)
 class Journal(contextlib.AbstractContextManager["Journal"]):
     """An open journal, for one process and one ``with`` block.
 
-    Errors of the database (a full disk, a server that is down, a file that is no journal) raise UnreadableInput.
+    Errors of the database (a full disk, a server that is down, a damaged file) raise
+    UnreadableInput.
     """
 
     def __init__(self, engine: Engine, url: URL) -> None:
@@ -285,7 +300,10 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     def open(cls, where: str | None = None, create: bool = True, read_only: bool = False) -> Self:
         """Open the journal at a path or URL, by default the user's own.
 
-        Without `create`, a journal that does not exist is an error. With `read_only`, the database then refuses every change.
+        Args:
+            where: the path or URL.
+            create: create a missing journal; otherwise that is an error.
+            read_only: the database refuses every change.
         """
         url = url_of(where or default_place())
         with plainly(url):
@@ -311,7 +329,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     @property
     def place(self) -> str:
-        """A path, or a URL without its password."""
+        """The journal's path, or its URL without the password."""
         return shown(self._url)
 
     @property
@@ -319,12 +337,11 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return self._engine.dialect.name
 
     def add(self, record: Entry | Sweep) -> bool:
-        """Store a run or a sweep; False if its id is there already. On return it is on disk."""
+        """Store a run or a sweep; return False if its id exists. On return it is on disk."""
         return self.add_many((record,)) == 1
 
     def add_many(self, entries: Iterable[Entry | Sweep]) -> int:
-        """Store runs and sweeps in one transaction, all or none; returns how many were new. An error raised by
-        `entries` stores none."""
+        """Store runs and sweeps in one transaction, all or none; return how many were new."""
         remaining = iter(entries)
         first = list(itertools.islice(remaining, CHUNK))
         begun = False
@@ -333,7 +350,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             nonlocal begun
             if begun:  # `remaining` cannot be read twice
                 raise UnreadableInput(
-                    "another process was in the way; nothing was kept.", "Try again."
+                    "the journal is locked by another process; nothing was saved.", "Try again."
                 )
             if len(first) > 1:
                 one_writer(connection)
@@ -351,51 +368,52 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return new
 
     def _check_there(self) -> None:
-        """SQLite goes on in a file that somebody removed, which nobody will find again."""
+        """Raise an error if the SQLite file was removed. SQLite would go on in a file that nobody
+        finds."""
         if self._url.drivername == "sqlite" and not os.path.exists(str(self._url.database)):
             raise JournalUnusable(
-                f"the journal at {self.place} was removed meanwhile; what was to be kept is lost."
+                f"the journal at {self.place} was removed in the meantime; the new runs are lost."
             )
 
     def get(self, id_or_prefix: str) -> Entry:
-        """The run with this id or unique beginning of an id. Raises UnknownName, or TrainpaceError where several match."""
+        """Return the run whose id begins with these digits.
+
+        Raises:
+            UnknownName: if there is none.
+            TrainpaceError: if there are several.
+        """
         prefix = id_or_prefix.strip().lower()
         entries = []
         if re.fullmatch(r"[0-9a-f]{1,32}", prefix):
-            matching = (
-                select(runs.c.record).where(runs.c.id >= prefix, runs.c.id < prefix + "g").limit(2)
-            )
+            matching = select(runs.c.record).where(*_beginning(runs.c.id, prefix)).limit(2)
             entries = self._records(matching, Entry)
         if not entries:
-            raise UnknownName(
-                "run", id_or_prefix, (), f"trainpace journal list shows the ids in {self.place}."
-            )
+            hint = f"trainpace journal list shows the ids in {self.place}."
+            raise UnknownName("run", id_or_prefix, (), hint)
         if len(entries) > 1:
-            raise TrainpaceError(
-                f"several runs start with {prefix}.", "Give more digits of the id."
-            )
+            text = f"several runs start with {prefix}."
+            raise TrainpaceError(text, "Give more digits of the id.")
         return entries[0]
 
     def find(
         self, query: Query = ALL, limit: int | None = 20, offset: int = 0, newest_first: bool = True
     ) -> list[Entry]:
-        """Runs that match a query, in order of time; `limit` None for all."""
-        order = [
-            column.desc() if newest_first else column for column in (runs.c.created_at, runs.c.id)
-        ]
-        chosen = select(runs.c.record).where(*conditions(query)).order_by(*order)
+        """Return matching runs in order of time. `limit` is None for all."""
+        order = (runs.c.created_at, runs.c.id)
+        by = [column.desc() if newest_first else column for column in order]
+        chosen = select(runs.c.record).where(*conditions(query)).order_by(*by)
         return self._records(chosen.limit(limit).offset(offset), Entry)
 
     def with_ids(self, ids: Iterable[str]) -> list[Entry]:
-        """The runs with these ids, of those that are there."""
+        """Return the runs with these ids, as far as they exist."""
         return self._where_in(runs.c.id, ids)
 
     def with_step_times(self, step_times_ms: Iterable[float]) -> list[Entry]:
-        """The runs with exactly these step times."""
+        """Return the runs with exactly these step times."""
         return self._where_in(runs.c.step_time_ms, step_times_ms)
 
     def every(self, query: Query = ALL) -> Iterator[Entry]:
-        """All runs that match a query, the oldest first, read in chunks."""
+        """Yield all matching runs, the oldest first, read in chunks."""
         chosen = (
             select(runs.c.record).where(*conditions(query)).order_by(runs.c.created_at, runs.c.id)
         )
@@ -408,11 +426,11 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return self.read(lambda connection: connection.execute(counted).scalar_one())
 
     def annotate(self, id_or_prefix: str, notes: str) -> Entry:
-        """Replace the notes of a run; returns the changed run."""
+        """Replace the notes of a run, and return the changed run."""
         return self._changed(runs, self.get(id_or_prefix), notes=notes)
 
     def delete(self, id_or_prefix: str) -> Entry:
-        """Delete a run; returns it."""
+        """Delete a run, and return it."""
         entry = self.get(id_or_prefix)
         with plainly(self._url):
             writing(
@@ -422,7 +440,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return entry
 
     def open_sweep(self, key: str) -> Sweep | None:
-        """The newest unfinished sweep with this key."""
+        """Return the newest unfinished sweep with this key."""
         unfinished = select(sweeps.c.record).where(
             sweeps.c.key == key, sweeps.c.finished_at.is_(None)
         )
@@ -430,7 +448,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return next(iter(self._records(newest, Sweep)), None)
 
     def finish_sweep(self, sweep: Sweep) -> Sweep:
-        """Mark a sweep as finished; returns it."""
+        """Mark a sweep as finished, and return it."""
         return self._changed(sweeps, sweep, finished_at=now_utc())
 
     def newest_sweeps(self, limit: int, offset: int = 0) -> list[Sweep]:
@@ -438,24 +456,28 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return self._records(chosen.limit(limit).offset(offset), Sweep)
 
     def sweeps(self, prefix: str = "") -> list[Sweep]:
-        """Sweeps whose id starts with `prefix`, the oldest first."""
+        """Return the sweeps whose id starts with `prefix`, the oldest first."""
         chosen = select(sweeps.c.record).order_by(sweeps.c.created_at, sweeps.c.id)
         if prefix:
             chosen = chosen.where(sweeps.c.id.startswith(prefix.lower(), autoescape=True))
         return self._records(chosen, Sweep)
 
     def sweep_entries(self, id_: str) -> list[Entry]:
-        """The runs of a sweep in the order in which they were measured."""
+        """Return the runs of a sweep in the order of measurement."""
         return self.find(Query(sweep=id_), limit=None, newest_first=False)
 
     def read(self, question: Callable[[Connection], T]) -> T:
-        """Run `question` in a transaction that only reads."""
+        """Run `question` in a read-only transaction."""
         with plainly(self._url), self._engine.begin() as connection:
             return question(connection)
 
     def run_or_sweep(self, id_: str) -> list[Entry]:
-        """The run with an id, or the runs of the sweep with it; the first digits are enough. Raises UnknownName, or
-        TrainpaceError where several match or a sweep has no runs."""
+        """Return a run, or the runs of a sweep, by the first digits of an id.
+
+        Raises:
+            UnknownName: if there is none.
+            TrainpaceError: if several match, or a sweep has no runs.
+        """
         try:
             return [self.get(id_)]
         except UnknownName:
@@ -472,7 +494,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return entries
 
     def _changed(self, table: Table, record: R, **changes: Any) -> R:
-        """Change fields of a stored record; returns it as it is stored now. Raises UnknownName where it is not there."""
+        """Change fields of a stored record, and return it. Raises UnknownName if it does not
+        exist."""
 
         def work(connection: Connection) -> R:
             chosen = select(table.c.record).where(table.c.id == record.id).with_for_update()
@@ -515,7 +538,6 @@ def _insert(connection: Connection, records: list[Entry | Sweep]) -> int:
                 .on_conflict_do_nothing(index_elements=["id"])
                 .returning(table.c.id)
             )
-            new += len(
-                connection.execute(statement, rows).all()
-            )  # drivers disagree on the rowcount of many rows
+            # drivers disagree on the rowcount of many rows
+            new += len(connection.execute(statement, rows).all())
     return new

@@ -1,4 +1,4 @@
-"""Changes carried out: engines, launchers, the ladder, and the check that training stays equivalent."""
+"""Changes carried out: engines, launchers, ladders, and the check that training is equivalent."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,8 @@
-"""The climb: forecast a rung, try it, keep it if it helps, else undo it; the next one starts from what is kept."""
+"""The climb: read a ladder, then forecast a rung, try it, keep it if it helps, or else undo it.
+
+Each rung starts from what is kept so far. A ladder comes from a file of the user's (`ladder.toml`)
+or from a plan that `trainpace plan --output` wrote.
+"""
 
 import hashlib
 import math
@@ -34,8 +38,8 @@ from trainpace.run.results import (
     Measured,
     RungResult,
     compare,
+    decision,
     gain_of,
-    judged,
     measured_of,
     own_spread,
 )
@@ -52,19 +56,26 @@ from trainpace.run.trial import FailedTrial, LoaderSettings, TrialResult
 from trainpace.workload import ModelSpec
 
 ROUNDS = 2
-"""How often two setups are measured in turn: the kept and a new one that are too close to tell, and the first and the last."""
+"""Number of alternate measurements of two setups that are too close, or of the first and the
+last."""
 BASELINE = "baseline"
 END_TO_END = "end-to-end"
 MOST_OTHERS = 100
-"""Rungs of other ladders and other code that are kept, the latest."""
+"""Number of stored rungs of other ladders and other code; the latest are kept."""
+
+_MEASURED_ALIKE = "seconds warmup_steps seed device allow_global_batch loss_tolerance steps".split()
+"""Settings of a ladder that change what a trial measures."""
 
 ForecastSetups = Callable[[Sequence[Setup], Sequence[MeasuredCompute]], list[StepForecast]]
-"""Forecasts of setups, from what was measured before."""
+"""A function that forecasts setups from earlier measurements."""
 
 
 class ClimbActions(NamedTuple):
-    """What a climb asks the rest of the program to do. `try_it` (setup, seed, name) runs a trial; `precompute` (FILE.py:NAME)
-    gives the folder of its shards; `keep` stores the state, `journal` a trial."""
+    """What a climb needs from the rest of the program.
+
+    `try_it` (setup, seed, name) runs a trial. `precompute` (FILE.py:NAME) returns the folder of the
+    shards. `keep` stores the state, `journal` records a trial.
+    """
 
     try_it: Callable[[Setup, int, str], TrialResult | FailedTrial]
     forecast: ForecastSetups
@@ -80,21 +91,28 @@ def climb(
     before: LadderResult | None = None,
     stop_early: bool = False,
 ) -> LadderResult:
-    """Try all rungs; `before` is an earlier climb, of which rungs that would be measured alike are not measured again. Raises
-    UserCodeError where the baseline itself cannot be measured: nothing could be compared with it.
+    """Try all rungs.
+
+    `before` is an earlier climb. Rungs that would be measured alike are not measured again.
+
+    Raises:
+        UserCodeError: if the baseline cannot be measured, so that nothing can be compared with it.
     """
     return _Climb(ladder, actions, before).run(stop_early)
 
 
 class RungPreview(NamedTuple):
-    """A rung before anything is measured: its alternatives, each with its forecast, or with a failure where it cannot be."""
+    """A rung before the climb: its alternatives, each with a forecast or the reason for none."""
 
     title: str
     attempts: list[Attempt]
 
 
 def preview(ladder: Ladder, actions: ClimbActions) -> list[RungPreview]:
-    """The baseline and all rungs, as if of every rung the alternative were kept whose forecast is best. Trains nothing."""
+    """Return the baseline and all rungs, each starting from the best forecasts before it.
+
+    Nothing is trained.
+    """
     kept = ladder.start
     previews = [
         RungPreview(BASELINE, [Attempt(setup=kept, foreseen=actions.forecast([kept], [])[0])])
@@ -146,7 +164,8 @@ class _Climb:
         return results
 
     def _keep(self, results: LadderResult) -> None:
-        """With what earlier climbs measured and this one has not come to: it may be ended before, or go another way."""
+        """Store the state with the rungs that earlier climbs measured and this one has not
+        reached."""
         used = {
             self._before and self._before.baseline.key,
             *(r.key for r in (results.baseline, *results.rungs)),
@@ -155,7 +174,7 @@ class _Climb:
         self._actions.keep(replace(results, others=tuple(others[-MOST_OTHERS:])))
 
     def _baseline(self) -> LadderResult:
-        """Measured twice, with two seeds: how far apart its own loss curves are."""
+        """Measure the baseline with two seeds, which shows the spread of its loss curves."""
         start, key = self._ladder.start, self._key([self._ladder.start], None)
         if key in self._done and self._before is not None:
             self._actions.tell(f"{BASELINE}: measured before")
@@ -225,7 +244,7 @@ class _Climb:
         stale = bool(results.rungs) and not results.rungs[-1].kept
         tried[chosen], base_ms, gain = self._gain(rung, kept, measured_before, tried[chosen], stale)
         check = self._losses(results, tried[chosen])
-        keep, reason = judged(gain, check)
+        keep, reason = decision(gain, check)
         return replace(
             result,
             tried=tuple(tried),
@@ -261,8 +280,12 @@ class _Climb:
     def _gain(
         self, rung: Rung, kept: Setup, before: Measured, new: Attempt, stale: bool
     ) -> tuple[Attempt, tuple[float, ...], Gain]:
-        """Where the two are close, both are tried again in turn; where other rungs were tried since the kept setup was
-        (`stale`), that is tried again, since a machine gets slower and faster meanwhile."""
+        """Measure the gain.
+
+        If other rungs were tried since the kept setup (`stale`), it is tried again, because a
+        machine gets
+        slower and faster. If the two are close, both are tried again in turn.
+        """
         assert new.measured is not None
         old_ms, new_ms = [before.step_time_ms], list(new.measured.trials_ms)
         again = (
@@ -274,8 +297,8 @@ class _Climb:
             old_ms = [again.step_time_ms]
         gain = gain_of(_per_sample(old_ms, kept), _per_sample(new_ms, new.setup))
         if not gain.clear:
-            noise = "is within the noise of one trial, so both are tried again"
-            self._actions.tell(f"{rung.title}: {gain.ratio:.2f}x {noise}")
+            text = f"{gain.ratio:.2f}x is within the noise of one trial, so both are tried again"
+            self._actions.tell(f"{rung.title}: {text}")
             old_again, new_again = self._in_turn(
                 kept, new.setup, f"{rung_file_name(rung.title, 0)}-again"
             )
@@ -288,7 +311,8 @@ class _Climb:
         )
 
     def _in_turn(self, one: Setup, other: Setup, name: str) -> tuple[list[float], list[float]]:
-        """A step of each trial of both setups, tried one after the other, `ROUNDS` times; without trials that failed."""
+        """Try two setups in turn, `ROUNDS` times. Returns the steps of the trials that did not
+        fail."""
         one_ms: list[float] = []
         other_ms: list[float] = []
         for turn in range(ROUNDS):
@@ -299,8 +323,12 @@ class _Climb:
         return one_ms, other_ms
 
     def _end_to_end(self, results: LadderResult) -> EndToEnd | None:
-        """The first setup against the last. The product of the rungs' speed-ups says too much, since a rung that was lucky in
-        its trials was kept for it; and a machine gets slower and faster during a climb."""
+        """Compare the first setup with the last.
+
+        The product of the rungs' speed-ups is too large, because a rung with lucky trials was kept
+        for
+        them, and because a machine gets slower and faster during a climb.
+        """
         if sum(rung.kept for rung in results.rungs) < 2:
             return None
         first, last = self._ladder.start, results.kept[0]
@@ -311,7 +339,7 @@ class _Climb:
             and self._before.end_to_end.key == key
         ):
             return self._before.end_to_end
-        self._actions.tell("the first and the last setup: measuring both in turn")
+        self._actions.tell("measuring the first and the last setup in turn")
         first_ms, last_ms = self._in_turn(first, last, END_TO_END)
         if not first_ms or not last_ms:
             self._actions.tell(
@@ -324,9 +352,9 @@ class _Climb:
     def _losses(self, results: LadderResult, new: Attempt) -> LossCheck:
         assert new.measured is not None
         if new.setup.execution.global_batch != self._ladder.start.execution.global_batch:
-            return LossCheck(verdict="not compared", reason="another global batch")
+            return LossCheck(verdict="not compared", reason="different global batch")
         if not new.measured.losses or not results.start.losses:
-            return LossCheck(verdict="not compared", reason="no losses were seen")
+            return LossCheck(verdict="not compared", reason="the losses are not known")
         return compare(
             results.start.losses,
             new.measured.losses,
@@ -347,26 +375,13 @@ class _Climb:
         words = (
             f"no forecast ({foreseen.reason})"
             if unknown
-            else f"forecast {foreseen.step_ms:.4g} ms a step"
+            else f"forecast {foreseen.step_ms:.4g} ms per step"
         )
         self._actions.tell(f"{title}: {words}; measuring")
 
     def _key(self, setups: Sequence[Setup], rung: Rung | None) -> str:
-        names = (
-            "seconds",
-            "warmup_steps",
-            "seed",
-            "device",
-            "allow_global_batch",
-            "loss_tolerance",
-            "steps",
-        )
-        measured_alike = (
-            self._code,
-            setups,
-            rung,
-            *(getattr(self._ladder, name) for name in names),
-        )
+        settings = tuple(getattr(self._ladder, name) for name in _MEASURED_ALIKE)
+        measured_alike = (self._code, setups, rung, *settings)
         return hashlib.sha256(msgspec.json.encode(measured_alike)).hexdigest()[:32]
 
 
@@ -378,7 +393,7 @@ def _alternatives(
     forecast: ForecastSetups,
     measured: Sequence[MeasuredCompute],
 ) -> list[Attempt]:
-    """The alternatives of a rung with their forecasts; one that is impossible has the reason as its failure."""
+    """Return the alternatives of a rung with their forecasts. Impossible ones have a failure."""
     setups: list[Setup | str] = []
     for values in rung.alternatives():
         try:
@@ -393,7 +408,7 @@ def _alternatives(
                 environment=setup.environment | rung.environment,
             )
             if ladder.script is not None:
-                changed_files(ladder, setup)  # which says what no file takes
+                changed_files(ladder, setup)  # raises an error if no file can hold a change
             setups.append(setup)
         except TrainpaceError as error:
             setups.append(str(error))
@@ -410,8 +425,11 @@ def _alternatives(
 
 
 def make_shards(target: str, folder: Path, workers: int, tell: Callable[[str], None]) -> str:
-    """The folder with the shards of FILE.py:NAME, made once into a climb's folder. Raises as `shards.precompute` does, and where
-    another part must go on."""
+    """Precompute FILE.py:NAME once into a climb's folder, and return the folder of its shards.
+
+    Raises:
+        TrainpaceError: as `shards.precompute` does, and if another part is still to be computed.
+    """
     from trainpace.shards import Settings, precompute
 
     name = re.sub(r"[^\w.-]+", "-", ModelSpec.of(target).name)
@@ -420,8 +438,8 @@ def make_shards(target: str, folder: Path, workers: int, tell: Callable[[str], N
     done = precompute(Settings(target=target, folder=str(shards), workers=workers), note=tell)
     if not done.finished:
         raise TrainpaceError(
-            f"the shards in {shards} are not all there.",
-            "Another part has still to compute its own.",
+            f"the shards in {shards} are incomplete.",
+            "Another part still has to compute its share.",
         )
     return str(shards)
 
@@ -431,7 +449,7 @@ def rung_file_name(title: str, number: int) -> str:
 
 
 def _per_sample(times_ms: Sequence[float], setup: Setup) -> list[float]:
-    """Times divided by the global batch, so that steps of different global batches compare."""
+    """Divide times by the global batch, so that steps with different global batches compare."""
     return [t / setup.execution.global_batch for t in times_ms]
 
 
@@ -454,14 +472,17 @@ CONDITION_KEYS = tuple(
 )
 JOB_KEYS = (*Schedule.__struct_fields__, *CONDITION_KEYS)
 OF_A_PLAN = tuple(k for k in EXECUTION_KEYS if k not in ("accumulation", "optimizer"))
-"""What a plan's changes are told by. Accumulation follows from the rest, and the optimizer stays."""
+"""Fields that identify a plan's change. Accumulation follows from the rest; the optimizer stays."""
 
 
 def read_ladder(
     path: Path, task: str | None = None, precompute: str = "", script: Script | None = None
 ) -> Ladder:
-    """The ladder that a file holds. `task` and `script` go before the file's own; `precompute` names the dataset of a plan's
-    shards. Errors name the file."""
+    """Return the ladder in a file.
+
+    `task` and `script` override the file's own. `precompute` names the dataset for a plan's shards.
+    Errors name the file.
+    """
     text = read_bytes(path)
     if path.suffix == ".toml":
         return _from_toml(text, path, task, script)
@@ -475,47 +496,31 @@ def read_ladder(
 
 def _from_toml(text: bytes, path: Path, task: str | None, script: Script | None) -> Ladder:
     read = toml_of(text, str(path))
-    _check_names(read, TOP_KEYS, f"key of {path.name}")
-    start, job, slurm, rungs = (
-        read.pop("start", {}),
-        read.pop("job", None),
-        read.get("slurm", {}),
-        read.pop("rung", []),
-    )
-    if not isinstance(rungs, list) or not all(
-        isinstance(table, dict) for table in (start, job or {}, slurm, *rungs)
-    ):
-        raise UnreadableInput(
-            f"{path}: [start], [job] and [slurm] are tables, and each [[rung]] is one."
-        )
+    _check_tables(read, path)
+    start, job, rungs = read.pop("start", {}), read.pop("job", None), read.pop("rung", [])
     own_task = _beside(path, str(read.pop("task", "")))
     spec = task or own_task
     script = _script_of(read, path) or script
     if not spec and script is None:
         raise TrainpaceError(
-            f'{path} names no task: task = "FILE.py:FUNCTION", or give --task.',
-            'An unchanged script is command = "torchrun train.py ...", with config = ["ds.json"].',
+            f'{path} names no task: add task = "FILE.py:FUNCTION", or pass --task.',
+            'For an unchanged script: command = "torchrun train.py ...", config = ["ds.json"].',
         )
-    _check_names(start, KEYS, f"setting in [start] of {path.name}")
-    _check_names(job or {}, JOB_KEYS, f"key in [job] of {path.name}")
-    _check_names(slurm, SlurmOptions.__struct_fields__, f"key in [slurm] of {path.name}")
     if not rungs:
         raise TrainpaceError(f"{path} has no [[rung]] to try.")
     if "shards" in start:
         start["shards"] = str(path.parent / str(start["shards"]))
     try:
         if script is not None:
-            setup = start_of_script(script, start, spec)
             read = {"steps": SCRIPT_STEPS, **read, "script": script}
-        else:
-            if "global_batch" not in start:
-                start = {"accumulation": 1, "micro_batch": 1, **start}
-            setup = changed(Setup(task=spec, execution=Execution()), start, allow_global_batch=True)
-        if job is not None:
-            conditions = {name: value for name, value in job.items() if name in CONDITION_KEYS}
-            read["job"] = {name: value for name, value in job.items() if name not in conditions}
-            read["conditions"] = conditions | {"stated": tuple(conditions)}
-        ladder = read | {"start": setup, "rungs": [_rung(rung, path) for rung in rungs]}
+        ladder = (
+            read
+            | _job_of(job)
+            | {
+                "start": _start_of(script, start, spec),
+                "rungs": [_rung(rung, path) for rung in rungs],
+            }
+        )
         return msgspec.convert(msgspec.to_builtins(ladder), Ladder)
     except msgspec.ValidationError as error:
         raise UnreadableInput(f"{path}: {error}.") from None
@@ -525,27 +530,59 @@ def _from_toml(text: bytes, path: Path, task: str | None, script: Script | None)
         raise TrainpaceError(f"{path}: {error.message}", error.hint) from None
 
 
+def _check_tables(read: dict[str, Any], path: Path) -> None:
+    """Check the names of all keys but those of rungs, and that tables are tables."""
+    _check_names(read, TOP_KEYS, f"key of {path.name}")
+    known = {"start": KEYS, "job": JOB_KEYS, "slurm": SlurmOptions.__struct_fields__}
+    rungs = read.get("rung", [])
+    tables = [*(read.get(name, {}) for name in known), *(rungs if isinstance(rungs, list) else [0])]
+    if not all(isinstance(table, dict) for table in tables):
+        raise UnreadableInput(
+            f"{path}: [start], [job] and [slurm] must be tables, and so must each [[rung]]."
+        )
+    for name, keys in known.items():
+        _check_names(read.get(name, {}), keys, f"key in [{name}] of {path.name}")
+
+
+def _start_of(script: Script | None, start: dict[str, Any], spec: str) -> Setup:
+    if script is not None:
+        return start_of_script(script, start, spec)
+    if "global_batch" not in start:
+        start = {"accumulation": 1, "micro_batch": 1, **start}
+    return changed(Setup(task=spec, execution=Execution()), start, allow_global_batch=True)
+
+
+def _job_of(job: dict[str, Any] | None) -> dict[str, Any]:
+    """Return [job] as a schedule and conditions."""
+    if job is None:
+        return {}
+    conditions = {name: value for name, value in job.items() if name in CONDITION_KEYS}
+    schedule = {name: value for name, value in job.items() if name not in conditions}
+    return {"job": schedule, "conditions": conditions | {"stated": tuple(conditions)}}
+
+
 def _script_of(read: dict[str, Any], path: Path) -> Script | None:
-    """The script that the keys `command` and `config` name; they are taken out."""
+    """Remove the keys `command` and `config`, and return the script that they name."""
     command, configs = read.pop("command", None), read.pop("config", [])
     configs = [configs] if isinstance(configs, str) else configs
+    if command is None and configs:
+        hint = 'Add command = "torchrun train.py ..."'
+        raise TrainpaceError(f"{path} names settings files, but no command.", hint)
     if command is None:
-        if configs:
-            hint = 'Add command = "torchrun train.py ..."'
-            raise TrainpaceError(f"{path} names settings files and no command.", hint)
         return None
-    if (
-        not isinstance(command, str)
-        or not isinstance(configs, list)
-        or not all(isinstance(c, str) for c in configs)
-    ):
-        raise UnreadableInput(f"{path}: command is text, and config a list of files.")
+    texts = [command, *(configs if isinstance(configs, list) else [None])]
+    if not all(isinstance(text, str) for text in texts):
+        raise UnreadableInput(f"{path}: command must be text, and config a list of files.")
     return Script(command=command, configs=tuple(configs), folder=str(path.parent))
 
 
 def start_of_script(script: Script, given: Mapping[str, Any], task: str = "") -> Setup:
-    """How a script trains now: what its settings say, and what is `given` where they say nothing. Raises Contradiction where both
-    say something else, TrainpaceError where nothing says how many samples a step has."""
+    """Return how a script trains now: its settings, and what is `given` for the rest.
+
+    Raises:
+        Contradiction: if both state different values.
+        TrainpaceError: if neither states the number of samples per step.
+    """
     now = present(script)
     e = now.execution
     settings = settings_of(e) | {"workers": now.workers}
@@ -553,13 +590,13 @@ def start_of_script(script: Script, given: Mapping[str, Any], task: str = "") ->
     for key, value in given.items():
         if key in stated and settings[key] != value:
             raise Contradiction(
-                f"[start] says {key} {value}, and the script's own settings {settings[key]}.",
+                (f"[start] says {key} {value}, but the script's own settings say {settings[key]}."),
                 "Leave it out.",
             )
     if not {"micro_batch", "global_batch"} & (stated | given.keys()):
         raise TrainpaceError(
-            "the script's settings do not say how many samples a step has.",
-            "Say it: micro_batch in [start].",
+            "the script's settings do not state the number of samples per step.",
+            "Add micro_batch to [start].",
         )
     if "global_batch" not in given:
         given = {"micro_batch": e.micro_batch, "accumulation": e.accumulation, **given}
@@ -575,100 +612,105 @@ def _rung(table: dict[str, Any], path: Path) -> Rung:
     }
     if "shards" in changes:
         changes["shards"] = str(path.parent / str(changes["shards"]))
-    precompute = _beside(path, str(table.get("precompute", "")))
-    settings = table.get("settings", {})
-    if not isinstance(settings, dict) or any(
-        isinstance(value, dict | list) for value in settings.values()
-    ):
+    settings = _values(table, "settings", str, int, float, bool)
+    if settings is None:
         hint = 'Write settings = {"data.shards" = "{shards}"}.'
-        raise UnreadableInput(f"{path}: settings are keys in quotes, each with one value.", hint)
-    environment = table.get("environment", {})
-    values = environment.values() if isinstance(environment, dict) else [None]
-    if not all(isinstance(value, str | int) and not isinstance(value, bool) for value in values):
+        raise UnreadableInput(f"{path}: settings must be keys in quotes with one value each.", hint)
+    environment = _values(table, "environment", str, int)
+    if environment is None:
         hint = 'Write environment = { OMP_PROC_BIND = "true" }.'
-        raise UnreadableInput(
-            f"{path}: environment is a table of variables whose values are text or whole numbers.",
-            hint,
-        )
+        text = "environment must be a table of variables with text or whole numbers"
+        raise UnreadableInput(f"{path}: {text}.", hint)
     environment = {name: str(value) for name, value in environment.items()}
-    title = (
-        table.get("title")
-        or ", ".join(f"{k} {v}" for k, v in (changes | settings | environment).items())
-        or "precomputed shards"
-    )
+    described = ", ".join(f"{k} {v}" for k, v in (changes | settings | environment).items())
     return Rung(
-        title=str(title),
+        title=str(table.get("title") or described or "precomputed shards"),
         changes=changes,
-        precompute=precompute,
+        precompute=_beside(path, str(table.get("precompute", ""))),
         settings=settings,
         environment=environment,
     )
 
 
+def _values(table: dict[str, Any], key: str, *kinds: type) -> dict[str, Any] | None:
+    """Return a nested table whose values all have exactly one of some types, or None."""
+    values = table.get(key, {})
+    valid = isinstance(values, dict) and {type(value) for value in values.values()} <= set(kinds)
+    return values if valid else None
+
+
 def ladder_of_plan(
     plan: Plan, task: str | None = None, precompute: str = "", script: Script | None = None
 ) -> Ladder:
-    """A plan's changes as rungs. Raises TrainpaceError where the plan has no changes, or no model is named; Contradiction where
-    a script does not train as the plan takes it to train now."""
+    """Return a plan's changes as rungs.
+
+    Raises:
+        TrainpaceError: if the plan has no changes, or no model is named.
+        Contradiction: if a script does not train as the plan assumes.
+    """
     spec = task or plan.model
     if not spec and script is None:
         raise TrainpaceError(
-            "the plan names no model.", "Give --task FILE.py:FUNCTION, or make the plan again."
+            "the plan names no model.", "Pass --task FILE.py:FUNCTION, or make the plan again."
         )
     if not plan.changes:
         raise TrainpaceError("the plan has no changes to carry out.", plan.reason)
-    data = plan.now.choice.data if plan.now is not None else DataPath()
-    start = Setup(task=spec, execution=plan.start, loader=LoaderSettings(workers=data.workers or 0))
-    rungs, before = [], (plan.start, data)
-    for change in plan.changes:
-        rungs.append(_rung_of_change(change, *before, precompute))
-        before = change.execution, change.data
-    batches = {change.execution.global_batch for change in plan.changes} - {plan.start.global_batch}
     if script is not None:
-        now, planned = present(script), settings_of(plan.start)
-        settings = settings_of(now.execution)
-        clashes = [
-            f"{name} {planned[name]}, where the script has {settings[name]}"
-            for name in sorted(now.stated & planned.keys())
-            if settings[name] != planned[name]
-        ]
-        if clashes:
-            raise Contradiction(
-                f"the plan starts from {', '.join(clashes)}.",
-                "Make the plan of the same files and command.",
-            )
+        _check_start(plan, script)
+    data = plan.now.choice.data if plan.now is not None else DataPath()
+    states = [(plan.start, data), *((change.execution, change.data) for change in plan.changes)]
+    rungs = (
+        _rung_of_change(change, *before, precompute)
+        for change, before in zip(plan.changes, states, strict=False)
+    )
     return Ladder(
-        start=start,
+        start=Setup(
+            task=spec, execution=plan.start, loader=LoaderSettings(workers=data.workers or 0)
+        ),
         rungs=tuple(rungs),
         job=plan.job,
         conditions=plan.conditions,
         device="cuda",
-        allow_global_batch=bool(batches),
+        allow_global_batch=len({execution.global_batch for execution, _ in states}) > 1,
         script=script,
         steps=None if script is None else SCRIPT_STEPS,
     )
+
+
+def _check_start(plan: Plan, script: Script) -> None:
+    now, planned = present(script), settings_of(plan.start)
+    settings = settings_of(now.execution)
+    clashes = [
+        f"{name} {planned[name]}, but the script has {settings[name]}"
+        for name in sorted(now.stated & planned.keys())
+        if settings[name] != planned[name]
+    ]
+    if clashes:
+        raise Contradiction(
+            f"the plan starts from {', '.join(clashes)}.",
+            "Make the plan from the same files and command.",
+        )
 
 
 def _rung_of_change(change: Change, execution: Execution, data: DataPath, precompute: str) -> Rung:
     after = change.execution
     changes: dict[str, Any] = {
         key: getattr(after, key)
-        for key in OF_A_PLAN
+        for key in (*OF_A_PLAN, "global_batch")
         if getattr(after, key) != getattr(execution, key)
     }
-    if after.global_batch != execution.global_batch:
-        changes["global_batch"] = after.global_batch
     if change.data.workers != data.workers:
         changes["workers"] = change.data.workers or 0
-    shards = change.data.precomputed and not data.precomputed
-    if shards and not precompute:
+    if not change.data.precomputed or data.precomputed:
+        precompute = ""
+    elif not precompute:
         raise TrainpaceError(
-            f"the plan's {change.title!r} needs to know which dataset to precompute.",
-            "Give --precompute FILE.py:NAME, as trainpace precompute takes it.",
+            f"the plan's {change.title!r} does not say which dataset to precompute.",
+            "Pass --precompute FILE.py:NAME.",
         )
-    if not changes and not shards:
+    if not changes and not precompute:
         changes = {"accumulation": after.accumulation}
-    return Rung(title=change.title, changes=changes, precompute=precompute if shards else "")
+    return Rung(title=change.title, changes=changes, precompute=precompute)
 
 
 def _check_names(table: Mapping[str, Any], keys: Iterable[str], what: str) -> None:
@@ -678,6 +720,6 @@ def _check_names(table: Mapping[str, Any], keys: Iterable[str], what: str) -> No
 
 
 def _beside(path: Path, spec: str) -> str:
-    """FILE.py:NAME is meant from the ladder's own folder, wherever the command is called."""
+    """Return FILE.py:NAME relative to the ladder's folder instead of the working directory."""
     named = ModelSpec.of(spec)
     return named.with_path(path.parent / named.path) if named.runs_code else spec

@@ -1,5 +1,8 @@
-"""Do ways of training on the same samples give the same weights? Every way is trained, its weights are compared with those of one
-process and one batch, and changes that make them equal show the cause of what differs."""
+"""Check whether several ways of training on the same samples give the same weights.
+
+Every way is trained, and its weights are compared with those of one process and one batch. Changes
+that make the weights equal show the cause of a difference.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,11 @@ from trainpace.core.records import Record, load
 from trainpace.core.worker import run_isolated, run_ranks
 
 Way = Literal["whole", "again", "accumulate", "data_parallel", "ddp", "fsdp2", "deepspeed"]
-"""whole: one process, the whole batch at once, which the others are held against. again: the same once more. data_parallel:
-the replicas of torch's nn.DataParallel, one after another. deepspeed: ZeRO stage 2."""
+"""Ways of training. Each is compared with whole: one process with the whole batch at once.
+
+again repeats whole. data_parallel uses the replicas of nn.DataParallel, one after another.
+deepspeed is ZeRO stage 2.
+"""
 WAYS: tuple[Way, ...] = get_args(Way)[2:]
 RANKS: tuple[Way, ...] = ("ddp", "fsdp2", "deepspeed")
 
@@ -35,19 +41,24 @@ Change = Literal[
     "no_dropout",
     "fp64",
 ]
-"""An intervention on both sides of a comparison. Weights only act where a batch is divided."""
+"""An intervention on both sides of a comparison. Weights only matter if a batch is divided."""
 CHANGES: tuple[Change, ...] = get_args(Change)
 WEIGHTS: tuple[Change, ...] = ("weight_by_samples", "weight_by_targets", "sum")
 
 TOLERANCE = 1e-5
-"""Relative. fp32 has a unit roundoff of 6e-8; sums in another order over some steps leave some multiples of it."""
+"""Relative tolerance. fp32 has a unit roundoff of 6e-8; another order of sums gives multiples of
+it."""
 INITIAL = "initial"
 """Name of the weights before the first step."""
 FLOOR = 1e-3
-"""Share of the model's root mean square that is the least size that a tensor's difference is held against. A tensor that starts
-at 0 and whose gradient is 0 but for rounding (a key's bias in attention) holds nothing but noise."""
+"""Smallest size, as a share of the model's root mean square, that a tensor's difference is relative
+to.
+
+A tensor that starts at 0 and whose gradient is 0 up to rounding (the bias of an attention key) is
+only noise.
+"""
 LEAST_MOVED = 100.0
-"""The weights must move by so many times the difference, or equality says nothing."""
+"""Factor by which the weights must move more than they differ. If not, equality means nothing."""
 FORMATS: tuple[Change, ...] = ("fp32", "fp64")
 WORKER = "trainpace.run.equivalence_training"
 
@@ -55,8 +66,11 @@ Tell = Callable[[str], None]
 
 
 class Question(Record):
-    """Train `steps` steps of `batch` samples: at once, in `parts` micro-batches, and on `ranks` processes or replicas.
-    `optimizer` None is the task's own, or sgd_momentum."""
+    """Train `steps` steps of `batch` samples in several ways.
+
+    The batch is used at once, in `parts` micro-batches, and on `ranks` processes or replicas. The
+    `optimizer` None is the task's own, or sgd_momentum.
+    """
 
     model: str
     batch: int = 8
@@ -75,36 +89,34 @@ class Question(Record):
     def __post_init__(self) -> None:
         if min(self.batch, self.steps) < 1 or min(self.parts, self.ranks) < 2:
             raise TrainpaceError(
-                "a comparison needs 1 step of 1 sample or more, and 2 micro-batches and 2 ranks or"
-                " more."
+                "a comparison needs 1 step of 1 sample, 2 micro-batches and 2 ranks, or more."
             )
         if not self.ways or not set(self.ways) <= set(WAYS):
-            raise TrainpaceError(f"a comparison needs one of the ways {', '.join(WAYS)}.")
-        for way in self.ways:
-            if self.batch < self.shares(way):
-                raise TrainpaceError(
-                    f"a batch of {self.batch} cannot be divided into {self.shares(way)}.",
-                    "Give a larger --batch.",
-                )
+            raise TrainpaceError(f"unknown way; choose from {', '.join(WAYS)}.")
+        shares = max(map(self.shares, self.ways))
+        if self.batch < shares:
+            raise TrainpaceError(
+                f"a batch of {self.batch} cannot be divided into {shares}.",
+                "Give a larger --batch.",
+            )
         if not 0 < self.tolerance < 1:
-            raise TrainpaceError(f"a tolerance of {self.tolerance} is not above 0 and below 1.")
+            raise TrainpaceError(f"the tolerance {self.tolerance} is not between 0 and 1.")
 
     def shares(self, way: Way) -> int:
         return self.parts if way == "accumulate" else 1 if way in ("whole", "again") else self.ranks
 
     def sizes(self, way: Way) -> tuple[int, ...]:
-        """Samples of each part, the larger ones first; they differ by one at most."""
+        """Return the samples of each part, the larger ones first; they differ by one at most."""
         shares = self.shares(way)
-        if (
-            way == "data_parallel"
-        ):  # as torch's chunk() divides: none is larger than the first, and there may be fewer
+        if way == "data_parallel":
+            # as torch's chunk() divides: none is larger than the first, and there may be fewer
             each = -(-self.batch // shares)
             return tuple(min(each, self.batch - begin) for begin in range(0, self.batch, each))
         return tuple(self.batch // shares + (i < self.batch % shares) for i in range(shares))
 
 
 class Variant(Record):
-    """One training: a way, under some changes."""
+    """One training: a way with some changes."""
 
     way: Way
     changes: tuple[Change, ...] = ()
@@ -115,13 +127,17 @@ class Variant(Record):
 
     @property
     def whole(self) -> Variant:
-        """The variant that it is compared with: nothing is divided there, so nothing is weighted."""
+        """The variant that it is compared with. Its batch is not divided, so it has no weights."""
         return Variant(way="whole", changes=tuple(c for c in self.changes if c not in WEIGHTS))
 
 
 class Facts(Record):
-    """Facts about a training beside its weights. `random`: the model draws random numbers; `uneven_targets`: parts of the
-    batch differ in how many targets count (those of -100 do not)."""
+    """Facts about a training besides its weights.
+
+    `random` is True if the model draws random numbers. `uneven_targets` is True if parts of the
+    batch
+    have different numbers of targets that count (targets of -100 do not).
+    """
 
     losses: tuple[float, ...]
     batch_norms: int = 0
@@ -131,18 +147,23 @@ class Facts(Record):
 
 
 class Tried(Record):
-    """A change, and the largest relative difference that is left under it; None where the training failed, or its loss did."""
+    """Some changes, and the largest relative difference with them; None if the training failed."""
 
     changes: tuple[Change, ...]
     difference: float | None
 
 
 class WayResult(Record):
-    """`difference`: the largest over parameter tensors of max |a - b| / max(|a|, |b|) after the last step; `worst`: that tensor.
+    """The comparison of one way with the whole batch in one process.
 
-    `moved`: the same measure from the first weights to the last. `cause`: changes that together bring equality, none of
-    which can be left out; empty where it is equal, or where none was found. `failed`: why there is no difference.
-    `first_loss`: of the first step, before any weight has moved, put together from the parts.
+    Attributes:
+        difference: the largest max |a - b| / max(|a|, |b|) over tensors, after the last step.
+        worst: the tensor with that difference.
+        moved: the same measure from the first weights to the last.
+        first_loss: the loss of the first step, put together from the parts.
+        cause: a minimal set of changes that makes the weights equal; empty if they are equal, or if
+            none was found.
+        failed: why there is no difference.
     """
 
     way: Way
@@ -158,7 +179,8 @@ class WayResult(Record):
 
 
 class Equivalence(Record):
-    """The answer to a Question. `repeated`: the difference between two runs of the same process, where it was asked for."""
+    """The answer to a Question. `repeated` is the difference between two runs of one process, if
+    measured."""
 
     question: Question
     ways: tuple[WayResult, ...]
@@ -172,8 +194,11 @@ class Equivalence(Record):
 
 
 def verify(question: Question, tell: Tell = lambda _: None) -> Equivalence:
-    """Raises UserCodeError and its kin where the model cannot be trained in one process; what only one way cannot do is an
-    answer. `tell` hears what begins."""
+    """Compare the ways. `tell` reports progress. A way that fails is part of the answer.
+
+    Raises:
+        TrainpaceError: if the model cannot be trained in one process.
+    """
     with tempfile.TemporaryDirectory(prefix="trainpace-verify-") as folder:
         trainings = _Trainings(question, Path(folder), tell)
         whole = Variant(way="whole")
@@ -181,14 +206,11 @@ def verify(question: Question, tell: Tell = lambda _: None) -> Equivalence:
         trainings.run([whole, *(Variant(way=way) for way in question.ways)])
         results = [trainings.result(Variant(way=way)) for way in question.ways]
         repeated = None
-        apart = [result.way for result in results if not result.equal and not result.failed]
-        if apart:
+        if apart := [result.way for result in results if not result.equal and not result.failed]:
             again = Variant(way="again")
             trainings.run([again])
             repeated = trainings.result(again).difference
-            if (
-                not repeated
-            ):  # where one process does not repeat itself, no change would tell anything
+            if not repeated:  # if one process does not repeat itself, changes show nothing
                 causes = _causes(trainings, apart)
                 results = [replace(r, **causes.get(r.way, {})) for r in results]
         return Equivalence(
@@ -197,8 +219,8 @@ def verify(question: Question, tell: Tell = lambda _: None) -> Equivalence:
 
 
 def candidates(question: Question, facts: Facts, way: Way) -> tuple[Change, ...]:
-    """Changes that can matter for a way, by what was seen of the model, its batches and the question."""
-    # the loss of replicas is of the whole batch, unless the model computes its own, and gradients come in one backward pass
+    """Return the changes that can matter for a way of this model and question."""
+    # replicas have one loss for the whole batch and one backward pass
     divided = way != "data_parallel"
     can: dict[Change, bool] = {
         "fp32": question.precision != "fp32",
@@ -214,7 +236,7 @@ def candidates(question: Question, facts: Facts, way: Way) -> tuple[Change, ...]
 
 
 class Difference(NamedTuple):
-    """The largest relative difference, NaN where a number is, and the tensor that has it."""
+    """The largest relative difference (NaN if a weight is NaN), and its tensor."""
 
     relative: float
     tensor: str
@@ -223,8 +245,10 @@ class Difference(NamedTuple):
 def difference(
     a: Mapping[str, NDArray[np.floating]], b: Mapping[str, NDArray[np.floating]]
 ) -> Difference:
-    """Largest over tensors of max |a - b| / max(|a|, |b|), 2 at most. A tensor counts as no smaller than FLOOR x the root mean
-    square of all a."""
+    """Return the largest max |a - b| / max(|a|, |b|) over tensors; at most 2.
+
+    The size of a tensor is at least FLOOR x the root mean square of all weights in a.
+    """
     names = sorted(a)
     assert names == sorted(b), "two trainings of one model have the same parameters"
     squares = sum(float(np.square(a[name], dtype=np.float64).sum()) for name in names)
@@ -243,13 +267,13 @@ def difference(
 
 
 def difference_of_files(a: Path, b: Path) -> Difference:
-    """The difference of two ``.npz`` files, read a tensor at a time."""
+    """Return the difference of two ``.npz`` files, read one tensor at a time."""
     with np.load(a) as left, np.load(b) as right:
         return difference(left, right)
 
 
 def _causes(trainings: _Trainings, apart: Sequence[Way]) -> dict[Way, dict[str, Any]]:
-    """For each way, `cause` and `tried` of its result."""
+    """Return `cause` and `tried` for each way."""
     can = {
         way: candidates(trainings.question, trainings.facts(Variant(way=way)), way) for way in apart
     }
@@ -259,8 +283,11 @@ def _causes(trainings: _Trainings, apart: Sequence[Way]) -> dict[Way, dict[str, 
 
 
 def _cause(trainings: _Trainings, way: Way, can: Sequence[Change]) -> dict[str, Any]:
-    """The changes that make a way equal, and all that were tried: one at a time first; where none is enough, several together, at
-    most one of a kind (a weight, a number format), from which one after another is left out as long as equality stays.
+    """Return the changes that make a way equal, and all that were tried.
+
+    Single changes come first. If none is enough, several are combined, at most one of a kind (a
+    weight,
+    a number format). Then each change is removed if equality holds without it.
     """
     results: dict[tuple[Change, ...], WayResult] = {}
 
@@ -286,31 +313,29 @@ def _cause(trainings: _Trainings, way: Way, can: Sequence[Change]) -> dict[str, 
 
 
 def _combinations(can: Sequence[Change]) -> list[tuple[Change, ...]]:
-    """All changes that are of no kind, with each weight and each number format."""
+    """Return all other changes together, with each weight and each number format."""
     free = [change for change in can if change not in (*WEIGHTS, *FORMATS)]
     if not free and "fp32" not in can:
         return []
     weights: list[tuple[Change, ...]] = [(), *((weight,) for weight in WEIGHTS if weight in can)]
     formats: list[tuple[Change, ...]] = [("fp32",)] if "fp32" in can else [(), ("fp64",)]
-    together = [
-        sorted((*free, *weight, *form), key=CHANGES.index) for weight in weights for form in formats
-    ]
-    return [tuple(changes) for changes in together if len(changes) > 1]
+    together = ((*free, *weight, *form) for weight in weights for form in formats)
+    return [tuple(sorted(set_, key=CHANGES.index)) for set_ in together if len(set_) > 1]
 
 
 class _Trainings:
-    """The trainings of one question: each is run once, and leaves its weights in a folder."""
+    """The trainings of one question. Each runs once and leaves its weights in a folder."""
 
     def __init__(self, question: Question, folder: Path, tell: Tell) -> None:
         self.question, self.tell, self._folder = question, tell, folder
         self._failed: dict[str, str] = {}
 
     def run_pairs(self, variants: Iterable[Variant]) -> None:
-        """Train the variants, and those that they are compared with."""
+        """Train the variants and the ones that they are compared with."""
         self.run([both for variant in variants for both in (variant.whole, variant)])
 
     def run(self, variants: Sequence[Variant]) -> None:
-        """Train what has not been trained yet: one process first, ranks after it."""
+        """Train what is missing: in one process first, then on ranks."""
         in_one_process = self._missing(v for v in variants if v.way not in RANKS)
         if in_one_process:
             request = self._request(in_one_process) | {"first": not self._weights(INITIAL).exists()}
@@ -320,8 +345,11 @@ class _Trainings:
             self._run_ranks(on_ranks)
 
     def result(self, variant: Variant) -> WayResult:
-        """How far a variant is from the one that it is compared with. It is equal where the difference is within the tolerance,
-        and small beside how far the weights moved."""
+        """Compare a variant with its whole.
+
+        They are equal if the difference is within the tolerance and small beside how far the
+        weights moved.
+        """
         losses = self.facts(variant).losses if self._is_there(variant) else ()
         apart, tensor = self._difference(variant.whole, variant)
         moved, _ = self._difference(None, variant.whole)
@@ -347,7 +375,7 @@ class _Trainings:
         return load(self._folder / f"{variant.key}.json", Facts)
 
     def _run_ranks(self, variants: Sequence[Variant]) -> None:
-        """Train until all are done, or one has failed."""
+        """Train until all variants are done, or one has failed."""
         q, store = self.question, self._folder / "store"
         store.unlink(missing_ok=True)
         requests = [
@@ -365,8 +393,10 @@ class _Trainings:
         return dict(msgspec.to_builtins(request))
 
     def _difference(self, a: Variant | None, b: Variant) -> tuple[float | None, str]:
-        """(the difference of two trainings, or of one from the first weights; the tensor that has it); None where one is missing,
-        or holds a NaN."""
+        """Return the difference of two trainings, or of one from the first weights, and its tensor.
+
+        It is None if a training is missing or has a NaN.
+        """
         if not (self._is_there(b) and (a is None or self._is_there(a))):
             return None, ""
         apart = difference_of_files(
@@ -375,7 +405,7 @@ class _Trainings:
         return (None, "") if math.isnan(apart.relative) else apart
 
     def _missing(self, variants: Iterable[Variant]) -> list[Variant]:
-        """The variants that have neither been trained nor failed, each once."""
+        """Return the variants that were neither trained nor failed, each once."""
         return list(
             {
                 v.key: v for v in variants if not self._is_there(v) and v.key not in self._failed

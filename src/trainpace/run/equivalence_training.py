@@ -1,7 +1,8 @@
-"""Train variants on the samples that the seed and the step decide: `python -m trainpace.run.equivalence_training`.
+"""Train variants for `trainpace verify`: `python -m trainpace.run.equivalence_training`.
 
-A variant is trained on the samples that the seed and the step alone decide. Its changes are interventions in the model, its loss
-and its generators, to see whether a difference goes away.
+The samples depend only on the seed and the step. A variant's changes are interventions in the
+model,
+its loss and its random generators, to see whether a difference disappears.
 """
 
 import contextlib
@@ -13,15 +14,15 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-os.environ.setdefault(
-    "TORCH_CPP_LOG_LEVEL", "ERROR"
-)  # DDP warns of parameters that it looks for in vain
+# DDP warns about unused parameters
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import torch
 import torch.distributed as dist
@@ -38,13 +39,15 @@ from trainpace.workload import Task, build_task, import_package, make_optimizer,
 
 _SAMPLES, _MODEL, _STEPS = 1, 2, 3
 IGNORED = -100
-"""The target that torch's losses leave out, and that transformers pads labels with."""
+"""Target that torch's losses ignore, and with which transformers pads labels."""
 
 
 def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> None:
-    """Train, and let rank 0 write ``KEY.npz`` (the parameters) and ``KEY.json`` (Facts) into `folder`, the facts last. The first
-    training of all also leaves the weights that it began with; the others begin with those."""
-    q, changes, on_ranks = question, variant.changes, variant.way in RANKS
+    """Train a variant. Rank 0 writes ``KEY.npz`` (the parameters), then ``KEY.json`` (Facts).
+
+    The very first training also writes its initial weights; all others start from those.
+    """
+    q, changes = question, variant.changes
     torch.use_deterministic_algorithms(True, warn_only=True)
     _seed(q.seed, _MODEL)
     task = build_task(q.model, q.sequence_length, q.image_size)
@@ -56,64 +59,87 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
     dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
     model.to(dtype=dtype).train()
     norms, hooks = training_batch_norms(model), hooks_of(model, remove="no_hooks" in changes)
-    model = _wrapped(model, optimizer, variant, q)
-    losses: list[float] = []
-    draws = uneven = False
-    autocast = (
-        torch.autocast("cpu", torch.bfloat16)
-        if precision == "amp_bf16"
-        else contextlib.nullcontext()
-    )
-    sizes = (q.batch,) if variant.way == "data_parallel" else q.sizes(variant.way)
-    with dropout_off(model) if "no_dropout" in changes else contextlib.nullcontext():
-        for step in range(q.steps):
-            parts = [_place(part, dtype) for part in _parts(task, q, step, sizes)]
-            targets = [targets_of(part) for part in parts]
-            uneven |= any(
-                t / n != targets[0] / sizes[0] for t, n in zip(targets, sizes, strict=True) if t
-            )
-            if "whole_batch_norm" in changes:
-                _seed(q.seed, _STEPS, step)
-                with torch.no_grad(), statistics_of_next_batch(norms):
-                    task.loss(task.model, _place(_parts(task, q, step, (q.batch,))[0], dtype))
-            _seed(q.seed, _STEPS, step, rank)
-            before = torch.get_rng_state()
-            optimizer.zero_grad(set_to_none=True)
-            loss_of_step = 0.0
-            for i in [rank] if on_ranks else range(len(parts)):
-                weight = loss_weight(changes, i, sizes, targets)
-                with autocast:
-                    loss = task.loss(model, parts[i])
-                    loss = (
-                        loss.mean() if variant.way == "data_parallel" else loss
-                    )  # a model's own comes once a replica
-                # ranks take the mean of their gradients, so that a rank's own share of the batch counts so many times
-                share = loss * weight * (len(sizes) if on_ranks else 1)
-                model.backward(share) if variant.way == "deepspeed" else share.backward()
-                loss_of_step += float(loss.detach()) * weight
-            draws |= not torch.equal(before, torch.get_rng_state())
-            model.step() if variant.way == "deepspeed" else optimizer.step()
-            if on_ranks:
-                total = torch.tensor(loss_of_step, dtype=torch.float64)
-                dist.all_reduce(total)
-                loss_of_step = float(total)
-            if np.isfinite(loss_of_step):  # JSON has no place for the others
-                losses.append(loss_of_step)
+    wrapped = _wrapped(model, optimizer, variant, q)
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp_bf16")
+    step = _Step(q, variant, task, wrapped, optimizer, dtype, norms, autocast, rank)
+    with dropout_off(wrapped) if "no_dropout" in changes else contextlib.nullcontext():
+        losses = [step.run(number) for number in range(q.steps)]
     parameters = _parameters(task.model)
     if rank == 0:
         np.savez(folder / f"{variant.key}.npz", **parameters)
         facts = Facts(
-            losses=tuple(losses),
+            losses=tuple(loss for loss in losses if np.isfinite(loss)),  # JSON has no others
             batch_norms=len(norms),
-            random=draws,
+            random=step.random,
             hooks=hooks,
-            uneven_targets=uneven,
+            uneven_targets=step.uneven_targets,
         )
         write_whole(folder / f"{variant.key}.json", to_json(facts))
 
 
+@dataclass
+class _Step:
+    """One training step of a variant, and what the steps so far have shown of the model."""
+
+    question: Question
+    variant: Variant
+    task: Task
+    model: Any
+    optimizer: torch.optim.Optimizer
+    dtype: torch.dtype
+    norms: Sequence[_BatchNorm]
+    autocast: torch.autocast
+    rank: int
+    random: bool = False
+    uneven_targets: bool = False
+
+    def run(self, step: int) -> float:
+        """Train one step on the samples of its number, and return its loss."""
+        q, variant = self.question, self.variant
+        sizes = (q.batch,) if variant.way == "data_parallel" else q.sizes(variant.way)
+        parts = self._parts(step, sizes)
+        targets = [targets_of(part) for part in parts]
+        shares = [t / n for t, n in zip(targets, sizes, strict=True)]
+        self.uneven_targets |= any(share not in (0, shares[0]) for share in shares)
+        if "whole_batch_norm" in variant.changes:
+            _seed(q.seed, _STEPS, step)
+            with torch.no_grad(), statistics_of_next_batch(self.norms):
+                self.task.loss(self.task.model, self._parts(step, (q.batch,))[0])
+        on_ranks = variant.way in RANKS
+        _seed(q.seed, _STEPS, step, self.rank)
+        before = torch.get_rng_state()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = 0.0
+        for i in [self.rank] if on_ranks else range(len(parts)):
+            weight = loss_weight(variant.changes, i, sizes, targets)
+            # ranks average their gradients, so each rank's share counts as often as there are ranks
+            loss += self._backward(parts[i], weight, len(sizes) if on_ranks else 1)
+        self.random |= not torch.equal(before, torch.get_rng_state())
+        (self.model if variant.way == "deepspeed" else self.optimizer).step()
+        if on_ranks:
+            total = torch.tensor(loss, dtype=torch.float64)
+            dist.all_reduce(total)
+            loss = float(total)
+        return loss
+
+    def _backward(self, part: Any, weight: float, ranks: int) -> float:
+        with self.autocast:
+            loss = self.task.loss(self.model, part)
+            # a model that computes its own loss returns one per replica
+            loss = loss.mean() if self.variant.way == "data_parallel" else loss
+        share = loss * weight * ranks
+        if self.variant.way == "deepspeed":
+            self.model.backward(share)
+        else:
+            share.backward()
+        return float(loss.detach()) * weight
+
+    def _parts(self, step: int, sizes: tuple[int, ...]) -> list[Any]:
+        return [_place(part, self.dtype) for part in _parts(self.task, self.question, step, sizes)]
+
+
 def _begin(model: nn.Module, folder: Path) -> None:
-    """Give the model the weights that the first training of all began with."""
+    """Load the initial weights of the first training, or store them if this is the first."""
     states = folder / f"{INITIAL}.pt"
     if states.exists():
         model.load_state_dict(torch.load(states, weights_only=True))
@@ -123,9 +149,11 @@ def _begin(model: nn.Module, folder: Path) -> None:
 
 
 class _Replicas(nn.Module):
-    """The model as nn.DataParallel computes it: every replica takes a chunk of the batch, and the loss is of all outputs.
+    """The model as nn.DataParallel runs it: every replica takes a chunk of the batch.
 
-    torch's own needs GPUs, where replicas run at once; here they run one after another, with the same weights.
+    The loss is that of all outputs. torch's own needs GPUs and runs replicas at once; here they run
+    one
+    after another with the same weights.
     """
 
     def __init__(self, model: nn.Module, replicas: int) -> None:
@@ -144,7 +172,7 @@ class _Replicas(nn.Module):
 
 
 def _lengths(values: Any) -> Iterator[int]:
-    """Of the tensors in nested values."""
+    """Yield the lengths of the tensors in nested values."""
     if isinstance(values, torch.Tensor):
         yield len(values)
     elif isinstance(values, dict | list | tuple):
@@ -153,7 +181,7 @@ def _lengths(values: Any) -> Iterator[int]:
 
 
 def _gathered(outputs: Sequence[Any]) -> Any:
-    """Outputs of replicas as one, as torch's `gather` does it: numbers without dimensions become a vector."""
+    """Join the outputs of replicas as torch's `gather` does. Scalars become a vector."""
     first = outputs[0]
     if isinstance(first, torch.Tensor):
         return torch.stack(list(outputs)) if first.dim() == 0 else torch.cat(list(outputs))
@@ -166,7 +194,7 @@ def _gathered(outputs: Sequence[Any]) -> Any:
 
 
 def _deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer, micro_batch: int) -> Any:
-    """DeepSpeed's engine with ZeRO stage 2. Raises TrainpaceError where it is not installed."""
+    """Return DeepSpeed's engine with ZeRO stage 2. Raises TrainpaceError if it is not installed."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     os.environ |= {
         "DS_ACCELERATOR": "cpu",
@@ -175,7 +203,7 @@ def _deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer, micro_batch: 
         "WORLD_SIZE": f"{ranks}",
     }
     deepspeed = import_package("deepspeed", "deepspeed")
-    # else it compiles a C++ operator for a minute
+    # otherwise DeepSpeed compiles a C++ operator for a minute
     import_package("deepspeed.ops", "deepspeed").__compatible_ops__["deepspeed_shm_comm"] = False
     config = {
         "train_micro_batch_size_per_gpu": micro_batch,
@@ -186,7 +214,7 @@ def _deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer, micro_batch: 
         "steps_per_print": 10**9,
     }
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore", FutureWarning)  # of torch's functions that it calls
+    warnings.simplefilter("ignore", FutureWarning)  # about torch functions that DeepSpeed calls
     deepspeed.init_distributed(dist_backend="gloo")
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     return engine
@@ -195,7 +223,7 @@ def _deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer, micro_batch: 
 def _wrapped(
     model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant, q: Question
 ) -> Any:
-    """The model in its engine; the optimizer gets the parameters that it has there."""
+    """Wrap the model in its engine, and give the optimizer the engine's parameters."""
     if variant.way == "data_parallel":
         return _Replicas(model, q.ranks)
     if variant.way == "deepspeed":
@@ -215,8 +243,12 @@ def _wrapped(
 
 
 def _parts(task: Task, q: Question, step: int, sizes: tuple[int, ...]) -> list[Any]:
-    """The step's samples, divided into parts. Those of a data set are drawn one by one, each with a seed of its own, so that
-    random augmentation gives every way the same ones."""
+    """Return the samples of a step, divided into parts.
+
+    Samples of a data set are drawn one by one, each with its own seed, so that random augmentation
+    is the
+    same in every way.
+    """
     parts = [
         slice(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)
     ]
@@ -251,7 +283,7 @@ def _parameters(model: nn.Module) -> dict[str, Any]:
 
 
 def _seed(*numbers: int) -> None:
-    """Seed all generators that a user's code draws from."""
+    """Seed all random generators that user code may use."""
     seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
     torch.manual_seed(seed)
     random.seed(seed)
@@ -261,7 +293,7 @@ def _seed(*numbers: int) -> None:
 def loss_weight(
     changes: Sequence[Change], part: int, sizes: Sequence[int], targets: Sequence[int]
 ) -> float:
-    """The weight of a part's loss. Without a change it is what training loops use: one over the number of parts."""
+    """Return the weight of a part's loss. Without a change it is 1 / number of parts, as usual."""
     if "sum" in changes:
         return 1.0
     if "weight_by_targets" in changes and any(targets):
@@ -272,8 +304,11 @@ def loss_weight(
 
 
 def targets_of(batch: Any) -> int:
-    """How many targets of a batch count: whole numbers in its last part, or its `labels`, that are not -100. The first of a row
-    of labels in a dictionary is left out where there are several: language models predict the next one.
+    """Return how many targets of a batch count: whole numbers other than -100.
+
+    They are in the batch's last part, or in its `labels`. In a dictionary the first label of a row
+    is
+    skipped, because language models predict the next token.
     """
     labels = (
         batch.get("labels")
@@ -290,7 +325,7 @@ def targets_of(batch: Any) -> int:
 
 
 def training_batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """The batch norms that normalise by the statistics of the batch at hand."""
+    """Return the batch norms that normalize by the statistics of the current batch."""
     return [
         m
         for m in model.modules()
@@ -300,7 +335,8 @@ def training_batch_norms(model: nn.Module) -> list[_BatchNorm]:
 
 @contextlib.contextmanager
 def statistics_of_next_batch(norms: Sequence[_BatchNorm]) -> Iterator[None]:
-    """A context in which running statistics become those of the one batch that runs; afterwards they normalise every batch."""
+    """Context in which running statistics become those of one batch. Afterwards they normalize
+    every batch."""
     for norm in norms:
         if norm.running_mean is None:
             like = norm.weight if norm.weight is not None else torch.zeros(())
@@ -315,7 +351,10 @@ def statistics_of_next_batch(norms: Sequence[_BatchNorm]) -> Iterator[None]:
 
 
 def hooks_of(model: nn.Module, remove: bool) -> int:
-    """The number of hooks on gradients of parameters, which act on each part of a batch; they are removed if asked."""
+    """Return the number of gradient hooks on parameters, which act on each part of a batch.
+
+    They are removed if `remove` is True.
+    """
     count = 0
     for parameter in model.parameters():
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
@@ -327,7 +366,7 @@ def hooks_of(model: nn.Module, remove: bool) -> int:
 
 
 class _NoDropout(TorchFunctionMode):
-    """Turns off dropout in functional calls as well, whose probability is no attribute of a module."""
+    """Turns off dropout in functional calls, whose probability is not an attribute of a module."""
 
     _DROPPING = (
         F.dropout,
@@ -352,7 +391,8 @@ class _NoDropout(TorchFunctionMode):
 
 @contextlib.contextmanager
 def dropout_off(model: nn.Module) -> Iterator[None]:
-    """No dropout: modules named so do not train, probabilities that modules keep are 0, and so are those of calls."""
+    """Context without dropout: modules do not train, and probabilities of modules and calls are
+    0."""
     for module in model.modules():
         if "drop" in type(module).__name__.lower() or type(module).__name__ == "StochasticDepth":
             module.eval()
@@ -364,8 +404,12 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
 
 
 def _work(request: dict[str, Any]) -> str:
-    """One sentence for each variant that failed in one process, by its key. Before the first that worked, a failure is the
-    model's own, and raised; so is any failure of a rank, which others wait for."""
+    """Train in one process, and return one sentence per failed variant as JSON, by its key.
+
+    A failure before the first success is the model's own and is raised. A failure of a rank is
+    always
+    raised, because other ranks wait for it.
+    """
     question, folder = msgspec.convert(request["question"], Question), Path(request["folder"])
     variants = msgspec.convert(request["variants"], list[Variant])
     if "rank" in request:
@@ -387,12 +431,12 @@ def _train_as_rank(
     question: Question, variants: list[Variant], folder: Path, rank: int, store: str
 ) -> str:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // question.ranks))
-    if sys.platform == "linux":  # a host whose own name does not resolve stops gloo
+    if sys.platform == "linux":  # gloo fails if the host's own name does not resolve
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=question.ranks)
     for variant in variants:
         train(question, variant, folder, rank)
-        dist.barrier()  # no rank goes while another still talks to it
+        dist.barrier()  # no rank exits while another still talks to it
     return "{}"
 
 

@@ -1,5 +1,8 @@
-"""Every launcher's contract, which is the job that is started, its log, and how it ended; and the launchers of this machine: one
-plain process, or torchrun with several ranks."""
+"""Jobs and their launchers: the contract of every launcher, and the launchers of this machine.
+
+A launcher starts a job, follows its log and reports how it ended. This machine starts one plain
+process, or several ranks with torchrun.
+"""
 
 import importlib.util
 import os
@@ -22,7 +25,7 @@ from trainpace.core.units import format_duration
 
 POLL_S = 0.05
 GRACE_S = 15.0
-"""How long ranks may take to exit once the result is there: some engines hang at shutdown, after all work is done."""
+"""Seconds for ranks to exit after the result is written. Some engines hang at shutdown."""
 ONE_RANK = {
     "RANK": "0",
     "LOCAL_RANK": "0",
@@ -30,18 +33,28 @@ ONE_RANK = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
 }
-"""The variables that torchrun would set. With one rank, port 0 means any that is free."""
+"""Variables that torchrun would set for one rank. Port 0 means any free port."""
 TAIL_LINES = 20
 LONGEST_REASON = 300
 MOST_LOG_BYTES = 1 << 30
-"""A job that writes more in the time of a trial would fill the disk."""
+"""Log size at which a job is ended. A larger log would fill the disk."""
+
+UNTRACKED = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "MLFLOW_TRACKING_URI": "file:{folder}/mlruns",
+}
+"""Variables that keep experiment trackers from recording a trial as a run of the user's."""
 READ_BYTES = 1 << 25
-"""Of a log, at its beginning and at its end, to say why a job failed."""
+"""Bytes read from the start and from the end of a log to find out why a job failed."""
 
 _RANK = re.compile(r"^\[rank ?\d+\]:\s?")
-"""What torch puts before the lines of a traceback."""
+"""Prefix that torch puts before the lines of a stack trace."""
 _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*(?:: |:?$)")
-"""The last line of a traceback: the exception's class, with its module, and its message. Others may write in between."""
+"""Last line of a stack trace: the exception's class, with its module, and its message.
+
+Other ranks may write in between.
+"""
 _RAISED_ELSEWHERE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _STATED = re.compile(
     r"^(?:\S+: )?(?:Error: |error: |Fatal Python error|Segmentation fault|terminate"
@@ -57,27 +70,35 @@ _OF_A_PEER = (
     "connectFullMesh",
     "imed out waiting",
 )
-"""What ranks say when another rank has gone: true, but not why."""
+"""Messages of ranks whose peer has gone. They do not say why it has gone."""
 _CHILD_SIGNAL = re.compile(r"exitcode\s*:\s*-(\d+)")
-"""What torchrun reports of a rank that a signal ended."""
+"""torchrun's report of a rank that a signal ended."""
 _TASK_ENDED = re.compile(r"\btasks? [\d,-]+: (?:Killed|Exited with exit code (?P<code>\d+))")
-"""What srun reports of ranks; that the others were terminated for it is no news."""
+"""srun's report of failed ranks. Ranks that srun terminated afterwards do not count."""
 _AFTERMATH = re.compile(r"CANCELLED|task [\d,-]+: |Job step aborted|Terminating")
 
 Starts = Literal["python", "rank", "node"]
-"""What a job's program is: what follows ``python``, started once a rank; a whole command, once a rank; or a whole command that
-starts the ranks of its node by itself, as torchrun does, once a node."""
+"""What a job's program is, and how often it is started.
+
+python: the words after ``python``, started once per rank. rank: a whole command, started once per
+rank. node: a whole command that starts the ranks of its node (torchrun), started once per node.
+"""
 State = Literal["done", "failed", "timed out", "cancelled"]
 
 
 class Job(Record):
-    """A program on `nnodes` x `nproc_per_node` processes, one a rank.
+    """A program on `nnodes` x `nproc_per_node` ranks.
 
-    `program` is what follows ``python``: ``("-m", module, ...)`` or a script and its arguments; `starts` says where it is a whole
-    command, which runs in `cwd`. Ranks find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, as
-    torchrun sets them. Rank 0 writes `result` whole, as its last act: a job is done if and only if that file is there. Of a whole
-    command that ended well Slurm's batch script writes it, with the time of its start. `folder` takes logs and what a launcher
-    writes.
+    `program` is the words after ``python``: ``("-m", module, ...)`` or a script and its arguments.
+    For
+    the other values of `starts` it is a whole command, run in `cwd`. Ranks find RANK, WORLD_SIZE,
+    LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, as torchrun sets them.
+
+    Rank 0 writes `result` whole, as its last act: a job is done if and only if that file exists.
+    For a
+    whole command, Slurm's batch script writes it after success, with the time of the start.
+    `folder`
+    holds logs and the launcher's own files.
     """
 
     name: str
@@ -101,10 +122,9 @@ class Job(Record):
                 f"a job cannot have {self.nnodes} x {self.nproc_per_node} processes."
             )
         if not 0 < self.timeout_s < float("inf"):
-            raise TrainpaceError(f"a job cannot have {self.timeout_s} s.")
+            raise TrainpaceError(f"a job cannot have a time limit of {self.timeout_s} s.")
         for name in self.environment:
-            if not (name.isascii() and name.isidentifier()):
-                raise TrainpaceError(f"{name!r} is not a name for an environment variable.")
+            check_variable(name)
 
     @property
     def world_size(self) -> int:
@@ -120,9 +140,12 @@ class Job(Record):
 
 
 class Ended(Record):
-    """How a job ended. `reason`: one sentence where it is not done; `tail`: the last lines of its log, which is at `log`.
+    """How a job ended.
 
-    `seconds` count from the start (of the processes, not of waiting in a queue). `attempts`: above 1 after a requeue.
+    `reason` is a sentence if the job is not done, and `tail` the last lines of its log. `seconds`
+    count
+    from the start of the processes, without the time in a queue. `attempts` is above 1 after a
+    requeue.
     """
 
     state: State
@@ -138,34 +161,49 @@ OnLine = Callable[[str], None]
 
 
 class Launcher(Record):
-    """Starts jobs. `name` is what users call it: process, torchrun or slurm. `text` is pure and says just what `run` starts."""
+    """A way to start jobs. `name` is the user's word for it: process, torchrun or slurm.
+
+    `text` returns exactly what `run` starts.
+    """
 
     name: ClassVar[str]
 
     def check(self) -> None:
-        """Raise TrainpaceError with what to install, before anything starts, where this launcher is missing."""
+        """Raise TrainpaceError with what to install if this launcher is missing."""
 
     def text(self, job: Job) -> str:
         raise NotImplementedError
 
     def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
-        """Start, follow the log line by line, and wait. Ctrl-C ends all its processes, then raises KeyboardInterrupt."""
+        """Start a job, follow its log line by line, and wait for it.
+
+        Ctrl-C ends all its processes, then raises KeyboardInterrupt.
+        """
         raise NotImplementedError
 
     def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
-        """Run all, and return their ends in the order of `jobs`; one that fails does not keep the others. One after the other,
-        since jobs that share a machine slow each other down; Slurm runs as many at once as it has room for.
+        """Run all jobs and return how each ended, in order. A failed job does not stop the others.
+
+        Jobs run one after another, because jobs on one machine slow each other down. Slurm runs as
+        many
+        at once as it has room for.
         """
         return tuple(self.run(job, on_line) for job in jobs)
 
 
+def check_variable(name: str) -> None:
+    """Raise TrainpaceError if a text cannot be the name of an environment variable."""
+    if not (name.isascii() and name.isidentifier()):
+        raise TrainpaceError(f"{name!r} is not a valid name for an environment variable.")
+
+
 def file_name(name: str) -> str:
-    """A job's name with only the characters that a file name or a script takes."""
+    """Return a job's name with only the characters that a file name or a script accepts."""
     return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip(".-") or "job"
 
 
 def prepare(job: Job) -> None:
-    """Make the job's folder and its empty log. The result of an earlier run is removed: it must not pass for this one's."""
+    """Create the job's folder and its empty log, and remove the result of an earlier run."""
     try:
         Path(job.folder).mkdir(parents=True, exist_ok=True)
         Path(job.result).unlink(missing_ok=True)
@@ -182,7 +220,7 @@ def ended_job(
     exit_code: int | None = None,
     attempts: int = 1,
 ) -> Ended:
-    """How a job ended: it is done if its result is there, else `state` for `reason`."""
+    """Report how a job ended: done if its result exists, otherwise `state` with `reason`."""
     done = Path(job.result).exists()
     return Ended(
         state="done" if done else state,
@@ -196,19 +234,17 @@ def ended_job(
 
 
 class Follower:
-    """Tells `on_line` of the new whole lines of a growing file at each call; the file may not be there yet."""
+    """Reports the new whole lines of a growing file, which may not exist yet."""
 
     def __init__(self, path: str | Path, on_line: OnLine | None = None) -> None:
-        self._path, self._on_line, self._read, self._rest = (
-            Path(path),
-            on_line or (lambda _: None),
-            0,
-            b"",
-        )
+        self._path, self._on_line = Path(path), on_line or (lambda _: None)
+        self._read, self._rest = 0, b""
 
-    def tell(self, at_end: bool = False) -> None:
-        """Tell lines that ended since the last call; `at_end` also what is left without one. Of a line rewritten with carriage
-        returns (a progress bar), what it showed last."""
+    def report(self, at_end: bool = False) -> None:
+        """Report the lines that ended since the last call, and `at_end` the unfinished one.
+
+        If a progress bar rewrites a line with carriage returns, its last state is reported.
+        """
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read)
@@ -224,7 +260,7 @@ class Follower:
 
 
 def complains_of_a_peer(text: str) -> bool:
-    """Whether a rank says no more than that another one has gone."""
+    """Return True if a rank only reports that another rank has gone."""
     return any(word in text for word in _OF_A_PEER)
 
 
@@ -233,30 +269,41 @@ def tail_of(path: str | Path) -> str:
 
 
 def first_error(path: str | Path) -> str:
-    """The line that most likely says why a job failed, "" where none does: the first exception that is not torchrun's own report
-    nor a rank's complaint that another has gone; else what an interpreter, a shell or Slurm called an error; else a complaint.
+    """Return the line of a log that most likely says why a job failed, or "".
+
+    The first exception counts, unless it is torchrun's own report or a rank's complaint that
+    another rank has gone. After that come errors reported by an interpreter, a shell or Slurm, then
+    complaints of ranks.
     """
-    of_peers, stated, killed, in_traceback = "", "", "", False
+    weaker: dict[str, str] = {}
+    in_traceback = False
     for line in (_RANK.sub("", line).rstrip() for line in _lines(path)):
         if line.startswith("Traceback (most recent call last)"):
             in_traceback = True
         elif (_RAISED if in_traceback else _RAISED_ELSEWHERE).match(line):
             in_traceback = False
             if complains_of_a_peer(line):
-                of_peers = of_peers or line
+                weaker.setdefault("peer", line)
             elif not any(word in line for word in _OF_TORCHRUN):
                 return line[:LONGEST_REASON]
-        elif child := _CHILD_SIGNAL.search(line):
-            killed = killed or f"a rank {ending_of(-int(child.group(1)))}"
-        elif task := _TASK_ENDED.search(line):
-            killed = killed or f"a rank {ending_of(int(task.group('code') or -9))}"
-        elif _STATED.search(line) and not _AFTERMATH.search(line):
-            stated = stated or line.strip()
-    return (stated or killed or of_peers)[:LONGEST_REASON]
+        else:
+            weaker.setdefault(*_hint(line))
+    best = next((weaker[kind] for kind in ("stated", "killed", "peer") if kind in weaker), "")
+    return best[:LONGEST_REASON]
+
+
+def _hint(line: str) -> tuple[str, str]:
+    """Return what a line outside a stack trace says of a failure: its kind, and a sentence."""
+    if child := _CHILD_SIGNAL.search(line):
+        return "killed", f"a rank {ending_of(-int(child.group(1)))}"
+    if task := _TASK_ENDED.search(line):
+        return "killed", f"a rank {ending_of(int(task.group('code') or -9))}"
+    is_error = _STATED.search(line) and not _AFTERMATH.search(line)
+    return ("stated", line.strip()) if is_error else ("", "")
 
 
 def _lines(path: str | Path) -> list[str]:
-    """Of a long log its beginning and its end."""
+    """Return the lines of a log; of a long one, its beginning and its end."""
     try:
         with open(path, "rb") as file:
             text = file.read(READ_BYTES)
@@ -272,20 +319,27 @@ def _size_of(path: Path) -> int:
 
 
 class OnThisMachine(Launcher):
-    """What the launchers of this machine share. `threads_given`: OMP_NUM_THREADS stands in our own environment, so that the
-    user has chosen it."""
+    """Base of this machine's launchers.
+
+    `threads_given` is True if OMP_NUM_THREADS is in our own environment, so the user has chosen it.
+    """
 
     python: str = msgspec.field(default_factory=lambda: sys.executable)
     cores: int = msgspec.field(default_factory=usable_cores)
     threads_given: bool = msgspec.field(default_factory=lambda: "OMP_NUM_THREADS" in os.environ)
 
     def command(self, job: Job) -> tuple[str, ...]:
-        """The command that is started. Raises TrainpaceError for a job that this launcher cannot start."""
+        """Return the command that is started. Raises TrainpaceError for a job that this launcher
+        cannot start."""
         raise NotImplementedError
 
     def environment(self, job: Job) -> dict[str, str]:
-        """The variables that are added to this process's environment. Unless the user chose, a rank takes an even share of the
-        cores: each would start a thread for every core, and under torchrun a single one."""
+        """Return the variables that are added to this process's environment.
+
+        Unless the user has chosen, each rank gets an even share of the cores. Without
+        OMP_NUM_THREADS a
+        plain rank would start a thread per core, and a rank of torchrun only one thread.
+        """
         added = {"PYTHONUNBUFFERED": "1"}
         if job.cpus_per_process is not None or not self.threads_given:
             added["OMP_NUM_THREADS"] = str(
@@ -302,14 +356,14 @@ class OnThisMachine(Launcher):
 
 
 class ThisMachine(OnThisMachine):
-    """The launcher of one plain process."""
+    """Launcher of one plain process."""
 
     name = "process"
 
     def command(self, job: Job) -> tuple[str, ...]:
         if job.world_size > 1:
             raise TrainpaceError(
-                f"one plain process cannot be a job of {job.world_size} ranks.",
+                f"one plain process cannot run {job.world_size} ranks.",
                 "Launch it with torchrun or Slurm.",
             )
         return (self.python, *job.program)
@@ -319,19 +373,24 @@ class ThisMachine(OnThisMachine):
 
 
 class Torchrun(OnThisMachine):
-    """The launcher of `nproc_per_node` ranks on this machine. Source of the options: torch.distributed.run's documentation."""
+    """Launcher of `nproc_per_node` ranks on this machine (options: torch.distributed.run)."""
 
     name = "torchrun"
 
     def check(self) -> None:
         if importlib.util.find_spec("torch") is None:
             raise TrainpaceError(
-                "torchrun is not here: torch is not installed.", "Install it: pip install torch"
+                "torch is not installed, so torchrun is missing.", "Install it: pip install torch"
             )
 
     def command(self, job: Job) -> tuple[str, ...]:
-        """--standalone takes a port that is free, so that two jobs do not meet; --local-addr spares it to look up a host
-        name that may have no address; --log-dir has its error files in the job's folder, for it does not remove them.
+        """Return torchrun's command.
+
+        --standalone picks a free port, so that two jobs do not collide. --local-addr avoids a
+        lookup of the
+        host name, which may have no address. --log-dir puts torchrun's error files into the job's
+        folder,
+        because torchrun does not remove them.
         """
         if job.nnodes > 1:
             raise TrainpaceError(
@@ -360,7 +419,7 @@ def run_here(
     on_line: OnLine | None = None,
     cwd: str | None = None,
 ) -> Ended:
-    """Start `command` in a session of its own, under a guard that ends all of it with us, and wait for it."""
+    """Start `command` in a session of its own and wait for it. A guard ends all of it with us."""
     prepare(job)
     follower = Follower(job.log, on_line)
     with (
@@ -372,29 +431,21 @@ def run_here(
         started, done_at, too_long = time.monotonic(), float("inf"), False
         while child.exit_code is None:
             now = time.monotonic()
-            if done_at == float("inf") and Path(job.result).exists():
-                done_at = now
+            if Path(job.result).exists():
+                done_at = min(done_at, now)
             too_long = _size_of(job.log) > MOST_LOG_BYTES
             if now - started > job.timeout_s or now - done_at > GRACE_S or too_long:
                 break
-            follower.tell()
+            follower.report()
             child.wait(POLL_S)
         code, seconds = child.exit_code, time.monotonic() - started
-    follower.tell(at_end=True)
+    follower.report(at_end=True)
+    limit = f"{job.name} was ended: its log grew beyond {MOST_LOG_BYTES >> 20} MiB."
     if too_long:
-        return ended_job(
-            job,
-            "failed",
-            seconds,
-            f"{job.name} was ended: it wrote more than {MOST_LOG_BYTES >> 20} MiB to its log.",
-        )
+        return ended_job(job, "failed", seconds, limit)
     if code is None:
-        return ended_job(
-            job,
-            "timed out",
-            seconds,
-            f"{job.name} did not end within {format_duration(job.timeout_s)}.",
-        )
-    gone = "" if job.log.exists() else f"{job.folder} was removed while it ran."
+        late = f"{job.name} did not end within {format_duration(job.timeout_s)}."
+        return ended_job(job, "timed out", seconds, late)
+    gone = "" if job.log.exists() else f"{job.folder} was removed during the run."
     reason = gone or first_error(job.log) or f"{job.name} left no result: it {ending_of(code)}."
     return ended_job(job, "failed", seconds, reason, code)

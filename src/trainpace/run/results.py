@@ -1,4 +1,13 @@
-"""The results of a ladder so far: the record that is stored after every rung, and from which a run is resumed."""
+"""The results of a ladder: comparison of trials, the stored record, and its table.
+
+Did a rung help? It must be faster beyond the noise of both setups, and still be the same training.
+A rung and the baseline start from the same weights and see the same samples in the same order
+(`Trial.seed`), so their loss curves differ only by what the rung changed. Some of that is
+legitimate
+(bf16 rounding, batch statistics, augmentation). Curves are smoothed and compared within a tolerance
+plus the spread between two baseline trials with different seeds. The tolerance is a share of the
+baseline's first loss, because a loss may approach 0.
+"""
 
 import math
 import statistics
@@ -20,20 +29,22 @@ from trainpace.run.step_forecasts import StepForecast
 from trainpace.run.trial import TrialResult
 
 BETWEEN_PROCESSES = 0.05
-"""Relative standard deviation that one trial's median is taken to have to the next process', where one of each was run. An
-assumption, which decides nothing: a ratio below `CLEAR` is repeated, and one above is beyond it."""
+"""Relative standard deviation of a median between processes, assumed if there is one trial of each.
+
+It decides nothing: a ratio below `CLEAR` is measured again, and one above is far beyond it.
+"""
 CLEAR = 1.5
-"""A ratio above it, or below its inverse, needs no repeats."""
+"""A ratio above it, or below its inverse, is not measured again."""
 Verdict = Literal["ok", "drifts", "diverges", "not compared"]
 WINDOWS = 4
-"""A curve is compared in so many windows of equal length; their means are the smoothed curve."""
+"""Number of equal windows of a curve. Their means are the smoothed curve."""
 FEWEST_A_WINDOW = 2
 SMALLEST_SCALE = 1e-6
 Floats = NDArray[np.float64]
 
 
 class Gain(Record):
-    """Old time / new time, and the 90 % interval that the spread of trials leaves it. Above 1 is faster."""
+    """Old time / new time with its 90% interval over trials. Above 1 is faster."""
 
     ratio: float
     low: float
@@ -46,14 +57,18 @@ class Gain(Record):
 
     @property
     def clear(self) -> bool:
-        """Whether it is so far from 1 that a repeat would not change the answer."""
+        """True if the ratio is so far from 1 that more trials would not change the answer."""
         return self.ratio >= CLEAR or self.ratio <= 1 / CLEAR
 
 
 def gain_of(old_ms: Sequence[float], new_ms: Sequence[float]) -> Gain:
-    """The gain from the medians of trials, each in a process of its own. With one trial of each the noise is taken to be
-    `BETWEEN_PROCESSES`; with more it is pooled from their repeats, in logarithms, and the difference of the means is judged by
-    Student's t (Welch's would need more trials than a ladder has)."""
+    """Return the gain from the medians of trials, each in a process of its own.
+
+    With one trial of each, the noise is assumed (`BETWEEN_PROCESSES`). With more, it is pooled from
+    the
+    repeats, in logarithms, and the difference of the means is tested by Student's t. (Welch's test
+    would need more trials than a ladder has.)
+    """
     noise = noise_of({0: old_ms, 1: new_ms})
     logs = [statistics.fmean(math.log(v) for v in values) for values in (old_ms, new_ms)]
     each = 1 / len(old_ms) + 1 / len(new_ms)
@@ -71,8 +86,11 @@ def gain_of(old_ms: Sequence[float], new_ms: Sequence[float]) -> Gain:
 
 
 class LossCheck(Record):
-    """`worst` and `at_end`: the rung's smoothed loss less the baseline's over the baseline's first, where it is largest and in
-    the last of the windows of `smoothed_over` steps. `tolerance` holds the baseline's own spread.
+    """The comparison of a rung's smoothed loss with the baseline's.
+
+    `worst` and `at_end` are the largest difference and the one in the last window of
+    `smoothed_over`
+    steps, as shares of the baseline's first loss. `tolerance` includes the baseline's own spread.
     """
 
     verdict: Verdict
@@ -85,7 +103,8 @@ class LossCheck(Record):
 
 
 def own_spread(one: Sequence[float], other: Sequence[float]) -> float:
-    """How far apart two trials of the baseline with different seeds are: the root mean square over the windows, a share."""
+    """Return how far two baseline trials with different seeds differ: the root mean square over
+    windows."""
     difference = _difference(one, other)
     return 0.0 if difference is None else float(np.sqrt(np.mean(difference**2)))
 
@@ -93,13 +112,15 @@ def own_spread(one: Sequence[float], other: Sequence[float]) -> float:
 def compare(
     baseline: Sequence[float], rung: Sequence[float], tolerance: float, spread: float = 0.0
 ) -> LossCheck:
-    """diverges: not finite, or worse by more than the tolerance in the last window. drifts: beyond it elsewhere, or better by
-    more than it. Only the steps that both have are compared."""
+    """Compare two loss curves over the steps that both have.
+
+    diverges: not finite, or worse than the tolerance in the last window.
+    drifts: beyond the tolerance elsewhere, or better by more than the tolerance.
+    """
     bad = next((i for i, loss in enumerate(rung) if not math.isfinite(loss)), None)
     if bad is not None:
-        return LossCheck(
-            verdict="diverges", reason=f"the loss became {rung[bad]} at step {bad + 1}"
-        )
+        reason = f"the loss became {rung[bad]} at step {bad + 1}"
+        return LossCheck(verdict="diverges", reason=reason)
     steps = min(len(baseline), len(rung))
     difference = _difference(baseline, rung)
     if difference is None:
@@ -109,17 +130,11 @@ def compare(
     verdict: Verdict = "ok"
     reason = ""
     if at_end > allowed:
-        verdict, reason = (
-            "diverges",
-            f"the loss ends {at_end:.0%} of the first loss above the baseline's",
-        )
+        verdict, reason = "diverges", f"the loss ends {at_end:.0%} of the first loss above"
     elif abs(worst) > allowed:
-        verdict, reason = (
-            "drifts",
-            f"the loss is up to {abs(worst):.0%} of the first loss off the baseline's",
-        )
+        verdict, reason = "drifts", f"the loss is up to {abs(worst):.0%} of the first loss off"
     if reason:
-        reason = f"{reason} ({allowed:.0%} allowed, over {steps} steps)".replace("%", " %")
+        reason += f" the baseline's ({allowed:.0%} allowed, over {steps} steps)"
     return LossCheck(
         verdict=verdict,
         reason=reason,
@@ -132,8 +147,12 @@ def compare(
 
 
 def _difference(one: Sequence[float], other: Sequence[float]) -> Floats | None:
-    """How far the other curve is above the first, window by window, over the first's first window; steps that do not fill the
-    last window are left out. None for too few steps."""
+    """Return how far the second curve is above the first, by window, or None for too few steps.
+
+    It is relative to the first window of the first curve. Steps that do not fill the last window
+    are
+    dropped.
+    """
     width = min(len(one), len(other)) // WINDOWS
     if width < FEWEST_A_WINDOW:
         return None
@@ -145,7 +164,8 @@ def _difference(one: Sequence[float], other: Sequence[float]) -> Floats | None:
     return np.asarray((means[1] - means[0]) / scale)
 
 
-def judged(gain: Gain, check: LossCheck) -> tuple[bool, str]:
+def decision(gain: Gain, check: LossCheck) -> tuple[bool, str]:
+    """Return whether a rung is kept, and why."""
     if check.verdict == "diverges":
         return False, check.reason
     figures = f"{gain.ratio:.2f}x ({gain.low:.2f} to {gain.high:.2f})"
@@ -155,11 +175,18 @@ def judged(gain: Gain, check: LossCheck) -> tuple[bool, str]:
 
 
 _OUTCOMES = {"out of memory": "out_of_memory", "timed out": "timeout"}
+_MEASURED = (
+    "step_time_ms interval_ms losses peak_memory_gib reserved_memory_gib environment loss".split()
+)
 
 
 class Measured(Record):
-    """The trials of one setup. All but `trials_ms`, a step of each trial, are the first's; `compute_ms` is a step less its wait.
-    `noise_scale`: samples, low, high (90 %), steps; empty where it was not gathered."""
+    """The trials of one setup. All fields but `trials_ms`, the steps of all trials, are the first
+    trial's.
+
+    `compute_ms` is a step without its data wait. `noise_scale` has samples, low and high of the 90%
+    interval, and steps; it is empty if it was not gathered.
+    """
 
     trials_ms: tuple[float, ...]
     first_interval_ms: Interval
@@ -180,14 +207,15 @@ class Measured(Record):
 
     @property
     def interval_ms(self) -> Interval:
-        """The interval for one more trial; after a single trial, that over its own steps."""
+        """The interval for one more trial; after a single trial, the interval over its own
+        steps."""
         noise = noise_of({0: self.trials_ms})
         return self.first_interval_ms if noise is None else repeat_interval(self.trials_ms, noise)
 
 
 def measured_of(result: TrialResult) -> Measured:
     middle = statistics.fmean if result.uneven else statistics.median
-    # step by step: a difference of medians would be lost in the spread of long waits
+    # step by step, because a difference of medians would be lost in the spread of long waits
     compute_ms = [
         step - wait for step, wait in zip(result.step_ms, result.data_wait_ms, strict=True)
     ]
@@ -208,7 +236,7 @@ def measured_of(result: TrialResult) -> Measured:
 
 
 class Attempt(Record):
-    """One alternative of a rung: its forecast, and its measurement or why there is none."""
+    """One alternative of a rung: its forecast, and its measurement or the reason for none."""
 
     setup: Setup
     foreseen: StepForecast
@@ -217,9 +245,15 @@ class Attempt(Record):
 
 
 class RungResult(Record):
-    """A rung that was tried. `chosen` counts in `tried`: the best alternative, None where none could be measured. `key` is the
-    same for what would be measured alike. `base_ms` are the trials of the kept setup beside it, over which `gain` is. `seconds`
-    are what the rung took to try, `precompute_s` what its shards took once."""
+    """A rung that was tried.
+
+    Attributes:
+        key: equal for rungs that would be measured alike.
+        chosen: index in `tried` of the best alternative; None if none could be measured.
+        base_ms: the trials of the kept setup, with which `gain` compares.
+        seconds: time to try the rung.
+        precompute_s: time to make its shards, once.
+    """
 
     title: str
     key: str
@@ -235,7 +269,8 @@ class RungResult(Record):
 
     @property
     def lasting(self) -> bool:
-        """Whether trying again would say the same: not where an engine was missing, or code raised that is mended elsewhere."""
+        """True if another try would say the same: not if an engine was missing or code raised an
+        error."""
         ended = any(t.failure.startswith(("timed out", "out of memory")) for t in self.tried)
         return self.chosen is not None or ended
 
@@ -245,15 +280,18 @@ class RungResult(Record):
 
     @property
     def setup_and_measured(self) -> tuple[Setup, Measured]:
-        """Of the best alternative, where one could be measured."""
+        """The best alternative's setup and measurement."""
         assert self.best is not None
         assert self.best.measured is not None
         return self.best.setup, self.best.measured
 
 
 class EndToEnd(Record):
-    """The first setup and the last that was kept, tried in turn after the climb. `first_ms` and `last_ms` are a step of each
-    trial, `gain` compares samples. `key` is the same for what would be measured alike."""
+    """The first setup and the last kept one, tried in turn after the climb.
+
+    `first_ms` and `last_ms` are the steps of each trial. `gain` compares times per sample. `key` is
+    equal for setups that would be measured alike.
+    """
 
     key: str
     first_ms: tuple[float, ...]
@@ -262,9 +300,13 @@ class EndToEnd(Record):
 
 
 class LadderResult(Record):
-    """The baseline and the rungs tried so far, in order. `loss_spread` is the baseline's own, over two seeds. `end_to_end`: None
-    before the climb is over, where fewer than two rungs were kept, and where it could not be measured. `others`: in the stored
-    state, rungs that earlier climbs measured and that may be taken up."""
+    """The baseline and the rungs tried so far, in order.
+
+    Attributes:
+        loss_spread: the spread of the baseline's loss over two seeds.
+        end_to_end: None before the climb ends, if fewer than two rungs were kept, or if it failed.
+        others: in the stored state, rungs that earlier climbs measured and that may be reused.
+    """
 
     ladder: Ladder
     baseline: RungResult
@@ -292,8 +334,10 @@ class LadderResult(Record):
 
 
 def noise_scale_of(result: LadderResult) -> tuple[Setup, dict[str, float]] | None:
-    """The gradient noise scale that was gathered, and of which setup's steps; None where none was. It has no samples where the
-    steps were too few to tell."""
+    """Return the gradient noise scale and the setup it was gathered with, or None.
+
+    It has no samples if there were too few steps.
+    """
     attempts = [attempt for rung in (result.baseline, *result.rungs) for attempt in rung.tried]
     scales = [
         (a.setup, a.measured.noise_scale)
@@ -306,7 +350,8 @@ def noise_scale_of(result: LadderResult) -> tuple[Setup, dict[str, float]] | Non
 def job_time(
     ladder: Ladder, attempt: Attempt, step_ms: float, precompute_s: float = 0.0
 ) -> JobTime | None:
-    """The whole job at so many ms a step, with what shards take once; None where no job was named."""
+    """Return the whole job at `step_ms` per step, with the time to make shards; None without a
+    job."""
     if ladder.job is None:
         return None
     e, price = attempt.setup.execution, ladder.price_usd_per_hour
@@ -319,7 +364,8 @@ def job_time(
 
 
 def epoch_s(ladder: Ladder, attempt: Attempt, step_ms: float) -> float | None:
-    """Seconds of one epoch with its validation, at so many ms a step; None where nobody said how large an epoch is."""
+    """Return the seconds of one epoch with its validation; None if the size of an epoch is
+    unknown."""
     job, c, e = ladder.job, ladder.conditions, attempt.setup.execution
     if job is None or job.samples_per_epoch is None:
         return None
@@ -333,9 +379,15 @@ def epoch_s(ladder: Ladder, attempt: Attempt, step_ms: float) -> float | None:
 
 
 class LadderRow(Record):
-    """One rung. `ratio` is old time / new time of a sample, from trials of both in turn, over what was kept before; `total` is
-    the product of the ratios that lead to it. None where nothing was measured. `forecast_ms` and `measured_ms` are of the same
-    thing: a step. `epoch_s` holds the validation of an epoch; `no_forecast` is the reason where there is none.
+    """One row of a ladder's table.
+
+    `ratio` is old / new time per sample, against what was kept before, from trials in turn. `total`
+    is
+    the product of the ratios up to this row. Both are None if nothing was measured. `forecast_ms`
+    and
+    `measured_ms` are both times of a step. `epoch_s` includes the validation. `no_forecast` says
+    why
+    there is no forecast.
     """
 
     title: str
@@ -356,25 +408,23 @@ class LadderRow(Record):
 
 
 def rows_of(result: LadderResult) -> list[LadderRow]:
-    """The baseline and the rungs tried so far. Shards that were kept count in the jobs of the rungs after them."""
-    rows, precompute_s, total = (
-        [_row(result, result.baseline, result.baseline.title, 0.0, 1.0)],
-        0.0,
-        1.0,
-    )
-    for rung, tried in zip(
-        result.ladder.rungs, result.rungs, strict=False
-    ):  # it may have stopped early
-        rows.append(
-            _row(result, tried, _title(rung, tried), precompute_s + tried.precompute_s, total)
-        )
-        precompute_s += tried.precompute_s if tried.kept else 0.0
-        total = rows[-1].total or total if tried.kept else total
+    """Return the rows of the baseline and of the rungs tried so far.
+
+    The time for kept shards counts in the jobs of all later rungs.
+    """
+    rows = [_row(result, result.baseline, result.baseline.title, 0.0, 1.0)]
+    precompute_s, total = 0.0, 1.0
+    # zip is not strict, because the climb may have stopped early
+    for rung, tried in zip(result.ladder.rungs, result.rungs, strict=False):
+        spent_s = precompute_s + tried.precompute_s
+        rows.append(_row(result, tried, _title(rung, tried), spent_s, total))
+        if tried.kept:
+            precompute_s, total = spent_s, rows[-1].total or total
     return rows
 
 
 def _title(rung: Rung, result: RungResult) -> str:
-    """With the value that was judged, where several were tried."""
+    """Return the title with the chosen value, if several were tried."""
     if result.chosen is None:
         return result.title
     values = rung.alternatives()[result.chosen]
@@ -390,18 +440,17 @@ def _row(
 ) -> LadderRow:
     best = result.best or (result.tried[0] if result.tried else None)
     row = LadderRow(title=title, kept=False, why=result.reason)
-    if best is not None:
-        foreseen = best.foreseen
-        row = replace(
-            row,
-            forecast_ms=foreseen.step_ms,
-            forecast_interval_ms=foreseen.interval_ms,
-            no_forecast=foreseen.reason,
-        )
-    if best is None or best.measured is None:
+    if best is None:
         return row
-    measured = best.measured
-    ratio = None if result.gain is None else result.gain.ratio
+    row = replace(
+        row,
+        forecast_ms=best.foreseen.step_ms,
+        forecast_interval_ms=best.foreseen.interval_ms,
+        no_forecast=best.foreseen.reason,
+    )
+    measured, ratio = best.measured, result.gain.ratio if result.gain else None
+    if measured is None:
+        return row
     job = job_time(ladder.ladder, best, measured.step_time_ms, precompute_s)
     return replace(
         row,
@@ -409,42 +458,31 @@ def _row(
         measured_interval_ms=measured.interval_ms,
         epoch_s=epoch_s(ladder.ladder, best, measured.step_time_ms),
         ratio=ratio,
-        total=total_before * (1.0 if ratio is None else ratio),
+        total=total_before * (ratio or 1.0),
         memory_gib=measured.peak_memory_gib,
-        job_s=None if job is None else job.total_s,
-        cost_usd=None if job is None else job.usd,
-        losses="" if result.losses is None else result.losses.verdict,
+        job_s=job.total_s if job else None,
+        cost_usd=job.usd if job else None,
+        losses=result.losses.verdict if result.losses else "",
         kept=result.kept,
     )
 
 
 def entry_of_trial(attempt: Attempt, device: str, seed: int, model: str) -> Entry:
-    """A trial as the journal records runs, with what was forecast for it."""
+    """Return a trial as a run of the journal, with its forecast."""
     e, measured, foreseen = attempt.setup.execution, attempt.measured, attempt.foreseen
     fields: dict[str, Any] = {}
     if foreseen.step_ms is not None and foreseen.interval_ms is not None:
-        fields |= {
+        fields = {
             "forecast_ms": foreseen.step_ms,
             "forecast_low_ms": foreseen.interval_ms.low,
             "forecast_high_ms": foreseen.interval_ms.high,
             "forecast_basis": foreseen.basis,
         }
     if measured is None:
-        fields |= {
-            "outcome": _OUTCOMES.get(attempt.failure.partition(":")[0], "crashed"),
-            "reason": printable(attempt.failure),
-        }
+        kind = attempt.failure.partition(":")[0]
+        fields |= {"outcome": _OUTCOMES.get(kind, "crashed"), "reason": printable(attempt.failure)}
     else:
-        fields |= {
-            "outcome": "ok",
-            "step_time_ms": measured.step_time_ms,
-            "interval_ms": measured.interval_ms,
-            "losses": measured.losses,
-            "peak_memory_gib": measured.peak_memory_gib,
-            "reserved_memory_gib": measured.reserved_memory_gib,
-            "environment": measured.environment,
-            "loss": measured.loss,
-        }
+        fields |= {"outcome": "ok"} | {name: getattr(measured, name) for name in _MEASURED}
     return Entry(
         id=new_id(),
         created_at=now_utc(),

@@ -1,7 +1,13 @@
-"""A ladder over an unchanged script: its own command on changed copies of its settings files.
+"""An unchanged script in a ladder: its own command on changed copies of its settings files.
 
-A rung changes what those files and the command's flags state, or can state, and nothing else: a setting that no file takes
-would not be tried by a trial that says so. The user's files are read and never written.
+A rung changes only what those files and the command's flags state or can state. A setting that no
+file can hold would not be tried. The user's files are read and never written.
+
+A trial runs the command with its own launcher under the recorder of `trainpace watch`, here or on
+Slurm's nodes. The recorder ends the script after the requested steps. Checkpoints that the script
+writes with torch.save go beside their places and are removed at the end; those of transformers and
+DeepSpeed are skipped. The script may not open, remove or rename anything outside the trial's folder
+(`watch.inside.start`), so checkpoints and step counters of real runs stay as they are.
 """
 
 import hashlib
@@ -16,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from trainpace import configs
 from trainpace.core.child import no_command
@@ -26,10 +33,10 @@ from trainpace.core.records import Record, make_folder, write_whole
 from trainpace.core.stats import median
 from trainpace.job import accumulation_for_global_batch
 from trainpace.measure import cpu_name
-from trainpace.run.job import Ended, Job, Starts, run_here
+from trainpace.run.job import UNTRACKED, Ended, Job, Starts, run_here
 from trainpace.run.ladder import SHARDS, Ladder, Script, Setup
 from trainpace.run.slurm import Slurm
-from trainpace.run.trial import FailedTrial, LoaderSettings, TrialResult, result_of
+from trainpace.run.trial import FailedTrial, FailureKind, LoaderSettings, TrialResult, result_of
 from trainpace.watch import (
     COMMAND_FILE,
     DATA,
@@ -62,20 +69,19 @@ _INTERVENTIONS = (
 )
 _FEWEST_WARM_UP, _FEWEST_STEPS = 4, 3
 UNEVEN = 1.1
-"""Times the least that a step's inputs hold, beyond which they hold different amounts."""
+"""Steps are uneven if the largest input is this many times the smallest."""
 _GRACE_S = 10.0
-_UNTRACKED = {
-    "WANDB_MODE": "disabled",
-    "COMET_MODE": "disabled",
-    "MLFLOW_TRACKING_URI": "file:{folder}/mlruns",
-}
-"""A trial is no run of the user's: experiment trackers shall not count it as one."""
 
 
 class ScriptTrial(Record):
-    """`command` in words, run in `cwd`, for `steps` steps after the warm-up. `world_size` and `global_batch`: what the settings
-    say; a script that is seen to do otherwise does not read them. None is not looked at. `nnodes` x `nproc_per_node` ranks, and
-    the cores and GPUs of each, are what Slurm is asked for; `starts` says who starts them."""
+    """A command in words, run in `cwd` for `steps` steps after the warm-up.
+
+    `world_size` and `global_batch` are what the settings say; if the script does something else, it
+    does
+    not read them. None is not checked. Slurm is asked for `nnodes` x `nproc_per_node` ranks with
+    the
+    cores and GPUs of each; `starts` says who starts them.
+    """
 
     command: tuple[str, ...]
     cwd: str
@@ -94,10 +100,15 @@ class ScriptTrial(Record):
 def run_script(
     trial: ScriptTrial, folder: Path, timeout_s: float = 600.0, slurm: Slurm | None = None
 ) -> TrialResult | FailedTrial:
-    """Run the command, here or as a job of Slurm's; after `timeout_s` it is ended, with all its processes. A script that ends
-    earlier gives the steps that there were. The folder takes the recording, the log, and what the script writes. Raises
-    TrainpaceError when it cannot be started."""
-    program, folder = trial.command[0], folder.absolute()
+    """Run the command, here or as a Slurm job.
+
+    After `timeout_s` it is ended with all its processes. A script that ends earlier gives the steps
+    that it made. `folder` holds the recording, the log, and what the script writes.
+
+    Raises:
+        TrainpaceError: if the command cannot be started.
+    """
+    folder = folder.absolute()
     recorded = folder / "recording"
     shutil.rmtree(recorded, ignore_errors=True)
     recorded.mkdir(parents=True)
@@ -113,44 +124,50 @@ def run_script(
             done = ended.exit_code == 0
     finally:
         remove_trial_checkpoints(notes_in(recorded))
-    write_whole(
-        recorded / COMMAND_FILE,
-        json.dumps(
-            {
-                "command": trial.command,
-                "started": started,
-                "seconds": ended.seconds,
-                "exit_code": ended.exit_code,
-                "trials": json.loads(job.environment["TRAINPACE_TRIALS"]),
-            }
-        ),
-    )
-    late = ended.seconds >= timeout_s
+    command = {
+        "command": trial.command,
+        "started": started,
+        "seconds": ended.seconds,
+        "exit_code": ended.exit_code,
+        "trials": json.loads(job.environment["TRAINPACE_TRIALS"]),
+    }
+    write_whole(recorded / COMMAND_FILE, json.dumps(command))
+    late: FailureKind = "timed out" if ended.seconds >= timeout_s else "failed"
     if not done:
-        reason = f"{program} took longer than {timeout_s:g} s." if late else ended.reason
-        return FailedTrial(kind="timed out" if late else "failed", reason=reason, log=ended.log)
+        too_long = f"{trial.command[0]} took longer than {timeout_s:g} s."
+        reason = too_long if late == "timed out" else ended.reason
+        return FailedTrial(kind=late, reason=reason, log=ended.log)
+    return _recorded(trial, recorded, started, ended, late)
+
+
+def _recorded(
+    trial: ScriptTrial, recorded: Path, started: float, ended: Ended, late: FailureKind
+) -> TrialResult | FailedTrial:
+    """Return the result in a recording, or why it has none."""
     recording = read_recording(recorded)
     if not recording.ranks:
-        return FailedTrial(
-            kind="failed", reason=f"no training step was seen. {recording.seen}", log=ended.log
-        )
+        reason = f"no training step was seen. {recording.seen}"
+        return FailedTrial(kind="failed", reason=reason, log=ended.log)
     processes = read_processes(recorded)
-    if mismatch := _does_otherwise(trial, recording, processes):
+    if mismatch := _mismatch(trial, recording, processes):
         return FailedTrial(kind="misuse", reason=mismatch, log=ended.log)
     warm_up = _warm_up(trial)
     steps = _steps(_first(processes))
     counted = [s for s in steps if s.trial == 0 and s.number >= warm_up]
     if len(counted) < _FEWEST_STEPS:
         reason = (
-            f"the script ended after {len(steps)} steps, too few to be timed after a warm-up of"
+            f"the script ended after {len(steps)} steps, too few for a timing after a warm-up of"
             f" {warm_up}."
         )
-        return FailedTrial(kind="timed out" if late else "failed", reason=reason, log=ended.log)
+        return FailedTrial(kind=late, reason=reason, log=ended.log)
     return _result(recording, processes, steps, counted, started, ended.seconds)
 
 
 def script_job(trial: ScriptTrial, folder: Path, timeout_s: float) -> Job:
-    """The job of a trial whose recording goes to FOLDER/recording. Its environment has only what differs from ours."""
+    """Return the job of a trial that records to FOLDER/recording.
+
+    Its environment holds only what differs from ours.
+    """
     folder = folder.absolute()
     recorded = folder / "recording"
     trials = {
@@ -162,9 +179,9 @@ def script_job(trial: ScriptTrial, folder: Path, timeout_s: float) -> Job:
         "only_steps": True,
         "writes_in": [str(folder)],
     }
-    untracked = {key: value.format(folder=folder) for key, value in _UNTRACKED.items()}
+    untracked = {key: value.format(folder=folder) for key, value in UNTRACKED.items()}
     around = environment(recorded, os.environ, trials) | untracked | trial.environment
-    # the recorder ends the script in time, with the steps that there were; one that makes no steps is ended by the launcher
+    # the recorder ends the script in time; the launcher ends a script that makes no steps
     return Job(
         name="script",
         program=trial.command,
@@ -202,19 +219,19 @@ def _steps(process: Process) -> list[Step]:
     return [r for r in records_of(process.path) if isinstance(r, Step)]
 
 
-def _does_otherwise(trial: ScriptTrial, recording: Recording, processes: Sequence[Process]) -> str:
-    """What the recorder saw that the settings do not say; "" where they agree."""
+def _mismatch(trial: ScriptTrial, recording: Recording, processes: Sequence[Process]) -> str:
+    """Return where the recording contradicts the settings, or ""."""
     world = recording.ranks[0].world_size
     if trial.world_size not in (None, world):
         return (
-            f"the settings say {trial.world_size} processes, and the script trained with {world}."
+            f"the settings say {trial.world_size} processes, but the script trained with {world}."
         )
-    # of most steps: loaders fetch ahead in the first one, and the last batch of an epoch may be a small one
+    # the median: loaders prefetch in the first step, and the last batch of an epoch may be small
     samples = sum(median([s.samples for s in _steps(p)]) for p in processes)
     if samples and len(processes) == world and trial.global_batch not in (None, samples):
         return (
-            f"the settings say {trial.global_batch:,} samples a step, and the script took"
-            f" {samples:,.0f}: they are not read as the script reads them."
+            f"the settings say {trial.global_batch:,} samples per step, but the script used"
+            f" {samples:,.0f}: it does not read them as Trainpace does."
         )
     return ""
 
@@ -227,14 +244,15 @@ def _result(
     started: float,
     ran_s: float,
 ) -> TrialResult:
-    since_start_s = (
-        steps[0].end_ns + (header_of(_first(processes).path) or {}).get("clock_to_wall_ns", 0)
-    ) / 1e9 - started
-    first = recording.ranks[0]
+    first, rank_0 = _first(processes), recording.ranks[0]
+    clock_ns = (header_of(first.path) or {}).get("clock_to_wall_ns", 0)
+    start_up_s = (steps[0].end_ns + clock_ns) / 1e9 - started
     notes = [(process, Notes(records_of(process.path))) for process in processes]
-    of_first = dict(notes)[_first(processes)]
-    losses, gpu = _losses(notes), of_first.last("accelerator")
+    of_first, losses = dict(notes)[first], _losses(notes)
     peaks_gib = [gib for _, noted in notes for gib in noted.values("peak_allocated_gib")]
+    environment = {"torch": rank_0.torch, "cores": str(rank_0.cpus), "cpu": cpu_name()}
+    if gpu := of_first.last("accelerator"):
+        environment["gpu"] = gpu
     return result_of(
         [ms(s) for s in counted],
         sum(r.samples_per_step for r in recording.ranks),
@@ -244,22 +262,22 @@ def _result(
         peak_memory_gib=max(peaks_gib, default=None),
         reserved_memory_gib=max(r.reserved_gib for r in recording.ranks) or None,
         uneven=_are_uneven(of_first, {s.number for s in counted}),
-        start_up_s=min(ran_s, max(0.0, since_start_s)),  # the wall clock may be set meanwhile
-        world_size=first.world_size,
-        environment={"torch": first.torch, "cores": str(first.cpus), "cpu": cpu_name()}
-        | ({"gpu": gpu} if gpu else {}),
-        notes=() if losses else ("the script's losses were not seen.",),
+        start_up_s=min(ran_s, max(0.0, start_up_s)),  # the wall clock may be adjusted meanwhile
+        world_size=rank_0.world_size,
+        environment=environment,
+        notes=() if losses else ("the script's losses are not known.",),
     )
 
 
 def _are_uneven(notes: Notes, counted: Collection[int]) -> bool:
-    """Whether the inputs of these steps hold different amounts of data, as far as they were seen."""
+    """Return True if the inputs of these steps hold different amounts of data, as far as
+    recorded."""
     held = [count for number, count in inputs_of(notes).items() if number in counted]
     return bool(held) and max(held) > UNEVEN * min(held)
 
 
 def _losses(notes: Iterable[tuple[Process, Notes]]) -> tuple[float, ...]:
-    """The mean over the ranks of each step's loss; empty where a rank's were not seen."""
+    """Return each step's mean loss over the ranks; empty if a rank's losses are missing."""
     curves: dict[int, list[float]] = {}
     for process, noted in notes:
         losses: list[float] = noted.last("losses", [])
@@ -269,14 +287,15 @@ def _losses(notes: Iterable[tuple[Process, Notes]]) -> tuple[float, ...]:
 
 
 COMMAND = "command.sh"
-"""The name under which the command stands beside the files."""
+"""Name of the command among the files."""
 ENVIRONMENT = "environment.sh"
-"""The name under which the variables that were kept stand beside the files."""
+"""Name of the file with the kept environment variables."""
 SCRIPT_STEPS = 30
 
 
 class Present(NamedTuple):
-    """How a script trains now, as far as its settings say: the names of `stated` are those of `configs.settings`."""
+    """How a script trains now. `stated` are the settings (`configs.settings`) that its files
+    state."""
 
     execution: Execution
     workers: int
@@ -284,16 +303,22 @@ class Present(NamedTuple):
 
 
 def present(script: Script) -> Present:
-    """What the files and the command say together. Raises Contradiction where they clash, TrainpaceError where a file is one that
-    the command would not read, or no shell is there to run it."""
+    """Return what the files and the command say together.
+
+    Raises:
+        Contradiction: if they contradict each other.
+        TrainpaceError: if the command would not read a file, or needs a shell.
+    """
     words = configs.split_command(script.command).words
     texts = _texts(script)
     combined = configs.agreed([configs.parse_config(text, file) for file, text in texts.items()])
     for file in _copied(script):
         if not configs.names_file(texts, words, file, script.folder):
             raise TrainpaceError(
-                f"neither the command nor another settings file names {file}, so a changed copy of"
-                " it would not be read.",
+                (
+                    f"neither the command nor another settings file names {file}, so its "
+                    "changed copy would not be read."
+                ),
                 f"Name it in the command, as in --config {file}.",
             )
     values = {name: setting.value for name, setting in combined.values.items()}
@@ -310,10 +335,17 @@ def present(script: Script) -> Present:
 def prepare(
     ladder: Ladder, setup: Setup, folder: Path
 ) -> tuple[ScriptTrial, tuple[configs.Written, ...]]:
-    """Write changed copies of the settings files into `folder`: (the trial on them, how they differ from the user's). Raises
-    TrainpaceError where no file takes a change."""
+    """Write changed copies of the settings files into `folder`.
+
+    Returns:
+        The trial on the copies, and how they differ from the user's files.
+
+    Raises:
+        TrainpaceError: if no file can hold a change.
+    """
     script, files = _script_of(ladder), changed_files(ladder, setup)
-    folder, output = folder.absolute(), str(folder.absolute() / "output")
+    folder = folder.absolute()
+    output = str(folder / "output")
     copies = {file: str(folder / "configs" / name) for file, name in _names(script).items()}
     make_folder(folder / "configs")
     make_folder(folder / "output")
@@ -324,66 +356,74 @@ def prepare(
         elif written.file in copies:
             text = configs.copied_text(written.text, written.file, copies, script.folder, output)
             write_whole(copies[written.file], text)
-    split, launcher = configs.split_command(command), configs.launcher_of(command)
-    threads = {} if setup.threads is None else {"OMP_NUM_THREADS": str(setup.threads)}
-    environment = split.environment | setup.environment | threads
-    e = setup.execution
-    # which would have each node train by itself
-    words = tuple(word for word in split.words if word != "--standalone" or e.nnodes == 1)
-    trial = ScriptTrial(
-        command=configs.copied_command(words, copies, script.folder, output),
-        cwd=str(Path(script.folder).absolute()),
+    trial = _trial_of(ladder, setup, command)
+    words = configs.copied_command(trial.command, copies, script.folder, output)
+    return replace(trial, command=words), files
+
+
+def _trial_of(ladder: Ladder, setup: Setup, command: str) -> ScriptTrial:
+    split, e, threads = configs.split_command(command), setup.execution, setup.threads
+    own_threads = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    return ScriptTrial(
+        # --standalone would make each node train by itself
+        command=tuple(w for w in split.words if w != "--standalone" or e.nnodes == 1),
+        cwd=str(Path(_script_of(ladder).folder).absolute()),
         steps=ladder.steps or SCRIPT_STEPS,
         warmup_steps=ladder.warmup_steps,
-        environment=environment,
+        environment=split.environment | setup.environment | own_threads,
         world_size=e.world_size,
         global_batch=e.global_batch,
         nnodes=e.nnodes,
         nproc_per_node=e.nproc_per_node,
-        cpus_per_process=None if setup.threads is None else setup.threads + setup.loader.workers,
+        cpus_per_process=None if threads is None else threads + setup.loader.workers,
         gpus_per_node=e.nproc_per_node if ladder.device != "cpu" else 0,
-        starts="node" if launcher else "rank",
+        starts="node" if configs.launcher_of(command) else "rank",
     )
-    return trial, files
 
 
 def changed_files(ladder: Ladder, setup: Setup) -> tuple[configs.Written, ...]:
-    """The user's files and command as `setup` has them. Raises TrainpaceError where no file takes a change."""
-    start, script, shards = ladder.start, _script_of(ladder), setup.loader.shards
-    if (
-        setup.loader != LoaderSettings(workers=setup.loader.workers, shards=shards)
-        or setup.engine != start.engine
-    ):
+    """Return the user's files and command as `setup` needs them.
+
+    Raises:
+        TrainpaceError: if no file can hold a change.
+    """
+    start, script, loader = ladder.start, _script_of(ladder), setup.loader
+    plain = LoaderSettings(workers=loader.workers, shards=loader.shards)
+    if loader != plain or setup.engine != start.engine:
         raise TrainpaceError(
-            "of a script's data and engine only the number of workers and its own settings can be"
-            " changed from outside."
+            "of a script's loader and engine, only the number of workers and the script's own"
+            " settings can be changed from outside."
         )
     launcher = configs.launcher_of(script.command)
     if setup.execution.nnodes > 1 and launcher in ("accelerate", "deepspeed"):
         raise TrainpaceError(
-            f"on several nodes {launcher} needs an address or a list of hosts, which are not known"
-            " before Slurm gives them.",
-            "Start the script with python (Lightning) or torchrun: each of Slurm's nodes then finds"
-            " the others.",
+            f"on several nodes {launcher} needs an address or a list of hosts, which only Slurm"
+            " knows.",
+            "Start the script with python (Lightning) or torchrun: Slurm's nodes then find each"
+            " other.",
         )
-    workers = setup.loader.workers if setup.loader.workers != start.loader.workers else None
+    workers = loader.workers if loader.workers != start.loader.workers else None
     changes = configs.Changes(before=start.execution, after=setup.execution, workers=workers)
     done = configs.rewrite(_texts(script), changes)
     if done.left:
-        untaken = "; ".join(f"{name} ({why})" for name, why in sorted(done.left.items()))
-        raise TrainpaceError(f"its settings files do not take {untaken}.")
-    folder = (
-        "" if shards is None else str(Path(shards).absolute() if Path(shards).is_dir() else shards)
-    )
-    own = {
+        why = "; ".join(f"{name} ({why})" for name, why in sorted(done.left.items()))
+        raise TrainpaceError(f"its settings files cannot hold {why}.")
+    return configs.with_own_keys(done.files, _own_settings(setup))
+
+
+def _own_settings(setup: Setup) -> dict[str, Any]:
+    """Return the script's own settings, with the folder of the shards in place of {shards}."""
+    folder = setup.loader.shards or ""
+    folder = str(Path(folder).absolute()) if Path(folder).is_dir() and folder else folder
+    return {
         key: value.replace(SHARDS, folder) if isinstance(value, str) else value
         for key, value in setup.settings.items()
     }
-    return configs.with_own_keys(done.files, own)
 
 
 def keep_files(ladder: Ladder, setup: Setup, folder: Path) -> Path:
-    """Write the settings files of the setup that a climb ended with to FOLDER/kept, for the user to take over."""
+    """Write the settings files of a climb's last setup to FOLDER/kept, for the user to take
+    over."""
     kept = folder / "kept"
     make_folder(kept)
     names = _names(_script_of(ladder))
@@ -400,8 +440,10 @@ def keep_files(ladder: Ladder, setup: Setup, folder: Path) -> Path:
 
 
 def fingerprint(spec: str) -> str:
-    """A hash of the Python files in the folder of a task's file, since measurements of other code do not count; "" for other
-    models. Raises UnreadableInput without the file."""
+    """Return a hash of the Python files beside a task's file, or "" for other models.
+
+    Measurements of other code do not count. Raises UnreadableInput if the file is missing.
+    """
     named = ModelSpec.of(spec)
     if not named.runs_code:
         return ""
@@ -413,7 +455,11 @@ def fingerprint(spec: str) -> str:
 
 
 def fingerprint_of_script(script: Script) -> str:
-    """A hash of the settings files, and of the Python files beside those that the command names, by path or by ``-m``."""
+    """Return a hash of the settings files and of the Python files beside those that the command
+    names.
+
+    The command names a file by its path or with ``-m``.
+    """
     words, around = configs.split_command(script.command)
     base = Path(script.folder).absolute()
     folders = (
@@ -433,7 +479,10 @@ def _hash_of(plain: Any) -> str:
 
 
 def _sources_of(file: Path, base: Path) -> dict[str, str]:
-    """A hash of every Python file in a file's folder, under its path from `base`: a project may be moved as a whole."""
+    """Return a hash of every Python file in a file's folder, by its path from `base`.
+
+    The paths are relative, because a project may be moved as a whole.
+    """
     return {
         os.path.relpath(path, base): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(file.absolute().parent.glob("*.py"))
@@ -441,7 +490,7 @@ def _sources_of(file: Path, base: Path) -> dict[str, str]:
 
 
 def _file_of_module(name: str, folders: tuple[Path, ...]) -> Path | None:
-    """The file that ``python -m NAME`` runs, where one of the folders has it."""
+    """Return the file that ``python -m NAME`` runs, if one of the folders has it."""
     for folder in folders:
         inside = folder.joinpath(*name.split("."))
         for file in (inside.with_name(inside.name + ".py"), inside / "__main__.py"):
@@ -468,7 +517,8 @@ def _texts(script: Script) -> dict[str, str]:
 
 
 def _copied(script: Script) -> tuple[str, ...]:
-    """The settings files that trials have copies of: Python code is read, and stays where its imports are."""
+    """Return the settings files that trials copy. Python code is read, and stays beside its
+    imports."""
     return tuple(file for file in script.configs if not configs.is_python(file))
 
 

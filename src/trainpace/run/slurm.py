@@ -1,9 +1,16 @@
-"""Slurm: jobs are submitted, followed in the queue and in their logs, and cancelled where nobody waits for them any more.
+"""Slurm: batch scripts, and jobs that are submitted, followed and cancelled.
 
-Slurm's own commands do all of it. `sbatch --wait` polls too coarsely (42 s for a job of 12 s), so squeue is asked, one
-question for all jobs, running or ended: ``--states=all`` shows an ended job for MinJobAge (five minutes by default), from the
-same memory that ``scontrol show job`` reads. Source: squeue's manual, job state and reason codes. Jobs are judged by their
-result files, which must lie where this machine and the nodes see them alike.
+Slurm's own commands do all of it. `sbatch --wait` polls too coarsely (42 s for a job of 12 s), so
+squeue is asked, one query for all jobs. ``--states=all`` shows an ended job for MinJobAge (five
+minutes by default), from the same memory that ``scontrol show job`` reads. A job is done if its
+result file exists, which must be visible here and on the nodes.
+
+srun starts the ranks, one per task, and not a torchrun on every node: Slurm then sees every rank,
+ends all when one fails, and logs each one's output. There is no second rendezvous to hang in, and
+no agent that hides an exit code. Only a user's own torchrun command is started once per node; it
+finds the other nodes by torchrun's variables (PET_NODE_RANK, ...).
+
+Sources: the manuals of sbatch, srun and squeue, 22.05 to 24.11.
 """
 
 from __future__ import annotations
@@ -41,15 +48,21 @@ from trainpace.run.job import (
 )
 
 MARGIN = 0.1
-"""Slurm's limit is above ours by this share, and a minute: ours tells which job it was, and has its log."""
+"""Share, besides one minute, by which Slurm's limit exceeds ours. Ours reports the job and its
+log."""
 FIRST_PORT, PORTS = 20_000, 10_000
-"""Below where Linux takes ports for outgoing connections (32768 on)."""
+"""Ports for the rendezvous, below those that Linux uses for outgoing connections (from 32768)."""
 
 
 class SlurmOptions(Record):
-    """The options that a cluster wants of its users. `extra`: further options of sbatch, such as ``--constraint=a100`` or
-    ``--exclusive``. `setup`: lines of shell before the ranks start, such as ``module load cuda``. `at_once`: most tasks of an
-    array that run at the same time. `python`: on the nodes; None for the one that runs this."""
+    """Options that a cluster requires.
+
+    Attributes:
+        extra: further options of sbatch, such as ``--constraint=a100`` or ``--exclusive``.
+        setup: shell lines before the ranks start, such as ``module load cuda``.
+        at_once: how many tasks of an array may run at the same time.
+        python: the interpreter on the nodes; None for the one that runs this.
+    """
 
     partition: str | None = None
     account: str | None = None
@@ -63,7 +76,8 @@ class SlurmOptions(Record):
         for name in ("partition", "account", "qos", "python"):
             if not (getattr(self, name) or "").isprintable():
                 raise TrainpaceError(
-                    f"the {name} {getattr(self, name)!r} of [slurm] holds a line break or the like."
+                    f"the {name} {getattr(self, name)!r} of [slurm] contains unprintable "
+                    "characters."
                 )
         for option in self.extra:
             if not option.startswith("-") or not option.isprintable():
@@ -75,10 +89,11 @@ class SlurmOptions(Record):
 
 
 Shape = tuple[int, int, int | None, int, str, str | None]
+"""Nodes, processes per node, cores per process, GPUs per node, who starts them, folder."""
 
 
 def shape_of(job: Job) -> Shape:
-    """The properties that jobs of one array share: nodes, processes a node, cores a process, GPUs a node, who starts them."""
+    """Return what all jobs of one array share."""
     return (
         job.nnodes,
         job.nproc_per_node,
@@ -104,7 +119,10 @@ def _words(job: Job, python: str) -> Sequence[str]:
 
 
 def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str:
-    """One array for jobs of one shape: task i runs ``jobs[i]`` and writes its log. Not for whole commands."""
+    """Return one array script for jobs of one shape. Task i runs ``jobs[i]`` and writes its log.
+
+    Whole commands cannot be in an array.
+    """
     assert {shape_of(job) for job in jobs} == {shape_of(jobs[0])}
     assert jobs[0].starts == "python"
     at_once = f"%{options.at_once}" if options.at_once else ""
@@ -121,7 +139,7 @@ def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str
 
 
 def time_limit(timeout_s: float) -> str:
-    """The value of --time, days-hours:minutes:seconds: whole minutes, with a margin."""
+    """Return the value of --time (days-hours:minutes:seconds): whole minutes, with a margin."""
     minutes = math.ceil(timeout_s * (1 + MARGIN) / 60) + 1
     days, minutes = divmod(minutes, 24 * 60)
     return f"{days}-{minutes // 60:02d}:{minutes % 60:02d}:00"
@@ -131,34 +149,31 @@ def _head(jobs: Sequence[Job], options: SlurmOptions, own: Sequence[str]) -> lis
     job = jobs[0]
     if not (job.cwd or "").isprintable():
         raise TrainpaceError(f"a Slurm script cannot name the folder {job.cwd!r}.", "Rename it.")
+    cores = _cores_of_a_task(job)
     wanted = [
         f"--job-name={file_name(job.name)}",
         f"--nodes={job.nnodes}",
         f"--ntasks={job.nnodes * job.tasks_per_node}",
         f"--ntasks-per-node={job.tasks_per_node}",
-        f"--cpus-per-task={_cores_of_a_task(job)}" if job.cpus_per_process else "",
+        f"--cpus-per-task={cores}" if cores else "",
         f"--gres=gpu:{job.gpus_per_node}" if job.gpus_per_node else "",
         f"--time={time_limit(max(job.timeout_s for job in jobs))}",
         "--requeue",
         "--open-mode=append",
         *own,
         f"--chdir={shlex.quote(job.cwd)}" if job.cwd else "",
-        *(
-            f"--{name}={shlex.quote(value)}"
-            for name in ("partition", "account", "qos")
-            if (value := getattr(options, name))
-        ),
-        *options.extra,
     ]
-    # srun has not taken --cpus-per-task from sbatch since 22.05
-    cores = "${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
-    threads = [f"export OMP_NUM_THREADS={job.cpus_per_process or cores} PYTHONUNBUFFERED=1"]
+    for name in ("partition", "account", "qos"):
+        if value := getattr(options, name):
+            wanted.append(f"--{name}={shlex.quote(value)}")
+    # since 22.05, srun does not inherit --cpus-per-task from sbatch
+    threads = job.cpus_per_process or "${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
     return [
         "#!/bin/bash",
-        *(f"#SBATCH {word}" for word in wanted if word),
+        *(f"#SBATCH {word}" for word in (*wanted, *options.extra) if word),
         "",
         *options.setup,
-        *threads,
+        f"export OMP_NUM_THREADS={threads} PYTHONUNBUFFERED=1",
     ]
 
 
@@ -173,7 +188,7 @@ _ADDRESS = [
         f"export MASTER_ADDR=${{MASTER_ADDR:-$first}} MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID %"
         f" {PORTS}))"
     ),
-    # the script runs on the first node, where rank 0 will listen: a port on which something else does is passed over
+    # this runs on the first node, where rank 0 will listen: ports in use are skipped
     'while (: <>"/dev/tcp/127.0.0.1/$MASTER_PORT") 2>/dev/null; do ((MASTER_PORT++)); done',
 ]
 
@@ -183,12 +198,15 @@ def _cores_of_a_task(job: Job) -> int:
 
 
 def _start(job: Job) -> str:
-    """The srun command. It outlives the loss of a node, so that Slurm finds the job still running there, and requeues it.
+    """Return the srun command. It outlives the loss of a node, so that Slurm requeues the job.
 
-    A rank that fails holds its end back for a second. srun stops reading what ranks say as soon as one of the others was
-    killed for it, and the line that says what went wrong would be lost (14 of 20 jobs whose other rank waited). Slurm sends its
-    signals to every process of a step: the shell lets them pass, for the rank to answer. A whole command has a temporary folder
-    of its own on each node: the recorder ends it before it can remove what it left there."""
+    A rank that fails delays its exit by a second. srun stops reading output as soon as another rank
+    is
+    killed for it, and the line that says what went wrong would be lost (14 of 20 jobs). Slurm sends
+    its
+    signals to every process of a step; the shell ignores them, so that the rank answers. A whole
+    command gets a temporary folder per node, because the recorder may end it before it cleans up.
+    """
     cores = f" --cpus-per-task={_cores_of_a_task(job)}" if job.cpus_per_process else ""
     whole = job.starts != "python"
     shell = (
@@ -221,7 +239,7 @@ def _exports(environment: dict[str, str]) -> list[str]:
 
 
 def _pattern(path: str, after: str = "") -> str:
-    """A file name as --output takes it, where % has a meaning."""
+    """Return a file name for --output, where % has a meaning."""
     return shlex.quote(path.replace("%", "%%") + after)
 
 
@@ -230,14 +248,16 @@ ANSWER_S = 60.0
 PATIENCE_S = {"COMPLETED": 5.0} | dict.fromkeys(
     "NODE_FAIL PREEMPTED BOOT_FAIL LAUNCH_FAILED GONE".split(), 10.0
 )
-"""How long a job may look lost before Slurm puts it back into the queue; and how long the result of one that completed may take
-to be seen from here: network file systems remember for a while what is not there."""
+"""Seconds that a job may look lost before it counts as ended, by its state.
+
+Slurm may requeue a lost job. A network file system may show the result of a completed job late.
+"""
 CANCEL_S = 60.0
-"""Slurm gives cancelled ranks KillWait (30 s by default) to end by themselves."""
+"""Seconds for a cancelled job to end. Slurm gives its ranks KillWait (30 s by default)."""
 CONTROLLER_S = 600.0
-"""Jobs go on while Slurm's controller is away; it is asked again for so long."""
+"""Seconds without an answer from Slurm's controller before giving up. Jobs go on meanwhile."""
 FIELDS = "JobArrayID:|,State:|,Reason:|,RestartCnt:|,TimeUsed:|,exit_code:|"
-"""For squeue --Format: each field in full, then a bar."""
+"""Fields for squeue --Format: each in full, then a bar."""
 
 _WAITING = (
     "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split()
@@ -247,18 +267,18 @@ _ENDED = (
     " REVOKED TIMEOUT".split()
 )
 _NEVER = {
-    "BadConstraints": "no node has what it asks for",
-    "InvalidAccount": "the account is not known",
-    "InvalidQOS": "the QOS is not known",
-    "DependencyNeverSatisfied": "what it depends on has failed",
-    "PartitionTimeLimit": "the partition does not allow jobs of that time",
-    "JobHeldAdmin": "an administrator holds it",
+    "BadConstraints": "no node has the requested resources",
+    "InvalidAccount": "unknown account",
+    "InvalidQOS": "unknown QOS",
+    "DependencyNeverSatisfied": "a job that it depends on has failed",
+    "PartitionTimeLimit": "the partition does not allow such a long job",
+    "JobHeldAdmin": "an administrator has put it on hold",
     "launch_failed_requeued_held": "it could not be started on its nodes",
 }
 
 
 class Slurm(Launcher):
-    """Jobs in a Slurm cluster. `poll_s`: seconds between two questions to its controller."""
+    """Launcher of jobs on a Slurm cluster. `poll_s` is the time between two queries."""
 
     name = "slurm"
     options: SlurmOptions = SlurmOptions()
@@ -268,28 +288,33 @@ class Slurm(Launcher):
         absent = [name for name in COMMANDS if shutil.which(name) is None]
         if absent:
             raise TrainpaceError(
-                f"Slurm is not here: {', '.join(absent)} not found.",
-                "Run this on a machine of the cluster from which jobs are submitted, or launch with"
-                " torchrun.",
+                f"Slurm commands not found: {', '.join(absent)}.",
+                (
+                    "Run this on a machine of the cluster where jobs are submitted, or launch "
+                    "with torchrun."
+                ),
             )
 
     def text(self, job: Job) -> str:
         return batch_script(job, self.options, self.options.python or sys.executable)
 
     def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
-        """Time in the queue does not count; `timeout_s` and `Ended.seconds` are those of one attempt, by Slurm's clock of whole
-        seconds."""
+        """Run one job. Time in the queue does not count.
+
+        `timeout_s` and `Ended.seconds` are those of one attempt, by Slurm's clock of whole seconds.
+        """
         return self.run_all((job,), on_line)[0]
 
     def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
-        """One array for all jobs of the same shape. Raises TrainpaceError where Slurm refuses them, or is gone for long."""
+        """Run jobs of the same shape as one array.
+
+        Raises:
+            TrainpaceError: if Slurm refuses the jobs, or does not answer for long.
+        """
         self.check()
-        if len({job.log for job in jobs}) < len(jobs) or len({job.result for job in jobs}) < len(
-            jobs
-        ):
-            raise TrainpaceError(
-                "two jobs that run at the same time need logs and results of their own."
-            )
+        for path in ("log", "result"):
+            if len({getattr(job, path) for job in jobs}) < len(jobs):
+                raise TrainpaceError(f"jobs that run at the same time need separate {path} files.")
         shapes: dict[Shape, list[Job]] = {}
         for job in jobs:
             shapes.setdefault(shape_of(job), []).append(job)
@@ -307,29 +332,28 @@ class Slurm(Launcher):
     def _submit(self, jobs: Sequence[Job], on_line: OnLine) -> list[_Followed]:
         for job in jobs:
             prepare(job)
-        alone = len(jobs) == 1
-        script = Path(
-            jobs[0].folder, file_name(jobs[0].name) + (".sbatch" if alone else "-array.sbatch")
-        )
+        first, several = jobs[0], len(jobs) > 1
+        name = file_name(first.name) + ("-array.sbatch" if several else ".sbatch")
+        script = Path(first.folder, name)
         python = self.options.python or sys.executable
-        write_whole(
-            script, self.text(jobs[0]) if alone else array_script(jobs, self.options, python)
-        )
+        text = array_script(jobs, self.options, python) if several else self.text(first)
+        write_whole(script, text)
         answer = _ask_to_start(script)
         number = parse_submitted(answer.stdout)
         if answer.returncode or not number:
-            refusal = (
-                answer.stderr.strip() or answer.stdout.strip() or "it gave no job number"
-            ).splitlines()[-1]
-            for prefix in ("sbatch: ", "error: ", "Batch job submission failed: "):
-                refusal = refusal.removeprefix(prefix)
-            raise TrainpaceError(
-                f"Slurm did not take {jobs[0].name}: {refusal.strip().rstrip('.')}."
-            )
+            raise TrainpaceError(f"Slurm rejected {first.name}: {_refusal(answer)}.")
         return [
-            _Followed(job, number if alone else f"{number}_{i}", on_line)
+            _Followed(job, f"{number}_{i}" if several else number, on_line)
             for i, job in enumerate(jobs)
         ]
+
+
+def _refusal(answer: subprocess.CompletedProcess[str]) -> str:
+    said = answer.stderr.strip() or answer.stdout.strip() or "it returned no job number"
+    line = said.splitlines()[-1]
+    for prefix in ("sbatch: ", "error: ", "Batch job submission failed: "):
+        line = line.removeprefix(prefix)
+    return line.strip().rstrip(".")
 
 
 class _Followed:
@@ -343,28 +367,27 @@ class _Followed:
         self._changed_at = self._result_at = self._cancelled_at = float("inf")
 
     def look(self, status: JobStatus, now: float) -> None:
-        """Take in what squeue says at `now` (seconds of a monotonic clock), and act on it."""
+        """Act on what squeue says at `now`, in seconds of a monotonic clock."""
         if status.state != self._state:
             self._state, self._changed_at = status.state, now
         if status is not GONE:
             self._tell_news(status)
             self._last = status
-        self._log.tell()
-        if self._result_at == float("inf") and Path(self.job.result).exists():
-            self._result_at = now
+        self._log.report()
+        if Path(self.job.result).exists():
+            self._result_at = min(self._result_at, now)
+        name = self.job.name
         if self._cancelled_at < float("inf"):
             if status.has_ended or now - self._cancelled_at > CANCEL_S:
                 self._end(self._state_of_cancelled, self._reason)
         elif status.has_ended:
             self._look_at_end(status, now)
         elif status.hopeless:
-            self._cancel(
-                now, f"Slurm will not start {self.job.name}: {status.hopeless} ({status.reason})."
-            )
+            why = f"{status.hopeless} ({status.reason})"
+            self._cancel(now, f"Slurm will not start {name}: {why}.")
         elif not status.waits and status.seconds > self.job.timeout_s:
-            self._cancel(
-                now, f"{self.job.name} did not end within {format_duration(self.job.timeout_s)}."
-            )
+            limit = format_duration(self.job.timeout_s)
+            self._cancel(now, f"{name} did not end within {limit}.")
             self._state_of_cancelled = "timed out"
         elif now - self._result_at > GRACE_S:
             self._cancel(now, "")
@@ -382,7 +405,7 @@ class _Followed:
         )
 
     def _end(self, state: State, reason: str, exit_code: int | None = None) -> None:
-        self._log.tell(at_end=True)
+        self._log.report(at_end=True)
         self.ended = ended_job(
             self.job, state, self._last.seconds, reason, exit_code, self._last.restarts + 1
         )
@@ -393,10 +416,8 @@ class _Followed:
 
     def _tell_news(self, status: JobStatus) -> None:
         news = f"waits in the queue ({status.reason})" if status.waits and status.reason else ""
-        clearing_up = (
-            status.state == "COMPLETING"
-        )  # of the attempt before, though counted as the next already
-        if not (status.waits or status.has_ended or clearing_up):
+        # COMPLETING is the previous attempt, though counted as the next one already
+        if not (status.waits or status.has_ended or status.state == "COMPLETING"):
             news = f"runs, attempt {status.restarts + 1}" if status.restarts else "runs"
         if news and news != self._news:
             self._news = news
@@ -420,7 +441,8 @@ def _follow(followed: Sequence[_Followed], poll_s: float) -> None:
 
 
 def _ask_to_start(script: Path) -> subprocess.CompletedProcess[str]:
-    """Run sbatch in a thread, so that Ctrl-C cannot interrupt it after the job was taken and before its number is known."""
+    """Run sbatch in a thread, so that Ctrl-C cannot interrupt it before the job's number is
+    known."""
     with ThreadPoolExecutor(1) as pool:
         submission = pool.submit(_ask, "sbatch", "--parsable", str(script))
         try:
@@ -432,7 +454,7 @@ def _ask_to_start(script: Path) -> subprocess.CompletedProcess[str]:
 
 
 def _queue(followed: Sequence[_Followed]) -> dict[str, JobStatus] | None:
-    """The state of these jobs in Slurm's queue; None where it does not answer."""
+    """Return the state of these jobs in Slurm's queue, or None if Slurm does not answer."""
     numbers = sorted({f.number.partition("_")[0] for f in followed})
     answer = _ask(
         "squeue",
@@ -448,15 +470,15 @@ def _queue(followed: Sequence[_Followed]) -> dict[str, JobStatus] | None:
 
 
 def _cancel_all(followed: Sequence[_Followed]) -> None:
-    """Cancel the jobs, and wait until they hold no node any more, or Slurm does not answer."""
+    """Cancel the jobs, and wait until they hold no node or Slurm does not answer."""
     open_ = [f for f in followed if f.ended is None]
     numbers = [f.number for f in open_]
     if not open_:
         return
     if _ask("scancel", *numbers).returncode:
         open_[0].tell(
-            "slurm: not cancelled, for Slurm does not answer; do it later: scancel"
-            f" {' '.join(numbers)}"
+            "slurm: not cancelled, because Slurm does not answer; run later: scancel "
+            f"{' '.join(numbers)}"
         )
         return
     end = time.monotonic() + CANCEL_S
@@ -468,8 +490,10 @@ def _cancel_all(followed: Sequence[_Followed]) -> None:
 
 
 def _ask(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands, in a session of its own, so that Ctrl-C does not end a cancellation half-way. The user's
-    defaults for squeue, which may hide jobs, are left out. A command that hangs counts as one that failed.
+    """Run one of Slurm's commands. A command that hangs counts as failed.
+
+    It runs in a session of its own, so that Ctrl-C cannot interrupt a cancellation. The user's
+    defaults for squeue are ignored, because they may hide jobs.
     """
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
     try:
@@ -489,7 +513,10 @@ def _ask(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 class JobStatus(Record):
-    """A job, or a task of an array, as squeue shows it. `seconds`: of this attempt; `exit_code`: None until it has ended."""
+    """A job, or a task of an array, as squeue shows it.
+
+    `seconds` count this attempt. `exit_code` is None until the job has ended.
+    """
 
     state: str
     reason: str = ""
@@ -503,12 +530,12 @@ class JobStatus(Record):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it holds no node any more. GONE: Slurm has forgotten it."""
+        """True if the job holds no node. GONE means that Slurm has forgotten the job."""
         return self.state in _ENDED or self.state == "GONE"
 
     @property
     def hopeless(self) -> str:
-        """The reason why it will never start; "" where it may."""
+        """The reason why the job will never start, or ""."""
         if not self.waits:
             return ""
         return _NEVER.get(
@@ -521,13 +548,13 @@ GONE = JobStatus(state="GONE")
 
 
 def parse_submitted(text: str) -> str:
-    """The job's number from sbatch --parsable: ``123`` or ``123;cluster``. "" for anything else."""
+    """Return the job number from sbatch --parsable (``123`` or ``123;cluster``), or ""."""
     match = re.match(r"\s*(\d+)(?:;\S*)?\s*$", text)
     return match.group(1) if match else ""
 
 
 def parse_queue(text: str) -> dict[str, JobStatus]:
-    """The jobs in lines of FIELDS, by their number (``12``, ``12_3``)."""
+    """Parse lines of FIELDS into jobs by their number (``12``, ``12_3``)."""
     jobs = {}
     for line in text.splitlines():
         words = line.strip().split("|")
@@ -545,38 +572,38 @@ def parse_queue(text: str) -> dict[str, JobStatus]:
 
 
 def state_of(status: JobStatus) -> State:
-    """The contract's state of a job that left no result."""
+    """Return the state of a job that left no result."""
     if status.state in ("CANCELLED", "REVOKED"):
         return "cancelled"
     return "timed out" if status.state in ("TIMEOUT", "DEADLINE") else "failed"
 
 
 def sentence_of(status: JobStatus, name: str, error: str) -> str:
-    """One sentence of why `name` is not done; `error` is the first error of its log, where it has one."""
+    """Return why `name` is not done. `error` is the first error in its log, or ""."""
     if status.state in ("FAILED", "COMPLETED", "GONE") and error:
         return error
     ending = f"{name} left no result: it {ending_of(status.exit_code or 0)}."
     sentences = {
         "FAILED": ending,
         "COMPLETED": ending,
-        "CANCELLED": f"{name} was cancelled by somebody else.",
+        "CANCELLED": f"{name} was cancelled by someone else.",
         "REVOKED": f"{name} was taken over by another cluster.",
         "TIMEOUT": f"{name} ran into Slurm's time limit.",
         "DEADLINE": f"{name} could not end before its deadline.",
-        "OUT_OF_MEMORY": f"{name} was given less memory than it needs, and Slurm ended it.",
-        "NODE_FAIL": f"a node of {name} failed, and Slurm did not start it again.",
+        "OUT_OF_MEMORY": (f"{name} ran out of the memory that was requested, and Slurm ended it."),
+        "NODE_FAIL": f"a node of {name} failed, and Slurm did not restart the job.",
         "BOOT_FAIL": f"a node of {name} could not be started.",
         "LAUNCH_FAILED": f"{name} could not be started on its nodes.",
-        "PREEMPTED": f"{name} had to make way for another job, and Slurm did not start it again.",
+        "PREEMPTED": f"{name} was preempted by another job, and Slurm did not restart it.",
         "GONE": f"Slurm no longer knows {name}, which left no result.",
     }
     return sentences.get(
-        status.state, f"{name} is {status.state.lower()}, says Slurm, and left no result."
+        status.state, f"{name} left no result; Slurm reports {status.state.lower()}."
     )
 
 
 def _seconds(used: str) -> float:
-    """The seconds of ``1-02:03:04``, ``2:03:04`` or ``0:05``; 0 for INVALID."""
+    """Convert ``1-02:03:04``, ``2:03:04`` or ``0:05`` to seconds. INVALID becomes 0."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", used)
     if not match:
         return 0.0
@@ -585,7 +612,8 @@ def _seconds(used: str) -> float:
 
 
 def _exit_code(text: str) -> int | None:
-    """The exit code in ``3:0`` (code and signal) or in wait(2)'s status; 128 + N for signal N, as shells have it."""
+    """Parse ``3:0`` (code and signal) or wait(2)'s status. Signal N becomes 128 + N, as in
+    shells."""
     code, colon, number = text.partition(":")
     if not code.isdigit():
         return None

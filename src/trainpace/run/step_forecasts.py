@@ -1,9 +1,11 @@
-"""Forecasts of a ladder's setups from the traced model, this machine's profile and a sample's cost, each measured when needed.
+"""Step forecasts of a ladder's setups, from the traced model, this machine and the cost of a
+sample.
 
-compute: the forecast of the model on this machine, as a ratio between two executions times the compute of a setup that was
-measured (as `forecast.transfer` does between devices); of the baseline the forecast itself. data: what a sample costs, measured
-alone, by `loader.costs`. A step is the sum of both without loader workers, and the later of them with workers, which
-share the cores. On one machine n ranks have an nth of its cores each.
+compute: the ratio of two executions, forecast on this machine, times the measured compute of one of
+them (as `forecast.transfer` does between devices). Of the baseline it is the forecast itself.
+data: the cost of a sample, measured alone by `measure.loader_costs`.
+A step is the sum of both without loader workers, and the larger of them with workers, which share
+the cores. On one machine n ranks have an nth of its cores each.
 """
 
 import math
@@ -32,44 +34,60 @@ from trainpace.measure import (
     measure_allreduce,
     step_ms,
 )
-from trainpace.run.ladder import Setup
+from trainpace.run.ladder import Setup, counted
 from trainpace.run.trial import engine_for
 from trainpace.workload import ModelSpec, Variant, Workload, form_of, load_workload
 
 SAMPLE_SD = 0.1
-"""Standard deviation of the logarithm of a sample's cost: measured for a second or two in a process of its own, on cores that
-others may use."""
+"""Standard deviation of the logarithm of a sample's cost.
+
+It is measured for a second or two in a process of its own, on cores that others may use.
+"""
 QUEUE_EXCESS = 0.15
-"""With workers the model is a lower bound: on two cores two workers of examples/face_crops.py gave 1.8 times the samples of none
-(benchmarks/results/thesis_case.md), where the bound has 2.0 (0.11 in logarithms). The interval reaches so much further up."""
+"""Logarithm by which the interval reaches further up with workers, where the model is a lower
+bound.
+
+On two cores two workers of examples/face_crops.py gave 1.8 times the samples of none, where the
+bound
+has 2.0 (benchmarks/results/thesis_case.md).
+"""
 PER_LOG_BATCH_SD = 0.08
-"""What every factor of e between two batch sizes adds to `AT_A_MEASURED_BATCH_SD` (root mean square over ten models on a CPU)."""
+"""Standard deviation added per factor of e between two batch sizes (RMS over ten models on a
+CPU)."""
 COLD_SD = 0.15
-"""Standard deviation of the logarithm of a compute time that was measured in steps which waited for data, and is carried to steps
-that do not: caches have gone cold meanwhile, and clocks are others. An assumption, in proportion to the share of the wait."""
+"""Standard deviation of the logarithm of a compute time from steps that waited for data.
+
+Waiting cools caches and changes clocks. It is an assumption, in proportion to the wait's share.
+"""
 OTHER_PRECISION_SD = 0.15
-"""Standard deviation of the logarithm of a ratio between two setups that is known in another precision than theirs. An
+"""Standard deviation of the logarithm of a ratio that is known in another precision. An
 assumption."""
 Z = 1.645
 CLEAN = 0.1
-"""Workers that take cores from the compute inflate it: it is learnt from trials without workers, or whose loader alone would take
-less than this share of the step."""
+"""Share of a step that the loader alone may take, if workers are not to slow the compute down.
+
+Compute is learned only from trials below it, or without workers.
+"""
 
 
 NO_FORECAST = "--no-forecast"
-NO_MODEL = "a script shows no model; --task MODEL names it"
+NO_MODEL = "the model of a script is unknown; name it with --task MODEL"
 OWN_SETTINGS = (
-    "what the script's own settings and environment variables change is not known before it is"
-    " measured"
+    "the effect of the script's own settings and environment variables is unknown before a trial"
 )
 NOT_ASKED = (NO_FORECAST, NO_MODEL)
 """Reasons for no forecast that are the user's own choice."""
 
 
 class StepForecast(Record):
-    """The forecast of a step, or the reason why there is none. `compute_ms` and `data_ms` are the times of each without the
-    other. `state_bytes` is what a checkpoint holds; 0 where the model is not known. `evaluating_share`: the forward passes of a
-    step with their data, over the step."""
+    """The forecast of a step, or the reason for none.
+
+    Attributes:
+        compute_ms: the compute without the data.
+        data_ms: the data without the compute.
+        state_bytes: size of a checkpoint; 0 if the model is unknown.
+        evaluating_share: the share of a step for the forward passes with their data.
+    """
 
     step_ms: float | None = None
     interval_ms: Interval | None = None
@@ -81,20 +99,19 @@ class StepForecast(Record):
     evaluating_share: float = 1.0
 
     def holds(self, measured_ms: float) -> bool | None:
-        """Whether the interval holds what was measured; None without one."""
-        return (
-            None
-            if self.interval_ms is None
-            else self.interval_ms.low <= measured_ms <= self.interval_ms.high
-        )
+        """Return True if the interval contains a measurement; None without an interval."""
+        interval = self.interval_ms
+        return None if interval is None else interval.low <= measured_ms <= interval.high
 
 
 class NotCalibrated(TrainpaceError):
-    """The machine gave no profile: it is too busy, or a benchmark failed. It is tried once."""
+    """The machine could not be profiled: it is too busy, or a benchmark failed. It is tried
+    once."""
 
 
 class MeasuredCompute(NamedTuple):
-    """A setup whose compute was measured, in steps of which `waiting` is the share that was not compute."""
+    """A setup with its measured compute. `waiting` is the share of its steps that was not
+    compute."""
 
     setup: Setup
     compute_ms: float
@@ -109,19 +126,35 @@ class RankShare(NamedTuple):
 def compute_of(
     setup: Setup, step_time_ms: float, compute_ms: float, data_ms: float
 ) -> MeasuredCompute | None:
-    """The compute of a measured setup; None where its loader, which alone would take `data_ms` a step, slowed it down."""
+    """Return the compute of a measured setup; None if its loader slowed it down.
+
+    The loader alone takes `data_ms` per step.
+    """
     if (setup.loader.workers and data_ms > CLEAN * step_time_ms) or compute_ms <= 0:
         return None
     return MeasuredCompute(setup, compute_ms, max(0.0, 1 - compute_ms / step_time_ms))
 
 
 def nearest(measured: Sequence[MeasuredCompute], setup: Setup) -> MeasuredCompute | None:
-    """The measured setup nearest to another: the fewest differing settings, then the nearest micro-batch, then the latest."""
+    """Return the nearest measured setup: fewest differing settings, nearest micro-batch, then the
+    latest."""
 
     def distance(other: MeasuredCompute) -> tuple[int, float]:
         return len(_differences(other.setup, setup)), _log_batches(other.setup, setup)
 
     return min(reversed(measured), key=distance, default=None)
+
+
+class _Compute(NamedTuple):
+    """The compute of a step. `sd` is the standard deviation of its logarithm.
+
+    `evaluating` is the share of the forward passes.
+    """
+
+    ms: float
+    sd: float
+    basis: str
+    evaluating: float
 
 
 def forecast_step(
@@ -131,68 +164,70 @@ def forecast_step(
     cost: LoaderCost | None,
     shared: RankShare,
 ) -> StepForecast:
-    """`cost` is of one micro-batch, None where no data is loaded; `measured` a measured setup and the forecast of it."""
+    """Forecast a step.
+
+    Args:
+        setup: the setup.
+        forecast: the forecast of its compute.
+        measured: a measured setup, and its forecast.
+        cost: cost of one micro-batch; None if no data is loaded.
+        shared: the rank's share of the machine.
+    """
+    if measured is not None and measured[1].step is None:
+        measured = None
     interval = forecast.step_time_interval_ms
     if forecast.step is None or interval is None:
-        share = 1.0  # of the setup that it is nearest to, where that is known
-        if measured is not None and measured[1].step is not None:
-            share = forecast_step(
-                measured[0].setup, measured[1], measured, cost, shared
-            ).evaluating_share
-        return StepForecast(
-            reason=f"the compute cannot be forecast: {forecast.reason}", evaluating_share=share
-        )
-    middle, sd, basis = (
-        forecast.step.total_ms,
-        math.log(interval.high / interval.low) / (2 * Z),
-        interval.basis,
-    )
-    if measured is not None and measured[1].step is not None:
-        there = measured[0]
-        middle *= there.compute_ms / measured[1].step.total_ms
-        others = _differences(there.setup, setup)
-        batches = math.hypot(
-            AT_A_MEASURED_BATCH_SD,
-            PER_LOG_BATCH_SD * _log_batches(there.setup, setup),
-            COLD_SD * there.waiting,
-        )
-        sd = math.hypot(batches, sd) if others else batches
-        same = there.setup.execution == setup.execution
-        basis = "compute as measured" if same else "compute measured before, as a ratio"
-        if forecast.execution.precision != setup.execution.precision:
-            sd = math.hypot(sd, OTHER_PRECISION_SD)
-            basis += f" of {forecast.execution.precision}"
-        basis += f" ({', '.join(others)} by {interval.basis})" if others else ""
-    share = forecast.step.evaluating_ms / forecast.step.total_ms
-    return _with_data(setup, _Compute(middle, sd, basis, share), cost, shared)
-
-
-def as_measured(
-    setup: Setup, there: MeasuredCompute, cost: LoaderCost | None, shared: RankShare
-) -> StepForecast:
-    """The forecast, without a profile of the machine, of a setup that differs from a measured one by its batches and data."""
-    samples = [s.execution.micro_batch * s.execution.accumulation for s in (setup, there.setup)]
-    sd = math.hypot(
-        AT_A_MEASURED_BATCH_SD,
-        PER_LOG_BATCH_SD * _log_batches(there.setup, setup),
-        COLD_SD * there.waiting,
-    )
-    compute = _Compute(
-        there.compute_ms * samples[0] / samples[1],
-        sd,
-        "compute as measured, without a profile",
-        1.0,
-    )
+        share = 1.0
+        if measured is not None:  # the nearest setup's
+            known = forecast_step(measured[0].setup, measured[1], measured, cost, shared)
+            share = known.evaluating_share
+        reason = f"the compute cannot be forecast: {forecast.reason}"
+        return StepForecast(reason=reason, evaluating_share=share)
+    middle, basis = forecast.step.total_ms, interval.basis
+    sd = math.log(interval.high / interval.low) / (2 * Z)
+    share = forecast.step.evaluating_ms / middle
+    compute = _Compute(middle, sd, basis, share)
+    if measured is not None:
+        compute = _scaled(compute, setup, forecast, *measured)
     return _with_data(setup, compute, cost, shared)
 
 
-class _Compute(NamedTuple):
-    """The compute of a step, the standard deviation of its logarithm, and the share of its forward passes."""
+def _scaled(
+    compute: _Compute, setup: Setup, forecast: Forecast, known: MeasuredCompute, there: Forecast
+) -> _Compute:
+    """Return a forecast compute scaled by a measured setup and its forecast."""
+    assert there.step is not None
+    others, sd = _differences(known.setup, setup), _between_batches(known, setup)
+    if others:
+        sd = math.hypot(sd, compute.sd)
+    same = known.setup.execution == setup.execution
+    basis = "compute as measured" if same else "compute measured before, as a ratio"
+    if forecast.execution.precision != setup.execution.precision:
+        sd = math.hypot(sd, OTHER_PRECISION_SD)
+        basis += f" of {forecast.execution.precision}"
+    if others:
+        basis += f" ({', '.join(others)} by {compute.basis})"
+    ms = compute.ms * (known.compute_ms / there.step.total_ms)
+    return compute._replace(ms=ms, sd=sd, basis=basis)
 
-    ms: float
-    sd: float
-    basis: str
-    evaluating: float
+
+def _between_batches(known: MeasuredCompute, setup: Setup) -> float:
+    """Return the standard deviation of a measured compute time that is carried to another batch."""
+    return math.hypot(
+        AT_A_MEASURED_BATCH_SD,
+        PER_LOG_BATCH_SD * _log_batches(known.setup, setup),
+        COLD_SD * known.waiting,
+    )
+
+
+def as_measured(
+    setup: Setup, known: MeasuredCompute, cost: LoaderCost | None, shared: RankShare
+) -> StepForecast:
+    """Forecast, without a profile, a setup that differs from a measured one by batches and data."""
+    samples = [s.execution.micro_batch * s.execution.accumulation for s in (setup, known.setup)]
+    ms, sd = known.compute_ms * samples[0] / samples[1], _between_batches(known, setup)
+    compute = _Compute(ms, sd, "compute as measured, without a profile", 1.0)
+    return _with_data(setup, compute, cost, shared)
 
 
 def _with_data(
@@ -218,7 +253,7 @@ def _with_data(
         step(middle * math.exp(Z * sd), 1.0, shared.threads) - at,
         step(middle, above, shared.threads) - at,
     )
-    # no more than one of its threads may really be busy all the time
+    # perhaps only one of its threads is busy all the time
     down = math.hypot(
         at - step(middle * math.exp(-Z * sd), 1.0, 1.0),
         at - step(middle, math.exp(-Z * SAMPLE_SD), shared.threads),
@@ -235,16 +270,11 @@ def _with_data(
 
 
 def _differences(a: Setup, b: Setup) -> tuple[str, ...]:
-    """The settings that change the compute and differ, besides the micro-batch size."""
-    fields = (
-        name for name in Execution.__struct_fields__ if name not in ("micro_batch", "accumulation")
-    )
-    differing = [
-        name for name in fields if getattr(a.execution, name) != getattr(b.execution, name)
-    ]
+    """Return the differing settings that change the compute, without the batch sizes."""
+    names = [n for n in Execution.__struct_fields__ if n not in ("micro_batch", "accumulation")]
     return (
-        *differing,
-        *(name for name in ("threads", "engine") if getattr(a, name) != getattr(b, name)),
+        *(n for n in names if getattr(a.execution, n) != getattr(b.execution, n)),
+        *(n for n in ("threads", "engine") if getattr(a, n) != getattr(b, n)),
     )
 
 
@@ -260,7 +290,7 @@ Tell = Callable[[str], None]
 
 
 def rank_threads(setup: Setup) -> int:
-    """Threads of a rank as the launchers of this machine give them: as the user said, else an even share of the cores."""
+    """Return the threads of a rank: the user's number, or an even share of the cores."""
     if setup.threads is not None:
         return setup.threads
     given = os.environ.get("OMP_NUM_THREADS", "")
@@ -272,9 +302,16 @@ def rank_threads(setup: Setup) -> int:
 
 
 class LadderForecasts:
-    """Forecasts for setups of one task on this machine. `whole` gives the profile of the machine with all its cores,
-    `between_nodes` the links of hosts where `trainpace calibrate --hosts` has timed them; nodes are as this machine. `folder`
-    keeps profiles for several ranks, so that a ladder taken up again does not measure them twice.
+    """Forecasts for setups of one task on this machine.
+
+    Args:
+        folder: keeps profiles for several ranks, so that a resumed ladder does not measure them
+            again.
+        device: the kind of device.
+        whole: returns the profile of the machine with all its cores.
+        tell: reports progress.
+        timeout_s: time limit for tracing.
+        between_nodes: returns the links between hosts that `trainpace calibrate --hosts` has timed.
     """
 
     def __init__(
@@ -306,51 +343,52 @@ class LadderForecasts:
         return [self._one(setup, measured) for setup in setups]
 
     def _one(self, setup: Setup, measured: Sequence[MeasuredCompute]) -> StepForecast:
-        near = nearest([m for m in measured if m.setup.own_settings == setup.own_settings], setup)
-        if near is None and setup.own_settings:
+        alike = [m for m in measured if m.setup.opaque_changes == setup.opaque_changes]
+        near = nearest(alike, setup)
+        if near is None and setup.opaque_changes:
             return StepForecast(reason=OWN_SETTINGS)
         if setup.loader.shards is not None and not Path(setup.loader.shards).is_dir():
-            return StepForecast(
-                reason="the shards are not made yet, so what reading them back costs is not known"
-            )
+            return StepForecast(reason="the shards do not exist yet, so reading them is not timed")
+        e, cost = setup.execution, self._costs.get(_cost_key(setup))
+        threads = rank_threads(setup) if self._device == "cpu" else 1.0
+        shared = RankShare(allowed_cores() / e.nproc_per_node, threads)
         try:
-            e = setup.execution
-            cost = self._costs.get(_cost_key(setup))
-            shared = RankShare(
-                allowed_cores() / e.nproc_per_node,
-                rank_threads(setup) if self._device == "cpu" else 1.0,
-            )
-            try:
-                here, precision = self._forecast(setup), {}
-            except NotCalibrated:
-                if near is None or _differences(near.setup, setup):
-                    raise
-                step = as_measured(setup, near, cost, shared)
-                return replace(step, state_bytes=state_bytes(self._workload(setup), e))
-            if (
-                here.step is None
-                and near is not None
-                and near.setup.execution.precision == e.precision
-            ):
-                # a profile is of fp32 alone; from one setup to another of this precision its ratio is the nearest there is
-                precision = {"precision": "fp32"}
-                here = self._forecast(_with(setup, precision))
-            there = None if near is None else (near, self._forecast(_with(near.setup, precision)))
-            step = forecast_step(setup, here, there, cost, shared)
+            step = self._step(setup, near, cost, shared)
             return replace(step, state_bytes=state_bytes(self._workload(setup), e))
         except TrainpaceError as error:
             return StepForecast(reason=error.message)
 
+    def _step(
+        self, setup: Setup, near: MeasuredCompute | None, cost: LoaderCost | None, shared: RankShare
+    ) -> StepForecast:
+        precision: dict[str, Any] = {}
+        try:
+            here = self._forecast(setup)
+        except NotCalibrated:
+            if near is None or _differences(near.setup, setup):
+                raise
+            return as_measured(setup, near, cost, shared)
+        if near is None:
+            return forecast_step(setup, here, None, cost, shared)
+        if here.step is None and near.setup.execution.precision == setup.execution.precision:
+            # a profile covers only fp32; its ratio is the nearest one for this precision
+            precision = {"precision": "fp32"}
+            here = self._forecast(_with(setup, precision))
+        there = self._forecast(_with(near.setup, precision))
+        return forecast_step(setup, here, (near, there), cost, shared)
+
     def _forecast(self, setup: Setup) -> Forecast:
         e, workload = setup.execution, self._workload(setup)
-        between = self._between_nodes() if e.nnodes > 1 and self._device == "cpu" else None
-        if e.nnodes > 1 and between is None:
-            raise TrainpaceError("the links between the nodes are not known here.")
-        if self._device != "cpu":
+        on_cpu, several = self._device == "cpu", e.nnodes > 1
+        links = self._between_nodes() if several and on_cpu else None
+        if several and links is None:
+            raise TrainpaceError("the links between the nodes are unknown.")
+        if not on_cpu:
             cluster = Cluster(device=find_device(_gpu()), devices_per_node=e.nproc_per_node)
             return Forecaster(workload, Target(cluster)).forecast(e)
         profile = self._profile(e.nproc_per_node, rank_threads(setup))
-        links = between or (self._ranks_links(e.nproc_per_node) if e.world_size > 1 else None)
+        if links is None and e.world_size > 1:
+            links = self._ranks_links(e.nproc_per_node)
         cluster = Cluster(
             device=profile.device,
             devices_per_node=e.nproc_per_node,
@@ -358,18 +396,7 @@ class LadderForecasts:
             host_links=links,
         )
         forecaster = Forecaster(workload, Target(cluster, CalibratedKernels(profile.kernels)))
-        overlapped = forecaster.forecast(e)
-        if e.world_size == 1 or overlapped.step_time_interval_ms is None or e.engine != "ddp":
-            return overlapped
-        bare = forecaster.forecast(replace(e, engine="unoverlapped"))
-        if bare.step_time_interval_ms is None:
-            return overlapped
-        if (setup.engine or engine_for(e)) != "ddp":
-            return bare  # gloo has no streams, so FSDP2 and DeepSpeed wait for every exchange
-        # an exchange also takes the cores that would hide it
-        interval = overlapped.step_time_interval_ms
-        wider = replace(interval, high=max(interval.high, bare.step_time_interval_ms.high))
-        return replace(overlapped, step_time_interval_ms=wider)
+        return _with_collectives(forecaster, setup)
 
     def _workload(self, setup: Setup) -> Workload:
         form = form_of(setup.execution.precision)
@@ -381,7 +408,8 @@ class LadderForecasts:
         return self._workloads[key]
 
     def _profile(self, ranks: int, threads: int) -> MachineProfile:
-        """The profile of the machine as one of so many ranks has it: all of them calibrate at the same time."""
+        """Return the machine's profile for one of several ranks. All ranks calibrate at the same
+        time."""
         file = self._folder / f"machine-{ranks}x{threads}.json"
         if file.exists():
             return load(file, MachineProfile)
@@ -391,7 +419,7 @@ class LadderForecasts:
             profile = self._calibrated(ranks, threads)
         except TrainpaceError as error:
             failed = NotCalibrated(
-                f"this machine could not be calibrated: {error.message}", error.hint
+                f"this machine cannot be calibrated: {error.message}", error.hint
             )
             self._failed[ranks, threads] = failed
             raise failed from None
@@ -402,7 +430,8 @@ class LadderForecasts:
         if ranks == 1 and threads == rank_threads(Setup(task="", execution=Execution())):
             return self._whole()
         processes = f"{ranks} process{'es' if ranks > 1 else ''}"
-        self._tell(f"calibrating {processes} of {threads} threads for {CALIBRATION_S:.0f} s")
+        each = counted(threads, "thread")
+        self._tell(f"calibrating {processes} with {each} for {CALIBRATION_S:.0f} s")
         with ThreadPoolExecutor(ranks) as pool:
             profile, *_ = pool.map(
                 lambda _: calibrate(CALIBRATION_S, threads=threads), range(ranks)
@@ -432,8 +461,28 @@ class LadderForecasts:
             }
 
 
+def _with_collectives(forecaster: Forecaster, setup: Setup) -> Forecast:
+    """Forecast a step on this machine, where collectives overlap little or not at all."""
+    e = setup.execution
+    overlapped = forecaster.forecast(e)
+    interval = overlapped.step_time_interval_ms
+    if e.world_size == 1 or interval is None or e.engine != "ddp":
+        return overlapped
+    bare = forecaster.forecast(replace(e, engine="unoverlapped"))
+    if bare.step_time_interval_ms is None:
+        return overlapped
+    if (setup.engine or engine_for(e)) != "ddp":
+        return bare  # gloo has no streams, so FSDP2 and DeepSpeed wait for every collective
+    # a collective also uses the cores that would hide it
+    wider = replace(interval, high=max(interval.high, bare.step_time_interval_ms.high))
+    return replace(overlapped, step_time_interval_ms=wider)
+
+
 def links_of(a: AllReduce) -> HostLinks:
-    """The links between processes of one machine, as timed all-reduces tell them: bandwidth and latency of every collective."""
+    """Return the links between processes of one machine, from timed all-reduces.
+
+    All collectives get the same bandwidth and latency.
+    """
     per_mib_us = 0.0 if a.bandwidth_gb_per_s is None else 2**20 / (1e3 * a.bandwidth_gb_per_s)
     works = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "send"), per_mib_us)
     return HostLinks(
@@ -458,5 +507,5 @@ def _gpu() -> str:
 
     gpus = detect().gpus
     if not gpus or not gpus[0].name:
-        raise TrainpaceError("this machine shows no NVIDIA GPU.")
+        raise TrainpaceError("no NVIDIA GPU found on this machine.")
     return gpus[0].name

@@ -1,4 +1,4 @@
-"""A trial: a few real steps of a task under one execution. Which engine can run it, how it is run, and what it gave."""
+"""A trial: some real steps of a task under one execution, its engine, and its result."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from trainpace.workload import ModelSpec
 WORKER = "trainpace.run.trial_worker"
 
 EngineName = Literal["plain", "ddp", "fsdp2", "deepspeed"]
-"""plain: one process and no engine. ddp, fsdp2, deepspeed: through Lightning Fabric's strategies."""
+"""Engines: plain is one process; ddp, fsdp2 and deepspeed are Lightning Fabric's strategies."""
 FailureKind = Literal["misuse", "out of memory", "timed out", "failed", "cancelled"]
 _ENGINE_IN_WORDS = {
     "plain": "one plain process",
@@ -31,7 +31,8 @@ _ZERO_STAGES = {"plain": (0,), "ddp": (0,), "fsdp2": (3,), "deepspeed": (0, 1, 2
 
 
 class LoaderSettings(Record):
-    """A rank's data loader. `shards`: a folder that `precompute` wrote, read in place of the task's own dataset."""
+    """A rank's data loader. `shards` is a folder from `precompute`, read instead of the task's
+    dataset."""
 
     workers: int = 0
     prefetch_factor: int | None = None
@@ -42,16 +43,23 @@ class LoaderSettings(Record):
     def __post_init__(self) -> None:
         if self.workers < 0 or (self.prefetch_factor is not None and self.prefetch_factor < 1):
             raise TrainpaceError(
-                "a loader has 0 or more workers, which fetch 1 or more batches ahead."
+                "a loader needs 0 or more workers, each prefetching 1 or more batches."
             )
 
 
 class Trial(Record):
-    """`task` is FILE.py:FUNCTION or a model spec. Steps take the samples of a permutation of the dataset that `seed` and the
-    global batch alone decide, so that the losses of two trials with the same global batch are of the same samples.
+    """A task under one execution, and how long it is trained.
 
-    The first `warmup_steps` are not counted; then `steps` are, or as many as `seconds` hold. `noise_scale`: gather the gradient
-    noise scale in as many steps again as were timed, after them.
+    `task` is FILE.py:FUNCTION or a model spec. Steps take samples in the order of a permutation
+    that
+    depends only on `seed` and the global batch, so two trials with the same global batch see the
+    same
+    samples.
+
+    Attributes:
+        warmup_steps: steps that are not counted.
+        steps: steps that are counted; None for as many as `seconds` hold.
+        noise_scale: also gather the gradient noise scale, in as many steps again.
     """
 
     task: str
@@ -67,22 +75,19 @@ class Trial(Record):
     noise_scale: bool = False
 
     def __post_init__(self) -> None:
-        if (
-            self.warmup_steps < 0
-            or (self.steps is not None and self.steps < 1)
-            or not 0 < self.seconds < float("inf")
-        ):
-            raise TrainpaceError(
-                "a trial has 0 or more steps of warm-up, and then 1 or more steps or above 0"
-                " seconds."
-            )
+        if self.warmup_steps < 0 or (self.steps is not None and self.steps < 1):
+            raise TrainpaceError("a trial needs 0 or more warm-up steps, and 1 or more steps.")
+        if not 0 < self.seconds < float("inf"):
+            raise TrainpaceError("a trial needs seconds above 0.")
         if self.threads_per_process is not None and self.threads_per_process < 1:
-            raise TrainpaceError("a process has 1 or more threads.")
+            raise TrainpaceError("a process needs 1 or more threads.")
 
 
 class FailedTrial(Record):
-    """A trial that gave no result: one sentence of why, and where its log is. misuse: it could not have worked as it was asked
-    for; the sentence says what to change."""
+    """A trial without a result, with its reason and its log.
+
+    The kind misuse means that it cannot work as requested; the reason says what to change.
+    """
 
     kind: FailureKind
     reason: str
@@ -90,14 +95,20 @@ class FailedTrial(Record):
 
 
 class TrialResult(Record):
-    """The result as rank 0 saw it. `step_ms`: whole steps, data waits included, after warm-up; `data_wait_ms`: of the same steps.
-    `step_time_ms`: their median, which a step that something else delayed does not move; their mean where batches hold different
-    amounts of data (`uneven`), as with sentences of many lengths, where a median would leave the long ones out.
+    """The result of a trial, as rank 0 saw it.
 
-    `losses`: of every step from the first, averaged over the global batch; empty where a script keeps them to itself.
-    `start_up_s`: from the worker's start to the end of its first step: imports, engine, loader's workers, compilation.
-    `peak_memory_gib`: the largest rank's, on a CPU what its process grew by. `reserved_memory_gib`: what the allocator held.
-    `loss`: the name of the loss, None where it is not known.
+    Attributes:
+        step_ms: whole steps after the warm-up, data waits included.
+        data_wait_ms: the data waits of the same steps.
+        losses: the loss of every step from the first, averaged over the global batch; empty if a
+            script does not show it.
+        step_time_ms: the median step, which a single delayed step does not move. If batches hold
+            different amounts of data (`uneven`), the mean step.
+        peak_memory_gib: the largest rank's; on a CPU the growth of its process.
+        start_up_s: from the worker's start to the end of its first step (imports, engine, loader
+            workers, compilation).
+        reserved_memory_gib: memory held by the allocator.
+        loss: the name of the loss, if known.
     """
 
     step_ms: tuple[float, ...]
@@ -120,7 +131,7 @@ class TrialResult(Record):
 def result_of(
     step_ms: Sequence[float], samples_per_step: float, run: str, uneven: bool = False, **fields: Any
 ) -> TrialResult:
-    """The result of the counted steps of one `run` (trial, run), with the other fields as they are given."""
+    """Return the result for the counted steps of one `run` (the word for the interval's basis)."""
     if uneven:
         middle, half = mean_and_half_width(step_ms)
         low, high, basis = (
@@ -142,7 +153,10 @@ def result_of(
 
 
 def engine_for(execution: Execution) -> EngineName:
-    """The usual engine of an execution: DeepSpeed for ZeRO 1, 2 and offloaded optimizer states, FSDP2 for full sharding."""
+    """Return the usual engine of an execution.
+
+    DeepSpeed runs ZeRO 1 and 2 and offloaded optimizer states, FSDP2 runs full sharding.
+    """
     if (
         execution.zero_stage in (1, 2)
         or execution.offload_optimizer != execution.offload_parameters
@@ -154,109 +168,112 @@ def engine_for(execution: Execution) -> EngineName:
 
 
 def check_engine(engine: EngineName, execution: Execution) -> None:
-    """Raise Contradiction for an execution that this engine does not have, naming one that does."""
-    e, name = execution, _ENGINE_IN_WORDS[engine]
-    offloads, deepspeed, fsdp2 = (
-        e.offload_optimizer or e.offload_parameters,
-        engine == "deepspeed",
-        engine == "fsdp2",
-    )
-    rules = (
+    """Raise Contradiction for an execution that this engine does not support."""
+    for broken, sentence, hint in _rules(engine, execution):
+        if broken:
+            raise Contradiction(sentence, hint)
+
+
+def _rules(engine: EngineName, e: Execution) -> tuple[tuple[bool, str, str], ...]:
+    """Return (whether it is broken, the sentence, the hint) of every rule of an engine."""
+    name = _ENGINE_IN_WORDS[engine]
+    deepspeed, fsdp2 = engine == "deepspeed", engine == "fsdp2"
+    offloads_one = e.offload_optimizer != e.offload_parameters
+    return (
         (
             e.tp * e.pp * e.cp > 1,
-            (
-                f"trials run data parallelism; tp {e.tp}, pp {e.pp}, cp {e.cp} divide the model's"
-                " own code."
-            ),
-            "Try it in your script: its own launcher starts it.",
+            f"trials run data parallelism only; tp {e.tp}, pp {e.pp}, cp {e.cp} need model code.",
+            "Try it in your script, started by its own launcher.",
         ),
         (
             engine == "plain" and e.world_size > 1,
-            f"{name} is not {e.world_size} ranks.",
+            f"{name} cannot run {e.world_size} ranks.",
             "Use the engine ddp, fsdp2 or deepspeed.",
         ),
-        (
-            e.engine == "data_parallel",
-            "nn.DataParallel is not among the engines of trials.",
-            "Use DDP.",
-        ),
+        (e.engine == "data_parallel", "trials do not support nn.DataParallel.", "Use DDP."),
         (
             e.zero_stage not in _ZERO_STAGES[engine],
             f"{name} has no ZeRO stage {e.zero_stage}.",
             "Use deepspeed for stages 1 and 2, fsdp2 or deepspeed for 3, ddp for none.",
         ),
-        (e.precision == "fp8", "no engine of trials has fp8.", "Use amp_bf16 or bf16."),
+        (e.precision == "fp8", "trials do not support fp8.", "Use amp_bf16 or bf16."),
         (
             fsdp2 and e.precision == "amp_fp16",
             "FSDP2 has no gradient scaler, which amp_fp16 needs.",
             "Use amp_bf16, or deepspeed.",
         ),
         (
-            fsdp2 and e.offload_optimizer != e.offload_parameters,
+            fsdp2 and offloads_one,
             "FSDP2 offloads parameters, gradients and optimizer states together.",
             "Offload both, or use deepspeed.",
         ),
         (
-            engine in ("plain", "ddp") and offloads,
-            f"{name} offloads nothing.",
+            engine in ("plain", "ddp") and (e.offload_optimizer or e.offload_parameters),
+            f"{name} cannot offload.",
             "Use deepspeed with a ZeRO stage, or fsdp2.",
         ),
         (
             deepspeed and e.offload_optimizer and e.zero_stage == 0,
-            "DeepSpeed offloads the optimizer from ZeRO stage 1 on.",
+            "DeepSpeed needs ZeRO stage 1 or higher to offload the optimizer.",
             "Use ZeRO stage 1, 2 or 3.",
         ),
         (
             deepspeed and e.offload_parameters and e.zero_stage != 3,
-            "DeepSpeed offloads parameters in ZeRO stage 3.",
+            "DeepSpeed needs ZeRO stage 3 to offload parameters.",
             "Use ZeRO stage 3.",
         ),
         (
             deepspeed and e.shard_size not in (None, e.data_parallel_size),
             "DeepSpeed's ZeRO shards over all ranks.",
-            "Hybrid sharding is fsdp2's.",
+            "Use fsdp2 for hybrid sharding.",
         ),
         (
             not e.reshard_after_forward and not fsdp2,
-            f"{name} has no parameters to keep gathered.",
-            "reshard_after_forward off is fsdp2's.",
+            f"{name} has no gathered parameters to keep.",
+            "Use fsdp2 to turn reshard_after_forward off.",
         ),
         (
             e.activation_checkpointing == "selective",
-            "no engine of trials checkpoints selectively: that is in a model's own code.",
+            "trials do not support selective checkpointing, which needs model code.",
             "Use full, or none.",
         ),
     )
-    for broken, sentence, hint in rules:
-        if broken:
-            raise Contradiction(sentence, hint)
 
 
 def why_no_noise_scale(engine: EngineName, execution: Execution) -> str:
-    """The reason why the noise scale, which needs the gradient of a part of a batch, cannot be gathered; "" where it can."""
+    """Return why the gradient noise scale cannot be gathered, or "".
+
+    It needs the gradient of a part of a batch.
+    """
     e = execution
     if engine == "deepspeed":
         return "DeepSpeed does not show the gradients of a part of a batch: use ddp or fsdp2."
     if e.accumulation > 1 or (engine == "ddp" and e.world_size > 1 and e.precision != "amp_fp16"):
         return ""
     return (
-        "the gradient noise scale needs a part of the batch to hold against the whole: accumulation"
-        " of 2 or more, or ranks under DDP (in another precision than amp_fp16)."
+        "the gradient noise scale compares a part of the batch with the whole: use "
+        "accumulation of 2 or more, or ranks under DDP (in a precision other than "
+        "amp_fp16)."
     )
 
 
 def run_trial(
     trial: Trial, launcher: Launcher, folder: Path, timeout_s: float
 ) -> TrialResult | FailedTrial:
-    """The trial's result, or why there is none. The folder takes the request, the result and logs. Raises TrainpaceError where
-    the launcher is missing, or the engine has no such execution: nothing is started then."""
+    """Run a trial and return its result, or why there is none. `folder` holds request, result and
+    logs.
+
+    Raises:
+        TrainpaceError: if the launcher is missing, or the engine does not support the execution.
+            Nothing is started then.
+    """
     job = job_of(trial, folder, timeout_s)
     launcher.check()
     return outcome(job, launcher.run(job))
 
 
 def job_of(trial: Trial, folder: Path, timeout_s: float) -> Job:
-    """Write the request, and say what is to be started. Raises TrainpaceError as `run_trial` does."""
+    """Write the request and return the job. Raises TrainpaceError as `run_trial` does."""
     check_engine(trial.engine, trial.execution)
     folder = folder.absolute()
     make_folder(folder)
@@ -297,7 +314,7 @@ def outcome(job: Job, ended: Ended) -> TrialResult | FailedTrial:
 
 
 def _with_absolute_paths(trial: Trial) -> Trial:
-    """The trial with absolute paths: on another host it may be started from another folder."""
+    """Return the trial with absolute paths: another host may start it from another folder."""
     spec = ModelSpec.of(trial.task)
     task = spec.with_path(Path(spec.path).absolute())
     shards = trial.loader.shards and str(Path(trial.loader.shards).absolute())

@@ -1,9 +1,19 @@
-"""``python -m trainpace.run.trial_worker REQUEST.json RESULT.json``: one rank of a trial.
+"""One rank of a trial: ``python -m trainpace.run.trial_worker REQUEST.json RESULT.json``.
 
-Under a plain process, torchrun or srun: ranks come from the environment. Rank 0 writes the result as its last act; a rank that
-fails writes one sentence beside it (`failure_file`), the first of them counts. The working directory is the one that the
-launcher was called from, since a task's file may read relative paths; nothing is written but these two files. A trial calls the
-task's function and no more of the user's code, so checkpoints and step counters of a real run stay as they are.
+Engines wrap a model and its optimizer, take micro-batches, and update after the last one of a step.
+`PlainEngine` is the contract: one process with a plain loop. The others are driven by Lightning
+Fabric, whose ranks come from the environment (RANK, WORLD_SIZE, ...), as torchrun or srun sets it.
+
+Samples: step k of every trial with one seed and one global batch takes the same samples, however
+they are divided. An epoch is a permutation of the dataset, a step is a slice of it, a rank takes a
+contiguous part of that, and a micro-batch a part of that. Left-over samples at the end of an epoch
+are dropped (drop_last). A dataset smaller than the global batch is repeated within a step. Random
+augmentation in loader workers differs between trials, as in any training.
+
+Rank 0 writes the result as its last act. A rank that fails writes one sentence beside it
+(`failure_file`); the first one counts. The working directory is the launcher's, because a task's
+file may read relative paths; nothing else is written. Only the task's function is called, so
+checkpoints and step counters of a real run stay as they are.
 """
 
 import time
@@ -79,15 +89,16 @@ PRECISIONS: dict[Precision, Any] = {
     "bf16": "bf16-true",
     "fp16": "16-true",
 }
-"""Fabric's names of the precisions. 16-mixed brings a gradient scaler. TF32 is a switch of torch's, apart from these."""
+"""Fabric's names of the precisions. 16-mixed includes a gradient scaler. TF32 is a switch of
+torch."""
 
 
 class FabricEngine(abc.ABC):
-    """A model and its optimizer under a strategy of Fabric's."""
+    """A model and its optimizer under one of Fabric's strategies."""
 
     precisions = PRECISIONS
     skips_synchronisation = True
-    """Between the micro-batches of a step (no_sync)."""
+    """True if ranks do not synchronize between the micro-batches of a step (no_sync)."""
     scales_loss_itself = False
 
     def __init__(self, execution: Execution, device: str, model: Any, optimizer: Any) -> None:
@@ -97,16 +108,15 @@ class FabricEngine(abc.ABC):
         e = self._execution = execution
         precision, plugins = self.precisions[e.precision], [TorchElasticEnvironment()]
         if device == "cpu" and precision == "16-mixed" and not self.scales_loss_itself:
-            # asked for it by name, Fabric takes bf16 on a CPU (lightning 2.6), where torch has fp16 as well
+            # by this name Fabric uses bf16 on a CPU (lightning 2.6), although torch has fp16 there
             from lightning.fabric.plugins.precision import MixedPrecision
 
             precision, plugins = None, [*plugins, MixedPrecision("16-mixed", device)]
         if e.channels_last:
             model = model.to(memory_format=torch.channels_last)
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of srun on the path, and of the number of loader workers
+            # about srun on the path, and about the number of loader workers
+            warnings.simplefilter("ignore")
             self.fabric = Fabric(
                 accelerator=device,
                 strategy=self._strategy(e, device),
@@ -134,7 +144,7 @@ class FabricEngine(abc.ABC):
         return 1.0 if scaler is None else float(scaler.get_scale())
 
     def place(self, batch: Any) -> Any:
-        """The batch on the device; Fabric gives the model's inputs their number format."""
+        """Move the batch to the device. Fabric casts the model's inputs."""
         return place_batch(batch, self.device, "fp32", self._execution.channels_last)
 
     def micro_step(self, loss: Loss, batch: Any, last: bool) -> torch.Tensor:
@@ -152,7 +162,7 @@ class FabricEngine(abc.ABC):
 
 
 class Ddp(FabricEngine):
-    """DistributedDataParallel: gradients are reduced under the last backward pass of a step."""
+    """DistributedDataParallel. Gradients are reduced during the last backward pass of a step."""
 
     def _strategy(self, e: Execution, device: str) -> Any:
         from lightning.fabric.strategies import DDPStrategy
@@ -161,10 +171,14 @@ class Ddp(FabricEngine):
 
 
 class Fsdp2(FabricEngine):
-    """`fully_shard` on every repeated block, and on the rest. Gradients are reduced after every micro-batch, as forecasts
-    assume: to keep them whole until the last one (no_sync) would take the memory that sharding is for. Under amp_bf16 FSDP2's
-    own mixed precision is used (parameters gathered in bf16, gradients reduced in fp32), so norms and softmax compute in bf16
-    too."""
+    """`fully_shard` on every repeated block and on the rest.
+
+    Gradients are reduced after every micro-batch, as forecasts assume. Keeping them whole until the
+    last one (no_sync) would take the memory that sharding saves. Under amp_bf16 FSDP2's own mixed
+    precision is used (parameters gathered in bf16, gradients reduced in fp32), so norms and softmax
+    run
+    in bf16 too.
+    """
 
     precisions = PRECISIONS | {"amp_bf16": "32-true"}
     skips_synchronisation = False
@@ -188,21 +202,21 @@ class Fsdp2(FabricEngine):
     def _set_up(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         whole = getattr(model, "_orig_mod", model)
         names = {id(parameter): name for name, parameter in whole.named_parameters()}
-        model = self.fabric.setup_module(
-            model, move_to_device=False
-        )  # shards go there, not the whole model
+        # shards move to the device, not the whole model
+        model = self.fabric.setup_module(model, move_to_device=False)
         sharded = dict(whole.named_parameters())
-        for (
-            group
-        ) in optimizer.param_groups:  # which still hold the whole parameters that sharding replaced
+        # the groups still hold the whole parameters that sharding has replaced
+        for group in optimizer.param_groups:
             group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
         optimizer.state.clear()
         return model, self.fabric.setup_optimizers(optimizer)
 
 
 class DeepSpeed(FabricEngine):
-    """ZeRO stages 0 to 3, with offload. It accumulates and scales by itself. The optimizer is the task's own, in Python;
-    DeepSpeed's C++ ones are not compiled."""
+    """ZeRO stages 0 to 3, with offload. DeepSpeed accumulates and scales the loss itself.
+
+    The optimizer is the task's own, in Python. DeepSpeed's C++ optimizers are not compiled.
+    """
 
     skips_synchronisation = False
     scales_loss_itself = True
@@ -211,10 +225,13 @@ class DeepSpeed(FabricEngine):
         from lightning.fabric.strategies import DDPStrategy, DeepSpeedStrategy
 
         class OnCpu(DeepSpeedStrategy):
-            """Fabric's strategy without its check for CUDA devices (lightning 2.6), so that ZeRO can be tried without a GPU."""
+            """Fabric's strategy without its check for CUDA devices (lightning 2.6).
+
+            It allows a trial of ZeRO without a GPU.
+            """
 
             def setup_environment(self) -> None:
-                # DeepSpeed asks a device for its index, which a CPU's has only if it is given one
+                # DeepSpeed needs the index of a device, which a CPU has only if it is given one
                 self.parallel_devices = [torch.device("cpu", i) for i in range(e.nproc_per_node)]
                 DDPStrategy.setup_environment(self)
 
@@ -233,8 +250,8 @@ class DeepSpeed(FabricEngine):
 
     def micro_step(self, loss: Loss, batch: Any, last: bool) -> torch.Tensor:
         value = super().micro_step(loss, batch, last)
-        # which counts micro-batches, and updates after the last of a step; Fabric's optimizer would pass its engine by
-        # (lightning 2.6, deepspeed 0.19)
+        # DeepSpeed's engine counts micro-batches and updates after the last one of a step. Fabric's
+        # optimizer would bypass the engine (lightning 2.6, deepspeed 0.19).
         self.fabric.strategy.model.step()
         return value
 
@@ -252,7 +269,7 @@ ENGINES: dict[EngineName, Callable[[Execution, str, Any, Any], Engine]] = {
 
 
 def import_engine(engine: EngineName, device: str) -> None:
-    """Import what the engine needs. Raises TrainpaceError where a package is missing."""
+    """Import the engine's packages. Raises TrainpaceError if one is missing."""
     if engine == "deepspeed" and device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     with warnings.catch_warnings():
@@ -266,15 +283,19 @@ def import_engine(engine: EngineName, device: str) -> None:
             raise TrainpaceError(
                 f"the engine {engine} cannot start: {error.message}", error.hint
             ) from None
-    if engine == "deepspeed" and device == "cpu":  # else it compiles a C++ operator for a minute
+    if engine == "deepspeed" and device == "cpu":
+        # otherwise DeepSpeed compiles a C++ operator for a minute
         import deepspeed.ops
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def recompute_blocks(model: Any) -> tuple[str, ...]:
-    """Full activation checkpointing, by the model's own switch (transformers, timm), else by wrappers around its longest chain of
-    alike blocks. Returns notes: where the model has neither, nothing is recomputed, and a note says so.
+    """Turn full activation checkpointing on. Returns notes.
+
+    The model's own switch is used (transformers, timm), or else wrappers around its longest chain
+    of
+    similar blocks. If the model has neither, nothing is recomputed and a note says so.
     """
     # transformers renamed it in 5.x
     for switch in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
@@ -289,8 +310,8 @@ def recompute_blocks(model: Any) -> tuple[str, ...]:
         name = type(model).__name__
         return (
             (
-                f"activation checkpointing did nothing: {name} has no switch for it and no chain of"
-                " alike blocks."
+                f"activation checkpointing has no effect: {name} has no switch for it and "
+                "no chain of similar blocks."
             ),
         )
     from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
@@ -299,7 +320,9 @@ def recompute_blocks(model: Any) -> tuple[str, ...]:
     wrappers.apply_activation_checkpointing(
         model, wrappers.checkpoint_wrapper, check_fn=lambda module: id(module) in members
     )
-    return (f"activation checkpointing recomputes {len(members)} blocks ({chain.name} and on).",)
+    return (
+        (f"activation checkpointing recomputes {len(members)} blocks (starting at {chain.name})."),
+    )
 
 
 def _sharded(model: Any, e: Execution, device: str) -> Any:
@@ -330,7 +353,7 @@ def _sharded(model: Any, e: Execution, device: str) -> Any:
 
 
 def _deepspeed_config(e: Execution) -> dict[str, Any]:
-    """DeepSpeed's configuration, but for the precision, which Fabric adds."""
+    """Return DeepSpeed's configuration without the precision, which Fabric adds."""
     offloads = {"offload_optimizer": e.offload_optimizer, "offload_param": e.offload_parameters}
     zero = {"stage": e.zero_stage} | {
         name: {"device": "cpu"} for name, wanted in offloads.items() if wanted
@@ -341,9 +364,8 @@ def _deepspeed_config(e: Execution) -> dict[str, Any]:
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "gradient_clipping": (
-            0.0
-        ),  # left out, DeepSpeed 0.19 clips at 1.0, and trains differently from every other engine
+        # by default DeepSpeed 0.19 clips at 1.0, unlike every other engine
+        "gradient_clipping": 0.0,
         "steps_per_print": 10**9,
     }
 
@@ -351,13 +373,13 @@ def _deepspeed_config(e: Execution) -> dict[str, Any]:
 MADE_SAMPLES = 64
 """Samples of a model without a dataset, made once from the seed."""
 MADE_STEPS = 4
-"""Their batches are made before the clock starts and used in turn: data that nobody has never waits."""
+"""Steps whose batches are made before the clock starts and then reused, so that they never wait."""
 
 NextBatch = Callable[[], Any]
 
 
 def positions(samples: int, seed: int, global_batch: int, step: int) -> np.ndarray:
-    """The `global_batch` samples of one step, counted from 0 over epochs."""
+    """Return the `global_batch` samples of one step, counted from 0 over epochs."""
     epoch, number = divmod(step, steps_per_epoch(samples, global_batch))
     order = np.random.default_rng((seed, epoch)).permutation(samples)
     return np.resize(order, max(samples, global_batch))[
@@ -370,14 +392,14 @@ def steps_per_epoch(samples: int, global_batch: int) -> int:
 
 
 def of_rank(step: np.ndarray, execution: Execution, rank: int) -> np.ndarray:
-    """One rank's share of a step's positions, (accumulation, micro-batch)."""
+    """Return one rank's part of a step, with shape (accumulation, micro-batch)."""
     return step.reshape(
         execution.data_parallel_size, execution.accumulation, execution.micro_batch
     )[rank]
 
 
 class RankBatches(Sampler[list[int]]):
-    """A rank's micro-batches as a batch sampler: each iteration is the next epoch."""
+    """Batch sampler of one rank's micro-batches. Each iteration is the next epoch."""
 
     def __init__(self, samples: int, seed: int, execution: Execution, rank: int) -> None:
         self._samples, self._seed, self._execution, self._rank = samples, seed, execution, rank
@@ -402,13 +424,16 @@ class RankBatches(Sampler[list[int]]):
 def batches_of(
     trial: Trial, task: Task, rank: int, place: Callable[[Any], Any]
 ) -> tuple[NextBatch, tuple[str, ...]]:
-    """(a function that gives the rank's micro-batches in turn, notes). `place` puts made batches on the device beforehand."""
+    """Return a function that gives the rank's micro-batches in turn, and notes.
+
+    `place` puts generated batches on the device beforehand.
+    """
     batches: Iterable[Any]
     notes: tuple[str, ...] = ()
     if task.dataset is None:
         if trial.loader.shards is not None:
-            raise TrainpaceError(f"{task.name} has no dataset that shards could take the place of.")
-        notes = ("no dataset: samples are made once, so no loader is part of a step.",)
+            raise TrainpaceError(f"{task.name} has no dataset that shards could replace.")
+        notes = ("no dataset: samples are generated once, so steps include no loading.",)
         torch.manual_seed(trial.seed)
         pool, e = task.make_batch(MADE_SAMPLES), trial.execution
         steps = [
@@ -428,9 +453,8 @@ def batches_of(
 def _loader(dataset: Any, trial: Trial, task: Task, rank: int) -> DataLoader[Any]:
     s: LoaderSettings = trial.loader
     order = RankBatches(len(dataset), trial.seed, trial.execution, rank)
-    own_generator = torch.Generator().manual_seed(
-        trial.seed + rank
-    )  # or it would draw from the model's
+    # without its own generator, the loader would use the model's
+    own_generator = torch.Generator().manual_seed(trial.seed + rank)
     options: dict[str, Any] = {
         "num_workers": s.workers,
         "prefetch_factor": s.prefetch_factor if s.workers else None,
@@ -439,15 +463,19 @@ def _loader(dataset: Any, trial: Trial, task: Task, rank: int) -> DataLoader[Any
         "generator": own_generator,
     }
     if isinstance(dataset, ShardDataset) and not hasattr(task.dataset, "collate_fn"):
-        return DataLoader(
-            dataset, sampler=order, batch_size=None, **options
-        )  # which copies each sample once
+        # without collation, each sample is copied once
+        return DataLoader(dataset, sampler=order, batch_size=None, **options)
     return DataLoader(dataset, batch_sampler=order, collate_fn=task.collate, **options)
 
 
 def _shards(folder: str, task: Task) -> tuple[ShardDataset, tuple[str, ...]]:
-    """(the shards in place of the task's dataset, notes). The dataset's attribute `online`, a function of one sample, is the part
-    that was left out of the shards. Raises Contradiction where the samples differ in form from the dataset's own.
+    """Return the shards that replace the task's dataset, and notes.
+
+    The dataset's attribute `online`, a function of one sample, is the part that was not
+    precomputed.
+
+    Raises:
+        Contradiction: if the samples differ in form from the dataset's own.
     """
     online = getattr(task.dataset, "online", None)
     online = online if callable(online) else None
@@ -456,13 +484,15 @@ def _shards(folder: str, task: Task) -> tuple[ShardDataset, tuple[str, ...]]:
     form, own = (_form(task.collate([samples[0]])) for samples in (shards, task.dataset))
     if form != own:
         raise Contradiction(
-            f"the samples of {folder} are {form}, those of {task.name} {own}.",
-            "Give the task's dataset an attribute `online`, the function (sample -> sample) that"
-            " was left out of the shards.",
+            f"the samples of {folder} are {form}, but those of {task.name} are {own}.",
+            (
+                "Give the task's dataset an attribute `online`: the function (sample -> sample)"
+                " that was not precomputed."
+            ),
         )
     if online is None:
         return shards, (
-            f"shards are read as they are: the dataset of {task.name} has no attribute `online`.",
+            f"shards are used as stored: the dataset of {task.name} has no attribute `online`.",
         )
     return shards, ()
 
@@ -480,21 +510,16 @@ def _form(batch: Any) -> str:
 FEWEST_STEPS, MOST_STEPS, FEWEST_NOISE_STEPS = 5, 1000, 12
 MOST_BETWEEN_AGREEMENTS = 10
 AGREE_EVERY_MS = 500.0
-"""Ranks agree whether the time is over now and then, not in every step: it costs an exchange."""
+"""Time between agreements of ranks on whether to stop. Each agreement costs a collective."""
 
 
 def train(trial: Trial) -> TrialResult:
-    """Run the trial as the rank that this process is; the result is rank 0's view."""
+    """Run the trial as the rank of this process. The result is rank 0's view."""
     e = trial.execution
     check_engine(trial.engine, e)
     if trial.noise_scale and (why := why_no_noise_scale(trial.engine, e)):
         raise TrainpaceError(why)
-    set_up_device(trial.device, e.precision)
-    rank, local_rank = _ranks(e)
-    if trial.threads_per_process is not None:
-        torch.set_num_threads(trial.threads_per_process)
-    use_device(trial.device, local_rank)
-    import_engine(trial.engine, trial.device)
+    rank = _start(trial)
     meter = MemoryMeter(trial.device)
     torch.manual_seed(trial.seed)
     task = build_task(trial.task)
@@ -509,6 +534,37 @@ def train(trial: Trial) -> TrialResult:
     losses = torch.stack(steps.losses).double() / e.accumulation
     step_ms, data_wait_ms = steps.step_ms, tuple(steps.data_wait_ms)
     noise, noise_notes = steps.noise_scale() if trial.noise_scale else ({}, ())
+    peak = meter.peak_gib()[0]
+    peak = _of_ranks("largest", -1.0 if peak is None else peak, engine.device)
+    return result_of(
+        step_ms,
+        e.global_batch,
+        "trial",
+        data_wait_ms=data_wait_ms,
+        losses=_loss_curve(losses, e, task),
+        peak_memory_gib=peak if peak >= 0 else None,
+        start_up_s=steps.start_up_s,
+        world_size=e.world_size,
+        environment=environment(trial.device) | _engine_versions(),
+        noise_scale=noise,
+        notes=(*notes, *data_notes, *_optimizer_note(task, trial), *noise_notes),
+        loss=task.loss_name,
+    )
+
+
+def _start(trial: Trial) -> int:
+    """Set up the device and the engine's packages. Returns this process's rank."""
+    set_up_device(trial.device, trial.execution.precision)
+    rank, local_rank = _ranks(trial.execution)
+    if trial.threads_per_process is not None:
+        torch.set_num_threads(trial.threads_per_process)
+    use_device(trial.device, local_rank)
+    import_engine(trial.engine, trial.device)
+    return rank
+
+
+def _loss_curve(losses: torch.Tensor, e: Execution, task: Task) -> tuple[float, ...]:
+    """Return the losses averaged over all ranks. Raises UserCodeError for NaN or infinity."""
     if _many_ranks():
         dist.all_reduce(losses)
         losses /= e.world_size
@@ -517,31 +573,17 @@ def train(trial: Trial) -> TrialResult:
     if bad is not None:
         hint = "Lower the learning rate, or try a wider precision."
         raise UserCodeError(f"the loss of {task.name} became {curve[bad]} at step {bad + 1}.", hint)
-    peak = meter.peak_gib()[0]
-    peak = _of_ranks("largest", -1.0 if peak is None else peak, engine.device)
-    versions = {
-        name: str(sys.modules[name].__version__)
-        for name in ("lightning", "deepspeed")
-        if name in sys.modules
-    }
-    return result_of(
-        step_ms,
-        e.global_batch,
-        "trial",
-        data_wait_ms=data_wait_ms,
-        losses=curve,
-        peak_memory_gib=peak if peak >= 0 else None,
-        start_up_s=steps.start_up_s,
-        world_size=e.world_size,
-        environment=environment(trial.device) | versions,
-        noise_scale=noise,
-        notes=(*notes, *data_notes, *_optimizer_note(task, trial), *noise_notes),
-        loss=task.loss_name,
-    )
+    return curve
+
+
+def _engine_versions() -> dict[str, str]:
+    engines = {name: sys.modules.get(name) for name in ("lightning", "deepspeed")}
+    return {name: str(m.__version__) for name, m in engines.items() if m is not None}
 
 
 class _Steps:
-    """Steps, the first of them not counted. Times are of whole steps: data, place, forward, backward, exchange, update."""
+    """Timed steps. A time covers the whole step: data, placement, forward, backward, collectives,
+    update."""
 
     def __init__(self, trial: Trial, task: Task, engine: Engine, next_batch: NextBatch) -> None:
         self._trial, self._task, self._engine, self._next_batch = trial, task, engine, next_batch
@@ -555,7 +597,7 @@ class _Steps:
         return [ms for (ms,) in self._clock.spans_ms]
 
     def run(self) -> None:
-        """Warm up, then as many steps as were asked for, or fit into the time."""
+        """Warm up, then run the requested steps, or as many as fit into the time."""
         t, device, steps = self._trial, self._engine.device, self._clock.spans_ms
         last_ms = AGREE_EVERY_MS
         for _ in range(t.warmup_steps):
@@ -576,8 +618,11 @@ class _Steps:
             over = _of_ranks("first", float(time.perf_counter() > deadline), device)
 
     def noise_scale(self) -> tuple[dict[str, float], tuple[str, ...]]:
-        """(samples, low, high (90 %) and steps, as far as they can be told; notes), from as many steps again. They are not timed,
-        since the norms cost two passes over the gradients."""
+        """Gather the gradient noise scale in as many steps again, which are not timed.
+
+        Returns:
+            (samples, low and high of the 90% interval, and steps, as far as they are known; notes).
+        """
         norms = _norms_of(self._trial, self._engine)
         for _ in range(max(FEWEST_NOISE_STEPS, len(self._clock.spans_ms))):
             self._step(norms)
@@ -595,7 +640,7 @@ class _Steps:
         return {name: value for name, value in values.items() if value is not None}, notes
 
     def _timed(self, count: int) -> float:
-        """Run `count` more steps, wait for the device, which the host runs ahead of, and return the last one's ms."""
+        """Run `count` steps, wait for the device, and return the last step's milliseconds."""
         for _ in range(count):
             self._step()
             if len(self.losses) == 1:
@@ -627,15 +672,19 @@ class _Steps:
 
 
 def _norms_of(trial: Trial, engine: Engine) -> NoiseNorms:
-    """What gathers gradients of a part of the batch beside the whole's: of the first micro-batch (under FSDP2, whose gradients
-    are reduced in every one, all ranks'); under DDP without accumulation, of each rank's share."""
+    """Return the collector of gradient norms of a part of the batch and of the whole.
+
+    With accumulation the part is the first micro-batch; under FSDP2, which reduces gradients in
+    every
+    micro-batch, that of all ranks. Under DDP without accumulation it is each rank's share.
+    """
     e = trial.execution
     if e.accumulation > 1:
         samples = e.micro_batch * (e.data_parallel_size if trial.engine == "fsdp2" else 1)
         return NoiseNorms(
             engine.model, samples, e.accumulation, e.global_batch, lambda: engine.loss_scale
         )
-    # inside of Fabric's module, and of a compiled one
+    # DDP is wrapped by Fabric's module, and maybe by a compiled one
     ddp = next(
         m for m in engine.model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)
     )
@@ -643,8 +692,13 @@ def _norms_of(trial: Trial, engine: Engine) -> NoiseNorms:
 
 
 def _ranks(e: Execution) -> tuple[int, int]:
-    """The rank of this process, among all and on its node, by torchrun's environment variables; one that was started alone is
-    rank 0 of 1. Raises Contradiction where the number of processes is not the execution's."""
+    """Return the global and the local rank of this process, from torchrun's variables.
+
+    A process started alone is rank 0 of 1.
+
+    Raises:
+        Contradiction: if the number of processes is not the execution's.
+    """
     if "RANK" not in os.environ:
         os.environ.update(ONE_RANK)
     rank, local_rank, world = (
@@ -654,7 +708,7 @@ def _ranks(e: Execution) -> tuple[int, int]:
         raise Contradiction(
             f"{world} process{'es were' if world > 1 else ' was'} started for an execution of"
             f" {e.world_size} (nnodes {e.nnodes} x nproc_per_node {e.nproc_per_node}).",
-            "Start as many as nnodes x nproc_per_node.",
+            "Start nnodes x nproc_per_node processes.",
         )
     return rank, local_rank
 
@@ -678,23 +732,24 @@ def _optimizer_note(task: Task, trial: Trial) -> tuple[str, ...]:
     own = None if task.optimizer is None else optimizer_name(task.optimizer)
     if own is None or trial.execution.optimizer.partition("_")[0] == own.partition("_")[0]:
         return ()
-    return (f"trained with the task's own {own}, not {trial.execution.optimizer}.",)
+    return (f"trained with the task's own optimizer {own}, not {trial.execution.optimizer}.",)
 
 
 def main() -> None:
-    """Run the trial and end the process, which threads of engines and of users' code would keep or abort."""
+    """Run the trial and exit hard, because threads of engines or user code may hang or abort the
+    exit."""
     request, result = sys.argv[1:3]
     rank = os.environ.get("RANK", "0")
     try:
         done = train(load(request, Trial))
         if _many_ranks():
-            with contextlib.suppress(RuntimeError):  # a rank that has gone already was here
+            with contextlib.suppress(RuntimeError):  # a rank that has gone has passed the barrier
                 dist.barrier()
         if rank == "0":
             save(done, result)
     except (Exception, SystemExit) as error:
         answer = failure_of(error)
-        # ranks that fail for want of one that failed, or was killed, have nothing to add
+        # ranks that fail only because another rank has gone have nothing to add
         if not (failure_file(result).exists() or complains_of_a_peer(str(error))):
             write_whole(failure_file(result), json.dumps(answer))
         sys.stderr.write(f"trainpace: rank {rank}: {answer['error']} {answer['hint']}\n")
