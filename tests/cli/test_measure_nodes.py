@@ -82,7 +82,7 @@ def measure(folder, *arguments, **around):
 def test_misuse_is_said_before_anything_starts(folder):
     done = measure(folder, "resnet18", "--partition", "gpu")
     assert done.returncode == 2
-    assert "for --launcher slurm" in done.stderr
+    assert "--launcher slurm" in done.stderr
     done = measure(folder, "--suite", "suite.toml", "--launcher", "slurm", "--html", "a.html")
     assert done.returncode == 2
     assert "journal export" in done.stderr
@@ -99,7 +99,7 @@ def test_a_result_is_of_its_options_code_and_versions(folder, monkeypatch):
     ]
 
     def names(**options):
-        return [_job(item, i, folder, SuiteRequest(**options)).name for i, item in enumerate(items)]
+        return [_job(item, i, folder, SuiteRequest(suite="classic", **options)).name for i, item in enumerate(items)]
 
     before = names()
     assert names() == before

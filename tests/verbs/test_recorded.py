@@ -96,7 +96,7 @@ def test_match_takes_it_too(with_workers, tmp_path):
 
     answer = run(MatchRequest(model=with_workers, **{**asked, "machines": str(mine)}), Silent())
     assert answer.job.conditions.samples_per_cpu_s == pytest.approx(1000 / SAMPLE_MS)
-    assert "a worker on every core: 20 samples/s" in answer.recorded[0]
+    assert "worker on every core: 20 samples/s" in answer.recorded[0]
 
 
 def test_what_may_mislead_is_carried_into_plan_and_forecast(without, tmp_path):

@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 import uvicorn
 
-from trainpace.web import server
+from trainpace.web import server as web_server
 from trainpace.web.server import Connection, make_room
 
 
@@ -27,8 +27,8 @@ async def answer(scope, receive, send):
 
 @pytest.fixture
 def port(monkeypatch):
-    monkeypatch.setattr(server, "ASK_S", 0.4)
-    monkeypatch.setattr(server, "ANSWER_S", 0.8)
+    monkeypatch.setattr(web_server, "ASK_S", 0.4)
+    monkeypatch.setattr(web_server, "ANSWER_S", 0.8)
     config = uvicorn.Config(
         answer,
         http=Connection,
@@ -90,7 +90,7 @@ def test_an_answer_that_nobody_takes_is_dropped(port):
 
 
 def test_hundreds_that_ask_nothing_leave_room_for_one_that_asks(port, monkeypatch):
-    monkeypatch.setattr(server, "ASK_S", 60.0)
+    monkeypatch.setattr(web_server, "ASK_S", 60.0)
     with contextlib.ExitStack() as idle:
         for _ in range(400):
             idle.enter_context(socket.create_connection(("127.0.0.1", port)))

@@ -52,7 +52,7 @@ show_records()
 def trace(
     model: Model, *, forms: Sequence[Form] = ("fp32", "amp", "half"), **options: Any
 ) -> Workload:
-    """What one micro-batch of a model computes, for forecasts at any batch size. A spec is traced in a process of its own.
+    """Return the operators of one micro-batch, for forecasts at any batch size. A spec is traced in its own process.
 
     A live `nn.Module` is traced here, without its weights, and stays as it is. It needs `example`, a batch of at least one sample
     as its training has it, and `loss`: of an example (input, ..., target) it takes (output, target); of a dict it may be left
@@ -66,7 +66,7 @@ def trace(
 
 
 def forecast(model: Model, **options: Any) -> Forecasts:
-    """Step time, memory and cost of a model on GPUs you don't have: a forecast for each `gpu` and `batch`.
+    """Forecast step time, memory and cost of a model on GPUs you don't have, for each `gpu` and `batch`.
 
     trainpace.forecast("resnet50", gpu=["T4", "A100"], batch=64, precision="amp_fp16").to_pandas()
     """
@@ -76,7 +76,7 @@ def forecast(model: Model, **options: Any) -> Forecasts:
 
 
 def match(model: Model, **options: Any) -> Ranking:
-    """Servers ranked by what the whole training costs or how long it takes.
+    """Rank servers by what the whole training costs or how long it takes.
 
     trainpace.match("resnet50", samples="1.28M", epochs=90, deadline="24h").matches[0].offer
     """
@@ -88,7 +88,7 @@ def match(model: Model, **options: Any) -> Ranking:
 
 
 def plan(model: Model, **options: Any) -> Plan:
-    """What to change about a training, in which order, and what each change saves of the whole job.
+    """Recommend what to change about a training, in which order, and what each change saves of the whole job.
 
     trainpace.plan("resnet50", gpu="A100", num_gpus=4, batch=64, samples="1.28M", epochs=90).changes
     """
@@ -98,7 +98,7 @@ def plan(model: Model, **options: Any) -> Plan:
 
 
 def measure(model: str, **options: Any) -> MeasuredSweep:
-    """Real steps of a model on this machine over batch sizes, each probe in a process of its own, and kept in the journal.
+    """Measure real steps of a model on this machine over batch sizes, each in its own process, into the journal.
 
     trainpace.measure("train.py:task", batch=[8, 16, 32]).to_pandas()
     """
@@ -109,7 +109,7 @@ def measure(model: str, **options: Any) -> MeasuredSweep:
 
 
 def schedule(**options: Any) -> Answer:
-    """Steps, hours and dollars of a training run, or whichever number is missing.
+    """Compute steps, hours and dollars of a training run, or whichever number is missing.
 
     trainpace.schedule(samples=1_281_167, epochs=90, global_batch=256, deadline="24h").step_time_s
     """
@@ -117,7 +117,7 @@ def schedule(**options: Any) -> Answer:
 
 
 def look(command: str | Sequence[str], **options: Any) -> Looked:
-    """Let a training script train for some seconds: how long it will take here, what slows it down, and what it costs elsewhere.
+    """Let a script train for some seconds and report how long it will take, what slows it down, and its cost elsewhere.
 
     trainpace.look("train.py --epochs 30").interval_s
     """
@@ -137,7 +137,7 @@ def watch(command: str | Sequence[str], **options: Any) -> Recording:
 def diagnose(
     command: str | Sequence[str] | os.PathLike[str], **options: Any
 ) -> Diagnosis | ProfiledTraining:
-    """What slows a training script down, proved by taking one cause after another away; or of a recording's folder, unproved.
+    """Find what slows a training script down and prove it by removing one suspect at a time.
     Of a profiler's trace, or a folder with one for each rank: a `ProfiledTraining`, with what each change could save at most.
 
     trainpace.diagnose("trace.json.gz").bounds
@@ -154,7 +154,7 @@ def diagnose(
 
 
 def loader(target: str, **options: Any) -> MeasuredLoader:
-    """A DataLoader measured alone: samples/s over workers, what a sample costs, and the settings for this machine.
+    """Measure a DataLoader alone: samples/s over workers, the cost of a sample, and settings for this machine.
 
     trainpace.loader("train.py:make_dataset", batch=64).advice
     """
@@ -172,17 +172,17 @@ def precompute(target: str | None = None, **options: Any) -> Precomputed | Estim
 
 
 def calibrate(**options: Any) -> MachineProfile:
-    """Measure what this machine's CPU can do, for a minute, and keep it for forecasts."""
+    """Measure what this machine's CPU can do, for a minute, and save it for forecasts."""
     return _ask(verbs.machine.calibrate_machine, verbs.machine.CalibrateRequest, options)
 
 
 def doctor(**options: Any) -> Examination:
-    """Examine this machine, and whether measuring works on it: `checks`, and `is_well`."""
+    """Examine this machine and whether it can be measured: `checks`, and `is_well`."""
     return _ask(verbs.machine.examine_machine, verbs.machine.DoctorRequest, options)
 
 
 def verify(model: str, **options: Any) -> Equivalence:
-    """Do accumulation, ranks and one big batch give the same training? The largest difference, and its cause."""
+    """Compare accumulation, ranks and one big batch: the largest difference and its cause."""
     return _ask(
         verbs.checks.verify, verbs.checks.VerifyRequest, {"model": _spec_only(model), **options}
     )
@@ -197,22 +197,22 @@ def validate(runs: str | os.PathLike[str], **options: Any) -> ValidatedRuns:
 
 
 def run(ladder: str | os.PathLike[str], **options: Any) -> LadderResult:
-    """Carry a ladder or a plan out rung by rung: forecast, measure, keep what helps, undo what does not."""
+    """Try a ladder or a plan step by step: forecast, measure, keep what helps, undo what does not."""
     return _ask(verbs.run.run, verbs.run.RunRequest, {"ladder": ladder, **options})
 
 
 def offers(**options: Any) -> list[Offer]:
-    """Servers on offer, with their prices."""
+    """List servers on offer with their prices."""
     return Listed(_ask(verbs.match.list_offers, verbs.match.OffersRequest, options).offers)
 
 
 def gpus(hardware: str | None = None) -> list[Device]:
-    """The hardware catalogue, each figure with its source; before it the devices of a file of one's own."""
+    """List the devices of your own file and the hardware catalogue, with the source of each figure."""
     return Listed(_ask(verbs.machine.list_gpus, verbs.machine.GpusRequest, {"hardware": hardware}))
 
 
 def journal(where: str | None = None, create: bool = True) -> Journal:
-    """The journal at a path or URL, by default the user's own, to be used in a ``with`` block."""
+    """Open the journal at a path or URL, by default the user's own, for a ``with`` block."""
     from trainpace.journal import Journal
 
     return Journal.open(where, create)
@@ -227,8 +227,8 @@ def _ask(
 def _spec_only(model: object) -> str:
     if not isinstance(model, str):
         raise TrainpaceError(
-            f"a {type(model).__name__} cannot go to a process of its own.",
-            "Name the model: FILE.py:FUNCTION, or as in forecast.",
+            f"A {type(model).__name__} cannot move to another process.",
+            "Give the model as FILE.py:FUNCTION, or as in forecast.",
         )
     return model
 
@@ -240,26 +240,26 @@ def _words(command: str | Sequence[str]) -> tuple[str, ...]:
 def _request_about(
     kind: type[R], model: object, options: Mapping[str, Any], forms: Sequence[Form] | None = None
 ) -> R:
-    """What a verb is asked about a model. A live one is traced here, as it cannot go to another process."""
+    """Make a request about a model. A live model is traced here, since it cannot move to another process."""
     of_task = {name: options.get(name) for name in ("example", "loss", "task_optimizer")}
     options = {name: value for name, value in options.items() if name not in of_task}
-    torch = sys.modules.get("torch")  # where there is a module, torch has been imported
+    torch = sys.modules.get("torch")  # with a live module, torch has been imported
     if torch is None or not isinstance(model, torch.nn.Module):
         if any(value is not None for value in of_task.values()):
             raise TrainpaceError(
-                "example, loss and task_optimizer go with a live nn.Module.", "Leave them out."
+                "example, loss and task_optimizer need a live nn.Module.", "Leave them out."
             )
         return request_of(kind, {"model": model, **options})
     request = request_of(kind, {"model": type(model).__name__, **options})
     if request.adapter is not None:
         raise TrainpaceError(
-            "`adapter` is for a model that is named.",
+            "`adapter` needs a model given by name.",
             "Adapt the module itself: peft.get_peft_model(module, ...).",
         )
     for name in ("sequence_length", "image_size"):
         if getattr(request, name) not in (None, ()):
             raise TrainpaceError(
-                f"the {name} of a live model is its example's.", f"Leave {name} out."
+                f"The {name} of a live model is its example's.", f"Leave {name} out."
             )
     from trainpace.workload import trace_task
 
@@ -274,35 +274,10 @@ def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) 
 
     import torch  # isort: skip
 
-    if isinstance(
-        example, Mapping
-    ):  # such as Hugging Face's BatchEncoding, into which tree_leaves does not look
+    if isinstance(example, Mapping):  # tree_leaves does not look into Hugging Face's BatchEncoding
         example = dict(example)
     tensors = [t for t in tree_leaves(example) if isinstance(t, torch.Tensor) and t.dim()]
-    if (
-        not tensors
-        or not isinstance(example, dict | tuple | list)
-        or len({len(t) for t in tensors}) != 1
-    ):
-        raise TrainpaceError(
-            "a live model needs `example`: one batch as the training has it, (input, ..., target)"
-            " or a dict of tensors.",
-            "Every tensor's first dimension is the batch.",
-        )
-    if loss is None and mode != "inference" and not isinstance(example, dict):
-        raise TrainpaceError(
-            "a live model needs `loss`, which takes (output, target).", "Or mode='inference'."
-        )
-    if (
-        loss is not None
-        and mode != "inference"
-        and isinstance(example, dict)
-        and "labels" not in example
-    ):
-        raise TrainpaceError(
-            "`loss` takes (output, labels), and the example has no labels.",
-            "Put labels into it, or leave `loss` out where the model returns its own.",
-        )
+    _check_example(example, tensors, loss, mode)
     size = len(tensors[0])
 
     def make_batch(n: int) -> Any:
@@ -329,10 +304,7 @@ def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) 
 
     ids = example.get("input_ids") if isinstance(example, dict) else None
     length = int(ids.shape[1]) if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
-    sample = (
-        f"{length} tokens" if length else " x ".join(map(str, tensors[0].shape[1:])) or "number"
-    )
-    # a dataset makes meta_batch build the batch here and move it, as the example's own tensors are no meta ones
+    shape = " x ".join(map(str, tensors[0].shape[1:])) or "number"
     return Task(
         type(model).__name__,
         model,
@@ -340,7 +312,30 @@ def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) 
         loss_of,
         make_batch,
         optimizer,
-        sample,
+        f"{length} tokens" if length else shape,
         length,
+        # with a dataset, meta_batch makes the batch here and moves it: the example's tensors are not on the meta device
         dataset=(example,),
     )
+
+
+def _check_example(example: Any, tensors: Sequence[Any], loss: Any, mode: str) -> None:
+    """Raise TrainpaceError if a live model cannot be trained on the example."""
+    is_dict = isinstance(example, dict)
+    if not isinstance(example, dict | tuple | list) or len({len(t) for t in tensors}) != 1:
+        raise TrainpaceError(
+            "A live model needs `example`: a batch as in training, (input, ..., target) or a dict"
+            " of tensors.",
+            "Every tensor's first dimension is the batch.",
+        )
+    if mode == "inference":
+        return
+    if loss is None and not is_dict:
+        raise TrainpaceError(
+            "A live model needs `loss`, which takes (output, target).", "Or use mode='inference'."
+        )
+    if loss is not None and is_dict and "labels" not in example:
+        raise TrainpaceError(
+            "`loss` takes (output, labels), and the example has no labels.",
+            "Add labels to it, or leave `loss` out if the model returns its own.",
+        )

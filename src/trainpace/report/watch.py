@@ -595,7 +595,7 @@ def _conditions(looked: Looked) -> list[str]:
     elif length.of == "epoch":
         lines.append("The length of the training is unknown. Pass --epochs N.")
     else:
-        if length.words and length.words != "as you say":
+        if length.words and length.words != "as given":
             lines.append(f"Length by {length.words}.")
         if unseen := unseen_in_words(first):
             lines.append(f"{sentence(unseen)} is counted, because none was seen.")

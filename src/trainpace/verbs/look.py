@@ -1,7 +1,7 @@
-"""`look`: the first answer about a training script, after half a minute of it: how long, why, what to change, and where else.
+"""`look`: the first answer about a training script after half a minute: how long, why, what to change, and where else.
 
-It asks the other verbs: `watch` for a recording that ends after some seconds of steps, `diagnose` for its shares and advice,
-`match` for the same training on cards that can be rented.
+It uses the other verbs: `watch` for a recording that ends after some seconds of steps, `diagnose` for its shares and advice,
+`match` for the same training on rented cards.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from trainpace.watch import (
 from trainpace.workload import Workload
 
 OUTPUT_FILE = "output.txt"
-"""What the script prints, in the recording's folder."""
+"""Output of the script, in the recording's folder."""
 WORKLOAD_FILE = "workload.json"
 ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX")
-"""What activating an environment sets; `python` is then the user's own."""
+"""Variables of an active environment, in which `python` is the user's own."""
 TAIL_LINES, TAIL_BYTES = 8, 4000
 ROLES = {"cheapest": "cheapest", "knee": "between", "fastest": "fastest"}
 USUAL_STEPS = 1000
-"""Steps that are spoken of where nobody knows how many there will be."""
+"""Steps to report on if the length of the training is unknown."""
 
 
 class LookRequest(Request):
@@ -66,17 +66,13 @@ class LookRequest(Request):
     seconds: Annotated[
         float,
         Field(
-            "How long to let it train, from its first step on.",
-            ABOVE_0_S,
-            metavar="DURATION",
-            option="for",
+            "Training time, from its first step on.", ABOVE_0_S, metavar="DURATION", option="for"
         ),
     ] = 20.0
     epochs: Annotated[
         float | None,
         Field(
-            "Epochs of the whole training.  [default: as the command or the script's variables"
-            " say]",
+            "Epochs of the whole training.  [default: from the command or the script's variables]",
             EPOCHS,
         ),
     ] = None
@@ -87,24 +83,24 @@ class LookRequest(Request):
     global_batch: Annotated[
         int | None,
         Field(
-            "Samples of a step over all ranks.  [default: as its loader or the model's input"
-            " tells]",
+            "Samples per step over all ranks.  [default: from its loader or the model's input]",
             AT_LEAST_1,
         ),
     ] = None
     gpu: Annotated[
         tuple[str, ...],
         Field(
-            "A card to rent, several times if you like.  [default: the cheapest, the fastest, one"
-            " between]"
+            "A card to rent; repeat for several.  [default: the cheapest, the fastest, one between]"
         ),
     ] = ()
     output: RecordingFolder = None
 
 
 class Length(Record):
-    """The steps that are spoken of. `of`: the whole training, one epoch of it where nobody says how many there are, or some steps
-    where nobody knows an epoch's. `words`: who says so."""
+    """The steps to report on: the whole training, one epoch if their number is unknown, or some steps if an epoch's is.
+
+    `words` names the source.
+    """
 
     steps: int
     of: Literal["training", "epoch", "steps"]
@@ -113,18 +109,21 @@ class Length(Record):
 
 
 class Elsewhere(Record):
-    """The same steps on a card that can be rented, with a loader worker for each core of its server; `role` says why this one is
-    shown."""
+    """The same steps on a rented card, with a loader worker for each core of its server. `role` is why it is shown."""
 
     role: str
     match: Match
 
 
 class Looked(Record):
-    """`seconds`: of all steps of `length` on this machine, with the interval of the mean step. `elsewhere` is empty where the
-    model could not be captured, or no card can train it: `not_elsewhere` says why. `loading_ms`: what the data of a step take
-    with the script's own number of loader workers, on cores as fast as these; None where its loader was not seen. `busy`: that
-    other programs kept this machine busy, in words."""
+    """What a look found.
+
+    Attributes:
+        seconds: Time of all steps of `length` on this machine; `interval_s` is that of the mean step.
+        elsewhere: Forecasts on rented cards. Empty if the model was not captured or no card can train it; `not_elsewhere` is why.
+        loading_ms: Time to load the data of a step with the script's own number of loader workers; None without a loader.
+        busy: A sentence about other programs that kept this machine busy.
+    """
 
     watched: Watched
     diagnosis: Diagnosis
@@ -173,9 +172,9 @@ def _elsewhere_json(chosen: Elsewhere) -> dict[str, Any]:
 def run(request: LookRequest, progress: Progress) -> Looked:
     r = request
     if not r.command:
-        raise Misuse("give a training script, as in: trainpace train.py --epochs 30.")
+        raise Misuse("Give a training script, as in: trainpace train.py --epochs 30.")
     if len(r.command) == 1 and is_trace(r.command[0]):
-        raise Misuse(f"{r.command[0]} is a profiler's trace, which trainpace diagnose reads.")
+        raise Misuse(f"{r.command[0]} is a profiler's trace.", "Read it with trainpace diagnose.")
     check_one_task(task_of(os.environ), "look")
     command, busy = started_with_python(r.command), busy_words()
     folder = new_folder(r.output, command)
@@ -184,13 +183,13 @@ def run(request: LookRequest, progress: Progress) -> Looked:
     with ending_with(watched.exit_code or TrainpaceError.exit_code):
         if not ranks and watched.exit_code:
             raise TrainpaceError(
-                _failure(watched), f"All that it printed is in {folder / OUTPUT_FILE}."
+                _failure(watched), f"Its whole output is in {folder / OUTPUT_FILE}."
             )
         found = diagnose(watched.recording)
     stated = stated_length(command) or ranks[0].stated
     length = length_of(found, stated, r.epochs, r.max_steps)
     ms = found.step_ms
-    # the rest of the training is at another time than the steps that were watched
+    # the rest of the training runs later than the watched steps, and machines drift
     low_ms = ms - math.hypot(ms - found.step_ms_low, DRIFT * ms)
     high_ms = ms + math.hypot(found.step_ms_high - ms, DRIFT * ms)
     seconds, low, high = (_seconds(length.steps, each) for each in (ms, max(low_ms, 1e-6), high_ms))
@@ -209,20 +208,20 @@ def run(request: LookRequest, progress: Progress) -> Looked:
         ),
     )
     try:
-        with progress.work("forecasting the same training on cards for rent"):
+        with progress.work("forecasting the same training on rented cards"):
             return replace(looked, elsewhere=elsewhere(looked, r.gpu, progress, r.global_batch))
     except TrainpaceError as error:
-        if r.gpu:  # what was asked for by name
+        if r.gpu:  # requested by name
             raise
         return replace(looked, not_elsewhere=str(error))
 
 
 def started_with_python(command: Sequence[str]) -> tuple[str, ...]:
-    """The command, with a Python before a script that is named alone: that of the environment that is active, else this one."""
+    """Put a Python before a script: the active environment's, else this one."""
     if not command[0].endswith(".py"):
         return tuple(command)
     if not os.path.isfile(command[0]):
-        raise Misuse(f"there is no file {command[0]} here.")
+        raise Misuse(f"There is no file {command[0]} here.")
     active = any(os.environ.get(name) for name in ENVIRONMENTS) and shutil.which("python")
     return ("python" if active else sys.executable, *command)
 
@@ -230,9 +229,9 @@ def started_with_python(command: Sequence[str]) -> tuple[str, ...]:
 def length_of(
     diagnosis: Diagnosis, stated: StatedLength | None, epochs: float | None, max_steps: int | None
 ) -> Length:
-    """The training's length: as asked for, else as its command says, else one epoch, else some steps."""
+    """Return the length of the training: as requested, as its command says, one epoch, or some steps."""
     if max_steps is not None:
-        return Length(steps=max_steps, of="training", words="as you say")
+        return Length(steps=max_steps, of="training", words="as given")
     each = diagnosis.steps_per_epoch
     if epochs is None and stated is not None and stated.steps is not None:
         return Length(steps=stated.steps, of="training", words=stated.words)
@@ -241,16 +240,38 @@ def length_of(
     count = epochs if epochs is not None else stated.epochs if stated is not None else None
     if count is None:
         return Length(steps=max(1, round(each)), of="epoch", epochs=1.0)
-    words = "as you say" if epochs is not None else stated.words if stated is not None else ""
+    words = "as given" if epochs is not None else stated.words if stated is not None else ""
     return Length(steps=max(1, round(count * each)), of="training", epochs=count, words=words)
 
 
 def elsewhere(
     looked: Looked, gpus: Sequence[str], progress: Progress, global_batch: int | None = None
 ) -> tuple[Elsewhere, ...]:
-    """The same steps on single cards that can be rented: the cheapest, the fastest and one between, or those asked for. The
-    loader's cost of a sample is the recorded one, and so are the samples of a step, without a `global_batch`. Raises
-    TrainpaceError where there is no forecast."""
+    """Forecast the same steps on single rented cards: the given ones, else the cheapest, the fastest and one between.
+
+    The loader's cost per sample is the recorded one, and so are the samples per step without a `global_batch`. Raises
+    TrainpaceError if there is no forecast.
+    """
+    request = replace(_request_elsewhere(looked, global_batch), gpu=tuple(gpus))
+    found = match.run(request, progress)
+    single = [m for m in found.ranking.matches if m.offer.count == 1]
+    # loading cannot be forecast for a server with an unknown number of cores
+    single = [m for m in single if m.offer.vcpus] or single
+    if not single:
+        raise TrainpaceError(
+            "No single rented card can train it with this batch.",
+            "trainpace match considers whole servers.",
+        )
+    if gpus:
+        by_card = {m.offer.device: m for m in reversed(single)}  # the cheapest of each
+        fastest_first = sorted(by_card.values(), key=lambda m: m.mean_hours)
+        return tuple(Elsewhere(role="", match=m) for m in fastest_first)
+    chosen = picks(with_front(single))
+    roles = ROLES if len(chosen) > 1 else dict.fromkeys(ROLES, "cheapest and fastest")
+    return tuple(Elsewhere(role=roles[pick.name], match=pick.match) for pick in chosen)
+
+
+def _request_elsewhere(looked: Looked, global_batch: int | None) -> match.MatchRequest:
     workload = looked.watched.folder / WORKLOAD_FILE
     first = looked.watched.recording.ranks[0]
     if not workload.is_file():
@@ -258,61 +279,35 @@ def elsewhere(
     whole = global_batch or samples_of_step(looked.watched.recording.ranks)
     if not whole:
         raise TrainpaceError(
-            "neither a loader nor the model's input tells how many samples a step takes;"
-            " --global-batch N says it."
+            "Neither a loader nor the model's input shows how many samples a step has.",
+            "Give --global-batch N.",
         )
-    cost = loader_cost(first)
-    rate = None if cost is None else 1000 / (cost.sample_cpu_ms + cost.collate_ms / cost.batch_size)
     known = first.number_format in PRECISIONS
     if first.number_format and not known:
-        raise TrainpaceError(
-            f"the model computes in {first.number_format}, for which there is no forecast."
-        )
+        raise TrainpaceError(f"There is no forecast for models in {first.number_format}.")
     precision = cast(Precision, first.number_format) if known else "torch_fp32"
+    cost = loader_cost(first)
+    rate = None if cost is None else 1000 / (cost.sample_cpu_ms + cost.collate_ms / cost.batch_size)
     only = load(workload, Workload).only_batch
-    if only is not None:  # what it calls a batch need not be what the loader calls one
+    if only is not None:  # the model and the loader may count batches differently
         own = only * max(1, round(batches_per_step(first))) * first.world_size
         rate = None if rate is None else rate * own / whole
         whole = own
-    found = match.run(
-        match.MatchRequest(
-            model=str(workload),
-            samples=whole * looked.length.steps,
-            max_steps=looked.length.steps,
-            startup=None if looked.length.of == "training" else 0.0,
-            global_batch=whole,
-            precision=(precision,),
-            loader_rate=rate,
-            gpu=tuple(gpus),
-            max_nodes=1,
-            evidence="none",
-        ),
-        progress,
-    )
-    single = [m for m in found.ranking.matches if m.offer.count == 1]
-    # who does not say how many cores a server has cannot be asked how fast it loads
-    single = [m for m in single if m.offer.vcpus] or single
-    if not single:
-        raise TrainpaceError(
-            "no single card for rent can train it with this batch.",
-            "trainpace match looks at servers.",
-        )
-    if gpus:
-        by_card = {m.offer.device: m for m in reversed(single)}  # the cheapest of each
-        return tuple(
-            Elsewhere(role="", match=m)
-            for m in sorted(by_card.values(), key=lambda m: m.mean_hours)
-        )
-    chosen = picks(with_front(single))
-    alone = len(chosen) == 1
-    return tuple(
-        Elsewhere(role="cheapest and fastest" if alone else ROLES[p.name], match=p.match)
-        for p in chosen
+    return match.MatchRequest(
+        model=str(workload),
+        samples=whole * looked.length.steps,
+        max_steps=looked.length.steps,
+        startup=None if looked.length.of == "training" else 0.0,
+        global_batch=whole,
+        precision=(precision,),
+        loader_rate=rate,
+        max_nodes=1,
+        evidence="none",
     )
 
 
 def samples_of_step(ranks: Sequence[Rank]) -> int:
-    """Samples of a step over all ranks, by their loaders, else by what the model was given; 0 where neither is known."""
+    """Return the samples per step over all ranks, by their loaders, else by the model's input; 0 if neither is known."""
     loaded = sum(round(rank.samples_per_step) for rank in ranks)
     return (
         loaded or round(ranks[0].model_batch * max(1.0, ranks[0].micro_steps)) * ranks[0].world_size
@@ -329,9 +324,7 @@ def _loading_ms(rank: Rank) -> float | None:
 def _watch(
     command: Sequence[str], folder: Path, seconds: float, busy: str, progress: Progress
 ) -> Watched:
-    with progress.work(
-        f"the script trains for {seconds:g} s; what it prints is in the recording's {OUTPUT_FILE}"
-    ):
+    with progress.work(f"training for {seconds:g} s; output goes to the recording's {OUTPUT_FILE}"):
         code = watch(
             command, folder, output_file=folder / OUTPUT_FILE, stop_after_s=seconds, busy=busy
         )
@@ -340,7 +333,7 @@ def _watch(
 
 
 def _failure(watched: Watched) -> str:
-    """What became of a script that failed before its second step, with the last lines that it printed."""
+    """Describe a script that failed before its second step, with the last lines of its output."""
     lines = (
         last_bytes(watched.folder / OUTPUT_FILE, TAIL_BYTES)
         .decode(errors="replace")
@@ -348,7 +341,7 @@ def _failure(watched: Watched) -> str:
     )
     printed = "\n".join(f"  {line}" for line in lines)
     return (
-        f"the script ended with exit code {watched.exit_code} before its second training"
+        f"The script ended with exit code {watched.exit_code} before its second training"
         f" step:\n{printed}\n"
     )
 

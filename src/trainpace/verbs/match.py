@@ -57,6 +57,7 @@ from trainpace.verbs.request import (
 from trainpace.verbs.traced import (
     ChannelsLast,
     Evidence,
+    RecordedLoader,
     caveats,
     evidence_for,
     evidence_json,
@@ -77,6 +78,7 @@ from trainpace.workload import Form, Workload, stored_precision
 
 if TYPE_CHECKING:
     from trainpace.forecast import Nearness
+    from trainpace.watch import Recording
 
 
 Providers = Annotated[
@@ -137,7 +139,7 @@ def list_offers(request: OffersRequest, progress: Progress) -> Offers:
 def known_offers(
     machines: str | None, progress: Progress, only_machines: bool = False
 ) -> tuple[Offer, ...]:
-    """The machines of a file, then the refreshed offers where there are some, else the packaged snapshot."""
+    """Return the machines of a file, then refreshed offers if there are any, else the packaged snapshot."""
     own: tuple[Offer, ...] = ()
     if machines is not None:
         own = parse_machines(read_text(machines), machines)
@@ -153,14 +155,14 @@ def known_offers(
 
 
 def check_provider(name: str, offers: Sequence[Offer]) -> None:
-    """Raises UnknownName for a provider that neither has offers nor a known price for data that leave it."""
+    """Raise UnknownName for a provider that has neither offers nor a known egress price."""
     providers = sorted({*EGRESS_USD_PER_GB, *(offer.provider for offer in offers)})
     if name.casefold() not in providers:
         raise UnknownName("provider", name, (), f"`data_from` knows {', '.join(providers)}.")
 
 
 def _is_one_of(device: Device, family: str) -> bool:
-    """Whether the card is of a family that people rent by one word, whatever its form factor: every A100, every P100."""
+    """Return True if the card belongs to a family that is rented by one word, such as A100, in any form factor."""
     word, *rest = device.name.split()
     form = rest[:1] and rest[0].upper().startswith(("PCIE", "SXM", "NVL"))
     return bool(form) and normalised(family) == normalised(word)
@@ -173,51 +175,46 @@ def chosen_offers(
     gpus: Sequence[str],
     own: Sequence[Device],
 ) -> tuple[list[Offer], dict[str, Device]]:
-    """The offers of these providers, regions (a part of the name) and GPUs, and their devices by name.
+    """Return the offers of these providers, regions (part of the name) and GPUs, and their devices by name.
 
-    Raises UnknownName for a provider, region or GPU that no offer has.
+    Raises:
+        UnknownName: No offer has such a provider, region or GPU.
+        TrainpaceError: No offer fulfils all filters.
     """
-
-    def has_provider(offer: Offer, name: str) -> bool:
-        return offer.provider.casefold() == name.casefold()
-
-    def has_region(offer: Offer, name: str) -> bool:
-        return name.casefold() in offer.region.casefold()
-
-    for what, wanted, has in (
-        ("provider", providers, has_provider),
-        ("region", regions, has_region),
-    ):
-        for name in wanted:
-            if not any(has(offer, name) for offer in offers):
-                names = {getattr(offer, what) for offer in offers} - {""}
-                raise UnknownName(what, name, sorted(names), "See trainpace offers.")
+    wanted = {"provider": providers, "region": regions}
+    for field, names in wanted.items():
+        for name in names:
+            if not any(_has(offer, field, [name]) for offer in offers):
+                known = sorted({getattr(offer, field) for offer in offers} - {""})
+                raise UnknownName(field, name, known, "See trainpace offers.")
     by_name = {device.name: device for device in (*catalogue(), *own)}
-    devices = {
-        name: by_name.get(name) or find_device(name, own)
-        for name in {offer.device for offer in offers}
-    }
+    rented = {offer.device for offer in offers}
+    devices = {name: by_name.get(name) or find_device(name, own) for name in rented}
     chosen = {find_device(name, own).name for name in gpus} | {
         device.name for device in devices.values() for name in gpus if _is_one_of(device, name)
     }
     left = [
-        o
-        for o in offers
-        if (not providers or any(has_provider(o, name) for name in providers))
-        and (not regions or any(has_region(o, name) for name in regions))
-        and (not chosen or devices[o.device].name in chosen)
+        offer
+        for offer in offers
+        if all(_has(offer, field, names) for field, names in wanted.items())
+        and (not chosen or devices[offer.device].name in chosen)
     ]
-    if not left and (providers or regions):
-        filters = " and ".join(
-            w for w, given in (("provider", providers), ("region", regions), ("GPU", gpus)) if given
-        )
-        raise TrainpaceError(f"no offer has this {filters}.", "See trainpace offers.")
-    if not left:
-        raise TrainpaceError(
-            f"nobody among the offers rents out {' or '.join(gpus)}.",
-            "A machine of your own: `machines` FILE.toml. Its time alone: trainpace forecast.",
-        )
-    return left, devices
+    if left:
+        return left, devices
+    if providers or regions:
+        filters = [word for word, given in (*wanted.items(), ("GPU", gpus)) if given]
+        raise TrainpaceError(f"No offer has this {' and '.join(filters)}.", "See trainpace offers.")
+    raise TrainpaceError(
+        f"No offer has {' or '.join(gpus)}.",
+        "Describe your own machine with `machines` FILE.toml. For time alone: trainpace forecast.",
+    )
+
+
+def _has(offer: Offer, field: str, names: Sequence[str]) -> bool:
+    """Return True if an offer's provider is one of the names, or its region contains one. No names allow all."""
+    value = getattr(offer, field).casefold()
+    wanted = [name.casefold() for name in names]
+    return not wanted or any(n in value if field == "region" else n == value for n in wanted)
 
 
 MIXED: tuple[Precision, ...] = ("amp_bf16", "amp_fp16")
@@ -319,7 +316,7 @@ class MatchRequest(TrainingRequest, kw_only=True):
     @property
     def forms(self) -> tuple[Form, ...]:
         forms = default_forms(self.model, self.precision)
-        # of a built-in model every form is packaged, so that mixed precision can stand beside the default
+        # every form of a built-in model is packaged, so mixed precision can be shown beside the default
         built_in = isinstance(self.model, str) and self.model.isidentifier()
         return (*forms, "amp") if built_in and not self.precision else forms
 
@@ -342,11 +339,15 @@ class MatchRequest(TrainingRequest, kw_only=True):
 
 
 class Matches(Record):
-    """All servers ranked for a job; where none matches, `nearest` has what binds, why, and the server nearest to it.
+    """All servers ranked for a job.
 
-    picks: of the servers that match the cheapest, the fastest, and the knee between them. mixed: the cheapest server under mixed
-    precision, where the job is in fp32 because nobody said otherwise. `evidence`: what others measured near to the first server.
-    recorded: of a workload in a recording, its loader and what may mislead in it. usual_batch: nobody said the global batch.
+    Attributes:
+        nearest: If no server matches: the limit that binds, the reason, and the server nearest to matching.
+        evidence: Public measurements near the first server.
+        picks: Among the matching servers the cheapest, the fastest, and the knee between them.
+        mixed: The cheapest server under mixed precision, if the job is in fp32 by default.
+        recorded: For a workload from a recording, its loader and caveats.
+        usual_batch: The global batch was not given.
     """
 
     workload: Workload
@@ -473,99 +474,96 @@ def _finite(value: float) -> float | None:
 
 
 def run(request: MatchRequest, progress: Progress) -> Matches:
-    r = request
-    # the offers are read while the model is traced
-    with workload_started(r, progress) as traced:
-        every_offer = known_offers(r.machines, progress, r.only_machines)
-        if r.data_from:
-            check_provider(r.data_from, every_offer)
-        offers, devices = chosen_offers(
-            every_offer, r.provider, r.region, r.gpu, own_devices(r.hardware)
-        )
-        if (host := named_host(r.host)) is not None:
-            offers = [
-                offer if offer.host else replace(offer, host=host.name, host_source="as given")
-                for offer in offers
-            ]
-        preempted_h = None if r.preempted_every is None else hours_from_s(r.preempted_every)
+    with workload_started(request, progress) as traced:  # offers are read while the model is traced
+        offers, devices = _offers_for(request, progress)
         workload = traced()
-        r = r.resolved(workload)
-        assert r.global_batch is not None
-        recording = recording_of(r.model)
-        loader = None if recording is None or r.loader_rate is not None else loader_of(recording)
-        rate = r.loader_rate if loader is None else loader.samples_per_core_s
-        job = Job(
-            schedule=epoch_of(
-                r.samples,
-                r.tokens,
-                r.sequence_length,
-                workload,
-                epochs=r.epochs,
-                max_steps=r.max_steps,
-            ),
-            global_batch=r.global_batch,
-            precisions=r.precision,
-            most_nodes=r.max_nodes,
-            spot=r.spot,
-            data_from=r.data_from,
-            deadline_s=r.deadline,
-            budget_usd=r.budget,
-            channels_last=r.channels_last,
-            compile=r.compile,
-            checkpointing=r.checkpointing,
-            clip_gradients=bool(workload.settings.get("clip_gradients", False)),
-            software=software_of(r),
-            conditions=r.conditions(samples_per_cpu_s=rate, preemption_mean_h=preempted_h),
-        )
-    with consulted_journal(
-        r.journal, r.no_journal, {offer.device for offer in offers}, {workload.model}
-    ) as journal:
+    r = request.resolved(workload)
+    recording = recording_of(r.model)
+    loader = None if recording is None or r.loader_rate is not None else loader_of(recording)
+    job = _job(r, workload, loader)
+    names = {offer.device for offer in offers}
+    with consulted_journal(r.journal, r.no_journal, names, {workload.model}) as journal:
         knowledge = known_of(workload, journal)
         with progress.work("comparing servers"):
-            ranking = rank(
-                workload, offers, devices, job, "usd" if r.by == "cost" else "hours", knowledge
-            )
+            by: Literal["usd", "hours"] = "usd" if r.by == "cost" else "hours"
+            ranking = rank(workload, offers, devices, job, by, knowledge)
             chosen = picks(ranking.matches)
-            mixed = (
-                None
-                if r.precision or not chosen or "amp" not in workload.forms
-                else rank(
-                    workload,
-                    [chosen[0].match.offer],
-                    devices,
-                    replace(job, precisions=MIXED),
-                    "usd",
-                    knowledge,
-                )
-            )
+            mixed = None
+            if chosen and not r.precision and "amp" in workload.forms:
+                cheapest = [chosen[0].match.offer]
+                job_in_mixed = replace(job, precisions=MIXED)
+                mixed = rank(workload, cheapest, devices, job_in_mixed, "usd", knowledge)
+    corrected = ""
+    if knowledge is not None and knowledge.devices:
+        cards = _cards(knowledge.devices)
+        corrected = f"Corrected by the journal: this workload measured on {cards}."
     first = ranking.matches[:1]
-    recorded = () if recording is None else sentences_of(caveats(recording))
-    if loader is not None:
-        each = format_number(loader.samples_per_core_s)
-        recorded = (
-            f"The recorded loader is taken to have a worker on every core: {each} samples/s each.",
-            *recorded,
-        )
     return Matches(
-        recorded=recorded,
-        usual_batch=request.global_batch is None and r.global_batch == USUAL_GLOBAL_BATCH,
         workload=workload,
         job=job,
         ranking=ranking,
         nearest=None if ranking.matches else nearest(ranking, job),
-        picks=chosen,
-        mixed=next(iter(mixed.matches), None) if mixed else None,
-        journal_note=(
-            ""
-            if knowledge is None or not knowledge.devices
-            else f"Corrected by the journal: this workload measured on {_cards(knowledge.devices)}."
-        ),
+        journal_note=corrected,
         evidence=evidence_for(
             r.evidence, ((workload, m.forecast.execution, devices[m.offer.device]) for m in first)
+        ),
+        picks=chosen,
+        mixed=next(iter(mixed.matches), None) if mixed else None,
+        recorded=_recorded(recording, loader),
+        usual_batch=request.global_batch is None and r.global_batch == USUAL_GLOBAL_BATCH,
+    )
+
+
+def _offers_for(r: MatchRequest, progress: Progress) -> tuple[list[Offer], dict[str, Device]]:
+    every_offer = known_offers(r.machines, progress, r.only_machines)
+    if r.data_from:
+        check_provider(r.data_from, every_offer)
+    own = own_devices(r.hardware)
+    offers, devices = chosen_offers(every_offer, r.provider, r.region, r.gpu, own)
+    host = named_host(r.host)
+    if host is not None:
+        offers = [
+            offer if offer.host else replace(offer, host=host.name, host_source="as given")
+            for offer in offers
+        ]
+    return offers, devices
+
+
+def _job(r: MatchRequest, workload: Workload, loader: RecordedLoader | None) -> Job:
+    assert r.global_batch is not None
+    length = r.sequence_length
+    work = epoch_of(r.samples, r.tokens, length, workload, epochs=r.epochs, max_steps=r.max_steps)
+    return Job(
+        schedule=work,
+        global_batch=r.global_batch,
+        precisions=r.precision,
+        most_nodes=r.max_nodes,
+        spot=r.spot,
+        data_from=r.data_from,
+        deadline_s=r.deadline,
+        budget_usd=r.budget,
+        channels_last=r.channels_last,
+        compile=r.compile,
+        checkpointing=r.checkpointing,
+        clip_gradients=bool(workload.settings.get("clip_gradients", False)),
+        software=software_of(r),
+        conditions=r.conditions(
+            samples_per_cpu_s=r.loader_rate if loader is None else loader.samples_per_core_s,
+            preemption_mean_h=None
+            if r.preempted_every is None
+            else hours_from_s(r.preempted_every),
         ),
     )
 
 
+def _recorded(recording: Recording | None, loader: RecordedLoader | None) -> tuple[str, ...]:
+    notes = () if recording is None else sentences_of(caveats(recording))
+    if loader is None:
+        return notes
+    each = format_number(loader.samples_per_core_s)
+    return (f"Assuming one loader worker on every core: {each} samples/s each.", *notes)
+
+
 def _cards(names: Sequence[str]) -> str:
-    """Each once: a driver has another name for a card than the catalogue."""
+    """List each card once, by the catalogue's name, since a driver has another."""
     return ", ".join(dict.fromkeys(catalogue_name(name) or name for name in names))

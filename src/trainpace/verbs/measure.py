@@ -217,54 +217,50 @@ def run(request: MeasureRequest, progress: Progress) -> MeasuredSweep:
 def sweep_of(
     request: MeasureRequest, device: str, journal: Journal | None, progress: Progress
 ) -> MeasuredSweep:
-    """Measure one model on a device. Raises UserCodeError where nothing could be measured."""
-    from trainpace.measure import measure_noise_scale
-
+    """Measure one model on a device. Raises UserCodeError if nothing could be measured."""
     r, conditions = request, _conditions(request, device)
+    plan = _plan(r)
+    forecaster = None if r.no_forecast else _forecaster(conditions, device, journal, progress)
+    execution = conditions.execution(
+        plan.batches[0], "" if forecaster is None else forecaster.workload.optimizer
+    )
+    causes = () if forecaster is None else _forecast_jumps(forecaster, plan, execution)
+    recorded = _record(r, conditions, plan, device, journal, forecaster, causes, progress)
+    measured = [o for o in recorded.outcomes if isinstance(o, Measurement)]
+    measured.sort(key=lambda m: m.execution.micro_batch)
+    failed = tuple(o for o in recorded.outcomes if isinstance(o, FailedProbe))
+    if not measured:
+        reasons = [f"batch {probe.execution.micro_batch}: {probe.reason}" for probe in failed[:3]]
+        raise UserCodeError(f"Nothing could be measured ({'; '.join(reasons)}).")
+    if r.noise_scale:
+        from trainpace.measure import measure_noise_scale
+
+        largest = measured[-1].execution.micro_batch
+        progress.note(f"gathering gradients at batch {largest}")
+        measured[-1] = replace(measured[-1], noise_scale=measure_noise_scale(conditions, largest))
+    analysis = analyse(recorded.outcomes, () if r.batch is None else plan.batches)
+    forecasts: list[Forecast] = []
+    if forecaster is not None:
+        sizes = [point.batch for point in analysis.points]
+        forecasts = forecaster.over_batches(execution, sizes).forecasts()
+    return MeasuredSweep(
+        measurements=tuple(measured),
+        failed=failed,
+        analysis=analysis,
+        forecasts={f.execution.micro_batch: f for f in forecasts if f.step is not None},
+        causes=causes,
+        sweep=recorded.id or None,
+    )
+
+
+def _plan(r: MeasureRequest) -> SweepPlan:
     batches = r.batch or ((LARGEST_SEARCHED,) if r.until_oom else DEFAULT_BATCHES)
-    plan = SweepPlan(
+    return SweepPlan(
         batches=batches,
         repeats=r.repeats or (2 if len(batches) > 2 else 3),
         every=r.every,
         until_oom=r.until_oom,
         also_batches=r.batch is not None,
-    )
-    forecaster = None if request.no_forecast else _forecaster(conditions, device, journal, progress)
-    execution = conditions.execution(
-        plan.batches[0], "" if forecaster is None else forecaster.workload.optimizer
-    )
-    causes = () if forecaster is None else _forecast_jumps(forecaster, plan, execution)
-    recorded = _record(request, conditions, plan, device, journal, forecaster, causes, progress)
-    measured = sorted(
-        (o for o in recorded.outcomes if isinstance(o, Measurement)),
-        key=lambda m: m.execution.micro_batch,
-    )
-    failed = tuple(o for o in recorded.outcomes if isinstance(o, FailedProbe))
-    if not measured:
-        reasons = [f"batch {probe.execution.micro_batch}: {probe.reason}" for probe in failed]
-        raise UserCodeError(f"nothing could be measured ({'; '.join(reasons[:3])}).")
-    if request.noise_scale:
-        largest = measured[-1].execution.micro_batch
-        progress.note(f"gathering gradients at batch {largest}")
-        measured[-1] = replace(measured[-1], noise_scale=measure_noise_scale(conditions, largest))
-    analysis = analyse(recorded.outcomes, () if r.batch is None else batches)
-    forecasts: dict[int, Forecast] = {}
-    if forecaster is not None:
-        at_points = forecaster.over_batches(
-            execution, [point.batch for point in analysis.points]
-        ).forecasts()
-        forecasts = {
-            forecast.execution.micro_batch: forecast
-            for forecast in at_points
-            if forecast.step is not None
-        }
-    return MeasuredSweep(
-        measurements=tuple(measured),
-        failed=failed,
-        analysis=analysis,
-        forecasts=forecasts,
-        causes=causes,
-        sweep=recorded.id or None,
     )
 
 

@@ -1,6 +1,6 @@
 """`plan`: what to change about a training, in which order, and what each change saves.
 
-It starts from the fleet, the present execution, the job and the loader, as the request, settings files and a recording say.
+It starts from the cluster, the current execution, the job and the loader, by the request, settings files and a recording.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ if TYPE_CHECKING:
 MOST_SAMPLES = 1e12
 ALL_OFFLINE = "all of a sample's preparation can be done offline (--offline-share, or --loader)"
 PLANNED_CAUSES = ("data", "launch", "communication", "straggler")
-"""Causes in a diagnosis that the search itself weighs, or that no setting changes."""
+"""Causes in a diagnosis that the search itself considers, or that no setting changes."""
 REPLACES_FILES = frozenset({"activation_checkpointing", "offload_optimizer", "offload_parameters"})
-"""Fields of `Execution` for which the request may differ from the files."""
+"""Fields of `Execution` in which the request may differ from the files."""
 ENGINE_FILES = frozenset(("DeepSpeed", "accelerate"))
-"""Kinds of new files that state more than how many processes are started."""
-FLEET_KEYS = {
+"""Kinds of new files that set more than the number of processes."""
+CLUSTER_KEYS = {
     "gpu": str,
     "num_gpus": int,
     "nodes": int,
@@ -272,18 +272,66 @@ class Planned(Record):
 def run(
     request: PlanRequest, progress: Progress, write: bool = False, new: Sequence[str] = ()
 ) -> Planned:
-    """`write`: the plan is for the request's files and `new` ones, so that it may choose nothing that they cannot state."""
-    r = request
-    if isinstance(r.model, str) and Path(r.model).is_dir():
-        raise Misuse(
-            f"{r.model} is a folder: name the model, and a recording's folder with `watched`."
-        )
-    noise_scale = noise_scale_of(r)
-    present = Present.read(r)
+    """Plan a training's changes.
+
+    Args:
+        write: The plan is for the request's files and `new` ones, so it may only choose what they can express.
+    """
+    r, present = request, _checked(request)
     for text in present.files.unread:
         progress.note(text)
-    cluster = cluster_of(r, present)
+    problem, start = _problem(r, present, progress)
+    space, paths = _choices(
+        r, present, problem, start, kinds_of(new) if write else {}, write, progress
+    )
+    cluster, workload = problem.cluster, problem.workload
+    runs = running_software(workload, problem.software, cluster.device, start.precision)
+    for text in runs.idle:
+        progress.note(f"note: without effect: {text}")
+    names = ({cluster.device.name}, {workload.model})
+    with consulted_journal(r.journal, r.no_journal, *names) as journal:
+        length = present.pick("sequence_length", r.sequence_length)
+        knowledge = known_of(workload, journal, length, r.image_size)
+        problem = problem._replace(knowledge=knowledge)
+        with progress.work("comparing configurations"):
+            plan = plan_changes(problem, start, paths, space, to="fastest" if r.fastest else "best")
+        here = problem.on_part(cluster.nodes, cluster.devices_per_node)
+        corrected = "" if knowledge is None else knowledge.in_words(here)
+    share_known = r.offline_share is not None or r.loader is not None
+    assumed = [] if share_known or len(paths) == 1 else [ALL_OFFLINE]
+    assumed += [runs.words] if problem.software != TODAY or ", " in runs.words else []
+    recorded = caveats(present.recording) if present.recording else ()
+    end = plan.start if plan.best is None else plan.end
+    return Planned(
+        plan=replace(
+            plan,
+            model=r.model_name,
+            assumed=(*plan.assumed, *assumed),
+            corrected=corrected,
+            cautions=(*plan.cautions, *recorded),
+            in_code=is_in_code(r, present, new, workload),
+        ),
+        setting=problem,
+        script_changes=tuple(script_changes(present, start, problem.schedule)),
+        evidence=evidence_for(r.evidence, [(workload, end, cluster.device)]),
+    )
+
+
+def _checked(r: PlanRequest) -> Present:
+    """Read how the training runs now, and refuse what can be refused before anything is traced."""
+    if isinstance(r.model, str) and Path(r.model).is_dir():
+        raise Misuse(
+            f"{r.model} is a folder.", "Give the model, and a recording's folder with `watched`."
+        )
+    present = Present.read(r)
+    noise_scale_of(r)
     check_length(r, present)
+    return present
+
+
+def _problem(r: PlanRequest, present: Present, progress: Progress) -> tuple[Problem, Execution]:
+    """Trace the model; return the problem to solve and the current execution."""
+    cluster = cluster_of(r, present)
     precision = present.precision(r, cluster.device)
     forms: tuple[Form, ...] = ("half",) if form_of(precision) == "half" else ("fp32", "amp")
     if r.allow_fp8 and "half" not in forms:
@@ -293,76 +341,57 @@ def run(
     length = present.pick("sequence_length", r.sequence_length)
     variant = Variant(name, length, r.image_size, adaptation=adaptation_of(r))
     workload = workload_of(replace(r, optimizer=optimizer), progress, forms, variant)
-    schedule = schedule_of(r, present, workload)
-    start = present.execution(r, cluster, workload)
-    limits, fixed_workers = limits_of(texts_of(r), kinds_of(new), start, write)
+    kernels = ("attention", "optimizer_implementation", "cross_entropy")
+    files = {name: present.pick(name, getattr(r, name)) for name in kernels}
+    problem = Problem(
+        workload,
+        cluster,
+        schedule_of(r, present, workload),
+        noise_scale=noise_scale_of(r),
+        conditions=r.conditions(),
+        software=software_of(replace(r, **files)),
+    )
+    return problem, present.execution(r, cluster, workload)
+
+
+def _choices(
+    r: PlanRequest,
+    present: Present,
+    problem: Problem,
+    start: Execution,
+    new: Mapping[str, str],
+    write: bool,
+    progress: Progress,
+) -> tuple[SearchSpace, tuple[DataPath, ...]]:
+    """Return the search space and the data paths that settings files allow."""
+    limits, fixed_workers = limits_of(texts_of(r), new, start, write)
     space = SearchSpace(
         keep=r.keep, allow_global_batch=r.allow_global_batch, allow_fp8=r.allow_fp8, limits=limits
     )
-    paths = loader_paths(r, present, start, cluster)
+    paths = loader_paths(r, present, start, problem.cluster)
     if fixed_workers and any(path.workers != paths[0].workers for path in paths):
         progress.note(f"note: the number of loader workers stays: {fixed_workers}")
         paths = tuple(path for path in paths if path.workers == paths[0].workers)
-    files = {
-        name: present.pick(name, getattr(r, name))
-        for name in ("attention", "optimizer_implementation", "cross_entropy")
-    }
-    software = software_of(replace(r, **files))
-    setting = Problem(
-        workload,
-        cluster,
-        schedule,
-        noise_scale=noise_scale,
-        conditions=r.conditions(),
-        software=software,
-    )
-    runs = running_software(workload, software, cluster.device, start.precision)
-    share_known = r.offline_share is not None or r.loader is not None
-    known = [] if share_known or len(paths) == 1 else [ALL_OFFLINE]
-    known += [runs.words] if software != TODAY or ", " in runs.words else []
-    for text in runs.idle:
-        progress.note(f"note: without effect: {text}")
-    with consulted_journal(
-        r.journal, r.no_journal, {cluster.device.name}, {workload.model}
-    ) as journal:
-        knowledge = known_of(workload, journal, length, r.image_size)
-        setting = setting._replace(knowledge=knowledge)
-        with progress.work("comparing configurations"):
-            plan = plan_changes(setting, start, paths, space, to="fastest" if r.fastest else "best")
-        here = setting.on_part(cluster.nodes, cluster.devices_per_node)
-        corrected = "" if knowledge is None else knowledge.in_words(here)
-    return Planned(
-        plan=replace(
-            plan,
-            model=r.model_name,
-            assumed=(*plan.assumed, *known),
-            corrected=corrected,
-            cautions=(*plan.cautions, *(caveats(present.recording) if present.recording else ())),
-            in_code=is_in_code(r, present, new, workload),
-        ),
-        setting=setting,
-        script_changes=tuple(script_changes(present, start, schedule)),
-        evidence=evidence_for(
-            r.evidence, [(workload, plan.start if plan.best is None else plan.end, cluster.device)]
-        ),
-    )
+    return space, paths
 
 
 def is_in_code(
     request: PlanRequest, present: Present, new: Sequence[str], workload: Workload
 ) -> bool:
-    """Whether the changes are for the training's own code to make: no settings file, no flag of a Trainer's states its batch,
-    and its model is no Trainer's, nor a configuration that one trains."""
+    """Return True if the training's own code has to make the changes.
+
+    That is, neither a settings file nor a Trainer's flag sets its batch, and its model is not a Trainer's or a configuration.
+    """
     if request.config or not ENGINE_FILES.isdisjoint(kinds_of(new).values()):
         return False
-    if "accumulation" in workload.settings:  # what a task's own Trainer states
+    if "accumulation" in workload.settings:  # set by a task's own Trainer
         return False
     is_configuration = ModelSpec.of(request.model_name).kind == "transformers"
     return present.files.value("micro_batch") is None and not is_configuration
 
 
 class Present(NamedTuple):
-    """How the training runs now, as files and a recording say; the request is laid beside them."""
+    """How the training runs now, by its files and a recording, which the request has to agree with."""
 
     files: SettingsSource
     recording: Recording | None
@@ -375,9 +404,7 @@ class Present(NamedTuple):
 
             recording = read_recording(Path(request.watched))
             if not recording.ranks:
-                raise UnreadableInput(
-                    f"{request.watched} holds no training steps: {recording.seen}"
-                )
+                raise UnreadableInput(f"{request.watched} has no training steps: {recording.seen}")
         return cls(SettingsSource.read(request.config, request.command), recording)
 
     @property
@@ -386,12 +413,12 @@ class Present(NamedTuple):
         return None if self.recording is None else self.recording.ranks[0]
 
     def pick(self, name: str, value: Any, recorded: Any = None) -> Any:
-        """The request's value, else the files', else the recording's."""
+        """Return the request's value, else the files', else the recording's."""
         value = self.files.pick(name, value)
         return recorded if value is None else value
 
     def execution(self, request: PlanRequest, cluster: Cluster, workload: Workload) -> Execution:
-        """The present execution. Raises Contradiction where its numbers clash, or need more devices than there are."""
+        """Return the current execution. Raises Contradiction if its numbers disagree or need more devices than there are."""
         nodes, processes = self.files.world(request.nodes_now, request.gpus_now)
         if nodes is None and processes is None and self.rank is not None:
             processes = min(self.rank.world_size, cluster.devices_per_node)
@@ -399,9 +426,9 @@ class Present(NamedTuple):
         nodes, processes = nodes or cluster.nodes, processes or cluster.devices_per_node
         if nodes > cluster.nodes or processes > cluster.devices_per_node:
             raise Contradiction(
-                f"it trains on {nodes} x {processes} GPUs (nodes x GPUs a node) now, and the fleet"
-                f" has {cluster.nodes} x {cluster.devices_per_node}.",
-                "Name the whole fleet with `nodes` and `num_gpus`.",
+                f"It trains on {nodes} x {processes} GPUs (nodes x GPUs per node) now, and the"
+                f" cluster has {cluster.nodes} x {cluster.devices_per_node}.",
+                "Give the whole cluster with `nodes` and `num_gpus`.",
             )
         values = self._values(request, workload, cluster.device)
         accumulation = values.pop("accumulation", None)
@@ -415,7 +442,7 @@ class Present(NamedTuple):
             )
             if accumulation not in (None, needed):
                 raise Contradiction(
-                    f"global batch {total} is not micro-batch {start.micro_batch} x accumulation"
+                    f"Global batch {total} is not micro-batch {start.micro_batch} x accumulation"
                     f" {accumulation} x data-parallel size {start.data_parallel_size}.",
                     "Leave one of them out.",
                 )
@@ -423,7 +450,7 @@ class Present(NamedTuple):
         return replace(start, accumulation=accumulation or 1)
 
     def precision(self, request: PlanRequest, device: Device) -> Precision:
-        """A file that says that nothing runs in fewer bits leaves the rest to torch."""
+        """Return the current precision. A file that sets fp32 leaves TF32 to torch."""
         stated: Precision | None = self.pick("precision", request.precision)
         left_to_torch = stated == "fp32" and request.precision is None
         return (
@@ -433,7 +460,7 @@ class Present(NamedTuple):
     def _values(self, request: PlanRequest, workload: Workload, device: Device) -> dict[str, Any]:
         sharded = self.files.value("sharding") == "fsdp"
         values: dict[str, Any] = {"micro_batch": USUAL_BATCH, "zero_stage": 3 if sharded else 0}
-        # the task's own trainer or loader, as forecast takes it
+        # the task's own trainer or loader, as in forecast
         own: Mapping[str, Any] = workload.settings
         values |= {
             name: value
@@ -456,7 +483,7 @@ class Present(NamedTuple):
         for name, value in stated.items():
             if name in REPLACES_FILES:
                 picked = normal(name, self.files.value(name)) if value is None else value
-            else:  # a flag that is not set says nothing
+            else:  # a flag that is not set is open
                 picked = self.pick(name, None if value is False else value, recorded.get(name))
             if picked is not None:
                 values[name] = picked
@@ -470,9 +497,9 @@ class Present(NamedTuple):
 
 
 def cluster_of(request: PlanRequest, present: Present) -> Cluster:
-    """The fleet, from its file or the request; without sizes, what the training runs on now."""
+    """Return the cluster from its file or the request; without sizes, the one that the training runs on now."""
     r = request
-    fleet = _fleet_file(r.cluster) if r.cluster else {}
+    fleet = _cluster_file(r.cluster) if r.cluster else {}
     given = {
         "gpu": r.gpu,
         "num_gpus": r.num_gpus,
@@ -489,12 +516,12 @@ def cluster_of(request: PlanRequest, present: Present) -> Cluster:
                 )
             fleet[key] = value
     if not fleet.get("gpu"):
-        raise Misuse("Name the fleet's GPU with `gpu`, or a fleet with `cluster`.")
+        raise Misuse("Give the GPU with `gpu`, or a cluster file with `cluster`.")
     nodes, processes = present.files.world(r.nodes_now, r.gpus_now)
     per_node, count = fleet.get("num_gpus", processes or 1), fleet.get("nodes", nodes or 1)
     network = fleet.get("network_gb_per_s")
     if network is not None and not 1e-6 <= network <= 1e6:
-        raise TrainpaceError(f"a network of {network} GB/s cannot be right: give 1e-6 to 1e6.")
+        raise TrainpaceError(f"A network of {network} GB/s is out of range: give 1e-6 to 1e6.")
     device, host = find_device(fleet["gpu"], own_devices(r.hardware)), named_host(fleet.get("host"))
     return cluster_with(device, per_node, count, network, fleet.get("price"), host=host)
 
@@ -571,7 +598,7 @@ def _loader_file(path: str) -> tuple[LoaderCost, float, int]:
 
 
 def noise_scale_of(request: PlanRequest) -> float | None:
-    """Samples, from a number, from what `trainpace measure --noise-scale --output` or `trainpace run` (ladder.json) wrote."""
+    """Return the noise scale in samples, from a number or a file of `trainpace measure` or `trainpace run` (ladder.json)."""
     given = request.noise_scale
     if given is None:
         return None
@@ -599,7 +626,7 @@ def noise_scale_of(request: PlanRequest) -> float | None:
             samples = scales[-1]["scale"]["samples"] if scales else None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UnreadableInput(
-            f"{given} is no file of measurements.",
+            f"{given} is not a file of measurements.",
             "trainpace measure --output writes one, and trainpace run a ladder.json.",
         ) from None
     if (
@@ -608,19 +635,18 @@ def noise_scale_of(request: PlanRequest) -> float | None:
         or not 0 < samples <= MOST_SAMPLES
     ):
         raise TrainpaceError(
-            f"{given} holds no gradient noise scale.",
-            "Measure it: trainpace measure --noise-scale.",
+            f"{given} has no gradient noise scale.", "Measure it: trainpace measure --noise-scale."
         )
     return float(samples)
 
 
-def _fleet_file(path: str) -> dict[str, Any]:
+def _cluster_file(path: str) -> dict[str, Any]:
     fleet = toml_of(read_text(path), path)
     for key, value in fleet.items():
-        kind = FLEET_KEYS.get(key)
+        kind = CLUSTER_KEYS.get(key)
         if kind is None:
             raise UnreadableInput(
-                f"{path} has a key {key!r} that is not known.", f"Known: {', '.join(FLEET_KEYS)}."
+                f"{path} has an unknown key {key!r}.", f"Known: {', '.join(CLUSTER_KEYS)}."
             )
         if isinstance(value, bool) or not isinstance(
             value, (int, float) if kind is float else kind
@@ -633,7 +659,7 @@ def _fleet_file(path: str) -> dict[str, Any]:
 
 
 def _samples(request: PlanRequest, present: Present) -> int | None:
-    """Samples of an epoch: the request's, else the recorded dataset's."""
+    """Return the samples per epoch: the request's, else the recorded dataset's."""
     rank = present.rank
     if (
         request.samples is None
@@ -646,16 +672,16 @@ def _samples(request: PlanRequest, present: Present) -> int | None:
 
 
 def check_length(request: PlanRequest, present: Present) -> None:
-    """Refuse a training of which nobody says how long it is, before anything is traced: there are no seconds to save."""
+    """Raise TrainpaceError if the length of the training is unknown: then there are no seconds to save."""
     epochs = present.pick("epochs", request.epochs)
     if epochs is None and present.pick("max_steps", request.max_steps) is None:
         raise TrainpaceError(
-            "how long the job is is not known.",
+            "The length of the job is unknown.",
             "Add `samples` and `epochs`, or `max_steps` (1000, to see what a thousand steps save).",
         )
     if epochs is not None and request.tokens is None and _samples(request, present) is None:
         raise TrainpaceError(
-            "how many samples an epoch has is not known.", "Add `samples` or `tokens`."
+            "The number of samples per epoch is unknown.", "Add `samples` or `tokens`."
         )
 
 
@@ -675,8 +701,7 @@ def schedule_of(request: PlanRequest, present: Present, workload: Workload) -> S
 def script_changes(
     present: Present, start: Execution, schedule: Schedule
 ) -> list[tuple[Advice, float]]:
-    """What the recording's diagnosis would change in the script itself, beside loader and execution, with the seconds of the
-    job that it saves at the recorded pace."""
+    """Return changes to the script itself from the recording's diagnosis, with the seconds of the job that each saves."""
     if present.recording is None:
         return []
     from trainpace.diagnose import diagnose

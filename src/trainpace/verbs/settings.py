@@ -32,19 +32,19 @@ NEW = {
     ".sbatch": "sbatch",
 }
 COMMAND = "command.sh"
-"""The name under which a launch command given as text stands in the diff; it is shown and never saved."""
+"""Name of a launch command given as text in the diff; it is shown and never saved."""
 PREPARED = "samples prepared offline"
 OFFLINE = "trainpace precompute makes them, and the training's code reads them"
 
 
 class SettingsSource(NamedTuple):
-    """What the user's files agree on; None where no file was given."""
+    """The settings that the user's files agree on; `combined` is None without files."""
 
     combined: Any
 
     @classmethod
     def read(cls, paths: tuple[str, ...], command: str | None) -> SettingsSource:
-        """Read and cross-check. Raises `Contradiction` with every clash where the files disagree."""
+        """Read and cross-check the files. Raises `Contradiction` with every disagreement."""
         if not paths and not command:
             return cls(None)
         files = [
@@ -58,7 +58,7 @@ class SettingsSource(NamedTuple):
         return None if setting is None else setting.value
 
     def pick(self, name: str, option: Any) -> Any:
-        """The option's value, or the files'; both must agree."""
+        """Return the option's value or the files'. Raises Contradiction if they differ."""
         stated = self.value(name)
         if option is not None and stated is not None and option != stated:
             setting = self.combined.values[name]
@@ -72,7 +72,7 @@ class SettingsSource(NamedTuple):
     def world(
         self, nnodes: int | None, nproc_per_node: int | None
     ) -> tuple[int | None, int | None]:
-        """(nodes, processes per node); a file that knows only the total is taken as one node."""
+        """Return (nodes, processes per node). A file with only the total counts as one node."""
         nodes, processes = self.pick("nnodes", nnodes), self.pick("nproc_per_node", nproc_per_node)
         total = self.value("world_size")
         if total is None:
@@ -88,7 +88,7 @@ class SettingsSource(NamedTuple):
 
     @property
     def unread(self) -> list[str]:
-        """What stands in Python code and could not be read, as notes."""
+        """Return notes on settings in Python code that could not be read."""
         notes = () if self.combined is None else self.combined.notes
         return [
             f"note: {note.file}: {note.text}"
@@ -97,7 +97,7 @@ class SettingsSource(NamedTuple):
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """For the JSON answer: what was read, and what was noticed."""
+        """Return the settings and notes for a JSON answer."""
         if self.combined is None:
             return {}
         notes = [msgspec.to_builtins(note) for note in self.combined.notes]
@@ -106,57 +106,47 @@ class SettingsSource(NamedTuple):
 
 
 def texts_of(request: PlanRequest) -> dict[str, str]:
-    """The settings that a request names: file -> text."""
+    """Return the text of each settings file of a request."""
     texts = {path: read_text(path) for path in request.config}
     return texts | ({COMMAND: request.command + "\n"} if request.command else {})
 
 
 def kinds_of(new: Sequence[str]) -> dict[str, str]:
-    """Files to be made, each with its kind."""
+    """Return the kind of each new file."""
     return {file: NEW[Path(file).suffix] for file in new}
 
 
 def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten | None:
-    """The files with all changes of the plan in them, and `new` ones; None where there is nothing to change. Raises Misuse where
-    they cannot say all of it."""
+    """Return the files, and `new` ones, with all changes of the plan; None if there is nothing to change.
+
+    Raises Misuse if the files cannot express all of it.
+    """
     if plan.best is None or not (plan.changes or new):
         return None
-    limit_s = 60 * math.ceil(
-        1.2 * plan.best.job_s / 60
-    )  # a batch job may take a fifth longer than forecast
     texts = texts_of(request)
     end = plan.changes[-1].data if plan.changes else plan.best.choice.data
     now = plan.now.choice.data if plan.now is not None else end
     workers = end.workers if end.workers != now.workers else None
     prepared = {PREPARED: OFFLINE} if end.precomputed and not now.precomputed else {}
+    limit_s = 60 * math.ceil(1.2 * plan.best.job_s / 60)  # a fifth more than forecast
     added = configs.new_files(kinds_of(new), plan.end, texts, workers, limit_s)
     wanted = configs.settings_of(plan.end)
     for f in added:
-        _refuse(
-            {
-                name: f"{f.file}: {why}"
-                for name, why in f.left.items()
-                if configs.still_says(f, name, wanted)
-            }
-        )
+        left = {name: why for name, why in f.left.items() if configs.still_says(f, name, wanted)}
+        _refuse({name: f"{f.file}: {why}" for name, why in left.items()})
+    wrote = {name for f in added for name in f.wrote}
     if not plan.changes or not texts:
         left = {name: f"{f.file}: {why}" for f in added for name, why in f.left.items()}
-        wrote = {name for f in added for name in f.wrote}
-        return configs.Rewritten(
-            files=added,
-            left=prepared | {name: why for name, why in left.items() if name not in wrote},
-        )
-    files = configs.rewrite(
-        texts, configs.Changes(before=plan.start, after=plan.end, workers=workers)
-    )
-    wrote = {name for f in added for name in f.wrote}
+        left = {name: why for name, why in left.items() if name not in wrote}
+        return configs.Rewritten(files=added, left=prepared | left)
+    changes = configs.Changes(before=plan.start, after=plan.end, workers=workers)
+    files = configs.rewrite(texts, changes)
     _refuse({name: why for name, why in files.left.items() if name not in wrote})
     return configs.Rewritten(files=(*files.files, *added), left=prepared)
 
 
 def changes_in_code(plan: Plan, files: Rewritten | None) -> list[tuple[int, Change]]:
-    """The changes, by their numbers, that the training's code has to make: all where no settings file takes any, else those of
-    which the written files leave something out."""
+    """Return the numbered changes that the training's code has to make: those that the written files do not fully express."""
     numbered = list(enumerate(plan.changes, 1))
     if plan.in_code:
         return numbered
@@ -182,20 +172,20 @@ def _refuse(left: dict[str, str]) -> None:
     if left:
         which = "; ".join(f"{name} ({why})" for name, why in left.items())
         raise Misuse(
-            f"nothing was written, for no file can hold the plan's {which}.",
-            "Keep that as it is with `keep`, name the file that states it with `config`, or leave"
-            " `write` out.",
+            f"Nothing was written: none of the files can express {which}.",
+            "Fix the setting with `keep`, pass the file that sets it with `config`, or leave `write`"
+            " out.",
         )
 
 
 def save_all(files: Rewritten) -> dict[str, str]:
-    """Write the files, each beside a backup of the old one: {file: backup}, "" for a new file. Raises Contradiction, with nothing
-    written, where they would contradict each other."""
+    """Write the files and return {file: backup}, with "" for a new file. Raises Contradiction, with nothing written, if they disagree."""
     clashes = configs.combine([configs.parse_config(f.text, f.file) for f in files.files]).clashes
     if clashes:
         text = " ".join(clash.text for clash in clashes)
         raise Contradiction(
-            f"nothing was written, for then {text}", "Change what is left by hand first."
+            f"Nothing was written, because the files would contradict each other: {text}",
+            "Change the rest by hand first.",
         )
     written = [f for f in files.files if f.file != COMMAND or not f.before]
     backups = zip(written, configs.save_all(written), strict=True)
@@ -204,7 +194,7 @@ def save_all(files: Rewritten) -> dict[str, str]:
 
 _DOUBLED = {
     "nnodes": "another number of nodes",
-    "nproc_per_node": "another number of GPUs a node",
+    "nproc_per_node": "another number of GPUs per node",
     "micro_batch": "another micro-batch",
     "accumulation": "another accumulation",
 }
@@ -216,16 +206,20 @@ _FLAGS = {
     "reshard_after_forward": "parameters kept until the backward pass",
 }
 _ALONE = ("DeepSpeed", "accelerate")
-"""New files beside which no other file may be needed."""
+"""Kinds of new files that can stand alone."""
 
 
 def limits_of(
     texts: Mapping[str, str], new: Mapping[str, str], start: Execution, write: bool
 ) -> tuple[tuple[Limit, ...], str]:
-    """(the limits, why the loader's workers cannot be written, "" where they can). `texts`: file -> text of the settings as they
-    are; `new`: file -> the kind of a file to be made.
+    """Return (limits, reason why the loader's workers cannot be written or "").
 
-    Raises Contradiction where the training as it is has what its engine lacks.
+    Args:
+        texts: The text of each settings file now.
+        new: The kind of each file to make.
+
+    Raises:
+        Contradiction: The current training uses a feature that its engine lacks.
     """
     lacks = {
         field: f"{file}: {why}"
@@ -236,7 +230,7 @@ def limits_of(
         if (size := getattr(start, field)) > 1:
             raise Contradiction(
                 f"{field} is {size} now, and {why}.",
-                "Leave it out, or name the files of another engine.",
+                "Leave it out, or give the files of another engine.",
             )
     limits = [
         Limit(title=PARALLELISM[field], field=field, values=(1,), why=why)
@@ -246,14 +240,14 @@ def limits_of(
         return tuple(limits), ""
     if not texts:
         return (*limits, *_limits_of_new(new, start)), ""
-    untaken = _Untaken(texts, new, start)
-    return (*limits, *untaken.limits()), untaken.why(
+    inexpressible = _Inexpressible(texts, new, start)
+    return (*limits, *inexpressible.limits()), inexpressible.why(
         "dataloader_workers", configs.Changes(before=start, after=start, workers=1)
     )
 
 
-class _Untaken:
-    """What the files of a training, with those to be made beside them, do not take, and why."""
+class _Inexpressible:
+    """The settings that none of a training's files, old or new, can express, with the reason for each."""
 
     def __init__(self, texts: Mapping[str, str], new: Mapping[str, str], start: Execution) -> None:
         self._texts, self._new, self._start = texts, new, start
@@ -310,7 +304,7 @@ class _Untaken:
         )
 
     def _limit(self, field: str, title: str, before: Execution, **changes: Any) -> Iterator[Limit]:
-        """The limit on the value that `changes` give a field, if no file takes it. A count then stays as it is."""
+        """Yield a limit if no file can express the value that `changes` give a field. A count then stays as it is."""
         after = replace(before, **changes)
         now, value = getattr(before, field), getattr(after, field)
         if now != value and (why := self.why(field, configs.Changes(before=before, after=after))):
@@ -320,7 +314,7 @@ class _Untaken:
 
 
 def _limits_of_new(new: Mapping[str, str], start: Execution) -> Iterator[Limit]:
-    """What the files to be made contradict where they stand alone: the rest is for the training's code to say."""
+    """Yield the limits of new files that stand alone. The training's code sets the rest."""
     wider = replace(start, nproc_per_node=2 * start.nproc_per_node)
     for file, kind in new.items():
         if kind not in _ALONE:

@@ -58,8 +58,9 @@ class WatchRequest(Request):
 
 
 class Watched(Record):
-    """A recording, the folder that it lies in, and the exit code of the command that was run for it (0 for an old one).
-    `reports`: False for a task of srun, or a node, for which the first one reports; its recording has no ranks.
+    """A recording, its folder, and the exit code of the recorded command (0 for an earlier recording).
+
+    `reports` is False for a task of srun or a node whose results the first one reports. Its recording has no ranks.
     """
 
     recording: Recording
@@ -76,7 +77,7 @@ def run(request: WatchRequest, progress: Progress) -> Watched:
     if request.recorded:
         folder = Path(request.recorded)
         if is_trace(folder):
-            raise Misuse(f"{folder} is a profiler's trace, which trainpace diagnose reads.")
+            raise Misuse(f"{folder} is a profiler's trace.", "Read it with trainpace diagnose.")
         return Watched(recording=read_recording(folder), folder=folder)
     return record(request.command, request.output, request.stdout, progress)
 
@@ -88,22 +89,14 @@ def record(
     progress: Progress,
     trials: Mapping[str, object] | None = None,
 ) -> Watched:
-    """Run the command with the recorder in it. `trials`: interventions to try. As tasks of one srun, and before torchrun on
-    several nodes that share the folder, all record together; interventions they begin together, too.
+    """Run a command with the recorder in it.
+
+    Tasks of one srun, and torchrun on several nodes that share the folder, record together and start interventions together.
+
+    Args:
+        trials: Interventions to try.
     """
-    task = task_of(os.environ)
-    if task is None and (output is not None or trials is not None):
-        task = node_of(command)
-    if trials is not None and output is None and task is not None and task.is_node:
-        raise Misuse(
-            f"diagnose over {task.tasks} nodes needs a shared folder.",
-            "Give the same `output` folder on every node, on a disk that all of them see.",
-        )
-    if trials is not None and task is None and is_one_of_unnumbered_nodes(command):
-        raise Misuse(
-            "torchrun has several nodes and no --node-rank: add it (0 on the first node, 1 on the"
-            " second, ...)."
-        )
+    task = _task(command, output, trials is not None)
     folder = new_folder(output, command) if task is None else _shared_folder(output, command, task)
     if trials is not None and task is not None:
         try:
@@ -112,21 +105,39 @@ def record(
         except TrainpaceError as error:
             if task.reports or task.is_node:
                 raise
-            return _told_by_the_first(command, folder, error.exit_code)
+            return _reported_elsewhere(command, folder, error.exit_code)
     if (busy := busy_words()) and (task is None or task.reports):
         progress.note(f"note: {busy}")
     code = watch(command, folder, trials, stdout, task, busy=busy)
     if task is not None and not task.reports:
-        if task.is_node:  # which prints elsewhere than the first one
-            progress.note(
-                f"note: the report for all nodes is printed on node 0; recorded in {folder}"
-            )
-        return _told_by_the_first(command, folder, code)
+        if task.is_node:  # its output is on another screen than node 0's
+            progress.note(f"note: node 0 prints the report for all nodes; recorded in {folder}")
+        return _reported_elsewhere(command, folder, code)
     with ending_with(code):
         return Watched(recording=read_recording(folder), folder=folder, exit_code=code)
 
 
-def _told_by_the_first(command: Sequence[str], folder: Path, exit_code: int) -> Watched:
+def _task(command: Sequence[str], output: str | None, with_trials: bool) -> Task | None:
+    """Return which of several tasks or nodes this is. Raises Misuse if trials would not be shared."""
+    task = task_of(os.environ)
+    if task is None and (output is not None or with_trials):
+        task = node_of(command)
+    if not with_trials:
+        return task
+    if task is None and is_one_of_unnumbered_nodes(command):
+        raise Misuse(
+            "torchrun has several nodes and no --node-rank.",
+            "Add it: 0 on the first node, 1 on the second, ...",
+        )
+    if task is not None and task.is_node and output is None:
+        raise Misuse(
+            f"diagnose over {task.tasks} nodes needs a shared folder.",
+            "Give the same `output` folder on every node, on a disk that all of them see.",
+        )
+    return task
+
+
+def _reported_elsewhere(command: Sequence[str], folder: Path, exit_code: int) -> Watched:
     own = Recording(command=tuple(command), seconds=None, exit_code=exit_code, ranks=())
     return Watched(recording=own, folder=folder, exit_code=exit_code, reports=False)
 
@@ -158,11 +169,11 @@ def busy_in_words(busy: float, cores: int) -> str:
 
 
 def check_one_task(task: Task | None, verb: str) -> None:
-    """Raise Misuse under srun, where this process is one of several that would each start the command."""
+    """Raise Misuse under srun, since each of its tasks would start the command."""
     if task is not None:
         raise Misuse(
-            f"this is task {task.number} of {task.tasks}; put srun behind it: trainpace {verb} --"
-            " srun COMMAND."
+            f"This is task {task.number} of {task.tasks} of srun.",
+            f"Put srun after trainpace: trainpace {verb} -- srun COMMAND.",
         )
 
 
@@ -193,7 +204,7 @@ def _shared_folder(output: str | None, command: Sequence[str], task: Task) -> Pa
         else user_folder("data") / "recordings" / f"{_stem(command)}-slurm-{task.step}"
     )
     if not take(folder, task):
-        raise Misuse(f"{folder} is there already; name a new folder.")
+        raise Misuse(f"{folder} already exists.", "Give a new folder.")
     return folder
 
 
@@ -204,11 +215,11 @@ def _stem(command: Sequence[str]) -> str:
 
 
 def new_folder(output: str | None, command: Sequence[str]) -> Path:
-    """The folder asked for, which must be new or empty, or one named after the script and the time."""
+    """Return the requested folder, which must be new or empty, or one named after the script and the time."""
     if output is not None:
         folder = Path(output)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise Misuse(f"{folder} is there already; name a new folder.")
+            raise Misuse(f"{folder} already exists.", "Give a new folder.")
         return folder
     base = (
         user_folder("data")

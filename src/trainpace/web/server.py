@@ -58,12 +58,11 @@ HEADERS = (
     (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
 )
 NOT_STORED = (b"cache-control", b"no-store")
-"""Browsers and proxies store nothing but the responses that allow it themselves (the vendored files)."""
+"""Browsers and proxies store only the responses that allow it (the vendored files)."""
 
 
 class Policy(NamedTuple):
-    """`names`: the hosts that this server is called by. `token`: None where none is needed. `port` tells the cookies of two
-    servers on one host apart, as browsers do not."""
+    """Host names and the token, or None, that a request needs. `port` separates the cookies of two servers on one host."""
 
     names: frozenset[str]
     token: str | None
@@ -75,7 +74,7 @@ class Policy(NamedTuple):
 
     @property
     def cookie_value(self) -> str:
-        """A digest of the token; the browser does not store the token itself."""
+        """A digest of the token, so that the browser does not store the token itself."""
         return hashlib.sha256(f"trainpace cookie {self.token}".encode()).hexdigest()
 
 
@@ -114,7 +113,17 @@ class Guarded:
 
 
 def refusal(scope: Scope, policy: Policy) -> Refusal | None:
-    """Why this request is not answered; None: it is."""
+    """Return why this request is not answered, or None if it is."""
+    headers = Headers(scope=scope)
+    checks = (_bad_shape(scope, headers), _bad_host(headers, policy), _bad_origin(headers))
+    refused = next(filter(None, checks), None)
+    if refused is None and policy.token is not None and not _shows_token(scope, headers, policy):
+        reason = "Open the address that trainpace serve printed: it has the token for this server."
+        return Refusal(401, reason, {"www-authenticate": "Bearer"})
+    return refused
+
+
+def _bad_shape(scope: Scope, headers: Headers) -> Refusal | None:
     if scope["method"] not in METHODS:
         return Refusal(405, "This server only answers GET and HEAD.", {"allow": ", ".join(METHODS)})
     path = scope.get("raw_path") or scope["path"].encode()
@@ -122,44 +131,40 @@ def refusal(scope: Scope, policy: Policy) -> Refusal | None:
         return Refusal(414, "This address is too long.")
     if sum(len(name) + len(value) for name, value in scope["headers"]) > LONGEST_HEADERS:
         return Refusal(431, "These headers are too long.")
-    headers = Headers(scope=scope)
-    hosts = headers.getlist("host")
-    if len(hosts) != 1 or host_name(hosts[0]) not in policy.names:
-        return Refusal(
-            421, "This server is not called by that name; trainpace serve --name NAME adds one."
-        )
-    if (
-        any(value not in ("", "0") for value in headers.getlist("content-length"))
-        or "transfer-encoding" in headers
-    ):
+    lengths = headers.getlist("content-length")
+    if any(length not in ("", "0") for length in lengths) or "transfer-encoding" in headers:
         return Refusal(413, "A request to read has no body.")
-    own = [f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")]
+    return None
+
+
+def _bad_host(headers: Headers, policy: Policy) -> Refusal | None:
+    hosts = headers.getlist("host")
+    if len(hosts) == 1 and host_name(hosts[0]) in policy.names:
+        return None
+    return Refusal(421, "Unknown host name. Add it with trainpace serve --name NAME.")
+
+
+def _bad_origin(headers: Headers) -> Refusal | None:
+    host = headers.get("host", "").lower()
+    own = [f"{scheme}://{host}" for scheme in ("http", "https")]
     if any(origin.lower() not in own for origin in headers.getlist("origin")):
         return Refusal(403, "Requests from other origins are refused.")
-    # another port of this host is the same site; a link that a person followed leads to a whole page, not to a part of another
-    sites, mode, destination = (
-        headers.getlist(f"sec-fetch-{name}") for name in ("site", "mode", "dest")
-    )
+    # Another port of this host is the same site. A link that a person followed leads to a whole page, not to a part of another.
+    site, mode, destination = (headers.getlist(f"sec-fetch-{n}") for n in ("site", "mode", "dest"))
     followed = mode == ["navigate"] and destination == ["document"]
-    if ("cross-site" in sites or "same-site" in sites) and not followed:
+    if {"cross-site", "same-site"} & set(site) and not followed:
         return Refusal(403, "Requests from other sites are refused.")
-    if policy.token is not None and not _shows_token(scope, headers, policy):
-        told = (
-            "Open the address that trainpace serve printed: it holds the token that this server"
-            " asks for."
-        )
-        return Refusal(401, told, {"www-authenticate": "Bearer"})
     return None
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without the port; empty for what is no host."""
+    """Return the name in a Host header without the port, or "" if it is not a host."""
     text = host.strip().lower()
     if any(c in text for c in "/?#@\\ \t"):
         return ""
     try:
         parts = urlsplit(f"//{text}")
-        _ = parts.port  # raises for what is no port
+        _ = parts.port  # raises if it is not a port
         return parts.hostname or ""
     except ValueError:
         return ""
@@ -177,9 +182,9 @@ def page(title: str, sentence: str, refresh: str = "") -> str:
 
 
 def _first_use(scope: Scope, policy: Policy) -> HTMLResponse | None:
-    """The token came in the address: leave a cookie, and go on to the address without it.
+    """If the token is in the address, set a cookie and continue at the address without it.
 
-    By a page that refreshes itself: a strict cookie is not sent along when another site's link is redirected.
+    A page refreshes itself for that, since a strict cookie is not sent when another site's link is redirected.
     """
     if policy.token is None or not _names_token(scope, policy):
         return None
@@ -208,9 +213,9 @@ def _names_token(scope: Scope, policy: Policy) -> bool:
 
 
 def _shows_token(scope: Scope, headers: Headers, policy: Policy) -> bool:
-    """In its address, in a header, or by the cookie that stands for it."""
+    """Return True if the token is in the address, a header or the cookie."""
     bearers = (text.partition("Bearer ") for text in headers.getlist("authorization"))
-    # not http.cookies: it drops every cookie at the first that it cannot parse, and other programs on this host set some
+    # http.cookies drops every cookie after one that it cannot parse, and other programs on this host set some
     cookies = (
         part.strip().partition("=")
         for value in headers.getlist("cookie")
@@ -233,20 +238,20 @@ def _same(given: str, wanted: str) -> bool:
 
 
 MOST_CONNECTIONS = 256
-"""Open at once; beyond, the answer is 503."""
+"""Connections that can be open; further ones get 503."""
 CROWDED = 224
-"""From so many on, a new one takes the place of one that asks nothing."""
+"""Connections from which on a new one replaces one that asks nothing."""
 AT_ONCE = 32
-"""Connections that are taken before those that are there get their turn again: asyncio's meaning of a backlog. As
-many more wait in Linux's queue; whoever comes then is let in a second later, when TCP tries again."""
+"""New connections that are accepted before open ones get their turn again, asyncio's meaning of a backlog. As many more wait in
+Linux's queue. Later ones get in a second later, when TCP tries again."""
 ASK_S = 15.0
-"""For the head of a request, from the moment when the connection is free."""
+"""Seconds for the head of a request, from when the connection is free."""
 ANSWER_S = 60.0
-"""For the answer, until its reader has taken it."""
+"""Seconds for the answer, until its reader has received it."""
 
 
 class Connection(H11Protocol):
-    """uvicorn's, which waits for ever for the first request and for a reader of its answer."""
+    """uvicorn's connection with time limits; it would wait forever for the first request and for a reader of its answer."""
 
     _limit: asyncio.TimerHandle | None = None
     free_since_s = 0.0
@@ -275,7 +280,7 @@ class Connection(H11Protocol):
 
     @property
     def is_free(self) -> bool:
-        """No request is being answered."""
+        """True if no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     @property
@@ -293,14 +298,12 @@ class Connection(H11Protocol):
 
 
 def make_room(connections: set[Any]) -> None:
-    """Close a free connection, and count it no longer: one that has never asked before one that has, then of the address that
-    holds most of them, then the one that has been free the longest."""
+    """Close a free connection: first one that never asked, then one of the address with most of them, then the longest free."""
     free = [c for c in connections if c.is_free]
     if free:
         never = [c for c in free if c.cycle is None] or free
-        if (
-            len({c.address for c in never}) > 1
-        ):  # a crowd from one address asks this hundreds of times a second
+        # skipped for a crowd from one address, which comes here hundreds of times per second
+        if len({c.address for c in never}) > 1:
             held = Counter(c.address for c in connections)
             most = max(held[c.address] for c in never)
             never = [c for c in never if held[c.address] == most]
@@ -320,8 +323,11 @@ def is_loopback(host: str) -> bool:
 
 
 def policy_of(host: str, port: int, names: tuple[str, ...], token: str | None) -> Policy:
-    """Loopback answers to its names without a token unless one is given or it has other `names`, as behind a proxy, which others
-    can reach; every other address needs one, and is called by itself and by `names`."""
+    """Return the host names and token of a server.
+
+    Loopback needs no token unless one is given or it has other `names`, as behind a proxy that others can reach. Every other
+    address needs one, and answers to itself and to `names`.
+    """
     if is_loopback(host):
         token = token or (secrets.token_urlsafe(32) if names else None)
         return Policy(LOOPBACK_NAMES | {host.lower()} | {n.lower() for n in names}, token, port)
@@ -332,7 +338,7 @@ def policy_of(host: str, port: int, names: tuple[str, ...], token: str | None) -
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one. Raises TrainpaceError where that is refused."""
+    """Open a listening socket; port 0 is a free one. Raises TrainpaceError if that fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -343,7 +349,7 @@ def listening(host: str, port: int) -> socket.socket:
         opened.close()
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise TrainpaceError(
-            f"cannot listen on {host} port {port}: {reason}.", "Choose another with `port`."
+            f"Cannot listen on {host} port {port}: {reason}.", "Choose another with `port`."
         ) from None
     return opened
 
@@ -356,8 +362,8 @@ def serve(request: ServeRequest) -> None:
     if address in EVERY_ADDRESS and not r.name:
         opened.close()
         raise TrainpaceError(
-            f"the host {r.host!r} is every address of this machine.",
-            "Say what it is called with `name` HOST.",
+            f"The host {r.host!r} is every address of this machine.",
+            "Give its name with `name` HOST.",
         )
     host = address if address in EVERY_ADDRESS else r.host
     policy = policy_of(host, port, r.name, secrets.token_urlsafe(32) if r.with_token else None)
@@ -367,7 +373,7 @@ def serve(request: ServeRequest) -> None:
         )
         config = uvicorn.Config(
             Guarded(app, policy),
-            # an access log would hold the token; what a page could not do is on stderr
+            # an access log would contain the token; errors of pages are on stderr
             access_log=False,
             log_level="warning",
             server_header=False,
