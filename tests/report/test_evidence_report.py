@@ -9,7 +9,7 @@ from trainpace.cli.program import main
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import find_device
 from trainpace.forecast import nearest, public_runs
-from trainpace.report.evidence import evidence_sections, rate, what
+from trainpace.report.journal import evidence_sections, rate, what
 from trainpace.verbs.traced import evidence_json
 from trainpace.workload import load_workload
 

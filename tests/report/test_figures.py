@@ -8,7 +8,7 @@ from answers import asked, forecasts, jumps, measured
 from nouns import workload
 from trainpace.core.errors import TrainpaceError
 from trainpace.measure.sweep import analyse
-from trainpace.report.figures import chart_figure, check_suffix, save_figures
+from trainpace.report.charts import chart_figure, check_suffix, save_figures
 from trainpace.report.forecast import forecast_pictures
 from trainpace.report.steps import measured_sweep
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.report.charts import tick_step
-from trainpace.report.figures import PLOT_ROWS, plot
+from trainpace.report.charts import PLOT_ROWS, plot, tick_step
 from trainpace.report.streams import plain
 from trainpace.report.terminal import bars
 

@@ -15,7 +15,7 @@ from trainpace.report import (
     public_score_sections,
     show,
 )
-from trainpace.report.evidence import MOST_POINTS
+from trainpace.report.journal import MOST_POINTS
 
 
 def printed(sections, *arguments, width=120):

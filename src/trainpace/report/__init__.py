@@ -1,6 +1,7 @@
-"""Answers as sections, and sections as terminal text, pages, notebook cells and figures. This package computes nothing.
+"""Answers as sections, and sections as terminal text, pages, notebook cells and figures.
 
-Other packages import from here. A name is loaded when it is first used, because some need rich, numpy or a whole verb.
+This package computes nothing. Other packages import from here. A name is loaded when it is first
+used, because some need rich, numpy or a whole verb.
 """
 
 from typing import TYPE_CHECKING
@@ -9,23 +10,30 @@ from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.report.answers import html_of, shared_page
-    from trainpace.report.charts import Axis, BarChart, Chart, Mark, Picture, Series, series
+    from trainpace.report.charts import (
+        Axis,
+        BarChart,
+        Chart,
+        Mark,
+        Picture,
+        Series,
+        check_suffix,
+        save_figures,
+        series,
+    )
     from trainpace.report.diagnosis import diagnosis_sections, profiled_sections, profiled_title
-    from trainpace.report.evidence import (
+    from trainpace.report.forecast import forecast_sections, forecast_title
+    from trainpace.report.journal import (
         accuracy_chart,
+        comparison_sections,
+        entries_sections,
+        entry_sections,
+        imported_sections,
         public_facts,
         public_run_sections,
         public_runs_sections,
         public_score_sections,
         score_meaning,
-    )
-    from trainpace.report.figures import check_suffix, save_figures
-    from trainpace.report.forecast import forecast_sections, forecast_title
-    from trainpace.report.journal import (
-        comparison_sections,
-        entries_sections,
-        entry_sections,
-        imported_sections,
         scores_sections,
         shared_notes,
         shared_sections,

@@ -1,11 +1,14 @@
-"""Any answer as sections: for notebooks, and for pages to be shared that say nothing about whose they are.
+"""Any answer as sections: for notebooks, and for pages to be shared that say nothing about whose
+they are.
 
-Answers of verbs have sections of their own. Any other record is shown as it is: values with the units of their names, ends of
-an interval beside their middle, and rows as a table below what all rows have in common.
+Answers of verbs have sections of their own. Any other record is shown as it is: values with the
+units of their names, ends of an interval beside their middle, and rows as a table below what all
+rows have in common.
 
-A shared answer (`--share FILE.html`) is the same answer without private texts, as in shared runs (`trainpace.journal.sharing`).
-`public` is an allow-list: numbers stay, and a text stays only if it is a name that Trainpace knows: a card or a CPU of the
-catalogue, a public model, an optimizer, an offer of the packaged price list, a word of a closed choice, or a version of a library.
+A shared answer (`--share FILE.html`) is the same answer without private texts, as in shared runs
+(`trainpace.journal.sharing`). `public` is an allow-list: numbers stay, and a text stays only if it
+is a name that Trainpace knows: a card or a CPU of the catalogue, a public model, an optimizer, an
+offer of the packaged price list, a word of a closed choice, or a version of a library.
 """
 
 from __future__ import annotations
@@ -157,7 +160,10 @@ def _table(values: Sequence[Any], heading: str) -> Iterator[Section]:
 
 
 def fields_of(value: object) -> dict[str, Any]:
-    """Return the fields of a record, a named tuple or a mapping. Fields with their default are omitted."""
+    """Return the fields of a record, a named tuple or a mapping.
+
+    Fields with their default are omitted.
+    """
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, msgspec.Struct):
@@ -205,7 +211,10 @@ def _is_plain(value: object) -> bool:
 
 
 def _has_content(value: Any) -> bool:
-    """Return True for records, mappings and sequences of records. Arrays and other objects are not shown."""
+    """Return True for records, mappings and sequences of records.
+
+    Arrays and other objects are not shown.
+    """
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         return any(fields_of(v) for v in value)
     return bool(fields_of(value))

@@ -1,17 +1,32 @@
-"""What a picture shows, as data: no HTML and no pixels. The pages (charts.js, figures.html) and matplotlib draw the same records.
+"""Charts as data, and drawn without a browser.
 
-Colours stand for meanings, for light and dark pages, and are told apart by eyes of every kind: hues are Okabe and Ito's (2008,
-"Color Universal Design"), darkened or lightened until each is at contrast 3:1 or more against its page (WCAG 2.2, 1.4.11);
-tests/report/test_palette.py computes it. Neighbours in a stack differ in lightness too.
+Pages (charts.js, figures.html) and matplotlib draw the same records. Colors stand for meanings and
+are distinguishable for color-blind readers, on light and dark pages. The hues are those of Okabe
+and Ito (2008, "Color Universal Design"), darkened or lightened to a contrast of at least 3:1
+against the page (WCAG 2.2, 1.4.11), which tests/report/test_palette.py computes. Neighbors in a
+stack also differ in lightness.
+
+A terminal gets a plot in characters: a curve of braille dots, eight to a cell. Papers get PNG, SVG
+or PDF files by matplotlib (the extra `figures`), in the light palette.
 """
 
+from __future__ import annotations
+
+import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.outcome import Interval
-from trainpace.core.records import Record
+from trainpace.core.records import Record, written_aside
+from trainpace.core.units import format_number
+from trainpace.report.sections import Points
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PAGE = ("#ffffff", "#14191f")
 INK = ("#1b2530", "#e8edf2")
@@ -39,15 +54,18 @@ TEXTURES = {
     "states": "dots",
     "host_overhead": "dots",
 }
-"""What is drawn over a tone whose neighbour in a stack looks alike to an eye without green, or on grey paper."""
+"""Textures over tones whose neighbor in a stack looks alike without green, or on grey paper."""
 TONES = {tone: pair for tones, pair in _HUES for tone in tones.split()}
-"""Colour (on a light page, on a dark page) by what it stands for."""
+"""Colors (on a light page, on a dark page) by their meaning."""
 SERIES_TONES = ("first", "second", "third", "fourth", "fifth", "sixth")
-"""For series that have no meaning of their own, in this order."""
+"""Tones of series without a meaning of their own, in order of use."""
 
 
 class Axis(Record):
-    """A label and a unit; `low` and `high` where the axis should not end with its data."""
+    """An axis with its label and unit.
+
+    `low` and `high` are set if it does not end with its data.
+    """
 
     label: str
     unit: str = ""
@@ -61,11 +79,11 @@ class Axis(Record):
 
 
 class Series(Record):
-    """Values over x, which ascends for lines and areas.
+    """Values over x, which ascends for lines and areas. `y` is None for an unknown value.
 
-    line: `y`, and between `low` and `high` its band. points: `y`, from `low` to `high` its spread, `labels` and `sizes` (the
-    share of the largest point's area, 0 to 1) one a point. area: filled between `low` and `high`, which are stacked by
-    whoever makes the chart. `y` is None where nothing is known.
+    A line has an interval from `low` to `high`. Points have a spread from `low` to `high`,
+    `labels`, and `sizes` as shares of the largest point's area. An area is filled between `low` and
+    `high`; the maker of the chart stacks areas.
     """
 
     name: str
@@ -112,7 +130,7 @@ class Series(Record):
 
 
 class Mark(Record):
-    """A named place: an upright line at x, a level line at y, or a point (`at`, `y`)."""
+    """A labeled place: a vertical line at x, a horizontal line at y, or a point (`at`, `y`)."""
 
     axis: Literal["x", "y", "point"]
     at: float
@@ -127,9 +145,11 @@ class Mark(Record):
 
 
 class Chart(Record):
-    """Series over one pair of axes. `finding` says in words what one should see; a screen reader reads it instead.
+    """Series over one pair of axes.
 
-    `nearest`: whether a pointer reads all values at the nearest x, or the one nearest point. `note`: where the numbers come from.
+    `finding` describes the chart in a sentence, also for screen readers. `nearest`: whether a
+    pointer reads all values at the nearest x, or the one nearest point. `note`: where the numbers
+    come from.
     """
 
     title: str
@@ -143,7 +163,7 @@ class Chart(Record):
 
 
 class Segment(Record):
-    """A part of a bar; `at`: where it begins, if not where the one before it ends."""
+    """A part of a bar. `at` is its start, if that is not the end of the part before it."""
 
     name: str
     tone: str
@@ -159,8 +179,11 @@ class Segment(Record):
 
 
 class Bar(Record):
-    """A level bar made of segments, which add up to what it shows; `low` to `high` is its interval. `said` stands at its end.
-    With gaps between its segments it is a row of a Gantt chart."""
+    """A horizontal bar of segments, with its interval from `low` to `high` and the text `said` at
+    its end.
+
+    With gaps between its segments, a bar is a row of a Gantt chart.
+    """
 
     label: str
     segments: tuple[Segment, ...]
@@ -170,7 +193,7 @@ class Bar(Record):
 
     @property
     def placed(self) -> list[tuple[Segment, float]]:
-        """(segment, where it begins), in the chart's unit."""
+        """Return (segment, start) in the chart's unit."""
         placed, end = [], 0.0
         for segment in self.segments:
             start = end if segment.at is None else segment.at
@@ -188,14 +211,17 @@ class Bar(Record):
 
 
 class BarGroup(Record):
-    """Bars on one scale, to be compared with each other."""
+    """Bars on one scale, which are compared with each other."""
 
     bars: tuple[Bar, ...]
     title: str = ""
 
 
 class BarChart(Record):
-    """Level bars: stacked parts of a step, a ladder of speed-ups. Each group has a scale of its own unless `one_scale`."""
+    """Horizontal bars, such as parts of steps or speed-ups.
+
+    `one_scale`: all groups share a scale.
+    """
 
     title: str
     finding: str
@@ -207,14 +233,17 @@ class BarChart(Record):
 
     @property
     def key(self) -> tuple[tuple[str, str], ...]:
-        """(name, tone) of every part that is anywhere above 0, in order of appearance; bars may differ in the tone of a part."""
+        """Return (name, tone) of every part above 0, in order of appearance."""
         parts = [
             s for group in self.groups for bar in group.bars for s in bar.segments if s.value > 0
         ]
         return tuple({s.name: s.tone for s in reversed(parts)}.items())[::-1]
 
     def longest(self, group: BarGroup) -> float:
-        """The length that fills the width. An interval that reaches far beyond the bars is cut, or it would flatten them."""
+        """Return the length that fills the width.
+
+        Wide intervals are cut, or they would flatten the bars.
+        """
         bars = [bar for g in (self.groups if self.one_scale else (group,)) for bar in g.bars]
         most = max((bar.end for bar in bars), default=0.0) or 1.0
         return max(
@@ -223,8 +252,10 @@ class BarChart(Record):
 
 
 class Cell(Record):
-    """One of a heat map's: a value that gives its shade, None where there is none and the reason is `said`. `mark`: a name for
-    the cell that the answer is about."""
+    """A cell of a heat map. Its value gives the shade; without a value `said` is the reason.
+
+    `mark` names the cell that the answer is about.
+    """
 
     value: float | None
     said: str
@@ -232,7 +263,10 @@ class Cell(Record):
 
 
 class HeatMap(Record):
-    """Values over two lists of choices, the least the darkest. Rows may have no cell (None) in a column."""
+    """Values over two lists of choices.
+
+    The lowest value is the darkest. A cell may be missing (None).
+    """
 
     title: str
     finding: str
@@ -252,7 +286,7 @@ class HeatMap(Record):
                 )
 
     def shade(self, cell: Cell) -> int:
-        """0 to SHADES - 1, by the logarithm of the value between the least and the greatest; -1 without a value."""
+        """Return 0 to SHADES - 1 by the logarithm of the value, or -1 without a value."""
         if cell.value is None:
             return -1
         values = [
@@ -269,7 +303,7 @@ class HeatMap(Record):
 
 SHADES = 6
 MOST_INTERVAL = 2.5
-"""Times the longest bar, or the highest curve, to which an interval or a limit is drawn."""
+"""Intervals and limits are drawn up to this many times the longest bar or the highest curve."""
 
 Picture = Chart | BarChart | HeatMap
 
@@ -282,7 +316,10 @@ def series(
     intervals: Sequence[Interval | None] = (),
     **more: Any,
 ) -> Series:
-    """A series through `points` (x, y), with the `intervals` of y where every point has one."""
+    """Return a series through `points` (x, y).
+
+    `intervals` of y are drawn if every point has one.
+    """
     x, y = tuple(zip(*points, strict=True)) or ((), ())
     bounds = [(i.low, i.high) for i in intervals if i is not None]
     low, high = zip(*bounds, strict=True) if bounds and len(bounds) == len(x) else ((), ())
@@ -298,14 +335,14 @@ def ideal_line(points: Iterable[tuple[float, float]]) -> Series:
 def bar(
     label: str, said: str, parts: Iterable[tuple[str, str, float]], interval: Interval | None = None
 ) -> Bar:
-    """A bar of `parts` (name, tone, value), with the `interval` of the whole."""
+    """Return a bar of `parts` (name, tone, value), with the `interval` of the whole."""
     segments = tuple(Segment(name=name, tone=tone, value=value) for name, tone, value in parts)
     low, high = (None, None) if interval is None else (interval.low, interval.high)
     return Bar(label=label, said=said, segments=segments, low=low, high=high)
 
 
 def tick_step(span: float, most: int) -> float:
-    """1, 2 or 5 times a power of ten, so that at most `most` of them make the span."""
+    """Return 1, 2 or 5 times a power of ten, so that at most `most` ticks span the range."""
     rough = span / most
     power = 10.0 ** math.floor(math.log10(rough))
     return next(
@@ -318,7 +355,7 @@ def _check_tone(tone: str) -> None:
 
 
 def css_variables() -> str:
-    """`--ink`, `--page`, ..., `--tone-NAME` for both schemes; on paper, and with class `paper`, the light ones hold."""
+    """Return CSS variables for both color schemes. On paper the light scheme applies."""
     pairs = {"--page": PAGE, "--ink": INK, "--soft": SOFT, "--line": LINE}
     pairs |= {f"--tone-{name}": pair for name, pair in TONES.items()}
     textures = "".join(f";--texture-{tone}:{texture}" for tone, texture in TEXTURES.items())
@@ -335,5 +372,480 @@ def _mixed(shade: int) -> str:
 
 
 def shade_share(shade: int) -> float:
-    """How much of its colour a shade has; the rest is the page's. Text in the page's ink stays readable on all of them."""
+    """Return the share of color in a shade, on which text in the page's ink stays readable."""
     return 0.08 * shade
+
+
+SUFFIXES = (".png", ".svg", ".pdf")
+WIDTH_IN, HEIGHT_IN = 6.4, 3.7
+DOTS_PER_INCH = 200
+BAR_IN = 0.27
+"""Height of a row of bars, in inches."""
+CELL_IN = 0.42
+ONE_POWER = 16.0
+"""A logarithmic axis over a smaller ratio has ticks between the powers of ten."""
+BETWEEN = 24
+"""Places along a line between two points that labels avoid."""
+HATCHES = {"stripes": "////", "dots": "xxxx"}
+"""Hatches of matplotlib by texture. Its dots would make an SVG of 250 KB."""
+NO_DATE: dict[str, dict[str, Any]] = {
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None},
+    ".png": {},
+}
+"""Metadata without a date, so that the same chart gives the same file."""
+
+
+def check_suffix(path: str) -> None:
+    """Raise TrainpaceError if the extension is not one of SUFFIXES."""
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise TrainpaceError(
+            f"Cannot write a figure to {path}.", "Its name must end with .png, .svg or .pdf."
+        )
+
+
+def save_figures(charts: Sequence[Picture | None], path: str) -> list[Path]:
+    """Save the first chart as `path` and the others beside it, with their titles in their names.
+
+    Returns:
+        The files.
+
+    Raises:
+        TrainpaceError: There is nothing to draw, or matplotlib is not installed.
+    """
+    check_suffix(path)
+    pictures = [chart for chart in charts if chart is not None]
+    if not pictures:
+        raise TrainpaceError("There is nothing to draw: nothing could be forecast or measured.")
+    first = Path(path)
+    slugs = (
+        re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-") for picture in pictures[1:]
+    )
+    files = [first, *(first.with_name(f"{first.stem}-{slug}{first.suffix}") for slug in slugs)]
+    for picture, file in zip(pictures, files, strict=True):
+        with written_aside(file) as aside, _settings():
+            suffix = file.suffix.lower()
+            _figure_of(picture).savefig(
+                aside, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=NO_DATE[suffix]
+            )
+    return files
+
+
+def _figure_of(picture: Picture) -> Figure:
+    if isinstance(picture, Chart):
+        return chart_figure(picture)
+    return heat_figure(picture) if isinstance(picture, HeatMap) else bars_figure(picture)
+
+
+def _settings() -> Any:
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        missing = "Figures need matplotlib, which is not installed."
+        raise TrainpaceError(missing, "pip install 'trainpace[figures]'") from None
+    return mpl.rc_context(
+        {
+            "font.size": 8,
+            "font.family": "sans-serif",
+            "svg.hashsalt": "trainpace",
+            "text.color": INK[0],
+            "axes.labelcolor": SOFT[0],
+            "xtick.color": SOFT[0],
+            "ytick.color": SOFT[0],
+            "axes.edgecolor": LINE[0],
+            "grid.color": LINE[0],
+            "text.parse_math": False,
+            "hatch.linewidth": 0.5,
+            "hatch.color": "white",
+        }
+    )
+
+
+def _figure(height_in: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+
+
+def chart_figure(chart: Chart) -> Figure:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    figure = _figure(HEIGHT_IN)
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set(xlabel=chart.x.words, ylabel=chart.y.words)
+    for drawn, axis, rescale in (
+        (axes.xaxis, chart.x, axes.set_xscale),
+        (axes.yaxis, chart.y, axes.set_yscale),
+    ):
+        if axis.scale != "linear":
+            rescale("log", base=2 if axis.scale == "log2" else 10)
+            drawn.set_minor_formatter(NullFormatter())
+        drawn.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
+    for series in chart.series:
+        _draw(axes, series)
+    if chart.y.scale == "linear":  # room for the names of upright marks
+        low, high = axes.get_ylim()
+        axes.set_ylim(
+            low, high + 0.07 * min(sum(mark.axis == "x" for mark in chart.marks), 3) * (high - low)
+        )
+    for drawn, axis, (low, high) in (
+        (axes.xaxis, chart.x, axes.get_xlim()),
+        (axes.yaxis, chart.y, axes.get_ylim()),
+    ):
+        if axis.scale == "log10" and high < ONE_POWER * low:
+            drawn.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 6, 8)))
+    axes.set_xlim(chart.x.low, chart.x.high)  # None leaves an end as it is
+    axes.set_ylim(chart.y.low, chart.y.high)
+    figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=7, columnspacing=1.2)
+    figure.draw_without_rendering()  # places the axes, which labels need
+    taken: list[Any] = []
+    points = _point_boxes(axes, chart)
+    for mark in sorted(chart.marks, key=lambda mark: (mark.axis, mark.at)):
+        _mark(axes, mark, taken, points, ringed=not any(s.sizes for s in chart.series))
+    return figure
+
+
+def _point_boxes(axes: Any, chart: Chart) -> list[Any]:
+    """Return the boxes of points of several sizes and of lines, which labels avoid."""
+    from matplotlib.transforms import Bbox
+
+    boxes = []
+    for s in (s for s in chart.series if s.kind == "line" and chart.nearest == "point"):
+        ends = [
+            axes.transData.transform((x, y)) for x, y in zip(s.x, s.y, strict=True) if y is not None
+        ]
+        for (x0, y0), (x1, y1) in itertools.pairwise(ends):
+            for i in range(BETWEEN + 1):
+                x, y = x0 + (x1 - x0) * i / BETWEEN, y0 + (y1 - y0) * i / BETWEEN
+                boxes.append(Bbox([[x - 1, y - 1], [x + 1, y + 1]]))
+    for s in (s for s in chart.series if s.sizes):
+        for x, y, size in zip(s.x, s.y, s.sizes, strict=True):
+            if y is not None:
+                (across, up), radius = axes.transData.transform((x, y)), 3 + 10 * size**0.5
+                boxes.append(Bbox([[across - radius, up - radius], [across + radius, up + radius]]))
+    return boxes
+
+
+def _draw(axes: Any, s: Series) -> None:
+    colour = TONES[s.tone][0]
+    if s.kind == "area":
+        hatch = HATCHES.get(TEXTURES.get(s.tone, ""))
+        look = {
+            "facecolor": colour,
+            "edgecolor": "white",
+            "hatch": hatch,
+            "alpha": 0.92,
+            "linewidth": 0,
+        }
+        axes.fill_between(s.x, s.low, s.high, label=s.name, **look)
+        return
+    known = [i for i, y in enumerate(s.y) if y is not None]
+    x, y = [s.x[i] for i in known], [s.y[i] for i in known]
+    if s.kind == "line":
+        gapped = [math.nan if v is None else v for v in s.y]
+        axes.plot(
+            s.x,
+            gapped,
+            color=colour,
+            linestyle="--" if s.dashed else "-",
+            linewidth=1.4,
+            label=s.name,
+        )
+        if s.low:
+            axes.fill_between(s.x, s.low, s.high, color=colour, alpha=0.18, linewidth=0)
+        return
+    if s.low:
+        axes.vlines(
+            x,
+            [s.low[i] for i in known],
+            [s.high[i] for i in known],
+            color=colour,
+            alpha=0.6,
+            linewidth=1,
+        )
+    sizes = [8 + 180 * s.sizes[i] for i in known] if s.sizes else 12
+    axes.scatter(
+        x,
+        y,
+        s=sizes,
+        color=colour,
+        alpha=0.75 if s.sizes else 1.0,
+        linewidth=0,
+        label=s.name,
+        zorder=3,
+    )
+
+
+def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any], ringed: bool) -> None:
+    """Draw a mark, and its label if there is room inside the axes.
+
+    A label never covers another one, and covers points and lines only if there is no other place.
+    """
+    from matplotlib.patheffects import withStroke
+
+    colour = TONES[mark.tone][0]
+    at: tuple[float, float]
+    if mark.axis == "x":
+        axes.axvline(mark.at, color=colour, linestyle=":", linewidth=1.1)
+        at, over = (mark.at, 1.0), axes.get_xaxis_transform()
+        places = [(side * 3, -9 - 9 * row) for row in range(6) for side in (1, -1)]
+    elif mark.axis == "y":
+        axes.axhline(mark.at, color=colour, linestyle="--", linewidth=1.1)
+        at, over, places = (1.0, mark.at), axes.get_yaxis_transform(), [(-3, 3), (-3, -9)]
+    else:
+        at, over = (mark.at, mark.y or 0.0), axes.transData
+        if ringed:
+            axes.plot(*at, "o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
+        places = [
+            (side * 6, up)
+            for up in (-2, 7, -11, 16, -20, 25, -29, 38, -42, 52, -56)
+            for side in (1, -1)
+        ]
+    for right, up, others in [(*place, [*taken, *points]) for place in places] + [
+        (*place, taken) for place in places
+    ]:
+        text = axes.annotate(
+            mark.text,
+            at,
+            xycoords=over,
+            xytext=(right, up),
+            textcoords="offset points",
+            fontsize=6.5,
+            ha="left" if right > 0 else "right",
+            color=colour,
+        )
+        text.set_in_layout(False)
+        text.set_zorder(5)  # above points
+        box, room = text.get_window_extent().padded(2), axes.bbox.padded(6)
+        inside = room.containsx(box.x0) and room.containsx(box.x1) and room.containsy(box.y0)
+        if inside and not box.count_overlaps(others):
+            text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
+            taken.append(box)
+            return
+        text.remove()
+
+
+def bars_figure(chart: BarChart) -> Figure:
+    rows = sum(len(group.bars) + bool(group.title) for group in chart.groups)
+    figure = _figure(0.9 + BAR_IN * rows)
+    axes = figure.add_subplot()
+    names: list[str] = []
+    longest = max((chart.longest(group) for group in chart.groups), default=1.0)
+    seen: set[str] = set()
+    for group in chart.groups:
+        scale = longest / chart.longest(group)
+        if group.title:
+            names.append(group.title)
+        for bar in group.bars:
+            _bar(axes, len(names), bar, scale, longest, seen)
+            names.append(bar.label)
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0, longest * 1.3)
+    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    axes.set_xticks([])
+    if len(chart.key) > 1:
+        figure.legend(
+            loc="outside upper left", ncols=4, frameon=False, fontsize=7, columnspacing=1.2
+        )
+    return figure
+
+
+def _bar(axes: Any, at: int, bar: Bar, scale: float, longest: float, seen: set[str]) -> None:
+    for s, start in bar.placed:
+        if s.value > 0:
+            look = {
+                "color": TONES[s.tone][0],
+                "edgecolor": "white",
+                "linewidth": 0.5,
+                "height": 0.7,
+            }
+            look |= {"hatch": HATCHES.get(TEXTURES.get(s.tone, ""))}
+            axes.barh(
+                at,
+                s.value * scale,
+                left=start * scale,
+                label=None if s.name in seen else s.name,
+                **look,
+            )
+            seen.add(s.name)
+    left = end = bar.end * scale
+    if bar.low is not None and bar.high is not None:
+        low, high = (min(v * scale, longest) for v in (bar.low, bar.high))
+        axes.errorbar(
+            [left],
+            [at],
+            xerr=[[max(left - low, 0)], [max(high - left, 0)]],
+            fmt="none",
+            ecolor=INK[0],
+            elinewidth=1,
+            capsize=2,
+        )
+        end = max(left, high)
+    axes.annotate(
+        bar.said, (end, at), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7
+    )
+
+
+def heat_figure(chart: HeatMap) -> Figure:
+    """Draw shaded cells with their text. Cells without a value are hatched."""
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import Rectangle
+
+    figure = _figure(1.0 + CELL_IN * len(chart.rows))
+    axes = figure.add_subplot()
+    page, ink = to_rgb(PAGE[0]), to_rgb(TONES["first"][0])
+    size = min(6.0, 42.0 / len(chart.columns))
+    for y, (_, cells) in enumerate(chart.rows):
+        for x, cell in enumerate(cells):
+            if cell is None:
+                continue
+            share = shade_share(max(chart.shade(cell), 0))
+            colour = tuple((1 - share) * p + share * i for p, i in zip(page, ink, strict=True))
+            hatch, edge = ("///", LINE[0]) if cell.value is None else (None, PAGE[0])
+            axes.add_patch(
+                Rectangle(
+                    (x - 0.5, y - 0.5),
+                    1,
+                    1,
+                    facecolor=colour,
+                    linewidth=1,
+                    hatch=hatch,
+                    edgecolor=edge,
+                )
+            )
+            if cell.mark:
+                edge = SOFT[0] if cell.mark == "now" else TONES["best"][0]
+                axes.add_patch(
+                    Rectangle(
+                        (x - 0.45, y - 0.45), 0.9, 0.9, fill=False, edgecolor=edge, linewidth=1.5
+                    )
+                )
+            text = "\n".join(filter(None, (cell.said, cell.mark)))
+            axes.annotate(
+                text,
+                (x, y),
+                ha="center",
+                va="center",
+                fontsize=size,
+                color=SOFT[0] if cell.value is None else INK[0],
+            )
+    axes.set_xlim(-0.5, len(chart.columns) - 0.5)
+    axes.set_ylim(len(chart.rows) - 0.5, -0.5)
+    axes.set_xticks(range(len(chart.columns)), chart.columns, fontsize=7)
+    axes.set_yticks(range(len(chart.rows)), [name for name, _ in chart.rows])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel(f"{chart.across}{f'; {chart.unit}' if chart.unit else ''}", fontsize=7)
+    return figure
+
+
+PLOT_ROWS, WIDEST, LEAST = 13, 92, 24
+"""Size of a character plot. The number of rows is adjusted to put ticks at equal distances."""
+MOST_TICKS = 6
+ACROSS, UP = 2, 4
+"""Dots of a braille character."""
+_BITS = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
+"""Bits of a braille character by column, from below."""
+
+
+def plot(
+    points: Points, marked: Collection[float], title: str, line: Points = (), width: int = 80
+) -> list[str]:
+    """Return the lines of a plot from zero, at most `width` columns wide.
+
+    A curve goes through `line`, `points` lie over it, and every x in `marked` has a triangle.
+    """
+    every = [*points, *line]
+    left, right = min(x for x, _ in every), max(x for x, _ in every)
+    highest = max(y for _, y in every)
+    step = tick_step(highest or 1.0, MOST_TICKS - 1)
+    ticks = math.ceil((highest or step) / step - 1e-9)
+    rows = ticks * max(1, round((PLOT_ROWS - 1) / ticks))
+    labels = {i * rows // ticks: format_number(i * step) for i in range(ticks + 1)}
+    margin = max(map(len, labels.values()))
+    columns = max(LEAST, min(WIDEST, width) - margin - 2)
+
+    def across(x: float) -> float:
+        return (x - left) / max(right - left, 1e-9)
+
+    def column(x: float) -> int:
+        return round(across(x) * (columns - 1))
+
+    shares = [(across(x), y / (ticks * step)) for x, y in sorted(line)]
+    cells = _curve(shares, columns, rows)
+    over = [*points, *((x, y) for x, y in line if x in marked)]
+    for x, y in sorted(over, key=lambda point: point[0] in marked):
+        cells[round(y / (ticks * step) * rows)][column(x)] = "▲" if x in marked else "●"
+    body = _scaled(cells, labels, margin)
+    named = {column(x): format_number(x) for x in _ticks(left, right)}
+    jumps = {column(x): f"▲{format_number(x)}" for x in sorted(marked) if left <= x <= right}
+    below = [along(named, columns, 0.5), *([along(jumps, columns, 0.0)] if jumps else [])]
+    return [title, *body, *(" " * (margin + 2) + labels for labels in below)]
+
+
+def _scaled(cells: list[list[str]], labels: dict[int, str], margin: int) -> list[str]:
+    """Return rows from the top, with the scale on their left and an axis below."""
+    lines = []
+    for i in reversed(range(len(cells))):
+        edge = "└" if i == 0 else "┤" if i in labels else "│"
+        body = "".join(cells[i])
+        body = body.rstrip() if i else body.replace(" ", "─")
+        lines.append(f"{labels.get(i, ''):>{margin}} {edge}{body}")
+    return lines
+
+
+def _curve(points: Points, columns: int, rows: int) -> list[list[str]]:
+    """Return rows of cells, the lowest first, with a curve through shares of width and height.
+
+    A height is drawn in the middle of its cell, where a mark would stand.
+    """
+    dots: set[tuple[int, int]] = set()
+    wide = ACROSS * (columns - 1) + 1
+    at = [(round(x * (wide - 1)), y * UP * rows + (UP - 1) / 2) for x, y in points]
+    for (x0, y0), (x1, y1) in itertools.pairwise(at if len(at) != 1 else at * 2):
+        last = round(y0)
+        for x in range(x0, x1 + 1):
+            y = round(y0 + (y1 - y0) * (x - x0) / max(x1 - x0, 1))
+            dots |= {(x, between) for between in range(min(last + 1, y), max(last - 1, y) + 1)} | {
+                (x, y)
+            }
+            last = y
+    cells = [[" "] * columns for _ in range(rows + 1)]
+    braille: dict[tuple[int, int], int] = {}
+    for x, y in dots:
+        cell = min(y // UP, rows), x // ACROSS
+        braille[cell] = braille.get(cell, 0) | _BITS[x % ACROSS][y % UP]
+    for (row, column), bits in braille.items():
+        cells[row][column] = chr(0x2800 + bits)
+    return cells
+
+
+def _ticks(left: float, right: float) -> Iterator[float]:
+    """Yield the ends and round numbers between them."""
+    yield left
+    if right > left:
+        step = max(1.0, tick_step(right - left, MOST_TICKS))
+        x = math.ceil(left / step + 0.5) * step
+        while x < right - step / 2:
+            yield x
+            x += step
+        yield right
+
+
+def along(named: dict[int, str], columns: int, anchor: float) -> str:
+    """Return labels at their columns, starting there (`anchor` 0) or centered (0.5).
+
+    The first and the last are always shown. Others are dropped if they would touch another one.
+    """
+    line, at = [" "] * columns, sorted(named)
+    for i in dict.fromkeys([*at[:1], *at[-1:], *at]):
+        text = named[i]
+        start = max(0, min(i - int(anchor * (len(text) - 1)), columns - len(text)))
+        if all(c == " " for c in line[max(0, start - 1) : start + len(text) + 1]):
+            line[start : start + len(text)] = text
+    return "".join(line).rstrip()

@@ -1,4 +1,6 @@
-"""Diagnoses and profiler traces as sections: the cause, its proof, what each rank does, and what to change."""
+"""Diagnoses and profiler traces as sections: the cause, its proof, what each rank does, and what to
+change.
+"""
 
 from __future__ import annotations
 
@@ -279,7 +281,10 @@ def _clocks_and_links(found: Together) -> Iterator[str]:
 
 
 def ranks_chart(found: Together | None) -> BarChart | None:
-    """Draw the mean step of each rank by its parts. Of many ranks, those that wait least are drawn."""
+    """Draw the mean step of each rank by its parts.
+
+    Of many ranks, those that wait least are drawn.
+    """
     if found is None:
         return None
     shown = sorted(

@@ -1,4 +1,6 @@
-"""Forecasts as sections: the answer, a table, where the time of a step goes, jumps, assumptions, and what to do next."""
+"""Forecasts as sections: the answer, a table, where the time of a step goes, jumps, assumptions,
+and what to do next.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from trainpace.forecast import alike, memory_over_step, needed_gib
 from trainpace.job import assumed_in_words
 from trainpace.report import steps
 from trainpace.report.charts import Picture
-from trainpace.report.evidence import evidence_sections, nearest_in_brief
+from trainpace.report.journal import evidence_sections, nearest_in_brief
 from trainpace.report.phrases import (
     ABOVE_ONE,
     WHY_ABOVE_ONE,
@@ -180,7 +182,9 @@ def _fastest(best: Forecast, trend: Trend | None) -> str:
 
 
 def _lengths_verdict(fitting: Sequence[Forecast]) -> str:
-    """Name the longest sequence that fits, and the lengths at which a token is fastest and cheapest."""
+    """Name the longest sequence that fits, and the lengths at which a token is fastest and
+    cheapest.
+    """
     longest = max(fitting, key=lambda f: (f.sequence_length or 0, f.tokens_per_second or 0.0))
     best = steps.best_of(fitting) or longest
     answer = (

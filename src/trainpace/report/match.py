@@ -27,8 +27,8 @@ from trainpace.offers import (
     near_misses,
 )
 from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
-from trainpace.report.evidence import evidence_sections
 from trainpace.report.forecast import can_be_measured
+from trainpace.report.journal import evidence_sections
 from trainpace.report.phrases import (
     devices,
     duration,
@@ -296,7 +296,9 @@ def _server_and_time(m: Match) -> str:
 
 
 def _against_cheaper(pick: Pick) -> str:
-    """Compare a pick with the one before it: cost of the time saved, and of one hour if it saves hours."""
+    """Compare a pick with the one before it: cost of the time saved, and of one hour if it saves
+    hours.
+    """
     if pick.hours_less is None or pick.usd_more is None or pick.hour_less_usd is None:
         return ""
     text = (
@@ -496,7 +498,10 @@ def _next(first: Match, answer: Matches, asked: MatchRequest | None) -> Iterator
 
 
 def cost_against_time(matches: Sequence[Match], picks: Sequence[Pick] = ()) -> Chart | None:
-    """Draw cost over time with the picks named, or else the ends of the front. None if nothing finishes."""
+    """Draw cost over time with the picks named, or else the ends of the front.
+
+    None if nothing finishes.
+    """
     able = [m for m in matches if _is_priced(m) and m.mean_usd > 0]
     front = sorted((m for m in able if m.on_front), key=_hours)
     if not front:

@@ -78,7 +78,10 @@ def sweep_title(answer: MeasuredSweep) -> str:
 
 
 def sweep_sections(answer: MeasuredSweep, asked: MeasureRequest | None = None) -> Iterator[Section]:
-    """Turn a measured sweep into sections. `asked` is the request that the next command continues."""
+    """Turn a measured sweep into sections.
+
+    `asked` is the request that the next command continues.
+    """
     a, foreseen, causes = answer.analysis, answer.forecasts, answer.causes
     measured, first = answer.measurements, answer.measurements[0]
     e, best = first.execution, a.best.best
@@ -722,5 +725,5 @@ def estimate_sections(e: Estimate) -> Iterator[Section]:
 
 
 def format_bytes(size: float) -> str:
-    """MB below 100 MB, GB above."""
+    """Return a size in MB below 100 MB, else in GB."""
     return f"{number(size / 1e9)} GB" if size >= 1e8 else f"{number(size / 1e6)} MB"

@@ -1,7 +1,8 @@
 """Sections as HTML, by Jinja templates that escape everything.
 
-A page file contains its scripts and styles: `report/vendor/` as released by others, `report/assets/` and the palette our own.
-A server hands out `SCRIPTS` and `STYLES` by name instead, so that its pages need no inline script.
+A page file contains its scripts and styles: `report/vendor/` as released by others,
+`report/assets/` and the palette our own. A server hands out `SCRIPTS` and `STYLES` by name instead,
+so that its pages need no inline script.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ _own = functools.cache(environment)
 
 @functools.cache
 def asset(name: str) -> str:
-    """Return the text of a script or style sheet. page.css starts with the variables of the palette."""
+    """Return the text of a script or style sheet. page.css starts with the variables of the
+    palette.
+    """
     from importlib.resources import files
 
     folder = "vendor" if name in _VENDORED else "assets"

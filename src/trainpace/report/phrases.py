@@ -1,4 +1,7 @@
-"""Numbers and sentences that several reports share. Functions return `none` if there is no value."""
+"""Numbers and sentences that several reports share.
+
+Functions return `none` if there is no value.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any

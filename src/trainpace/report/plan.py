@@ -1,4 +1,6 @@
-"""Plans as sections: changes in order, settings before and after, what was rejected, and what could change the choice."""
+"""Plans as sections: changes in order, settings before and after, what was rejected, and what could
+change the choice.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from trainpace.report.charts import (
     ideal_line,
     series,
 )
-from trainpace.report.evidence import evidence_sections
+from trainpace.report.journal import evidence_sections
 from trainpace.report.phrases import (
     ABOVE_ONE,
     WHY_ABOVE_ONE,
@@ -282,7 +284,10 @@ def _changes(plan: Plan) -> Iterator[Section]:
 
 
 def at_least(change: Change) -> str:
-    """Return the lower end of what a change saves. The recommendation may need one that saves nothing."""
+    """Return the lower end of what a change saves.
+
+    The recommendation may need one that saves nothing.
+    """
     least_s = change.saved_at_least_s
     if least_s is None:
         return ""
@@ -467,7 +472,10 @@ SHARDING = (
 
 
 def layout_map(plan: Plan, layouts: Sequence[Layout]) -> HeatMap | None:
-    """Draw step time over micro-batch and accumulation, by ZeRO stage. None if there is no choice."""
+    """Draw step time over micro-batch and accumulation, by ZeRO stage.
+
+    None if there is no choice.
+    """
     able = [at for at in layouts if at.fits]
     if len(layouts) < 2 or not able:
         return None

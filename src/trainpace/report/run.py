@@ -1,4 +1,6 @@
-"""Changes that were carried out, as sections: measured speed-ups step by step, and equivalent training."""
+"""Changes that were carried out, as sections: measured speed-ups step by step, and equivalent
+training.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +77,9 @@ HELD = "Forecast intervals that contain the measurement: {held} of {judged}."
 class LadderTable(Record):
     """The table of an experiment.
 
-    `what` is timed. `verdict` has the most important sentence first and the next step last. `total` is the speed-up of the
-    last setup over the first, if both were measured alternately. The rows have the product of the rungs.
+    `what` is timed. `verdict` has the most important sentence first and the next step last. `total`
+    is the speed-up of the last setup over the first, if both were measured alternately. The rows
+    have the product of the rungs.
     """
 
     title: str

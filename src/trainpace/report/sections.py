@@ -1,7 +1,7 @@
 """The parts of an answer: headline, lines, tables, notes, charts and next commands.
 
-Every verb has one function that turns its record into sections. The terminal (`terminal.show`), pages, pages to be
-shared (`pages.page`) and notebooks render the same sections.
+Every verb has one function that turns its record into sections. The terminal (`terminal.show`),
+pages, pages to be shared (`pages.page`) and notebooks render the same sections.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ Points = Sequence[tuple[float, float]]
 
 
 class Column(NamedTuple):
-    """A table column. If the terminal is too narrow, columns with the highest `rank` are hidden first; rank 0 always stays.
+    """A table column.
 
-    `least` is the width to which text may be wrapped and bars shortened. 0 marks numbers, which are never wrapped.
+    If the terminal is too narrow, columns with the highest `rank` are hidden first; rank 0 always
+    stays. `least` is the width to which text may be wrapped and bars shortened. 0 marks numbers,
+    which are never wrapped.
     """
 
     name: str
@@ -42,8 +44,9 @@ def words(name: str, rank: int = 0, least: int = 10) -> Column:
 class Section(Record, kw_only=True):
     """Base of all sections.
 
-    `only` limits a section to the short answer ("brief"), to --details and pages ("details"), or to pages ("page").
-    `aside` names a section that the short answer lacks, in words that continue "More with --details: ...".
+    `only` limits a section to the short answer ("brief"), to --details and pages ("details"), or to
+    pages ("page"). `aside` names a section that the short answer lacks, in words that continue
+    "More with --details: ...".
     """
 
     only: Literal["", "brief", "details", "page"] = ""
@@ -96,7 +99,10 @@ class Named(Section, kw_only=False):
 
 
 class Plot(Section, kw_only=False):
-    """A curve in characters, for terminals: `points`, a `line`, and a triangle at every x in `marked`."""
+    """A curve in characters, for terminals:
+
+    `points`, a `line`, and a triangle at every x in `marked`.
+    """
 
     title: str
     points: Points
@@ -105,7 +111,10 @@ class Plot(Section, kw_only=False):
 
 
 class Bars(Section, kw_only=False):
-    """Bars in characters, for terminals: (label, value, text at the end, True if the bar counts)."""
+    """Bars in characters, for terminals:
+
+    (label, value, text at the end, True if the bar counts).
+    """
 
     title: str
     rows: Sequence[tuple[str, float, str, bool]]

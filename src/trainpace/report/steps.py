@@ -1,4 +1,5 @@
-"""Charts and sentences about steps: step time over batch sizes and sequence lengths, and where time and memory go.
+"""Charts and sentences about steps: step time over batch sizes and sequence lengths, and where time
+and memory go.
 
 Sweeps over batch sizes come first, then sequence lengths and scaling, then the inside of one step.
 """
@@ -125,7 +126,10 @@ def _measured_by_others(rows: Sequence[Forecast], evidence: Sequence[Nearness]) 
 
 
 def _near_what_fits(rows: Sequence[Forecast]) -> list[Forecast]:
-    """Return rows by batch size. Sizes far beyond the memory are dropped; they would flatten the plot."""
+    """Return rows by batch size.
+
+    Sizes far beyond the memory are dropped; they would flatten the plot.
+    """
     ordered = sorted(rows, key=lambda f: f.execution.micro_batch)
     fitting = sum(f.fits is not False for f in ordered)
     return ordered[: max(FEWEST, math.ceil(BEYOND * fitting))] if fitting else ordered
@@ -134,7 +138,9 @@ def _near_what_fits(rows: Sequence[Forecast]) -> list[Forecast]:
 def measured_sweep(
     a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()
 ) -> Chart:
-    """Draw measured points with the interval of a repeat, fitted lines, and jumps with their forecast causes."""
+    """Draw measured points with the interval of a repeat, fitted lines, and jumps with their
+    forecast causes.
+    """
     forecasts = [foreseen[b] for b in sorted(foreseen) if foreseen[b].step is not None]
     shown = (
         [_line("forecast, 90% interval", "forecast", forecasts, banded=True)] if forecasts else []
@@ -211,7 +217,10 @@ def throughput(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Chart:
 
 
 def scaling_chart(rows: Sequence[Forecast]) -> Chart | None:
-    """Draw throughput of the same micro-batch over numbers of devices. None for fewer than two forecasts."""
+    """Draw throughput of the same micro-batch over numbers of devices.
+
+    None for fewer than two forecasts.
+    """
     done = sorted(
         (f for f in rows if f.samples_per_second is not None), key=lambda f: f.num_devices
     )
@@ -339,9 +348,10 @@ def lengths_of(rows: Sequence[Forecast]) -> tuple[int, ...]:
 
 
 def lengths_chart(rows: Sequence[Forecast]) -> Chart | None:
-    """Draw tokens/s over the sequence length, each at the best batch that fits. None for fewer than two lengths.
+    """Draw tokens/s over the sequence length, each at the best batch that fits.
 
-    There is a line for each GPU on which something fits. GPUs beyond the number of tones are named in the note.
+    None for fewer than two lengths. There is a line for each GPU on which something fits. GPUs
+    beyond the number of tones are named in the note.
     """
     if not lengths_of(rows):
         return None
@@ -522,7 +532,10 @@ class Timed(NamedTuple):
 
 
 def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart | None:
-    """Draw the parts of steps in groups, the fastest step of each group first. None without steps."""
+    """Draw the parts of steps in groups, the fastest step of each group first.
+
+    None without steps.
+    """
     if not steps:
         return None
     groups: dict[str, list[Bar]] = {timed.group: [] for timed in steps}
@@ -615,7 +628,10 @@ LEAST_OF_A_ROLE = 0.01
 
 
 def role_chart(f: Forecast, where: str) -> BarChart | None:
-    """Draw the device time of layers by their role, the longest first. None if there is only one."""
+    """Draw the device time of layers by their role, the longest first.
+
+    None if there is only one.
+    """
     whole = sum(role.time_ms for role in f.roles)
     shown = [role for role in f.roles if role.time_ms >= LEAST_OF_A_ROLE * whole]
     if len(shown) < 2:
@@ -655,7 +671,10 @@ def part_words(part: str) -> str:
 
 
 def memory_at_peak(forecasts: Sequence[tuple[str, Forecast]]) -> BarChart | None:
-    """Draw the memory at the peak by kind, and what allocator and driver reserve. None without forecasts."""
+    """Draw the memory at the peak by kind, and what allocator and driver reserve.
+
+    None without forecasts.
+    """
     memories = [(name, f.memory, f.capacity_gib) for name, f in forecasts if f.memory is not None]
     if not memories:
         return None
@@ -711,7 +730,10 @@ def step_and_memory(
 def memory_chart(
     m: MemoryOverStep, capacity_gib: float | None, phase_ends_ms: tuple[float, float]
 ) -> Chart:
-    """Draw memory over the time of a step, by kind. `phase_ends_ms`: ends of forward and backward pass."""
+    """Draw memory over the time of a step, by kind.
+
+    `phase_ends_ms`: ends of forward and backward pass.
+    """
     at = tuple(map(float, m.at_ms))
     kinds = [
         ("parameters", "parameters", [m.parameters_gib] * len(at)),
@@ -770,7 +792,9 @@ def _owners(kinds: Sequence[tuple[str, float]], whole: float) -> str:
 
 
 def roofline_chart(r: Roofline, device: str) -> Chart:
-    """Draw operators as points, sized by their share of time, below the roofs of memory and arithmetic."""
+    """Draw operators as points, sized by their share of time, below the roofs of memory and
+    arithmetic.
+    """
     ridge = r.peak_tflops * 1e3 / r.bandwidth_gb_per_s
     left = min(ridge / 4, *(p.intensity for p in r.points)) / 1.5
     right = max(ridge * 4, *(p.intensity for p in r.points)) * 1.5

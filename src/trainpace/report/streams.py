@@ -1,6 +1,7 @@
 """Standard streams and progress.
 
-Characters that an encoding lacks become ASCII. Long work shows a bar in a terminal, and a line every ten seconds in a log file.
+Characters that an encoding lacks become ASCII. Long work shows a bar in a terminal, and a line
+every ten seconds in a log file.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ _VISIBLE = (
 def visible(text: str) -> str:
     """Replace every control character by a picture of it.
 
-    Text from a file or an exception can then not move the cursor, clear the screen or rename the window.
+    Text from a file or an exception can then not move the cursor, clear the screen or rename the
+    window.
     """
     return text.translate(_VISIBLE)
 
@@ -80,7 +82,9 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
 
 
 def open_closed_streams() -> None:
-    """Open closed standard streams on the null device, or the next file that is opened takes their number."""
+    """Open closed standard streams on the null device, or the next file that is opened takes their
+    number.
+    """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_RDWR)
@@ -100,17 +104,22 @@ def never_fail_to_encode() -> None:
 
 
 def left_s(done: float, total: float | None, new: float, elapsed_s: float) -> float | None:
-    """Return the seconds left at the rate of the `new` part of `done`. None before there is a rate."""
+    """Return the seconds left at the rate of the `new` part of `done`.
+
+    None before there is a rate.
+    """
     if total is None or new <= 0 or elapsed_s <= 0:
         return None
     return max(0.0, total - done) * elapsed_s / new
 
 
 class Bar:
-    """A progress bar: `with Bar("tracing", total) as bar:`, then `bar.to(done)`, and `bar.say(line)` for lines that stay.
+    """A progress bar:
 
-    Without a total it shows the time so far. With `seconds`, the expected duration, progress follows the clock. Of nested
-    bars only the outermost is shown, because two would write over each other.
+    `with Bar("tracing", total) as bar:`, then `bar.to(done)`, and `bar.say(line)` for lines that
+    stay. Without a total it shows the time so far. With `seconds`, the expected duration, progress
+    follows the clock. Of nested bars only the outermost is shown, because two would write over each
+    other.
     """
 
     _outermost: ClassVar[Bar | None] = None
@@ -141,7 +150,10 @@ class Bar:
     def to(
         self, done: float, total: float | None = None, words: str = "", new: float | None = None
     ) -> None:
-        """Report `done` of `total`. `new` is the part that this run did, and `words` names the current item."""
+        """Report `done` of `total`.
+
+        `new` is the part that this run did, and `words` names the current item.
+        """
         self._total = self._total if total is None else total
         self._words, self._done, self._new = words, done, done if new is None else new
         if not self._terminal and time.monotonic() - self._last_line >= LOG_EVERY_S:

@@ -1,6 +1,7 @@
 """Sections as text for a terminal or a log file: all of them, or as many as fit on one screen.
 
-Rows of long tables are cut until the short answer has at most `LINES` lines. The last line names what --details adds.
+Rows of long tables are cut until the short answer has at most `LINES` lines. The last line names
+what --details adds.
 """
 
 import functools
@@ -20,7 +21,7 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from trainpace.report.figures import WIDEST, plot
+from trainpace.report.charts import WIDEST, plot
 from trainpace.report.phrases import listed
 from trainpace.report.sections import (
     Bars,
@@ -68,7 +69,10 @@ class Layout(NamedTuple):
 
 
 class _Captured(io.StringIO):
-    """Text on its way to stdout. It reports stdout's encoding and kind, so that rich draws alike."""
+    """Text on its way to stdout.
+
+    It reports stdout's encoding and kind, so that rich draws alike.
+    """
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -217,7 +221,10 @@ def _count_more(out: _Visible, every: Sequence[Any], rows: int | None, what: str
 
 
 def _draw_table(out: _Visible, table: Table, rows: int | None) -> None:
-    """Draw the columns that fit and name the others below. If too few fit, rows become paragraphs."""
+    """Draw the columns that fit and name the others below.
+
+    If too few fit, rows become paragraphs.
+    """
     others = [i for i in range(len(table.rows)) if i not in table.keep]
     shown = sorted([*table.keep, *others][:rows])
     cells = [

@@ -1,4 +1,6 @@
-"""A recorded training script as sections: the first answer about it, the parts of its step, and its timeline."""
+"""A recorded training script as sections: the first answer about it, the parts of its step, and its
+timeline.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,8 @@ from trainpace.core.outcome import Interval
 from trainpace.core.units import format_duration
 from trainpace.diagnose import WORTH, clocks_in_words, unseen_in_words, workers_beside
 from trainpace.journal import Guarded, Pace
-from trainpace.report.charts import tick_step
+from trainpace.report.charts import along, tick_step
 from trainpace.report.diagnosis import recorded_ranks_sections, saved_ms
-from trainpace.report.figures import along
 from trainpace.report.pages import NONE, asset, rendered
 from trainpace.report.phrases import (
     bracketed,
@@ -515,7 +516,10 @@ NOTHING_SEEN = (
 
 
 def look_sections(looked: Looked, asked: LookRequest | None = None) -> Iterator[Section]:
-    """Turn a first look at a script into sections. `asked` is the request that the next command continues."""
+    """Turn a first look at a script into sections.
+
+    `asked` is the request that the next command continues.
+    """
     d, recording = looked.diagnosis, looked.watched.recording
     step = Interval(low=d.step_ms_low, high=d.step_ms_high, coverage=0.9, basis="blocks of steps")
     yield Headline(f"{_whole(looked)} A step takes {number(d.step_ms)} ms{bracketed(step)}.")
