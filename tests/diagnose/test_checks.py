@@ -56,7 +56,7 @@ def test_a_faulty_installation(machine, changed, kind, finding, advice):
     assert advice in check.advice
 
 
-def test_a_gpu_that_torch_sees_is_not_missed_where_the_cpu_was_asked_for(machine):
+def test_cpu_examination_accepts_visible_gpu(machine):
     assert software(machine, "cpu", count=1) == []
 
 
@@ -224,7 +224,7 @@ def test_clocks_during_the_known_step():
         ({"gpus": (A100, Gpu(name=None))}, "GPU 1 gives no figures."),
     ],
 )
-def test_a_broken_driver_is_something_to_mend(machine, changed, said):
+def test_broken_driver_is_a_problem(machine, changed, said):
     (driver,) = (
         check
         for check in checks.machine_checks(replace(machine, **changed))
@@ -236,7 +236,7 @@ def test_a_broken_driver_is_something_to_mend(machine, changed, said):
     assert not any(check.part == "driver" for check in checks.machine_checks(machine))
 
 
-def test_what_the_driver_says_is_told():
+def test_driver_limits_are_notes():
     capped = replace(
         A100,
         power_limit_w=150.0,

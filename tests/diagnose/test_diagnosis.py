@@ -58,7 +58,7 @@ def test_waiting_samples_gain_by_more_workers_than_cores():
     assert max(a.saves_ms for a in d.advice if a.settings.get("num_workers", 0) > 1) > 55
 
 
-def test_it_says_no_where_workers_gain_nothing():
+def test_useless_workers_are_not_advised():
     blocks = [block("plain", data=0.1, forward=30), block("cached_batch", forward=30)] * 3
     r = rank(
         data=0.1,
@@ -80,7 +80,7 @@ def few_and_full(few, full, rounds=2):
     ] * rounds
 
 
-def test_time_that_a_small_batch_does_not_shorten_is_launching():
+def test_fixed_time_counts_as_launching():
     r = rank(forward=10, blocks=few_and_full(9, 10))
     causes = by_cause(diagnose(recording(r)))
     assert causes["launch"] == pytest.approx(9 - 2 / 14, abs=0.01)
@@ -113,7 +113,7 @@ def test_few_large_operators_compute_even_if_a_small_batch_does_not_shorten_them
     assert by_cause(d)["launch"] == pytest.approx(0.6)
 
 
-def test_what_others_slow_down_after_the_operators_were_timed_is_no_launching():
+def test_later_slowdown_is_not_launching():
     """A quick block of 10 ms, in which operators take 9, and then three times as long."""
     blocks = [block("plain", forward=each) for each in (10, 30, 50, 30)]
     d = diagnose(
@@ -124,7 +124,7 @@ def test_what_others_slow_down_after_the_operators_were_timed_is_no_launching():
     assert any("waited for a core in 40% of its time" in note for note in d.warnings)
 
 
-def test_a_script_that_does_not_bear_a_tiny_batch_is_told_from_one_that_fails():
+def test_failure_with_tiny_batches_is_named():
     failed = recording(rank(forward=10, ended_in="few_samples"), exit_code=1)
     assert "batches of 2 samples" in diagnose(failed).warnings[0]
     assert (
@@ -133,13 +133,13 @@ def test_a_script_that_does_not_bear_a_tiny_batch_is_told_from_one_that_fails():
     )
 
 
-def test_a_launcher_that_fails_once_all_was_tried_is_no_failure_of_the_script():
+def test_launcher_failure_after_all_trials_is_harmless():
     carried_out = diagnose(recording(rank(forward=10, carried_out=True), exit_code=1))
     assert "Ray" in carried_out.warnings[0]
     assert "Ray" not in diagnose(recording(rank(forward=10), exit_code=1)).warnings[0]
 
 
-def test_the_line_that_holds_a_step_up_without_a_loader_is_worth_a_change():
+def test_slow_own_line_gets_advice():
     seen = Line(
         part="other", line="/usr/lib/utils.py:281 save_image", called="PIL.Image.save", share=0.9
     )
@@ -150,7 +150,7 @@ def test_the_line_that_holds_a_step_up_without_a_loader_is_worth_a_change():
         assert not diagnose(recording(rank(forward=10, other=20, lines=lines))).advice
 
 
-def test_a_larger_batch_shares_an_optimizer_that_no_implementation_makes_faster():
+def test_larger_batch_shares_fastest_optimizer():
     r = rank(
         forward=10,
         optimizer=5,
@@ -172,7 +172,7 @@ def test_on_a_crowded_machine_computing_is_not_proved():
         assert next(s.proved for s in d.shares if s.cause == "compute") is proved
 
 
-def test_processes_with_more_threads_than_cores_get_fewer():
+def test_oversubscribed_threads_get_advice():
     ranks = [rank(i, 2, forward=10, threads=4, cpus=4, delayed_share=0.4) for i in range(2)]
     assert saving(
         diagnose(recording(*ranks)), "2 threads per process instead of 4"
@@ -215,21 +215,21 @@ def test_steps_with_fewer_threads_prove_what_waits_for_cores():
     )
 
 
-def test_where_fewer_threads_are_slower_nothing_waits_for_cores():
+def test_slower_with_fewer_threads_is_not_waiting_for_cores():
     d = diagnose(recording(with_fewer_threads(40, 60)))
     assert d.verdict == "compute"
     assert by_cause(d)["threads"] == 0
     assert not any("thread" in a.title for a in d.advice)
 
 
-def test_other_changes_are_measured_by_what_remains_once_cores_are_free():
+def test_worth_is_relative_to_step_with_free_cores():
     """The optimizer's faster implementation: 0.9 of 1 ms, which is little of 441 and much of 11."""
     r = with_fewer_threads(440, 10, optimizer_variants_ms={"as it is": 1.0, "fused": 0.1})
     d = diagnose(recording(r))
     assert [a.title for a in d.advice][1:] == ["(fused)"]
 
 
-def test_on_a_crowded_machine_few_operators_launch_for_no_long_time():
+def test_crowded_machine_limits_launch_overhead():
     r = rank(forward=1000, operators=400, large_operators_ms=300.0)
     assert by_cause(diagnose(recording(r)))["launch"] == pytest.approx(700)
     d = diagnose(recording(replace(r, delayed_share=0.4)))
@@ -237,7 +237,7 @@ def test_on_a_crowded_machine_few_operators_launch_for_no_long_time():
     assert by_cause(d)["launch"] == pytest.approx(40)
 
 
-def test_a_batch_of_one_is_named():
+def test_single_sample_training_gets_batch_advice():
     one = {
         "forward_flops": 100.0,
         "product_flops": 100.0,
@@ -263,7 +263,7 @@ def test_a_batch_of_one_is_named():
     assert not diagnose(recording(replace(r, forward_flops=10_000.0))).advice
 
 
-def test_a_batch_of_one_from_a_loader_is_named_once():
+def test_single_sample_loader_gets_one_batch_advice():
     one = {
         "forward_flops": 100.0,
         "product_flops": 100.0,
@@ -277,13 +277,13 @@ def test_a_batch_of_one_from_a_loader_is_named_once():
     assert "a batch 4 times as large" not in titles
 
 
-def test_on_a_crowded_machine_the_quickest_block_may_be_the_step():
+def test_crowded_machine_interval_includes_quickest_block():
     r = rank(forward=30, blocks=[block("plain", forward=ms) for ms in (10, 30, 50)])
     assert diagnose(recording(r)).step_ms_low > 20
     assert diagnose(recording(replace(r, delayed_share=0.4))).step_ms_low == 10
 
 
-def test_where_the_length_of_the_job_is_from():
+def test_job_length_has_a_source():
     by = StatedLength(30, None, "epochs = 30 in train.py")
     assert (
         diagnose(recording(rank(forward=10, stated=by, loader=loader()))).job_by
@@ -310,7 +310,7 @@ def test_the_steps_of_the_job():
     )
 
 
-def test_a_length_that_stands_for_no_end_is_none():
+def test_endless_dataset_has_no_epoch_length():
     d = diagnose(recording(rank(forward=10, loader=loader(batches=10**11))))
     assert d.steps_per_epoch is None
     assert "endless" in d.warnings[-1]
@@ -319,7 +319,7 @@ def test_a_length_that_stands_for_no_end_is_none():
     )
 
 
-def test_a_rank_that_is_behind_within_the_noise_is_no_straggler():
+def test_lag_within_noise_is_not_a_straggler():
     def ranks(*behind_ms):
         blocks = [[], []]
         for ms in behind_ms:
@@ -367,7 +367,7 @@ def exchanging_all_the_same(*saved_ms, **more):
 
 
 @pytest.mark.parametrize("saved_ms", [(1.4, 1.5, 1.6), (0.0, 0.1, -0.1), (-1.4, -1.5, -1.6)])
-def test_noise_of_steps_that_exchange_all_the_same_does_not_hide_the_exchange(saved_ms):
+def test_noise_does_not_hide_remaining_communication(saved_ms):
     d = diagnose(recording(*exchanging_all_the_same(*saved_ms, large_operators_ms=3.0)))
     assert d.verdict == "communication"
     assert by_cause(d)["communication"] == pytest.approx(20, abs=1.6)
@@ -384,20 +384,20 @@ def test_exchange_is_proved_by_steps_without_most_of_it(left_in, proved):
     assert (found.ms, found.proved) == (pytest.approx(30), proved)
 
 
-def test_a_straggler_that_the_others_wait_for_all_the_same_is_found():
+def test_straggler_is_found_despite_remaining_communication():
     own = ({"forward": 5, "communication": 20}, {"forward": 20, "communication": 5})
     ranks = two_ranks(*own, own, *own)
     assert by_cause(diagnose(recording(*ranks)))["straggler"] == pytest.approx(15)
     assert by_cause(diagnose(recording(*ranks)))["communication"] == pytest.approx(5)
 
 
-def test_beside_a_device_the_host_may_wait_in_an_exchange_for_its_own_computing():
+def test_device_communication_is_measured_by_saved_time():
     own, free = {"forward": 5, "communication": 50}, {"forward": 5, "communication": 30}
     ranks = two_ranks(own, own, [own, own], free, free, accelerator="GPU")
     assert split(ranks).by_cause["communication"] == pytest.approx(20)
 
 
-def test_accumulation_without_no_sync_exchanges_too_often():
+def test_accumulation_without_no_sync_gets_advice():
     own = {"forward": 10, "backward": 90}
     free = {"forward": 10, "backward": 30}
     ranks = two_ranks(own, own, [own, own], free, free, micro_steps=4.0)
@@ -431,14 +431,14 @@ def test_no_rank_saves_more_than_all_wait():
     assert by_cause(d)["data"] == pytest.approx(8.25)
 
 
-def test_a_larger_batch_saves_no_more_than_its_ceiling_where_ranks_exchange():
+def test_larger_batch_saving_is_below_its_ceiling_with_ranks():
     own, free = {"forward": 10, "backward": 90}, {"forward": 10, "backward": 10}
     ranks = two_ranks(own, own, [own, own], free, free, large_operators_ms=2.0)
     (a,) = [a for a in diagnose(recording(*ranks)).advice if a.cause == "launch"]
     assert 0 < a.saves_ms == pytest.approx(0.75 * a.ceiling_ms)
 
 
-def test_one_more_worker_than_very_many_is_priced_as_such():
+def test_forty_first_worker_is_priced():
     r = rank(
         data=25,
         forward=5,
@@ -489,7 +489,7 @@ def test_no_worker_more_where_the_cores_are_full():
     ("threads", "accelerator", "wall", "saved"),
     [(1, "", 5, 4.5), (2, "", 5, 0), (2, "", 15, 9.5), (2, "NVIDIA T4", 5, 4.5)],
 )
-def test_a_worker_saves_nothing_where_it_takes_the_cores_of_threads_that_wait_for_each_other(
+def test_worker_on_full_cores_saves_nothing(
     threads, accelerator, wall, saved
 ):
     """Of 5 ms of processor time; a worker's waiting, as for a disk, takes no core."""
@@ -533,12 +533,12 @@ def test_the_job_is_as_long_as_the_command_or_the_script_says():
     ("share", "title", "saved"),
     [(0.01, "evaluation every second epoch", 5), (0.1, "evaluation 1/10", 9)],
 )
-def test_what_comes_once_an_epoch_is_not_to_come_ten_times_as_rarely(share, title, saved):
+def test_rare_events_are_halved_not_cut_to_a_tenth(share, title, saved):
     r = rank(evaluation=10, forward=10, loader=loader(), occasions={"evaluation": share})
     assert saving(diagnose(recording(r)), title) == pytest.approx(saved)
 
 
-def test_on_a_busy_machine_a_step_may_be_shorter_by_what_it_waited_for_a_core():
+def test_busy_machine_extends_interval_downwards():
     alone = recording(rank(forward=10, delayed_share=0.25))
     assert diagnose(alone).step_ms_low == pytest.approx(9.8)
     beside = diagnose(replace(alone, busy="other programs keep all 2 cores busy."))
@@ -548,7 +548,7 @@ def test_on_a_busy_machine_a_step_may_be_shorter_by_what_it_waited_for_a_core():
 @pytest.mark.parametrize(
     ("workers", "noise", "slowed"), [(2, 0.2, 6.0), (2, 20.0, 0.0), (0, 0.2, 0.0)]
 )
-def test_computing_that_loader_workers_slow_down_is_told_apart(workers, noise, slowed):
+def test_contention_with_loader_workers_is_separated(workers, noise, slowed):
     """With a cached batch no worker does anything, and forward and backward take 14 ms in place of 20."""
     blocks = [
         made
@@ -606,7 +606,7 @@ def test_without_interventions_ddps_own_counters_are_taken():
     assert not any(s.proved for s in d.shares)
 
 
-def test_data_that_a_device_computes_behind_is_charged_for_the_rest_only():
+def test_data_wait_counts_beyond_device_work():
     # ResNet-50 on an H100 with two slow loader workers, as it was recorded; a step without data took 73 of 187 ms
     d = diagnose(
         recording(
@@ -637,7 +637,7 @@ def test_waiting_for_a_busy_device_is_computing():
     assert saving(d, "log every") <= 6
 
 
-def test_a_host_that_launches_too_slowly_is_told_by_an_idle_device():
+def test_idle_device_means_launch_bound():
     d = diagnose(
         recording(rank(host_to_device=1, forward=20, backward=25, optimizer=4, device_busy_ms=12.0))
     )
@@ -707,12 +707,12 @@ def test_the_better_optimizer_is_the_measured_one():
     assert d.advice[0].saves_ms == pytest.approx(6)
 
 
-def test_a_run_without_steps_says_what_was_seen():
+def test_run_without_steps_is_an_error():
     with pytest.raises(TrainpaceError, match=r"no training step.*3 model calls.*exit code 1"):
         diagnose(recording(seen="seen: 3 model calls.", exit_code=1))
 
 
-def test_what_is_odd_is_said():
+def test_odd_recordings_have_warnings():
     d = diagnose(
         recording(rank(world_size=4, forward=5, complete=False, allocator_retries=3.0), exit_code=1)
     )
@@ -720,7 +720,7 @@ def test_what_is_odd_is_said():
     assert all(words in said for words in ("exit code 1", "killed", "1 of 4 ranks", "memory"))
 
 
-def test_a_batch_that_costs_less_than_handing_it_over_stays_in_the_training_process():
+def test_cheap_batches_get_no_worker_advice():
     blocks = [block("plain", data=0.1, forward=0.1), block("cached_batch", forward=0.1)] * 3
     d = diagnose(
         recording(
@@ -730,7 +730,7 @@ def test_a_batch_that_costs_less_than_handing_it_over_stays_in_the_training_proc
     assert not [a for a in d.advice if a.cause == "data"]
 
 
-def test_few_operators_are_no_loop_over_samples_however_slow_a_busy_machine_makes_them():
+def test_few_operators_are_not_a_loop_over_samples():
     r = rank(
         forward=10,
         blocks=few_and_full(1.3, 10),
@@ -744,7 +744,7 @@ def test_few_operators_are_no_loop_over_samples_however_slow_a_busy_machine_make
     assert saving(d, "a batch 4 times as large") > 0
 
 
-def test_nothing_is_said_of_batches_where_no_loader_makes_any():
+def test_no_batch_advice_without_batches():
     r = rank(
         forward=10, samples=0.0, operators=300, large_operators_ms=2.0
     )  # a whole graph in every step
@@ -794,7 +794,7 @@ def in_bf16(*pairs, **more):
     return diagnose(recording(rank(forward=20, blocks=blocks, **more)))
 
 
-def test_what_bf16_saves_is_what_steps_with_it_took_beside_plain_ones():
+def test_bf16_saving_comes_from_paired_steps():
     d = in_bf16((20, 12), (21, 13), (20, 12))
     assert saving(d, "autocast to bf16") == pytest.approx(8)
     (advice,) = d.advice
@@ -802,7 +802,7 @@ def test_what_bf16_saves_is_what_steps_with_it_took_beside_plain_ones():
     assert 'torch.autocast("cpu", torch.bfloat16)' in advice.how
 
 
-def test_bf16_that_saves_nothing_is_not_worth_it_and_what_noise_hides_is_left_out():
+def test_useless_or_noisy_bf16_is_not_advised():
     useless = in_bf16((20, 21), (21, 22), (20, 21))
     assert not useless.advice
     assert saving(useless, "autocast to bf16") == 0
@@ -810,13 +810,13 @@ def test_bf16_that_saves_nothing_is_not_worth_it_and_what_noise_hides_is_left_ou
     assert not any("bf16" in a.title for a in (*noisy.advice, *noisy.not_worth))
 
 
-def test_a_worker_shortens_no_wait_that_samples_do_not_explain():
+def test_workers_do_not_shorten_unexplained_waits():
     """Of 10 ms of waiting, samples take 2."""
     r = rank(forward=10, data=10, loader=loader(), fetch=fetch(wall=0.125, cpu=0.0), cpus=2)
     assert saving(diagnose(recording(r)), "1 loader worker instead of 0") <= 2
 
 
-def test_an_evaluation_with_gradients_is_told():
+def test_evaluation_with_gradients_gets_no_grad_hint():
     r = rank(forward=10, evaluation=5, evaluates_with_gradients=True)
     assert "torch.no_grad()" in diagnose(recording(r)).advice[0].how
     assert (
@@ -825,7 +825,7 @@ def test_an_evaluation_with_gradients_is_told():
     )
 
 
-def test_padding_is_computing_that_nobody_needs():
+def test_padding_gets_advice():
     d = diagnose(recording(rank(forward=100, tokens=(40, 60, 100))))
     assert saving(d, "padding to the longest sample of each batch") == pytest.approx(40)
     assert saving(d, "batches of samples of similar lengths") == pytest.approx(60)
@@ -836,7 +836,7 @@ def test_padding_is_computing_that_nobody_needs():
     assert not diagnose(recording(rank(forward=100))).advice
 
 
-def test_page_faults_are_told_where_they_take_a_share_of_the_step():
+def test_page_faults_get_advice():
     r = rank(forward=100, page_faults=10_000.0, page_fault_ns=1500.0)
     d = diagnose(recording(r))
     assert saving(d, "keep freed memory") == pytest.approx(15)
@@ -849,7 +849,7 @@ def test_page_faults_are_told_where_they_take_a_share_of_the_step():
         assert not any("memory" in a.title for a in diagnose(recording(other)).advice)
 
 
-def test_of_short_epochs_the_start_of_a_worker_takes_what_it_saves():
+def test_short_epochs_include_worker_start():
     """As of graphs of which an epoch takes 11 steps of 12 ms: there a worker made it longer."""
     r = rank(
         forward=7, data=5, loader=loader(batches=11), fetch=fetch(wall=5 / 16, cpu=0.0), cpus=2
@@ -867,7 +867,7 @@ def test_more_workers_than_cores_may_wait_for_a_core():
     assert any("mostly waiting;" in line for line in diagnose(recording(replace(r, cpus=16))).why)
 
 
-def test_values_that_a_forward_pass_reads_come_before_torch_compile():
+def test_graph_breaks_come_before_torch_compile():
     """As of a CRF that takes an index out of each of its maxima: compiled, it was slower."""
     loops = rank(forward=10, operators=1300, large_operators_ms=1.0, samples=0.0)
     reads = replace(loops, values_read=34)
@@ -880,7 +880,7 @@ def test_values_that_a_forward_pass_reads_come_before_torch_compile():
         assert ("reads 34 tensor values" in found.how) == (r is reads)
 
 
-def test_an_epoch_that_is_longer_than_the_job_is_not_told():
+def test_epoch_longer_than_job_has_no_duration():
     """As of a sampler of 1e10 samples in a training of 600 steps."""
     d = diagnose(recording(rank(forward=10, loader=loader(batches=156_250_000))))
     assert d.seconds_an_epoch(1) == pytest.approx(156_250)
@@ -903,7 +903,7 @@ def cached(plain, without, **more):
     return diagnose(recording(rank(**plain, blocks=blocks, **more)))
 
 
-def test_workers_that_cost_more_than_they_load_are_left_out():
+def test_expensive_workers_get_advice_for_none():
     """As of batches of four pictures: 2.6 ms with two workers, 1.4 with none."""
     cheap = fetch(0.1, 0.1, in_workers=True)
     few = {"samples": 4.0, "loader": loader(workers=2, batch_size=4), "fetch": cheap, "cpus": 2}

@@ -34,7 +34,7 @@ def test_this_machine(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_device_that_is_not_here(tmp_path):
+def test_missing_device_is_an_error(tmp_path):
     run = trainpace("doctor", "--device", "cuda", cwd=tmp_path)
     assert run.returncode == 2
     assert run.stderr.endswith(
@@ -62,7 +62,7 @@ def test_a_driver_that_does_not_answer():
     assert problem is not None
 
 
-def test_a_part_that_fails_stops_no_other(monkeypatch, capsys, tmp_path):
+def test_failing_part_does_not_stop_others(monkeypatch, capsys, tmp_path):
     """One part raises, one hangs, one crashes; the others are examined all the same."""
     faults = {
         "products": "raise RuntimeError('no kernel image')",
@@ -166,7 +166,7 @@ def test_a_card_in_the_catalogue_has_a_forecast_and_what_others_measured_on_it()
     assert first.samples_per_second == pytest.approx(1e3 * 64 / 189.985)
 
 
-def test_a_torch_that_crashes_leaves_an_answer(monkeypatch, capsys):
+def test_crashing_torch_is_a_failed_check(monkeypatch, capsys):
     def crash(kind):
         raise UserCodeError("looking for a device gave no answer: it was ended by signal 11.")
 

@@ -114,7 +114,7 @@ def test_an_array_of_events_alone_is_a_trace(tmp_path):
     assert len(read_kineto(tmp_path / "t.json").kernels) == 6
 
 
-def test_what_no_event_can_be_is_left_out_and_counted(tmp_path):
+def test_impossible_events_are_skipped_and_counted(tmp_path):
     events_ = made.events_of(made.COMPUTING, 2)
     wrong = [
         {"ts": "soon"},
@@ -215,11 +215,11 @@ def test_a_bomb_ends_at_the_limit(tmp_path):
         ("my_kernel", "other"),
     ],
 )
-def test_kernels_are_told_by_their_names(name, kind):
+def test_kinds_of_kernels_follow_names(name, kind):
     assert kind_of(name) == kind
 
 
-def test_copies_are_told_by_their_direction():
+def test_kinds_of_copies_follow_direction():
     names = (
         "Memcpy HtoD (Pinned -> Device)",
         "Memcpy DtoH (Device -> Pageable)",
@@ -236,7 +236,7 @@ def test_copies_are_told_by_their_direction():
     ]
 
 
-def test_short_names_keep_what_tells_kernels_apart():
+def test_short_names_stay_distinguishable():
     assert short(made.ADD) == "vectorized_elementwise_kernel add"
     assert (
         short("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x128>(P)")

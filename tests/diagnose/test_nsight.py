@@ -73,14 +73,14 @@ def test_two_reports_are_two_nodes(tmp_path):
         "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET globalPid = 'p', correlationId = 'c'",
     ],
 )
-def test_what_an_export_lacks_is_done_without(statement, tmp_path):
+def test_missing_tables_and_columns_are_tolerated(statement, tmp_path):
     file = changed(made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING]), statement)
     found = read_profiled(file)
     assert found.on_device
     assert found.verdict == "compute"
 
 
-def test_without_marks_the_whole_trace_is_told(tmp_path):
+def test_unmarked_trace_is_one_step(tmp_path):
     found = read_profiled(made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING], nvtx=""))
     assert (found.ranks[0].told_by, round(found.step_ms)) == ("", 80)
     assert any("does not mark steps" in line for line in found.warnings)
@@ -122,7 +122,7 @@ def test_a_database_without_kernels_is_refused(statements, tmp_path):
         read_nsight(file)
 
 
-def test_a_damaged_database_is_one_sentence_and_nothing_is_written(tmp_path):
+def test_damaged_database_is_unreadable_input(tmp_path):
     file = made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING])
     whole = file.read_bytes()
     for content in (

@@ -57,7 +57,7 @@ def test_copies_that_the_device_waits_for_are_no_computing():
         ("gpu_adamw", "AdamW(fused)", 0.39),
     ],
 )
-def test_what_a_change_saved_was_foretold(case, title, saved_share):
+def test_saving_matches_prediction(case, title, saved_share):
     d = of_case(case)
     assert changes(d)[title].saves_ms / d.step_ms == pytest.approx(saved_share, rel=0.2)
 
@@ -70,7 +70,7 @@ def test_shorter_kernels_are_not_advised_where_the_host_sets_the_pace():
     assert d.why[1].endswith("do not shorten the step.")
 
 
-def test_a_device_that_may_wait_for_other_ranks_does_not_wait_for_its_host():
+def test_devices_of_several_ranks_set_the_pace():
     """Kernels that exchange are in no busy time, so that a rank which waits for another looks idle."""
     seen = {
         "forward": 50,
@@ -133,12 +133,12 @@ def test_a_format_that_is_slower_here_saves_nothing():
     assert changes(on_device(other_gflops={"amp_bf16": 20_000.0}))["autocast to bf16"].saves_ms == 0
 
 
-def test_what_is_compiled_is_not_advised_to_be():
+def test_compiled_model_gets_no_compile_advice():
     assert "torch.compile" in changes(on_device())
     assert "torch.compile" not in changes(on_device({**COMPUTES, "triton_poi_fused_gelu_0": 5.0}))
 
 
-def test_a_batch_on_the_device_is_compared_with_the_same_batch_on_the_host():
+def test_batch_on_device_is_paired_with_cached_batch():
     blocks = [
         block("plain", data=20, host_to_device=10, forward=10),
         block("cached_batch", host_to_device=10, forward=10),

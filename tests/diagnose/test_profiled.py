@@ -39,7 +39,7 @@ def test_the_ranks_wait_for_the_slowest_which_is_named(tmp_path):
     assert {b.cause: b.at_most_ms for b in found.bounds}["straggler"] == pytest.approx(3.0)
 
 
-def test_no_rank_is_blamed_for_a_small_difference(tmp_path):
+def test_small_difference_is_not_a_straggler(tmp_path):
     found = read_profiled(folder_of(tmp_path, [late(0), late(100)]))
     assert found.straggler is None
 
@@ -81,7 +81,7 @@ def test_the_longest_of_several_traces_of_a_rank_counts(tmp_path):
     assert "1 of 2 ranks are here." in found.warnings
 
 
-def test_a_damaged_file_among_others_is_said(tmp_path):
+def test_damaged_file_in_folder_is_a_warning(tmp_path):
     folder_of(tmp_path, [made.COMPUTING, made.COMPUTING])
     (tmp_path / "rank2.json").write_text('{"traceEvents": [')
     found = read_profiled(tmp_path)
@@ -117,13 +117,13 @@ def test_which_files_are_traces(tmp_path):
     assert not is_trace("/dev/zero")
 
 
-def test_a_report_that_was_not_exported_says_how(tmp_path):
+def test_unexported_report_names_export_command(tmp_path):
     (tmp_path / "report.nsys-rep").write_bytes(b"\x00")
     with pytest.raises(UnreadableInput, match=r"nsys export --type sqlite report\.nsys-rep"):
         read_profiled(tmp_path / "report.nsys-rep")
 
 
-def test_a_trace_of_one_moment_is_refused(tmp_path):
+def test_trace_of_one_moment_is_unreadable(tmp_path):
     event = {"ph": "X", "cat": "kernel", "name": "k", "ts": 1.0, "dur": 0}
     file = made.write(tmp_path / "t.json", {"traceEvents": [event, event]})
     with pytest.raises(UnreadableInput, match="same moment"):

@@ -112,7 +112,7 @@ def test_interventions_prove_a_straggler_by_its_own_pace_and_slow_data_by_a_cach
     assert "its step took" not in words
 
 
-def test_what_a_sample_takes_there_and_elsewhere():
+def test_straggler_names_sample_times():
     slow = rank(1, 2, data=20.0, fetch=fetch(wall=2.5))
     words = faults_in_words(
         recording(
@@ -124,7 +124,7 @@ def test_what_a_sample_takes_there_and_elsewhere():
     assert "2.5 ms there and 0.1 ms elsewhere" in words[0]
 
 
-def test_what_costs_most_comes_first():
+def test_most_expensive_fault_comes_first():
     link = SlowLink(
         sender="node2", receiver="node1", mbit_per_s=140.0, usual_mbit_per_s=700.0, ms=60.0
     )
@@ -136,7 +136,7 @@ def test_what_costs_most_comes_first():
     assert faults_in_words(of_two(None)) == []
 
 
-def test_a_recording_without_interventions_tells_waiting_from_exchange():
+def test_recording_separates_waiting_from_communication():
     d = diagnose(of_two(together((straggler("compute"),))))
     shares = {s.cause: s.ms for s in d.shares}
     assert (shares["straggler"], shares["communication"]) == pytest.approx((20.0, 3.0))
@@ -172,7 +172,7 @@ def test_the_bars_of_ranks_are_their_steps():
     assert ranks_chart(None) is None
 
 
-def test_what_proves_a_recording_is_started_as_the_recording_was():
+def test_proof_command_matches_launcher():
     alone = recording(rank())
     assert alone.proved_by == ["trainpace", "diagnose", "--", "python", "train.py"]
     assert replace(alone, together_by="srun").proved_by == ["srun", *alone.proved_by]
@@ -180,7 +180,7 @@ def test_what_proves_a_recording_is_started_as_the_recording_was():
     assert of_nodes == ["trainpace", "diagnose", "--output", "FOLDER", "--", "python", "train.py"]
 
 
-def test_of_many_ranks_those_that_are_waited_for_are_drawn():
+def test_chart_draws_slowest_of_many_ranks():
     ranks = tuple(share(i, waiting_ms=float(100 - i)) for i in range(40))
     made = ranks_chart(replace(together(), ranks=ranks))
     assert [bar.label for bar in made.groups[0].bars] == [
@@ -189,7 +189,7 @@ def test_of_many_ranks_those_that_are_waited_for_are_drawn():
     assert "24 ranks that wait longer are not drawn." in made.note
 
 
-def test_a_recording_that_was_read_says_how_to_prove_it(capsys):
+def test_recorded_diagnosis_prints_proof_command(capsys):
     d = diagnose(of_two(together()))
     again = ("trainpace", "diagnose", "--", "torchrun", "train.py")
     show(diagnosis_sections(d, "folder", again))

@@ -84,7 +84,7 @@ def test_the_parts_of_a_step_add_up_to_it(tmp_path_factory, work, steps):
         (made.COPYING, {"matrix": 4.0, "host_to_device": 6.0}),
     ],
 )
-def test_each_cause_is_told(work, wanted, tmp_path):
+def test_each_planted_cause_is_found(work, wanted, tmp_path):
     trace = read(tmp_path, work)
     found, parts = means(trace)
     assert found == pytest.approx(wanted, abs=0.011)
@@ -126,7 +126,7 @@ def test_steps_that_the_profiler_skipped_are_no_part_of_a_step(tmp_path):
     assert windows.end_us - windows.start_us == pytest.approx([10_000.0] * 4)
 
 
-def test_a_trace_of_the_device_alone_says_why_nothing_is_known(tmp_path):
+def test_device_only_trace_has_unknown_idle_reasons(tmp_path):
     events = [
         e for e in made.events_of(made.LAUNCHING) if e["cat"] in ("kernel", "user_annotation")
     ]

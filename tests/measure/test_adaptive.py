@@ -60,7 +60,7 @@ def test_hints_are_tried_and_save_probes():
     assert found.count([(16, 17), (32, 33), (48, 49), (64, 65)]) >= 7
 
 
-def test_wrong_hints_make_no_jumps():
+def test_wrong_hints_do_not_create_jumps():
     found = [
         fitted_curve(run(lambda b: 20 + b, seed=seed, hints=[17, 33])[0]).jumps
         for seed in range(10)
@@ -97,7 +97,7 @@ def test_odd_batches_are_asked_for_as_well_as_even_ones():
     assert grid[-1] == 70
 
 
-def test_a_disturbed_probe_is_repeated_and_makes_no_jump():
+def test_disturbed_probe_is_repeated():
     measured, _, order = run(lambda b: 30 + b, disturbed=39)
     assert order.count(39) >= 2
     assert not fitted_curve(measured).jumps
@@ -125,7 +125,7 @@ def test_nothing_fits():
     st.lists(st.integers(1, 500), max_size=3),
 )
 @settings(max_examples=40)
-def test_it_ends_and_stays_within_what_was_asked(asked, seed, noise, fits, hints):
+def test_search_ends_within_requested_sizes(asked, seed, noise, fits, hints):
     rng = np.random.default_rng(seed)
     times = {batch: float(rng.uniform(1, 100)) for batch in asked}
     measured, _, order = run(times.__getitem__, asked, noise, seed, hints, fits)

@@ -33,5 +33,5 @@ def test_copies_from_the_host_count_where_nothing_computes_meanwhile():
     }
 
 
-def test_a_device_that_did_nothing_says_nothing():
+def test_idle_device_has_no_work():
     assert work_of([("ncclDevKernel_AllReduce", 0, 100)]) is None

@@ -58,7 +58,7 @@ def test_the_jumps_of_vgg(noise):
 
 @given(st.floats(0.1, 10), st.floats(0, 1000), st.integers(1, 60))
 @settings(max_examples=30)
-def test_a_noiseless_line_has_no_change(slope, start, first):
+def test_noiseless_line_has_no_jumps(slope, start, first):
     curve = find_changes(BATCHES + first - 1, start + slope * (BATCHES + first))
     assert curve.jumps == curve.bends == curve.disturbed == ()
     (segment,) = curve.segments
@@ -67,7 +67,7 @@ def test_a_noiseless_line_has_no_change(slope, start, first):
 
 @given(st.integers(4, 66), st.floats(0.15, 1.0), st.integers(0, 10**6), st.sampled_from([-1, 1]))
 @settings(max_examples=40)
-def test_a_big_jump_is_always_found(at, share, seed, sign):
+def test_big_jumps_are_always_found(at, share, seed, sign):
     line = 50 + 1.0 * BATCHES
     line[at:] *= (1 + share) ** sign
     found = places(find_changes(BATCHES, noisy(line, 0.01, seed)))
@@ -106,7 +106,7 @@ def share_without_jumps(curve_of, count=60):
     ],
     ids=["line", "launch-bound", "soft", "quadratic", "odd-even"],
 )
-def test_what_does_not_jump_has_no_jumps(step_ms):
+def test_smooth_curves_have_no_jumps(step_ms):
     assert share_without_jumps(lambda seed: noisy(step_ms, 0.01, seed)) >= 0.9
 
 
@@ -119,7 +119,7 @@ def test_a_launch_bound_start_is_a_bend():
     assert 27 <= best_batches(curve).launch_bound_until <= 36
 
 
-def test_a_disturbed_point_is_no_jump_and_hides_none():
+def test_disturbed_point_is_not_a_jump():
     step_ms = vgg()
     step_ms[24] *= 1.4
     step_ms[31] *= 1.3
@@ -171,7 +171,7 @@ def stair(noise=0.0, seed=0, height=10.0):
 
 
 @pytest.mark.parametrize("height", [10.0, -10.0])
-def test_a_stair_without_noise_is_told_exactly(height):
+def test_noiseless_stair_is_found_exactly(height):
     sizes, step_ms = stair(height=height)
     curve = find_changes(sizes, step_ms)
     (jump,) = curve.jumps
@@ -207,7 +207,7 @@ def test_intervals_hold_nine_times_in_ten():
     assert 0.8 <= np.mean([slope.slope_low <= 1 <= slope.slope_high for slope in slopes]) <= 0.97
 
 
-def test_a_jump_is_as_unlikely_as_its_deviations_and_places_say():
+def test_p_value_accounts_for_places():
     """The chance of a normal distribution beyond z on either side, at each of 40 places (Bonferroni)."""
     curves = [find_changes(*stair(0.02, seed, height=4.0), 0.02) for seed in range(20)]
     jumps = [jump for curve in curves for jump in curve.jumps]
@@ -262,7 +262,7 @@ def test_the_guess_of_noise_in_ms_is_the_planted_one():
         (1.812, 10, 1.645),
     ],
 )
-def test_a_deviation_is_as_unlikely_as_student_s(t, free, z):
+def test_z_matches_student_t(t, free, z):
     """Quantiles of Student's t with so many degrees of freedom, and the normal ones of the same probability, from tables."""
     fit = SimpleNamespace(
         values=np.array([0.0, 3.0 * t + 1]), covariance=np.diag([1.0, 9.0]), free=free
@@ -340,7 +340,7 @@ def test_throughput_that_ties_goes_to_the_smaller_batch():
     ("count", "noise", "known"),
     [(20, 0.01, True), (40, 0.02, True), (40, 0.02, False), (70, 0.1, True)],
 )
-def test_a_jump_of_the_least_size_is_mostly_seen_and_one_of_a_third_is_not(count, noise, known):
+def test_least_jump_is_found_and_a_third_of_it_is_not(count, noise, known):
     rng, sizes = np.random.default_rng(7), np.arange(1, count + 1)
     line, given = 10.0 + sizes, noise if known else None
 

@@ -72,7 +72,7 @@ def test_loaders_alone_are_compared_where_both_were_run_and_beyond_their_noise()
     )
 
 
-def test_loaders_that_are_alike_are_said_to_be():
+def test_similar_loaders_are_alike():
     again = replace(TRAINING, sample=replace(TRAINING.sample, wall_ms=5.1))
     assert comparison_verdict(compare_loaders(TRAINING, again)) == (
         "Verdict: both are as fast: a sample takes 5 and 5 ms on one thread."

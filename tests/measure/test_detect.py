@@ -112,7 +112,7 @@ def test_the_base_clock_may_be_in_the_name(tmp_path):
     assert detect_cpu(tree(tmp_path, files)).base_mhz == 2600
 
 
-def test_sockets_are_told_by_sys_first(tmp_path):
+def test_sockets_prefer_sysfs(tmp_path):
     topology = {
         f"sys/devices/system/cpu/cpu{i}/topology/physical_package_id": f"{i // 2}\n"
         for i in range(8)
@@ -187,7 +187,7 @@ def test_limits_of_the_control_group(tmp_path, files):
     )
 
 
-def test_a_limit_above_the_memory_is_none(tmp_path):
+def test_limit_above_memory_is_ignored(tmp_path):
     files = {**SERVER, "sys/fs/cgroup/memory.max": str(2**50)}
     assert detect(tree(tmp_path, files)).memory_limit_gib is None
 
@@ -431,7 +431,7 @@ def test_no_driver_is_no_gpu(missing):
     assert detect_gpus(fake_nvml(init=missing)) == ((), None)
 
 
-def test_a_driver_that_does_not_answer_is_said(tmp_path, server):
+def test_unresponsive_driver_is_reported(tmp_path, server):
     server(nvml=fake_nvml(init="NoPermission"))
     m = detect(tmp_path)
     assert (m.gpus, m.gpu_problem) == ((), "Insufficient Permissions")
@@ -472,7 +472,7 @@ def test_pynvml_has_what_is_asked():
         ),
     ],
 )
-def test_one_thing_is_one_sentence(tmp_path, server, changed, files, word):
+def test_each_fact_is_one_sentence(tmp_path, server, changed, files, word):
     server(**changed)
     (sentence,) = warnings_of(detect(tree(tmp_path, {**SERVER, **files})))
     assert word in sentence
@@ -500,7 +500,7 @@ def test_storage_is_measured_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_reads_from_memory_are_said(tmp_path, monkeypatch):
+def test_cached_reads_are_marked(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "posix_fadvise")
     s = measure_storage(tmp_path, 2**20)
     assert s.read_from_cache
@@ -518,7 +518,7 @@ def test_a_memory_filesystem_is_memory():
 @pytest.mark.parametrize(
     ("code", "word"), [(errno.ENOSPC, "1 MiB"), (errno.EIO, "input/output error")]
 )
-def test_a_disk_that_fails_is_one_sentence(tmp_path, monkeypatch, code, word):
+def test_failing_disk_is_an_error(tmp_path, monkeypatch, code, word):
     def fail(*_):
         raise OSError(code, os.strerror(code))
 
@@ -528,7 +528,7 @@ def test_a_disk_that_fails_is_one_sentence(tmp_path, monkeypatch, code, word):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_none(tmp_path):
+def test_missing_folder_is_an_error(tmp_path):
     with pytest.raises(TrainpaceError, match="no such file"):
         measure_storage(tmp_path / "none", 2**20)
 

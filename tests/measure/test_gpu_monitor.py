@@ -67,14 +67,14 @@ def test_a_card_at_full_clock(nvml):
     assert clock_in_words(run) == ""
 
 
-def test_without_a_counter_power_tells_the_energy(nvml, monkeypatch):
+def test_energy_comes_from_power_without_counter(nvml, monkeypatch):
     monkeypatch.setenv("SIM_NVML_ENERGY", "none")
     run, most_j = energy_of_half_a_second(nvml)
     assert 0.99 * 15 <= run.energy_j <= most_j
     assert run.energy_source == "power"
 
 
-def test_a_short_time_tells_no_energy(nvml):
+def test_short_runs_have_no_energy(nvml):
     run = watched(nvml, seconds=0.1)
     assert run.energy_j is None
     assert run.power_w == pytest.approx(300)
@@ -100,7 +100,7 @@ def test_clocks_that_are_held_locked_or_moving(nvml, monkeypatch, mhz, reasons, 
 
 
 @pytest.mark.parametrize("broken", ["init", "calls", "queries"])
-def test_a_driver_that_does_not_answer_says_nothing(nvml, monkeypatch, broken):
+def test_broken_nvml_leaves_run_unchanged(nvml, monkeypatch, broken):
     monkeypatch.setenv("SIM_NVML_BROKEN", broken)
     assert watched(nvml, seconds=0.1) == DeviceRun(settled=True)
 
@@ -115,7 +115,7 @@ def test_a_driver_that_breaks_meanwhile(nvml, monkeypatch):
 
 
 @pytest.mark.parametrize("uuid", ["", "of another kind"])
-def test_a_device_that_nvml_does_not_know(nvml, uuid):
+def test_unknown_device_is_not_sampled(nvml, uuid):
     monitor = GpuMonitor(uuid, nvml)
     with monitor:
         pass
@@ -138,7 +138,7 @@ def test_a_warm_up_has_settled_where_two_windows_agree():
     assert not has_settled([20, 20, 20, 21, 21, 21], 3, 0.02)  # slower counts as well
 
 
-def test_words_of_a_run():
+def test_run_in_words():
     run = DeviceRun(settled=True, launch_ms=18.2, busy_share=0.45, power_w=312.4, energy_j=8.71)
     busy, power = run_in_words(run)
     assert "45%" in busy

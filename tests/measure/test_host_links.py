@@ -112,7 +112,7 @@ def test_ranks_of_one_host_do_not_wait_for_the_link():
     )
 
 
-def test_nonsense_is_refused():
+def test_invalid_links_are_errors():
     with pytest.raises(TrainpaceError, match="bandwidth"):
         HostLinks(start_us=0, message_us=0, host_us_per_mib={}, gb_per_s=0.0, link_share=0.9)
     with pytest.raises(TrainpaceError, match="below 0"):

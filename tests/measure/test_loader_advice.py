@@ -70,7 +70,7 @@ def test_data_bound_gets_the_fewest_workers_that_hide_it():
     assert "num_workers=2" in next_step(m, a)
 
 
-def test_compute_bound_is_told_no():
+def test_compute_bound_loader_needs_no_change():
     m = measurement(given=1)
     a = advise(m, compute_ms=200, compute_cores=1)
     assert (a.workers, a.worth_it) == (1, False)
@@ -78,7 +78,7 @@ def test_compute_bound_is_told_no():
     assert next_step(m, a).startswith("Next: nothing to gain")
 
 
-def test_a_small_gain_is_named_and_refused():
+def test_small_gain_is_not_worth_it():
     cost = replace(COST, sample_wall_ms=0.3, sample_cpu_ms=0.3)
     m = measurement(cost)
     a = advise(m, compute_ms=100, compute_cores=1)
@@ -157,7 +157,7 @@ def test_records_survive_json():
     assert loader_json(m, advise(m))["samples_per_second"]["1"] == 200.0
 
 
-def test_a_step_that_waits_is_never_sent_to_the_compute():
+def test_waiting_step_is_not_compute_limited():
     """The workers' start takes more than they save, and every part of a sample is random."""
     flip = Stage(name="Flip", kind="transform", wall_ms=5.0, random=True)
     for stages, said in (

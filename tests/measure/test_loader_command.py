@@ -142,7 +142,7 @@ def test_a_dataset_that_hangs_is_ended(folder):
     assert "measuring the loader of mine.py:hanging took longer than 6 s" in done.stderr
 
 
-def test_a_range_that_is_none(folder):
+def test_invalid_range_is_an_error(folder):
     done = trainpace(folder, "mine.py:data", "--workers", "4:0", code=2)
     assert "'4:0' is not a number of workers" in done.stderr
     assert "is not FILE.py:NAME" in trainpace(folder, "resnet50", code=2).stderr

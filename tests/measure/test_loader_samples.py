@@ -89,7 +89,7 @@ def target_of(dataset):
     return LoaderTarget("mine.py:data", dataset, len(dataset), collate, 4, False)
 
 
-def test_waiting_and_computing_are_told_apart():
+def test_waiting_and_computing_are_separated():
     cost = sample_cost(target_of(Data(sleep_ms=6, burn_ms=2)), range(10), 8.0, passes=2)
     assert cost.cpu_ms == pytest.approx(2, rel=0.3)
     assert cost.wall_ms >= 8
@@ -160,7 +160,7 @@ def test_a_deterministic_dataset_behind_random_wrappers_is_found(wrap):
     assert inner.wall_ms + rest.wall_ms == pytest.approx(3.2)
 
 
-def test_a_wrapper_over_what_is_random_itself_has_nothing_for_offline():
+def test_wrapper_of_random_dataset_has_no_offline_part():
     assert dataset_stages(target_of(Wrapper(Inner(Noise(), burn_ms=1))), range(4), 1.0) == ()
     assert (
         dataset_stages(
@@ -275,7 +275,7 @@ def test_equality_sees_every_kind():
         ("data = 3", "is of type int"),
     ],
 )
-def test_what_is_no_dataset_is_said(tmp_path, code, said):
+def test_invalid_dataset_is_an_error(tmp_path, code, said):
     file = tmp_path / "bad_target.py"
     file.write_text(code)
     with pytest.raises(TrainpaceError, match=said):
@@ -299,7 +299,7 @@ def test_a_dataloader_brings_its_settings(tmp_path):
     assert load_target(f"{file}:data", 2).batch_size == 2
 
 
-def test_samples_that_do_not_collate_are_said():
+def test_uncollatable_samples_are_an_error():
     target = target_of(Data())
     with pytest.raises(UserCodeError, match="2 samples do not make a batch"):
         target.collated([torch.zeros(2), torch.zeros(3)])
@@ -347,5 +347,5 @@ def test_a_waiting_loader_gains_by_workers():
         ),
     ],
 )
-def test_a_worker_that_died_is_told_from_one_that_raised(error, workers, sentence):
+def test_dead_worker_differs_from_raising_worker(error, workers, sentence):
     assert loader_failure(error, workers) == sentence

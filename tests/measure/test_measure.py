@@ -112,7 +112,7 @@ def test_the_longest_samples_size_the_memory(tmp_path, capfd):
         (("time.sleep(0.02)", "time.sleep(99)"), "longer than"),
     ],
 )
-def test_what_goes_wrong_is_one_sentence(task, change, word):
+def test_failures_are_one_sentence(task, change, word):
     task.write_text(TASK.replace(*change))
     timeout_s = 12 if word == "longer than" else 300
     with pytest.raises(TrainpaceError, match=word) as caught:
@@ -121,7 +121,7 @@ def test_what_goes_wrong_is_one_sentence(task, change, word):
     assert isinstance(caught.value, TimedOut) == (word == "longer than")
 
 
-def test_a_memory_limit_is_an_answer():
+def test_memory_limit_is_an_outcome():
     conditions = Conditions(model="vgg11", seconds=0.0, memory_limit_gib=0.4)
     with pytest.raises(OutOfMemory):
         measure(conditions, 2)
@@ -133,7 +133,7 @@ def test_a_memory_limit_is_an_answer():
     )
 
 
-def test_a_hang_is_an_answer(task):
+def test_hanging_probe_is_an_outcome(task):
     task.write_text(TASK.replace("time.sleep(0.02)", "time.sleep(99)"))
     failed = probe(Conditions(model=f"{task}:task", timeout_s=8), 4, "a cpu")
     assert failed.failure == "timeout"
@@ -142,13 +142,13 @@ def test_a_hang_is_an_answer(task):
 @pytest.mark.parametrize(
     "wrong", [{"seconds": -1.0}, {"accumulation": 0}, {"memory_limit_gib": 0.0}, {"timeout_s": 0.0}]
 )
-def test_conditions_that_make_no_sense(wrong):
+def test_invalid_conditions_are_errors(wrong):
     with pytest.raises(TrainpaceError):
         Conditions(model="resnet18", **wrong)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "fp8"])
-def test_a_format_that_a_cpu_has_not_is_said(task, precision):
+def test_unsupported_cpu_precision_is_an_error(task, precision):
     with pytest.raises(TrainpaceError, match=r"GPU|engine"):
         measure(Conditions(model=f"{task}:task", precision=precision), 4)
 
@@ -163,7 +163,7 @@ def test_a_cpu_trains_in_fp16(task, precision):
     assert m.losses[-1] < m.losses[0]
 
 
-def test_no_cuda_here_is_said(task):
+def test_missing_cuda_is_an_error(task):
     import torch
 
     if torch.cuda.is_available():

@@ -64,7 +64,7 @@ def test_the_norm_is_that_of_all_gradients_and_a_scaler_is_taken_out():
     assert float(flat.square().sum()) / 1024**2 == pytest.approx(plain.big_squared[0], rel=1e-5)
 
 
-def test_an_overflow_is_left_out():
+def test_overflowing_steps_are_skipped():
     model = nn.Linear(3, 2)
     gathered = NoiseNorms(model, 2, 2)
     for value in (1.0, float("inf"), 2.0):

@@ -43,7 +43,7 @@ def cuda(monkeypatch):
     return SimpleNamespace(card=card, now=now, event=event)
 
 
-def test_the_room_calls_what_is_there(cuda):
+def test_accelerator_calls_existing_functions(cuda):
     accelerator.check_device("cuda")
     accelerator.set_up_device("cuda", "amp_bf16")
     accelerator.use_device("cuda", 3)
@@ -108,7 +108,7 @@ def test_a_script_that_has_not_begun_is_given_no_context(cuda):
     cuda.card.init.assert_not_called()
 
 
-def test_a_kind_that_is_not_here_says_what_is(cuda):
+def test_missing_device_names_available_one(cuda):
     with pytest.raises(TrainpaceError, match="sees no XPU device") as refused:
         accelerator.check_device("xpu")
     assert "use --device cuda, which is here" in refused.value.hint

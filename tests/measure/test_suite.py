@@ -17,7 +17,7 @@ def test_small_holds_models_of_the_zoo():
     assert {item.spec for item in suite("small")} < set(CLASSIC)
 
 
-def test_a_file_of_ones_own(tmp_path):
+def test_suite_from_toml_file(tmp_path):
     file = tmp_path / "my.toml"
     file.write_text(
         '[[task]]\nmodel = "resnet18"\nbatch = [8, 2, 8]\nprecision = "amp_bf16"\noptimizer = "adamw"\n'

@@ -38,7 +38,7 @@ def carried_out(plan, probe, most=500):
     return outcomes
 
 
-def test_a_list_is_measured_in_rounds_each_in_an_order_of_its_own():
+def test_lists_are_measured_in_rounds_of_different_order():
     plan = SweepPlan(batches=(1, 2, 4, 8, 16, 32), repeats=3)
     order = [o.execution.micro_batch for o in carried_out(plan, measured)]
     rounds = [order[:6], order[6:12], order[12:]]
@@ -140,7 +140,7 @@ def test_the_largest_is_found_although_the_code_fails_at_the_smallest():
     assert next_for_largest({1, 2, 4}, (), 100, {8}) == 6
 
 
-def test_a_long_range_is_chosen_from_a_short_one_is_not():
+def test_only_long_ranges_are_adaptive():
     assert not SweepPlan(batches=tuple(range(1, 13))).adaptive
     plan = SweepPlan(batches=tuple(range(1, 71)))
     assert plan.adaptive
@@ -154,7 +154,7 @@ def test_a_long_range_is_chosen_from_a_short_one_is_not():
     assert len(carried_out(replace(plan, every=True, repeats=1), measured)) == 70
 
 
-def test_what_was_done_before_is_not_done_again(monkeypatch):
+def test_finished_probes_are_not_repeated(monkeypatch):
     plan = SweepPlan(batches=(1, 2, 4), repeats=1)
     asked, kept = [], []
     monkeypatch.setattr(
@@ -170,7 +170,7 @@ def test_what_was_done_before_is_not_done_again(monkeypatch):
 @pytest.mark.parametrize(
     "wrong", [{"batches": ()}, {"batches": (0, 1)}, {"batches": (1,), "repeats": 0}]
 )
-def test_a_plan_that_makes_no_sense(wrong):
+def test_invalid_sweep_plan_is_an_error(wrong):
     with pytest.raises(TrainpaceError):
         SweepPlan(**wrong)
 
@@ -190,7 +190,7 @@ def test_an_analysis_says_what_was_measured():
     assert analyse([measured(8)]).noise is None
 
 
-def test_what_is_not_resolved_is_said():
+def test_unresolved_gaps_are_reported():
     """Jumps after 16, 32, 48 and 64, of which the last ones were not narrowed down."""
 
     def step(b):
@@ -231,7 +231,7 @@ def test_what_is_not_resolved_is_said():
     assert analyse([measured(b, step(b)) for b in asked], asked).unresolved == ()
 
 
-def test_noise_that_hides_everything_is_said():
+def test_too_noisy_sweep_has_no_best_size():
     noise = random.Random(3)
     loud = [
         measured(b, (20 + b) * max(0.05, noise.gauss(1, 0.4)))
