@@ -388,10 +388,8 @@ def _speed_check(values: Mapping[str, float], device: Device | None) -> Check:
     parts, low = [], []
     for name in [n for n in _PEAKS if n in values]:
         peak = _peak_tflops(device, name)
-        share = values[name] / peak if peak else None
-        of_peak = f" ({100 * share:.0f}% of the datasheet)" if share else ""
-        parts.append(f"{name} {_tflops(values[name])}{of_peak}")
-        if share is not None and share < LEAST_MATMUL_SHARE and name not in UNJUDGED:
+        parts.append(f"{name} {_tflops(values[name], peak)}")
+        if peak and values[name] < LEAST_MATMUL_SHARE * peak and name not in UNJUDGED:
             low.append(name)
     if not parts:
         return _failed("products", "No matrix product could be computed.")
@@ -498,5 +496,7 @@ def _peak_tflops(device: Device | None, name: str) -> float | None:
     return next((float(figure.value) for figure in figures if figure is not None), None)
 
 
-def _tflops(value: float) -> str:
-    return f"{value:.3g} TFLOP/s" if value >= 1 else f"{1e3 * value:.3g} GFLOP/s"
+def _tflops(value: float, peak: float | None) -> str:
+    of_peak = f" ({100 * value / peak:.0f}% of the datasheet)" if peak else ""
+    rate = f"{value:.3g} TFLOP/s" if value >= 1 else f"{1e3 * value:.3g} GFLOP/s"
+    return f"{rate}{of_peak}"

@@ -72,19 +72,9 @@ def read_kineto(path: str | os.PathLike[str]) -> Trace:
     Raises:
         UnreadableInput: the file is something else, or holds neither an operator nor a kernel.
     """
-    columns, names, skipped = _Columns(*(Column() for _ in range(5))), Names(), 0
+    columns, names = _Columns(*(Column() for _ in range(5))), Names()
     document = _document(path)
-    origin_us: float | None = None
-    for event, column in _placed(document, columns):
-        start, length = _time(event.ts), _time(event.dur)
-        if start is None or length is None or length < 0:
-            skipped += 1
-            continue
-        if origin_us is None:  # doubles resolve only 0.25 us on a clock that counts from 1970
-            origin_us = start
-        begins = start - origin_us
-        correlation = event.args.correlation if event.args else None
-        column.add(begins, begins + length, names.number(event.name), identity_of(correlation))
+    skipped = _fill(columns, names, document)
     kernels, copies, operators, calls, ranges = (column.spans() for column in columns)
     if not len(kernels) and not len(operators):
         raise UnreadableInput(
@@ -109,6 +99,22 @@ def read_kineto(path: str | os.PathLike[str]) -> Trace:
         ranges=ranges,
         skipped=skipped,
     )
+
+
+def _fill(columns: _Columns, names: Names, document: Document) -> int:
+    """Add the events to their columns, and return how many have impossible times."""
+    skipped, origin_us = 0, None
+    for event, column in _placed(document, columns):
+        start, length = _time(event.ts), _time(event.dur)
+        if start is None or length is None or length < 0:
+            skipped += 1
+            continue
+        if origin_us is None:  # doubles resolve only 0.25 us on a clock that counts from 1970
+            origin_us = start
+        begins = start - origin_us
+        correlation = event.args.correlation if event.args else None
+        column.add(begins, begins + length, names.number(event.name), identity_of(correlation))
+    return skipped
 
 
 def _document(path: str | os.PathLike[str]) -> Document:

@@ -87,9 +87,7 @@ def fewest_workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         for w in range(1, max(MANY_WORKERS, now + 1) + 1)
     }
     best = min(by_workers.values())
-    fewest = min(w for w, ms in by_workers.items() if ms <= 1.03 * best)
-    if now and fewest <= now:
-        fewest = now + 1
+    fewest = max(min(w for w, ms in by_workers.items() if ms <= 1.03 * best), now + 1)
     # another worker does not shorten a wait that samples and workers do not explain
     measured = min(
         computing + waiting, by_workers[now] if now else with_workers_ms(ranks, split, 0)

@@ -89,7 +89,7 @@ def read_profiled(
             "Name a file, or a folder with one .json or .json.gz per rank.",
         )
     ranks: list[RankShares] = []
-    unread = []
+    unread: list[UnreadableInput] = []
     for file in files:
         tell(f"reading {file.name}")
         try:  # one trace at a time, since each may be large
@@ -99,13 +99,15 @@ def read_profiled(
     if not ranks:
         raise unread[0]
     chosen = _one_a_rank(ranks)
-    skipped = []
+    return _together(chosen, [*_skipped(unread, len(ranks) - len(chosen))])
+
+
+def _skipped(unread: Sequence[UnreadableInput], again: int) -> Iterator[str]:
     if unread:
         many = "1 file" if len(unread) == 1 else f"{len(unread)} files"
-        skipped.append(f"{many} could not be read: {unread[0].message}")
-    if again := len(ranks) - len(chosen):
-        skipped.append(f"{again} more trace{'s' if again > 1 else ''} of the same ranks skipped.")
-    return _together(chosen, skipped)
+        yield f"{many} could not be read: {unread[0].message}"
+    if again:
+        yield f"{again} more trace{'s' if again > 1 else ''} of the same ranks skipped."
 
 
 def _traces(file: Path) -> Iterator[Trace]:

@@ -364,10 +364,10 @@ def _waiting(
         return seen_ms - straggler_ms, straggler_ms, frozenset()
     if tried.low_ms <= 0 and not straggler_ms and seen_ms:  # noise hides what blocking calls show
         return seen_ms, 0.0, frozenset()
-    plain = [fmean(b.step_ms for b in of_trial(r, "plain")) for r in ranks]
+    plain_ms = fmean(fmean(b.step_ms for b in of_trial(r, "plain")) for r in ranks)
     shown = tried.settles and removes_its_cause(ranks, tried)
     return (
-        max(0.0, fmean(plain) - max(map(fmean, paces))),
+        max(0.0, plain_ms - max(map(fmean, paces))),
         straggler_ms,
         frozenset(("communication", "straggler") if shown else ()),
     )
@@ -412,13 +412,20 @@ def _launching(
     large = _known(r.large_operators_ms for r in ranks)
     if not large:
         return fixed or 0.0, fixed
+    return _beside_operators(ranks, computing_ms, fmean(large), crowded), fixed
+
+
+def _beside_operators(
+    ranks: Sequence[Rank], computing_ms: float, large_ms: float, crowded: bool
+) -> float:
+    """Return the part of computing that is not spent in large operators."""
     # operators are timed in a few early steps; what other programs slow down later is not launching
     pace = min(computing_ms, fmean(map(_quickest_computing_ms, ranks)))
-    launch = computing_ms * max(0.0, 1 - fmean(large) / pace) if pace else 0.0
+    launch = computing_ms * max(0.0, 1 - large_ms / pace) if pace else 0.0
     operators = fmean(r.operators for r in ranks)
     if crowded and operators and ranks[0].device_busy_ms is None:
         launch = min(launch, MOST_PER_OPERATOR_MS * operators)
-    return launch, fixed
+    return launch
 
 
 def _fixed_ms(rank: Rank, hidden_ms: float) -> float | None:

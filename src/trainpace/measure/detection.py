@@ -285,6 +285,11 @@ def _cpu_warnings(machine: Machine) -> Iterator[str]:
             f'the CPU frequency governor is "{cpu.governor}", not "performance": clocks follow the'
             " load."
         )
+    yield from _power_warnings(machine)
+
+
+def _power_warnings(machine: Machine) -> Iterator[str]:
+    usable = machine.cpu.usable_cores
     if machine.on_battery:
         yield "the machine runs on battery, which lowers clocks and power limits."
     if machine.load_average is not None and usable and machine.load_average > _LOAD_SHARE * usable:

@@ -697,17 +697,19 @@ def _in_order(ran: Sequence[_Timed], samples: int, rest_random: bool) -> Iterato
         order[t.branch] += 1
         side_by_side = re.sub(r"\[[0-9]+\]", "[]", t.branch)
         key = (side_by_side, order[t.branch], stage.name, stage.kind)
-        if (other := stages.get(key)) is not None:
-            stage = replace(
-                stage,
-                wall_ms=stage.wall_ms + other.wall_ms,
-                cpu_ms=(stage.cpu_ms or 0.0) + (other.cpu_ms or 0.0),
-                # random in one dataset and not in another only means that it was not noticed there
-                random=stage.random or other.random,
-                offline=stage.offline and other.offline,
-            )
-        stages[key] = stage
+        stages[key] = _added(stages[key], stage) if key in stages else stage
     yield from stages.values()
+
+
+def _added(one: Stage, other: Stage) -> Stage:
+    return replace(
+        one,
+        wall_ms=one.wall_ms + other.wall_ms,
+        cpu_ms=(one.cpu_ms or 0.0) + (other.cpu_ms or 0.0),
+        # random in one dataset and not in another only means that it was not noticed there
+        random=one.random or other.random,
+        offline=one.offline and other.offline,
+    )
 
 
 def dataset_stages(
@@ -869,15 +871,7 @@ def function_stages(
     profiler = cProfile.Profile()
     with one_thread(), profiler:
         target.read(indices)
-    stats: dict[Function, Any] = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
-    seconds: Counter[str] = Counter()
-    for function, (_, _, own_s, _, callers) in stats.items():
-        if is_users(function[0]):
-            seconds[f"{function[2]} ({Path(function[0]).name} line {function[1]})"] += own_s
-            continue
-        for caller, (_, _, _, with_callees_s) in callers.items():
-            if is_users(caller[0]):
-                seconds[f"{_library_name(function)} in {caller[2]}"] += with_callees_s
+    seconds = _seconds_by_function(profiler)
     total = sum(seconds.values())
     shown = [(name, s) for name, s in seconds.most_common(MOST) if s >= LEAST_SHARE * total]
     rest = total - sum(s for _, s in shown)
@@ -888,6 +882,19 @@ def function_stages(
         for name, s in shown
         if total
     )
+
+
+def _seconds_by_function(profiler: cProfile.Profile) -> Counter[str]:
+    stats: dict[Function, Any] = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
+    seconds: Counter[str] = Counter()
+    for function, (_, _, own_s, _, callers) in stats.items():
+        if is_users(function[0]):
+            seconds[f"{function[2]} ({Path(function[0]).name} line {function[1]})"] += own_s
+            continue
+        for caller, (_, _, _, with_callees_s) in callers.items():
+            if is_users(caller[0]):
+                seconds[f"{_library_name(function)} in {caller[2]}"] += with_callees_s
+    return seconds
 
 
 def _library_name(function: Function) -> str:

@@ -238,9 +238,7 @@ def next_probe(
     failed = (too_large | _sizes(outcomes, "timeout")) - crashed
     most = MOST_CRASHES if plan.until_oom else max(2, min(MOST_CRASHES, len(plan.batches)))
     if len(crashed) >= most and not medians:
-        raise UserCodeError(
-            next(o.reason for o in reversed(outcomes) if isinstance(o, FailedProbe))
-        )
+        raise UserCodeError(_failures(outcomes, "crashed")[-1].reason)
     if plan.until_oom:
         larger = next_for_largest(medians, failed, plan.batches[-1], crashed)
         if larger is not None or not plan.also_batches:
@@ -252,12 +250,12 @@ def next_probe(
     return next_batch(plan.batches, medians, hints, failed, crashed=crashed) if wanted else None
 
 
+def _failures(outcomes: Sequence[Outcome], failure: ProbeFailure) -> list[FailedProbe]:
+    return [o for o in outcomes if isinstance(o, FailedProbe) and o.failure == failure]
+
+
 def _sizes(outcomes: Sequence[Outcome], failure: ProbeFailure) -> set[int]:
-    return {
-        o.execution.micro_batch
-        for o in outcomes
-        if isinstance(o, FailedProbe) and o.failure == failure
-    }
+    return {o.execution.micro_batch for o in _failures(outcomes, failure)}
 
 
 def _next_in_round(
@@ -368,13 +366,18 @@ def _stages(
         yield {sizes[0], sizes[-1]} - measured.keys()
     yield [batch for batch in coarse_grid(sizes, hints) if batch not in measured]
     yield _for_noise(measured)
+    yield _disagreeing(measured)
+    yield from _stages_of_curve([batch for batch in sizes if batch <= max(measured)], measured)
+
+
+def _disagreeing(measured: Mapping[int, Sequence[float]]) -> list[int]:
+    """Return batches whose two probes disagree."""
     deviation = noise_between(measured) * math.sqrt(2)
-    yield [
+    return [
         batch
         for batch, times in measured.items()
         if len(times) == 2 and abs(times[0] - times[1]) > DISAGREE * deviation * min(times)
     ]
-    yield from _stages_of_curve([batch for batch in sizes if batch <= max(measured)], measured)
 
 
 def _stages_of_curve(
@@ -388,9 +391,14 @@ def _stages_of_curve(
     beside = [batch for jump in unsure for batch in (jump.before, jump.after)]
     yield [batch for batch in beside if len(measured[batch]) == 1]
     yield _curved(sizes, measured, curve)
+    yield _widest(sizes, curve)
+
+
+def _widest(sizes: list[int], curve: StepCurve) -> list[int]:
+    """Return the middle of the widest gap, if it is wide."""
     places = [bisect_left(sizes, batch) for batch in curve.batches]
     width, low = max(((b - a, a) for a, b in pairwise(places)), default=(0, 0))
-    yield [sizes[low + width // 2]] if width > max(2, len(sizes) // WIDEST_GAP_SHARE) else []
+    return [sizes[low + width // 2]] if width > max(2, len(sizes) // WIDEST_GAP_SHARE) else []
 
 
 def fitted_curve(measured: Mapping[int, Sequence[float]]) -> StepCurve:
@@ -441,10 +449,13 @@ def coarse_grid(sizes: Sequence[int], hints: Sequence[int] = ()) -> list[int]:
         places.add(
             int(place) if sizes[place] % 2 == odd_wanted or place + 2 >= count else int(place) + 1
         )
-    for hint in hints:
-        after = bisect_left(sizes, hint)
-        places |= {place for place in (after - 1, after) if 0 <= place < count}
-    return [sizes[place] for place in sorted(places)]
+    beside = [place for hint in hints for place in _sides(sizes, hint)]
+    return [sizes[place] for place in sorted(places.union(beside)) if 0 <= place < count]
+
+
+def _sides(sizes: Sequence[int], hint: int) -> tuple[int, int]:
+    after = bisect_left(sizes, hint)
+    return after - 1, after
 
 
 def _for_noise(measured: Mapping[int, Sequence[float]]) -> list[int]:
