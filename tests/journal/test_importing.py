@@ -44,7 +44,7 @@ def test_published_runs(tmp_path):
     done, found = bring(written(tmp_path, "runs.csv", RUNS), tmp_path)
     assert (done.format, done.new, sum(done.skipped.values())) == ("runs", 4, 2)
     assert set(done.skipped) == {
-        "the run states no precision.",
+        "the run gives no precision.",
         "the run states no step time or throughput.",
     }
     resnet = [e for e in found if e.model == "timm:resnet50"]

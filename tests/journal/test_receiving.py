@@ -162,7 +162,7 @@ def test_own_models_of_different_files_are_different_models(shared, tmp_path, ot
         {"step_time_ms": 1000.0, "parts": None},
     ],
 )
-def test_invalid_runs_are_skipped_and_the_others_are_imported(shared, other, fields, reason):
+def test_invalid_runs_are_skipped_and_the_others_are_imported(shared, other, fields):
     done = import_file(other, shared(run_of(), run_of(81.0), change=changed(**fields)))
     ((said, count),) = done.skipped.items()
     assert said
