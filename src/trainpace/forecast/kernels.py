@@ -386,7 +386,6 @@ class KernelTable:
         elements_s = (2.0 * flops * work + rows_s) / rates.issue
         compute = np.where(self.operators.is_matrix, 0.0, elements_s)
         for kind, rows in self._rows_of_kind.items():
-            own_form = KINDS[kind].compute_s
             if kind == "gemm":
                 compute[..., rows] = shared_matmul_s(sizes, rows, half[rows], rates, c)[0]
             elif kind in CONVOLUTION_KINDS:
@@ -400,10 +399,6 @@ class KernelTable:
                     compute[..., depthwise] = depthwise_s(
                         kind, sizes, depthwise, own_flops, rates, c
                     )
-            elif own_form is not None:
-                compute[..., rows] = own_form(
-                    part(flops, rows), part(rates.plain, rows), part(length, rows)
-                )
         return compute
 
     def _attention_s(

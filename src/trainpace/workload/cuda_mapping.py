@@ -50,7 +50,7 @@ class Part(NamedTuple):
     """A kernel of a recurrent layer: how often it runs, and a product's sizes, or None and the elements of element-wise work."""
 
     runs: int
-    product: GemmSizes | None
+    matmul: GemmSizes | None
     elements: int = 0
 
 

@@ -1,7 +1,7 @@
-"""The kinds of operators: their names, the ATen calls that belong to them, and the assumptions about their time.
+"""The kinds of operators: names, ATen calls, and first guesses of their speed.
 
-An entry of `KINDS` is all that a new kind needs: traces, saved workloads, the constants that are fitted and the kernel model
-read this table.
+A new kind needs only an entry in `KINDS`. Traces, saved workloads, the fit of constants and the
+kernel model read this table.
 """
 
 import math
@@ -12,23 +12,23 @@ from typing import Any, NamedTuple
 class Kind(NamedTuple):
     """One kind of operators.
 
-    traffic: the classes of its memory traffic, the usual one first, each with a first guess of the share of the bandwidth that
-    it reaches; `python -m fitting fit` replaces the guesses (the constants `traffic_*`). functions: names of ATen calls without their
-    overload, with the class of their traffic. extent: (name, arguments, inputs) -> the length that decides its time besides its
-    elements. flops: (name, arguments, inputs, outputs) -> FLOPs; half the elements read and written where it is not given.
-    compute_s: (FLOPs, FLOP/s in fp32 without matrix units, extent) -> seconds of arithmetic, all arrays; FLOPs at half that rate
-    where it is not given. Tensors may be asked for `shape`, `dim()` and `numel()`.
-    work, row_work: by class of traffic, first guesses of the FLOPs of the CUDA cores that an element read or written costs (1
-    where nothing is said), and that a row of `extent` elements costs besides (the constants `work_*` and `row_work_*`): what
-    makes a kernel as slow in 16 bits as in 32. gathers: calls that read no more of a table than they write.
+    Attributes:
+        traffic: Classes of memory traffic, the usual one first. Values are first guesses of the
+            share of the bandwidth that each reaches; `make fit` replaces them (`traffic_*`).
+        functions: Names of ATen calls without their overload, with the class of their traffic.
+        extent: (name, arguments, inputs) -> length that affects the time besides the elements.
+            Tensors may be asked for `shape`, `dim()` and `numel()`.
+        is_matrix: Runs on matrix units.
+        work: First guesses, by class of traffic, of the FLOPs on CUDA cores per element read or
+            written (`work_*`; 1 by default). They make a kernel as slow in 16 bits as in 32.
+        row_work: The same per row of `extent` elements (`row_work_*`).
+        gathers: Calls that read only as much of a table as they write.
     """
 
     name: str
     traffic: Mapping[str, float] = {}
     functions: Mapping[str, str] = {}
     extent: Callable[[str, Sequence[Any], Sequence[Any]], int] | None = None
-    flops: Callable[[str, Sequence[Any], Sequence[Any], Sequence[Any]], float] | None = None
-    compute_s: Callable[[Any, Any, Any], Any] | None = None
     is_matrix: bool = False
     work: Mapping[str, float] = {}
     row_work: Mapping[str, float] = {}
@@ -36,17 +36,17 @@ class Kind(NamedTuple):
 
     @property
     def usual_traffic(self) -> str:
-        """The class of traffic of calls that name none; matrix operators share one constant."""
+        """Class of traffic of calls without one of their own. Matrix operators share a constant."""
         return next(iter(self.traffic), self.name)
 
 
 def _calls(**calls: str) -> dict[str, str]:
-    """The class of traffic of each ATen call, from the calls of each class."""
+    """Return {call: class of traffic} from the calls of each class."""
     return {call: traffic for traffic, names in calls.items() for call in names.split()}
 
 
 def _normalised(name: str, args: Sequence[Any], inputs: Sequence[Any]) -> int:
-    """Elements that one mean is taken over."""
+    """Return the elements that share a mean."""
     x = args[0]
     if "layer_norm" in name or "rms_norm" in name:
         shape = args[2] if "backward" in name else args[1]
@@ -55,13 +55,13 @@ def _normalised(name: str, args: Sequence[Any], inputs: Sequence[Any]) -> int:
 
 
 def _summed(name: str, args: Sequence[Any], inputs: Sequence[Any]) -> int:
-    """Elements that one sum of exponentials is taken over."""
+    """Return the elements that share a sum of exponentials."""
     x = args[0]
     return int(x.shape[args[2] if "backward" in name else args[1]]) if x.dim() else 1
 
 
 def _window(name: str, args: Sequence[Any], inputs: Sequence[Any]) -> int:
-    """Elements of one pooling window."""
+    """Return the elements of a pooling window."""
     if "adaptive" in name:
         sizes = [t.numel() for t in inputs]
         return max(1, max(sizes) // max(1, min(sizes)))
@@ -70,7 +70,7 @@ def _window(name: str, args: Sequence[Any], inputs: Sequence[Any]) -> int:
 
 
 _KINDS = (
-    # calls that no kind names are elementwise; the optimizer's updates move bytes as well
+    # elementwise: also all calls without an entry. Updates of optimizers are limited by bytes too.
     Kind("elementwise", traffic={"elementwise": 0.8}),
     Kind(
         "optimizer",
@@ -97,10 +97,10 @@ _KINDS = (
         ),
         gathers="embedding index index_select gather",
     ),
-    # work of the host alone: metadata calls, and modules entered
+    # only the host works: metadata calls, and modules entered
     Kind("view"),
     Kind("module"),
-    # these run on matrix units; their times are in `trainpace.forecast.matmul`, `convolutions`, `attention`
+    # on matrix units
     Kind("gemm", is_matrix=True),
     Kind("conv", traffic={"conv": 0.75}, is_matrix=True),
     Kind("conv_dgrad", traffic={"conv_dgrad": 0.75}, is_matrix=True),
@@ -193,12 +193,12 @@ _KINDS = (
 )
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 FUNCTIONS: dict[str, Kind] = {function: kind for kind in _KINDS for function in kind.functions}
-"""The kind of every ATen call that has one by its name."""
+"""Kind of every ATen call that is listed."""
 TRAFFIC_SHARES: dict[str, float] = {
     name: share for kind in _KINDS for name, share in kind.traffic.items()
 }
-"""First guesses of the share of the memory bandwidth that each class of traffic reaches."""
+"""First guess of the share of the memory bandwidth that each class of traffic reaches."""
 WORK: dict[str, float] = {name: work for kind in _KINDS for name, work in kind.work.items()}
 ROW_WORK: dict[str, float] = {name: work for kind in _KINDS for name, work in kind.row_work.items()}
-"""First guesses of the FLOPs that an element costs, and a row, by class of traffic."""
+"""First guesses of FLOPs per element and per row, by class of traffic."""
 GATHERS: frozenset[str] = frozenset(name for kind in _KINDS for name in kind.gathers.split())

@@ -1,11 +1,11 @@
-"""From one dispatched ATen call to the rows that CUDA would run for it: kind, FLOPs, bytes, launches, sizes.
+"""From one dispatched ATen call to the rows that CUDA would run for it.
 
-The sizes of each kind are named in `trainpace.workload`. `view` and `module` rows are the host's alone: metadata calls, and
-modules entered.
+A row has a kind, FLOPs, bytes, launches and sizes; `trainpace.workload.workload` names the sizes of
+each kind. Rows of kind `view` and `module` cost only the host: metadata calls, and modules entered.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,9 +24,10 @@ from trainpace.workload.workload import (
 )
 
 FOREACH_TENSORS_PER_LAUNCH = 36
-"""ATen's multi_tensor_apply passes 110 to 30 tensors a launch for 1 to 5 lists; 36 is its number for 4 (Adam)."""
+"""ATen's multi_tensor_apply passes 110 to 30 tensors per launch for 1 to 5 lists; 36 for 4 (Adam).
+"""
 FOREACH_ELEMENTS_PER_LAUNCH = 320 * 65536
-"""... and 320 blocks of 65536 elements a launch (ATen/native/cuda/MultiTensorApply.cuh)."""
+"""320 blocks of 65536 elements per launch (ATen/native/cuda/MultiTensorApply.cuh)."""
 
 
 class Row(NamedTuple):
@@ -42,156 +43,136 @@ class Row(NamedTuple):
     dims: tuple[float, ...]
 
 
+class Call(NamedTuple):
+    """An ATen call, with the tensors among its arguments and results."""
+
+    func: Any
+    name: str
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    out: Any
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+
+    def row(
+        self, kind: str, launches: int, of: torch.Tensor, flops: float, sizes: tuple[float, ...]
+    ) -> Row:
+        """Return a row that reads all inputs and writes all outputs, in the format of `of`."""
+        half, read, written = _is_half([of]), _bytes(self.inputs), _bytes(self.outputs)
+        return Row(kind, self.name, half, launches, flops, read, written, sizes)
+
+
 _GEMMS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
-ELEMENTWISE = KINDS["elementwise"]
-_ALLOCATIONS = {
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "lift_fresh",
-    "resize_",
-}
+_CONVOLUTIONS = ("convolution", "_convolution")
+_FREE = {"detach", "alias"}
+_ON_THE_HOST = _FREE | set(
+    "empty empty_like empty_strided new_empty new_empty_strided lift_fresh resize_ _unsafe_view"
+    " _local_scalar_dense".split()
+)
+"""Allocations, and other calls that touch no memory of the device."""
+_VIEW = Row("view", "view", False, 0, 0.0, 0.0, 0.0, ())
 
 
 def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> list[Row]:
-    """The rows of one ATen call; none for views, allocations and calls that touch no memory of the device."""
+    """Return the rows of one ATen call. Calls that cost nothing have none."""
     name = func._schema.name.partition("::")[2]
-    if (
-        func.is_view
-        or name in _ALLOCATIONS
-        or name in ("detach", "_unsafe_view", "alias", "_local_scalar_dense")
-    ):
-        return (
-            []
-            if name in ("detach", "alias")
-            else [Row("view", "view", False, 0, 0.0, 0.0, 0.0, ())]
-        )
-    inputs = list(tensors_in((args, kwargs)))
-    outputs = list(tensors_in(out))
+    if func.is_view or name in _ON_THE_HOST:
+        return [] if name in _FREE else [_VIEW]
+    inputs, outputs = list(tensors_in((args, kwargs))), list(tensors_in(out))
     if not any(t.device.type == "meta" for t in (*inputs, *outputs)):
         return []  # a host scalar, such as an optimizer's step counter
-    if name in _GEMMS:
-        first, second = _GEMMS[name]
-        return [_gemm(name, args[first], args[second], inputs, outputs)]
-    if name == GROUPED:
-        return [_grouped_gemm(name, args[0], args[1], offsets_of(args, kwargs), inputs, outputs)]
-    if name in ("convolution", "_convolution"):
-        row = _convolution("conv", args[0], args[1], args[3], args[6], args[8], out)
-        if args[2] is None:
-            return [row]
-        size = _bytes([out])  # cuDNN's result gets its bias from a kernel of its own
-        sizes = OtherSizes(out.numel(), out.numel())
-        return [
-            row,
-            Row(
-                "elementwise",
-                "conv_bias",
-                _is_half([out]),
-                1,
-                float(out.numel()),
-                size,
-                size,
-                sizes,
-            ),
-        ]
-    if name == "convolution_backward":
-        return _convolution_backward(args, out)
+    return _rows_for(name, args)(Call(func, name, args, kwargs, out, inputs, outputs))
+
+
+def _rows_for(name: str, args: Sequence[Any]) -> Callable[[Call], list[Row]]:
+    if name in _BY_NAME:
+        return _BY_NAME[name]
     if name.startswith("_cudnn_rnn"):
-        return _recurrent(name, args)
-    if name == SPARSE_PRODUCT:
-        return [_sparse_product(args, out)]
+        return _recurrent
     if "scaled_dot_product" in name:
-        return [_attention(func, name, args, inputs, outputs)]
+        return _attention
     if name.startswith(("_foreach", "_fused_")) and isinstance(args[0], list | tuple):
-        return _foreach(name, inputs, outputs, mutates=name.endswith("_"))
-    read, written = _bytes(inputs), _bytes(outputs)
-    if name == "blockwise_update_":  # all but the gradient
-        written = read - _bytes(inputs[1:2])
-    elif func._schema.is_mutable and not outputs:
-        written = _bytes(inputs[:1])
-    if name.startswith("_embedding_bag") and "backward" not in name:
-        table, ids = args[:2]
-        read = (
-            _bytes([ids]) + ids.numel() * table.shape[1] * table.element_size()
-        )  # the rows looked up, not the table
-    if name == "add_" and isinstance(args[1], torch.Tensor) and args[1].layout is torch.sparse_coo:
-        name, rows = (
-            "sparse_add_",
-            _bytes(tensors_in(args[1])),
-        )  # rows of a table with a sparse gradient, and no others
-        read, written = 2 * rows, rows
-    sizes = OtherSizes(sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
-    if name == "native_batch_norm" and args[5] is False:
-        name = "native_batch_norm_inference"  # one pass with known means, where training takes two
-    kind = FUNCTIONS.get(name, ELEMENTWISE)
+        return _foreach
+    return _memory_bound
+
+
+def _memory_bound(call: Call) -> list[Row]:
+    name = _function_of(call)
+    kind = FUNCTIONS.get(name, KINDS["elementwise"])
+    read, written = _traffic(call, name)
     if kind.name == "fill":
         read = 0.0
+    inputs, outputs = call.inputs, call.outputs
+    sizes = OtherSizes(sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
     if kind.extent is not None:
-        sizes = sizes._replace(extent=kind.extent(name, args, inputs))
-    flops = sum(sizes[:2]) / 2 if kind.flops is None else kind.flops(name, args, inputs, outputs)
+        sizes = sizes._replace(extent=kind.extent(name, call.args, inputs))
+    flops = sum(sizes[:2]) / 2
     return [Row(kind.name, name, _is_half(outputs or inputs), 1, flops, read, written, sizes)]
 
 
-def _recurrent(name: str, args: Sequence[Any]) -> list[Row]:
-    """The kernels of a recurrent layer, a row for each that runs."""
-    half, width, rows = _is_half(args[:1]), args[0].element_size(), []
-    for part in parts_of(name, args):
-        if part.product is not None:
-            batch, m, n, k = part.product
+def _function_of(call: Call) -> str:
+    """Return the call's name, or ours for a call that works differently with these arguments."""
+    if call.name == "native_batch_norm" and call.args[5] is False:
+        return "native_batch_norm_inference"  # one pass with known means; training takes two
+    if call.name == "add_" and isinstance(call.args[1], torch.Tensor):
+        return "sparse_add_" if call.args[1].layout is torch.sparse_coo else "add_"
+    return call.name
+
+
+def _traffic(call: Call, name: str) -> tuple[float, float]:
+    """Return the bytes (read, written)."""
+    read, written = _bytes(call.inputs), _bytes(call.outputs)
+    if name == "sparse_add_":  # only the rows of a table that its sparse gradient has
+        rows = _bytes(tensors_in(call.args[1]))
+        return 2 * rows, rows
+    if name == "blockwise_update_":  # writes all but the gradient
+        written = read - _bytes(call.inputs[1:2])
+    elif call.func._schema.is_mutable and not call.outputs:
+        written = _bytes(call.inputs[:1])
+    if name.startswith("_embedding_bag") and "backward" not in name:
+        table, ids = call.args[:2]  # only the rows looked up are read, not the table
+        read = _bytes([ids]) + ids.numel() * table.shape[1] * table.element_size()
+    return read, written
+
+
+def _recurrent(call: Call) -> list[Row]:
+    """Return a row for each kernel of a recurrent layer that runs."""
+    x, rows = call.args[0], []
+    half, width = _is_half([x]), x.element_size()
+    for part in parts_of(call.name, call.args):
+        if part.matmul is not None:
+            batch, m, n, k = part.matmul
             read, written = float(width * (m * k + k * n)), float(width * m * n)
-            row = Row("gemm", name, half, 1, 2.0 * batch * m * n * k, read, written, part.product)
+            flops = 2.0 * batch * m * n * k
+            row = Row("gemm", call.name, half, 1, flops, read, written, part.matmul)
         else:
-            size, sizes = (
-                float(width * part.elements) / 2,
-                OtherSizes(part.elements // 2, part.elements // 2),
-            )
-            row = Row("elementwise", name, half, 1, float(part.elements), size, size, sizes)
+            size = float(width * part.elements) / 2
+            sizes, flops = OtherSizes(part.elements // 2, part.elements // 2), float(part.elements)
+            row = Row("elementwise", call.name, half, 1, flops, size, size, sizes)
         rows += [row] * part.runs
     return rows
 
 
-def _gemm(
-    name: str,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    inputs: list[torch.Tensor],
-    outputs: list[torch.Tensor],
-) -> Row:
+def _gemm(call: Call) -> list[Row]:
+    a, b = (call.args[i] for i in _GEMMS[call.name])
     batch = a.shape[0] if a.dim() == 3 else 1
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    flops = 2.0 * batch * m * n * k
-    return Row(
-        "gemm",
-        name,
-        _is_half([a]),
-        1,
-        flops,
-        _bytes(inputs),
-        _bytes(outputs),
-        GemmSizes(batch, m, n, k),
-    )
+    return [call.row("gemm", 1, a, 2.0 * batch * m * n * k, GemmSizes(batch, m, n, k))]
 
 
 def offsets_of(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Where the groups of a grouped product end."""
+    """Return where the groups of a grouped matmul end."""
     return args[2] if len(args) > 2 else kwargs.get("offs")
 
 
-def _grouped_gemm(
-    name: str,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor | None,
-    inputs: list[torch.Tensor],
-    outputs: list[torch.Tensor],
-) -> Row:
-    """One product for each group of rows, all groups taken to be as large: which rows go to which expert is data.
+def _grouped_gemm(call: Call) -> list[Row]:
+    """One matmul per group of rows. Groups count as equally large: who goes where is data.
 
-    The dim that is divided among the groups: rows of the result where `b` is a matrix a group, its columns where `a` is one, and
-    what is summed over where neither is (the gradient of the experts' weights).
+    The groups divide the rows of the result if `b` has a matrix per group, its columns if `a` has
+    one, and the summed dim if neither has (the gradient of the experts' weights).
     """
+    a, b = call.args[:2]
+    offsets = offsets_of(call.args, call.kwargs)
     groups = a.shape[0] if offsets is None else offsets.numel()
     m, k, n = map(float, (a.shape[-2], a.shape[-1], b.shape[-1]))
     if a.dim() == b.dim() == 2:
@@ -200,23 +181,24 @@ def _grouped_gemm(
         m /= groups
     elif b.dim() == 2:
         n /= groups
-    flops = 2.0 * groups * m * n * k
-    launches = (
-        1 if a.dtype == torch.bfloat16 else groups
-    )  # a kernel for all groups, or for each (_grouped_mm_fallback)
-    return Row(
-        "gemm",
-        name,
-        _is_half([a]),
-        launches,
-        flops,
-        _bytes(inputs),
-        _bytes(outputs),
-        (groups, m, n, k),
-    )
+    # one kernel for all groups, or one for each (_grouped_mm_fallback)
+    launches = 1 if a.dtype == torch.bfloat16 else groups
+    return [call.row("gemm", launches, a, 2.0 * groups * m * n * k, (groups, m, n, k))]
 
 
-def _convolution(
+def _convolution(call: Call) -> list[Row]:
+    x, weight, bias, stride = call.args[:4]
+    transposed, groups, out = call.args[6], call.args[8], call.out
+    row = _convolution_row("conv", x, weight, stride, transposed, groups, out)
+    if bias is None:
+        return [row]
+    # cuDNN's result gets its bias from another kernel
+    size, n = _bytes([out]), out.numel()
+    sizes, half = OtherSizes(n, n), _is_half([out])
+    return [row, Row("elementwise", "conv_bias", half, 1, float(n), size, size, sizes)]
+
+
+def _convolution_row(
     kind: str,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -225,7 +207,7 @@ def _convolution(
     groups: int,
     y: torch.Tensor,
 ) -> Row:
-    """`kind` names which of input, weight and output is written; the FLOPs are the same for all three."""
+    """Return the row of a convolution or of one of its gradients, which have the same FLOPs."""
     positions = x if transposed else y
     per_channel = weight.numel() // weight.shape[0]
     flops = (
@@ -238,64 +220,48 @@ def _convolution(
         sizes = tuple(sizes)
         return (1,) * (3 - len(sizes)) + sizes
 
-    lengths = (
-        *three(x.shape[2:]),
-        *three(y.shape[2:]),
-        *three(weight.shape[2:]),
-        *three(stride)[1:],
-    )
-    sizes = ConvSizes._make(
-        (x.shape[0], groups, x.shape[1], y.shape[1], *lengths, int(_is_channels_last(x)))
-    )
+    lengths = [n for t in (x, y, weight) for n in three(t.shape[2:])]
+    shape = (x.shape[0], groups, x.shape[1], y.shape[1])
+    sizes = ConvSizes._make((*shape, *lengths, *three(stride)[1:], int(_is_channels_last(x))))
     return Row(kind, kind, _is_half([x]), 1, flops, read, _bytes([written]), sizes)
 
 
 def _is_channels_last(x: torch.Tensor) -> bool:
-    """A permuted tensor keeps its strides through element-wise operators, so a model may be NHWC inside by itself."""
+    # a permuted tensor keeps its strides through element-wise operators, so a model may be NHWC
+    # inside without asking for it
     if x.dim() != 4 or x.shape[1] == 1 or x.is_contiguous():
         return False
     return x.is_contiguous(memory_format=torch.channels_last) or x.stride(1) == 1
 
 
-def _convolution_backward(args: Sequence[Any], out: Any) -> list[Row]:
-    grad, x, weight, _, stride = args[:5]
-    transposed, groups, mask = args[7], args[9], args[10]
-    kinds = [
-        kind for kind, wanted in zip(("conv_dgrad", "conv_wgrad"), mask, strict=False) if wanted
-    ]
-    rows = [_convolution(kind, x, weight, stride, transposed, groups, grad) for kind in kinds]
-    if mask[2]:
+def _convolution_backward(call: Call) -> list[Row]:
+    grad, x, weight, _, stride = call.args[:5]
+    transposed, groups, (of_input, of_weight, of_bias) = (call.args[i] for i in (7, 9, 10))
+    kinds = ["conv_dgrad"] * of_input + ["conv_wgrad"] * of_weight
+    rows = [_convolution_row(kind, x, weight, stride, transposed, groups, grad) for kind in kinds]
+    if of_bias:
         sizes, flops = OtherSizes(grad.numel(), 1), float(grad.numel())
-        read, written = _bytes([grad]), _bytes([out[2]])
-        rows.append(
-            Row("reduction", "conv_bias_backward", _is_half([grad]), 1, flops, read, written, sizes)
-        )
+        read, written, half = _bytes([grad]), _bytes([call.out[2]]), _is_half([grad])
+        rows.append(Row("reduction", "conv_bias_backward", half, 1, flops, read, written, sizes))
     return rows
 
 
-def _sparse_product(args: Sequence[Any], out: torch.Tensor) -> Row:
-    """A row of the dense matrix for each value; its kernel works as looking rows up does."""
-    indices, values, dense = args[:3]
+def _sparse_product(call: Call) -> list[Row]:
+    """Each value reads a row of the dense matrix. The kernel works like an embedding lookup."""
+    indices, values, dense = call.args[:3]
     rows = values.numel() * math.prod(dense.shape[1:])
-    read = _bytes([indices, values]) + rows * dense.element_size()
-    sizes = OtherSizes(rows, out.numel())
-    return Row(
-        "embedding", SPARSE_PRODUCT, _is_half([out]), 1, 2.0 * rows, read, _bytes([out]), sizes
-    )
+    read, written = _bytes([indices, values]) + rows * dense.element_size(), _bytes([call.out])
+    sizes, half = OtherSizes(rows, call.out.numel()), _is_half([call.out])
+    return [Row("embedding", SPARSE_PRODUCT, half, 1, 2.0 * rows, read, written, sizes)]
 
 
-def _attention(
-    func: Any,
-    name: str,
-    args: Sequence[Any],
-    inputs: list[torch.Tensor],
-    outputs: list[torch.Tensor],
-) -> Row:
-    """Fused attention: 2 products forward, 5 backward, halved where causal, of the keys seen where others are skipped."""
-    backward = "backward" in name
-    q, k, v = args[1:4] if backward else args[:3]
-    names = [argument.name for argument in func._schema.arguments]
-    given = dict(zip(names, args, strict=False))
+def _attention(call: Call) -> list[Row]:
+    """Fused attention: 2 matmuls forward, 5 backward. A causal mask halves them; a kernel that
+    skips masked keys counts only the keys seen."""
+    backward = "backward" in call.name
+    q, k, v = call.args[1:4] if backward else call.args[:3]
+    names = [argument.name for argument in call.func._schema.arguments]
+    given = dict(zip(names, call.args, strict=False))
     causal = given.get("is_causal") is True
     batch, heads, q_length, head_dim = q.shape
     k_length, value_dim = k.shape[-2], v.shape[-1]
@@ -305,58 +271,55 @@ def _attention(
     flops = 2.0 * batch * heads * q_length * (seen or k_length * (0.5 if causal else 1.0)) * width
     other = 0 if value_dim == head_dim else value_dim
     sizes = AttentionSizes(batch, heads, q_length, k_length, head_dim, int(causal), other, seen)
-    launches = 2 if backward else 1
+    name = call.name
     if other and given.get("attn_bias") is None:
         name = name.replace("efficient_", "")  # cards differ in which kernels they have for it
-    return Row(
-        kind,
-        name.strip("_"),
-        _is_half([q]),
-        launches,
-        flops,
-        _bytes(inputs),
-        _bytes(outputs),
-        sizes,
-    )
+    row = call.row(kind, 2 if backward else 1, q, flops, sizes)
+    return [row._replace(function=name.strip("_"))]
 
 
-def _foreach(
-    name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], mutates: bool
-) -> list[Row]:
-    on_device = [t for t in inputs if t.device.type == "meta"]
+def _foreach(call: Call) -> list[Row]:
+    on_device = [t for t in call.inputs if t.device.type == "meta"]
     if not on_device:
         return []
     lists = max(1, round(len(on_device) / max(1, len({t.shape for t in on_device}))))
     tensors = max(1, len(on_device) // min(lists, 4))
-    elements = sum(t.numel() for t in on_device) / min(lists, 4)
+    in_all, outputs = sum(t.numel() for t in on_device), call.outputs
+    elements = in_all / min(lists, 4)
     launches = max(
         -(-tensors // FOREACH_TENSORS_PER_LAUNCH), math.ceil(elements / FOREACH_ELEMENTS_PER_LAUNCH)
     )
-    written = (
-        _bytes(outputs) if outputs else (elements * on_device[0].element_size() if mutates else 0.0)
-    )
-    sizes = OtherSizes(int(sum(t.numel() for t in on_device)), int(sum(t.numel() for t in outputs)))
-    flops, read = float(sizes.elements_in), _bytes(on_device)
-    return [Row("optimizer", name, _is_half(on_device), launches, flops, read, written, sizes)]
+    in_place = elements * on_device[0].element_size() if call.name.endswith("_") else 0.0
+    written = _bytes(outputs) if outputs else in_place
+    sizes = OtherSizes(in_all, sum(t.numel() for t in outputs))
+    half, read = _is_half(on_device), _bytes(on_device)
+    return [Row("optimizer", call.name, half, launches, float(in_all), read, written, sizes)]
+
+
+_BY_NAME: dict[str, Callable[[Call], list[Row]]] = {
+    **dict.fromkeys(_GEMMS, _gemm),
+    GROUPED: _grouped_gemm,
+    **dict.fromkeys(_CONVOLUTIONS, _convolution),
+    "convolution_backward": _convolution_backward,
+    SPARSE_PRODUCT: _sparse_product,
+}
 
 
 def matrices_of(name: str, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-    """The two matrices of a product, the weight of a convolution, nothing for other ATen calls."""
+    """Return the two matrices of a matmul, the weight of a convolution, or nothing."""
     if name in _GEMMS or name == GROUPED:
         first, second = _GEMMS.get(name, (0, 1))
         return args[first], args[second]
-    return (args[1],) if name in ("convolution", "_convolution") else ()
+    return (args[1],) if name in _CONVOLUTIONS else ()
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> float:
-    """Bytes that a kernel must touch: an expanded tensor counts once however often it is repeated."""
+    """Return the bytes that a kernel must touch. An expanded dim counts once."""
     total = 0
     for t in tensors:
         if t.device.type == "meta":
-            sizes = (
-                size if stride else min(size, 1)
-                for size, stride in zip(t.shape, t.stride(), strict=True)
-            )
+            pairs = zip(t.shape, t.stride(), strict=True)
+            sizes = (size if stride else min(size, 1) for size, stride in pairs)
             total += math.prod(sizes) * t.element_size()
     return float(total)
 
