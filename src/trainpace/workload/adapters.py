@@ -1,22 +1,19 @@
-"""Models as peft adapts them: frozen weights, quantised or not, with small trained ones.
+"""Models as peft adapts them: frozen weights, quantised or not, beside small trained ones.
 
-[quantised] Frozen linear layers whose weights are kept in 4 bits, as bitsandbytes runs them (QLoRA: Dettmers et al. 2023,
-arXiv:2305.14314).
+LoRA: Hu et al. 2021 (arXiv:2106.09685). DoRA: Liu et al. 2024 (arXiv:2402.09353). QLoRA: Dettmers
+et al. 2023 (arXiv:2305.14314). The adapters are peft's own modules, so the trace sees what peft
+runs.
 
-A step runs under autocast, as transformers' Trainer runs it with bf16=True: adapters are in fp32, and so may be other weights.
+Frozen 4-bit weights run as in bitsandbytes' MatMul4Bit. A weight is packed, two numbers per byte,
+with a scale for every 64. Before each matmul, forward and again backward, a kernel makes the whole
+weight in the format of the matmul; it is freed afterwards, and nothing is kept for the gradient of
+a frozen weight. Double quantisation stores the scales in 8 bits, with an fp32 scale for every 256,
+and dequantises them with a kernel of their own. Steps run under autocast, as transformers' Trainer
+does with bf16=True: adapters are in fp32, and other weights may be.
 
-A weight is packed, two numbers a byte, with a scale for 64 of them. Before each product, forward and again backward, a kernel
-makes the whole weight in the products' format; it is gone after the product, and nothing is kept for a weight's gradient, which
-a frozen weight does not have (bitsandbytes' MatMul4Bit). With double quantisation the scales are in 8 bits, with a scale in fp32
-for 256 of them, and a kernel of their own comes before.
-
-GPTQ (Frantar et al. 2022, arXiv:2210.17323) as AutoGPTQ stores it: groups of 128 numbers of a column, each with a scale in fp16
-and a zero of 4 bits, and an index of the group for each row; its Triton kernels make whole weights too (QuantLinearFunction).
-
-[adapters] A task's model as peft adapts it: frozen weights, quantised or not, and small trained ones beside them.
-
-LoRA: Hu et al. 2021 (arXiv:2106.09685); DoRA: Liu et al. 2024 (arXiv:2402.09353); QLoRA: Dettmers et al. 2023 (arXiv:2305.14314).
-The adapters are peft's own modules, so that what is traced is what peft runs.
+GPTQ (Frantar et al. 2022, arXiv:2210.17323) as AutoGPTQ stores it: groups of 128 numbers of a
+column, each with an fp16 scale and a 4-bit zero, and a group index per row. Its Triton kernels make
+whole weights too (QuantLinearFunction).
 """
 
 import warnings
@@ -30,16 +27,18 @@ from trainpace.workload.model_spec import import_package
 from trainpace.workload.task import Task
 from trainpace.workload.workload import Adaptation
 
-# --- quantised
 BLOCK, SCALES_BLOCK = 64, 256
-"""Numbers that share a scale, and scales that share one (bitsandbytes' functional.quantize_4bit)."""
+"""Numbers that share a scale, and scales that share one (bitsandbytes' functional.quantize_4bit).
+"""
 GROUP = 128
-"""Numbers that share a scale under GPTQ: AutoGPTQ's usual group_size."""
-
+"""Numbers that share a scale under GPTQ: the usual group_size of AutoGPTQ."""
 CONV1D = "Conv1D"
-"""transformers' name of GPT-2's linear layers, whose weights are transposed."""
+"""transformers' class of GPT-2's linear layers, whose weights are transposed."""
 COMPUTE_DTYPE = torch.bfloat16
-"""Of the products: bnb_4bit_compute_dtype as QLoRA is trained; bitsandbytes casts inputs to it and results back."""
+"""Format of the matmuls: the usual bnb_4bit_compute_dtype. bitsandbytes casts inputs and results.
+"""
+ALL_LINEAR = "all-linear"
+"""peft's word for every linear layer but the head."""
 
 _library = torch.library.Library("trainpace", "FRAGMENT")
 _library.define("dequantize_scales(Tensor scales, Tensor scale) -> Tensor")
@@ -59,8 +58,8 @@ _library.impl(
 )
 
 
-class _Product(torch.autograd.Function):
-    """x times the weight, which is made anew in both passes."""
+class _Matmul(torch.autograd.Function):
+    """x times the weight, which both passes dequantise anew."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: "QuantisedLinear") -> torch.Tensor:
@@ -73,7 +72,12 @@ class _Product(torch.autograd.Function):
 
 
 class QuantisedLinear(nn.Linear):
-    """A frozen linear layer of packed weights. `numbers`: of its weight, of which it holds half as many bytes."""
+    """A frozen linear layer with packed weights.
+
+    Attributes:
+        numbers: Numbers in the weight; it takes half as many bytes.
+        held: Numbers in all parameters as stored.
+    """
 
     def __init__(self, linear: Any, weights: str) -> None:
         nn.Module.__init__(self)
@@ -86,16 +90,14 @@ class QuantisedLinear(nn.Linear):
         blocks = -(-self.numbers // (GROUP if is_gptq else BLOCK))
 
         def frozen(n: int, dtype: torch.dtype) -> nn.Parameter:
-            parameter = nn.Parameter(
-                torch.empty(n, dtype=dtype, device="meta"), requires_grad=False
-            )
+            empty = torch.empty(n, dtype=dtype, device="meta")
+            parameter = nn.Parameter(empty, requires_grad=False)
             parameter.keeps_dtype = True  # type: ignore[attr-defined]
             return parameter
 
         self.weight = frozen(-(-self.numbers // 2), torch.uint8)
-        self.scales = frozen(
-            blocks, torch.uint8 if self.is_double else torch.float16 if is_gptq else torch.float32
-        )
+        of_scales = torch.float16 if is_gptq else torch.float32
+        self.scales = frozen(blocks, torch.uint8 if self.is_double else of_scales)
         if self.is_double:
             self.scale = frozen(-(-blocks // SCALES_BLOCK), torch.float32)
         if is_gptq:
@@ -108,7 +110,7 @@ class QuantisedLinear(nn.Linear):
         )
 
     def whole_weight(self, dtype: torch.dtype) -> torch.Tensor:
-        """The weight in a format, by the kernels that make it."""
+        """Return the weight in a format, by the kernels that make it."""
         ops: Any = torch.ops.trainpace
         scales: torch.Tensor = self.scales
         if self.is_double:
@@ -119,14 +121,53 @@ class QuantisedLinear(nn.Linear):
         return whole
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = _Product.apply(x.to(COMPUTE_DTYPE), self)
+        out: torch.Tensor = _Matmul.apply(x.to(COMPUTE_DTYPE), self)
         if self.bias is not None:
             out = out + self.bias.to(COMPUTE_DTYPE)
         return out.to(x.dtype)
 
 
-def quantise(model: nn.Module, weights: str) -> None:
-    """Put quantised layers in the place of a model's linear ones, but for its head, as transformers does; freeze all the rest.
+def adapted(task: Task, how: Adaptation) -> Task:
+    """Return the task with its model adapted.
+
+    Raises:
+        TrainpaceError: If the model does not have the targets, or cannot be adapted so.
+    """
+    _check(how)
+    if how.weights:
+        _keep_fp32(task.model, how.fp32_weights)
+        _quantise(task.model, how.weights)
+        task.model.register_forward_hook(_in_fp32)
+    if not how.adapter:
+        return task
+    model = _with_adapters(task, how)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and "lora_" in name and not how.as_the_model:
+            # peft keeps adapters of 16-bit models in fp32 (autocast_adapter_dtype)
+            parameter.keeps_dtype = True
+    return task._replace(model=model)
+
+
+def _check(how: Adaptation) -> None:
+    if how.weights and how.adapter == "dora":
+        raise TrainpaceError(
+            f"{how.in_words} cannot be forecast: DoRA's norms of whole weights are not traced.",
+            "Use lora.",
+        )
+    if how.weights and not how.adapter:
+        raise TrainpaceError(
+            f"weights in {how.weights} are frozen, so nothing would be trained.",
+            "Add `adapter` lora.",
+        )
+
+
+def _in_fp32(_: nn.Module, __: Any, out: Any) -> Any:
+    """Cast results to fp32, as accelerate does for a model under autocast, logits included."""
+    return import_package("accelerate", "accelerate").utils.convert_to_fp32(out)
+
+
+def _quantise(model: nn.Module, weights: str) -> None:
+    """Quantise the linear layers of a model except its head, as transformers does; freeze the rest.
 
     `weights`: nf4, fp4 (both in 4 bits), nf4_double with quantised scales, or gptq.
     """
@@ -141,133 +182,84 @@ def quantise(model: nn.Module, weights: str) -> None:
         if (type(child) is nn.Linear or type(child).__name__ == CONV1D) and child is not head
     ]
     if not linear:
-        raise TrainpaceError(
-            "the model has no linear layers whose weights could be quantised.",
-            "Leave the option out.",
-        )
+        raise TrainpaceError("the model has no linear layers to quantise.", "Omit --weights.")
     for module, name, child in linear:
         setattr(module, name, QuantisedLinear(child, weights))
 
 
-def keep_fp32(model: nn.Module, which: str) -> None:
+def _keep_fp32(model: nn.Module, which: str) -> None:
     """Mark the weights that stay in fp32 while the rest of the model is in 16 bits.
 
-    all: every one that is not packed, as peft's prepare_model_for_kbit_training casts them. norms: TRL's SFTTrainer in bf16 casts
-    embeddings and the head back after it (trl's peft_module_casting_to_bf16). none: neither is called where FSDP or ZeRO 3
-    shard the packed weights, since a shard has one format.
+    all: every weight that is not packed, as peft's prepare_model_for_kbit_training casts them.
+    norms: TRL's SFTTrainer in bf16 then casts embeddings and the head back
+    (peft_module_casting_to_bf16). none: FSDP and ZeRO 3 shard the packed weights and call neither,
+    since a shard has one format.
     """
     for name, module in model.named_modules():
-        if which == "all" or (
-            which == "norms" and (isinstance(module, nn.LayerNorm) or "norm" in name)
-        ):
+        is_norm = isinstance(module, nn.LayerNorm) or "norm" in name
+        if which == "all" or (which == "norms" and is_norm):
             for parameter in module.parameters(recurse=False):
                 parameter.keeps_dtype = True
 
 
 def packed_away(model: nn.Module) -> int:
-    """Numbers of a model's parameters beyond those that its tensors have: two are packed in a byte, and scales are none."""
+    """Return how many numbers a model has beyond those its tensors show: two share a byte."""
     layers = [module for module in model.modules() if isinstance(module, QuantisedLinear)]
     return sum(layer.numbers - layer.held for layer in layers)
 
 
-# --- adapters
-ALL_LINEAR = "all-linear"
-"""Every linear layer but the head's (peft's own word)."""
-
-
-def _in_fp32(_: nn.Module, __: Any, out: Any) -> Any:
-    """Results in fp32, as accelerate returns them from a model that it runs under autocast, the logits among them."""
-    return import_package("accelerate", "accelerate").utils.convert_to_fp32(out)
-
-
-def _holds_packed(model: nn.Module, name: str) -> bool:
-    """Whether weights in the modules of that name are packed."""
-    called = (module for known, module in model.named_modules() if known.endswith(name))
-    return any(
-        isinstance(inner, QuantisedLinear) for module in called for inner in module.modules()
-    )
-
-
-def adapted(task: Task, how: Adaptation) -> Task:
-    """The task with its model adapted. Raises TrainpaceError for targets that the model does not have."""
-    model = task.model
-    if how.weights and how.adapter == "dora":
-        raise TrainpaceError(
-            f"{how.in_words} is not forecast: its norms of whole weights are not in the trace.",
-            "Use lora.",
-        )
-    if how.weights:
-        keep_fp32(model, how.fp32_weights)
-        quantise(model, how.weights)
-        model.register_forward_hook(_in_fp32)
-        if not how.adapter:
-            raise TrainpaceError(
-                f"weights in {how.weights} cannot be trained: they are frozen, and there is nothing"
-                " beside them.",
-                "Add `adapter` lora.",
-            )
-    if not how.adapter:
-        return task
-    peft = import_package("peft", "peft")
-    targets = (
-        how.targets
-        if how.targets == ALL_LINEAR
-        else [name.strip() for name in how.targets.split(",")]
-    )
-    if targets == ALL_LINEAR and not hasattr(model, "get_output_embeddings"):
-        # peft knows the head of transformers' models alone
-        targets = sorted(
-            {
-                name.rpartition(".")[2]
-                for name, child in model.named_modules()
-                if isinstance(child, nn.Linear)
-            }
-        )
-    whole = [name.strip() for name in how.whole.split(",") if name.strip()]
-    missing = [
-        name
-        for name in whole
-        if not any(known.endswith(name) for known, _ in model.named_modules())
-    ]
-    if missing:
-        names = sorted({name.rpartition(".")[2] for name, _ in model.named_modules()} - {""})
-        raise UnknownName("module to train whole", missing[0], names)
-    packed = next((name for name in whole if _holds_packed(model, name)), None)
-    if packed is not None:
-        raise TrainpaceError(
-            f"{packed} cannot be trained whole: its weights are packed in {how.weights}, and packed"
-            " weights are frozen.",
-            "Leave it out of --whole-modules, where it gets an adapter, or leave --weights out.",
-        )
+def _with_adapters(task: Task, how: Adaptation) -> Any:
+    peft, model = import_package("peft", "peft"), task.model
     config = peft.LoraConfig(
         r=how.rank,
-        target_modules=targets,
+        target_modules=_targets(model, how),
         use_dora=how.adapter == "dora",
         lora_dropout=how.dropout,
-        modules_to_save=whole or None,
+        modules_to_save=_whole_modules(model, how) or None,
     )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = peft.get_peft_model(model, config)
+            return peft.get_peft_model(model, config)
     except ValueError as error:
-        names = sorted(
-            {
-                name.rpartition(".")[2]
-                for name, child in model.named_modules()
-                if isinstance(child, nn.Linear)
-            }
-        )
         if "not found" not in str(error):
-            raise TrainpaceError(
-                f"peft cannot adapt {task.name}: {str(error).splitlines()[0]}"
-            ) from None
+            reason = str(error).splitlines()[0]
+            raise TrainpaceError(f"peft cannot adapt {task.name}: {reason}") from None
+        names = _last_names(model, nn.Linear)
         raise UnknownName(
             "target of the adapters", how.targets, names, f"Linear layers: {', '.join(names)}."
         ) from None
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and "lora_" in name and not how.as_the_model:
-            parameter.keeps_dtype = (
-                True  # peft keeps adapters of 16-bit models in fp32 (autocast_adapter_dtype)
+
+
+def _targets(model: nn.Module, how: Adaptation) -> str | list[str]:
+    if how.targets != ALL_LINEAR:
+        return _split(how.targets)
+    # peft recognises only the head of transformers' models
+    is_known = hasattr(model, "get_output_embeddings")
+    return ALL_LINEAR if is_known else _last_names(model, nn.Linear)
+
+
+def _whole_modules(model: nn.Module, how: Adaptation) -> list[str]:
+    """Return the names of the modules to train whole, checked."""
+    modules, whole = dict(model.named_modules()), _split(how.whole)
+    for name in whole:
+        named = [module for known, module in modules.items() if known.endswith(name)]
+        if not named:
+            raise UnknownName("module to train whole", name, _last_names(model, nn.Module))
+        if any(isinstance(m, QuantisedLinear) for module in named for m in module.modules()):
+            raise TrainpaceError(
+                f"{name} cannot be trained whole: its weights are packed in {how.weights}, and"
+                " packed weights are frozen.",
+                "Remove it from --whole-modules, so that it gets an adapter, or omit --weights.",
             )
-    return task._replace(model=model)
+    return whole
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _last_names(model: nn.Module, kind: type) -> list[str]:
+    """Return the last parts of the names of a model's modules of a class, sorted."""
+    named = (name for name, module in model.named_modules() if name and isinstance(module, kind))
+    return sorted({name.rpartition(".")[2] for name in named})
