@@ -1,29 +1,27 @@
 """Make a model on the meta device call what it would call on CUDA.
 
-[recurrent] Recurrent layers as cuDNN runs them on CUDA; the CPU's path, which meta tensors take, calls a dozen operators a time step.
+Meta tensors take the CPU's composite paths for dropout, attention and recurrent layers, and ignore
+autocast. `CudaMapping` sits above autograd, sees every torch function, and substitutes CUDA's
+choices: fused dropout, flash or memory-efficient attention, cuDNN's recurrent layers, and
+autocast's casts by the two lists of torch's documentation ("CUDA Ops that can autocast").
 
-For each layer and direction one product makes the inputs' part of all gates for all time steps; then each step multiplies the
-hidden state, and does all element-wise work in one kernel. Backward the steps run in reverse, and the gradients of the weights
-are one product over all steps each (Appleyard et al. 2016, arXiv:1604.01946). Kernels that keep the weights on the chip from step
-to step, which cuDNN takes for some sizes in 16 bits, are not known here: such layers run faster than forecast.
+Recurrent layers in cuDNN: for each layer and direction, one matmul makes the inputs' part of all
+gates for all time steps; then each step multiplies the hidden state and does all element-wise work
+in one kernel. Backward the steps run in reverse, and the gradients of the weights are one matmul
+over all steps each (Appleyard et al. 2016, arXiv:1604.01946). Kernels that keep the weights on the
+chip from step to step, which cuDNN uses for some sizes in 16 bits, are not modelled: such layers
+run faster than forecast.
 
-[cuda_mapping] Make a model on the meta device call what it would call on CUDA.
-
-Meta tensors choose the CPU's composite paths for dropout and attention, and know no autocast. This mode sits above
-autograd, sees every torch function, and puts CUDA's choices in their place: fused dropout, flash or memory-efficient
-attention, and autocast's casts by the two lists of torch's documentation ("CUDA Ops that can autocast").
-
-[finite] Models that look whether their numbers are finite, and mend them if not: in a trace, which has no numbers, they all are. So are
-the parameters of a distribution within its bounds, which torch asserts by `_is_all_true`.
-
-The tests and the sums of their results are recorded as they run; what Python asks of the last of them is answered.
-
-[stand_ins] What libraries ask of a tensor's values or device, answered for tensors that have no values.
+What libraries ask of a tensor's values is answered for tensors that have none. Models that test
+for finite numbers find that all are finite, and so do the bounds of a distribution's parameters,
+which torch asserts by `_is_all_true`. The tests and the sums of their results are recorded; only
+Python's question about the last of them is answered.
 """
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +35,6 @@ from trainpace.workload.meta import map_tensors, tensors_in, without_data
 from trainpace.workload.own_operators import sparse_call
 from trainpace.workload.workload import GemmSizes
 
-# --- recurrent
 RELU, TANH, LSTM, GRU = range(4)
 MODES = {torch.rnn_relu: RELU, torch.rnn_tanh: TANH, torch.lstm: LSTM, torch.gru: GRU}
 _GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
@@ -47,7 +44,7 @@ state and the recurrent part of its candidate."""
 
 
 class Part(NamedTuple):
-    """A kernel of a recurrent layer: how often it runs, and a product's sizes, or None and the elements of element-wise work."""
+    """A kernel of a recurrent layer: its number of runs, and the sizes of a matmul or elements."""
 
     runs: int
     matmul: GemmSizes | None
@@ -55,7 +52,10 @@ class Part(NamedTuple):
 
 
 def cudnn_call(mode: int, args: Sequence[Any]) -> Any:
-    """`torch.lstm` and its kin by the operator that CUDA has for them; None for packed sequences, whose lengths are data."""
+    """Run `torch.lstm` and similar by CUDA's operator, or return None if that is impossible.
+
+    Lengths of packed sequences are data, and projections have no such kernel.
+    """
     if isinstance(args[3], list | tuple):
         return None
     x, hidden, weights, has_biases, layers, dropout, train, bidirectional, batch_first = args
@@ -88,7 +88,7 @@ def cudnn_call(mode: int, args: Sequence[Any]) -> Any:
 
 
 def forward_result(*args: Any) -> tuple[torch.Tensor, ...]:
-    """Meta tensors of what _cudnn_rnn returns: output, states, and what it keeps for the backward pass."""
+    """Return what _cudnn_rnn returns: output, states, and what the backward pass needs."""
     x, _, _, _, h, c, mode, size, _, layers, _, _, train, bidirectional = args[:14]
     directions = 1 + bidirectional
     steps = x.shape[0] * x.shape[1]
@@ -109,7 +109,7 @@ def backward_result(*args: Any) -> tuple[Any, ...]:
 
 
 def parts_of(name: str, args: Sequence[Any]) -> list[Part]:
-    """The kernels of one call of _cudnn_rnn or _cudnn_rnn_backward."""
+    """Return the kernels of one call of _cudnn_rnn or _cudnn_rnn_backward."""
     backward = "backward" in name
     x = args[0]
     mode, size, _, layers, batch_first = args[10:15] if backward else args[6:11]
@@ -139,7 +139,6 @@ def parts_of(name: str, args: Sequence[Any]) -> list[Part]:
     return parts
 
 
-# --- cuda_mapping
 _TO_HALF = """__matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_transpose1d
 conv_transpose2d conv_transpose3d linear matmul mm mv prelu einsum scaled_dot_product_attention bilinear _grouped_mm""".split()
 _TO_FP32 = """__pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cosh cosine_embedding_loss
@@ -155,9 +154,14 @@ def _functions(names: list[str]) -> set[Callable[..., Any]]:
 
 
 class CudaMapping(TorchFunctionMode):
-    """Active around model, loss and backward of a meta-device model. `autocast` casts grouped products too, as FSDP's mixed
-    precision does and torch's does not. For a `cpu` what meta tensors choose is right, but for attention without
-    dropout, which is fused there too."""
+    """Mode to activate around model, loss and backward pass of a model on the meta device.
+
+    Args:
+        autocast: Cast as torch.autocast does, and grouped matmuls too, as FSDP's mixed precision.
+        fused_attention: Use fused kernels.
+        cpu: Model a CPU. Meta tensors already choose as it does, except that attention without
+            dropout is fused.
+    """
 
     def __init__(self, autocast: bool, fused_attention: bool = True, cpu: bool = False) -> None:
         super().__init__()
@@ -181,52 +185,56 @@ class CudaMapping(TorchFunctionMode):
                 return args[0]
         elif self._mixes(args, kwargs):
             args, kwargs = map_tensors(kept_on_meta, (args, kwargs))
-        if self._amp:
-            if func in self._to_half:
-                args, kwargs = map_tensors(self._half, (args, kwargs))
-            elif func in self._to_fp32:
-                args, kwargs = map_tensors(_fp32, (args, kwargs))
-        if func in MODES and not self._cpu:
-            on_half = map_tensors(self._half, args) if self._amp else args
-            called = None if kwargs else cudnn_call(MODES[func], on_half)
-            if called is not None:
-                return called
+        args, kwargs = self._autocast(func, args, kwargs)
+        called = self._recurrent(func, args, kwargs)
+        if called is not None:
+            return called
+        return (self._substitute(func, args, kwargs) or func)(*args, **kwargs)
+
+    def _autocast(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._amp and func in self._to_half:
+            return map_tensors(self._half, (args, kwargs))
+        if self._amp and func in self._to_fp32:
+            return map_tensors(_fp32, (args, kwargs))
+        return args, kwargs
+
+    def _recurrent(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func not in MODES or self._cpu or kwargs:
+            return None
+        return cudnn_call(MODES[func], map_tensors(self._half, args) if self._amp else args)
+
+    def _substitute(self, func: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
+        """Return what CUDA runs for a function, or None if the function itself is right."""
         if func in self._dropout and not self._cpu:
-            return _dropout(*args, **kwargs)
+            return _dropout
         if func in self._attention:
             dropout_p = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
-            return _attention(
-                self._fused_attention and not (self._cpu and dropout_p), *args, **kwargs
-            )
-        answer = taken_for_finite(func, args) or sparse_call(func, args)
-        return func(*args, **kwargs) if answer is None else answer(*args, **kwargs)
+            return partial(_attention, self._fused_attention and not (self._cpu and dropout_p))
+        return taken_for_finite(func, args) or sparse_call(func, args)
 
     def _mixes(self, args: Any, kwargs: Any) -> bool:
-        """Whether a call has tensors of the host beside those of the device: constants that the model or its script made."""
+        """Return True if constants on the host meet tensors on the device."""
         kinds = {t.device.type for t in tensors_in((args, kwargs)) if t.dim()}
         return len(kinds) > 1 and "meta" in kinds
 
     def __exit__(self, *error: Any) -> None:
-        """Leave the autocast region, which recomputed activations enter block by block."""
+        """Leave the autocast region, which recomputed activations enter once per block."""
         super().__exit__(*error)
         self.forget_casts()
 
     def forget_casts(self) -> None:
-        """Leave the autocast region: its cache of cast weights is dropped, as torch does."""
+        """Drop the cache of cast weights, as torch does at the end of an autocast region."""
         self._cast_weights.clear()
 
     def _half(self, t: torch.Tensor) -> torch.Tensor:
         if t.dtype != torch.float32 or t.device.type != "meta":
             return t
         if not (t.is_leaf and t.requires_grad) or t._is_view():
-            return t.to(
-                torch.bfloat16
-            )  # autocast's cache holds weights alone (cached_cast in ATen's autocast_mode.cpp)
+            # autocast's cache holds only weights (cached_cast in ATen's autocast_mode.cpp)
+            return t.to(torch.bfloat16)
         if id(t) not in self._cast_weights:
-            self._cast_weights[id(t)] = (
-                t,
-                t.to(torch.bfloat16),
-            )  # a weight that is kept keeps its number
+            # the weight is stored too, so that its id stays its own
+            self._cast_weights[id(t)] = (t, t.to(torch.bfloat16))
         return self._cast_weights[id(t)][1]
 
 
@@ -235,13 +243,13 @@ MOVES: set[Any] = {_TO, torch._C.TensorBase.cuda, torch._C.TensorBase.cpu}
 
 
 def without_device(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The arguments of a move without where it goes to."""
+    """Return the arguments of a move without its destination."""
     left = {key: value for key, value in kwargs.items() if key != "device"}
     return tuple(a for a in args if not _is_device(a)), left
 
 
 def moves_alone(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a move without its device does nothing."""
+    """Return True if a move without its device would be a no-op."""
     return func is not _TO or len(args) + len(kwargs) == 1
 
 
@@ -250,26 +258,29 @@ def _is_device(value: Any) -> bool:
 
 
 def _is_devices(device: Any) -> bool:
-    """Whether a tensor made there is the device's. One that is made on the host by name keeps its values, since a model may count
-    by them; beside tensors of the device it becomes one of them."""
+    """Return True if a new tensor belongs to the device.
+
+    A tensor made explicitly on the host keeps its values, since a model may count by them. Next to
+    tensors of the device it becomes one of them.
+    """
     return device is None or torch.device(device).type not in ("cpu", "meta")
 
 
 def kept_on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    """A constant that the step keeps on the host is on the device in a real one. A weight is counted, or refused."""
+    """Move a constant of the host to the device, where a real step has it. Reject weights."""
     if tensor.device.type == "meta" or tensor.dim() == 0:
         return tensor
     if isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad:
         raise TrainpaceError(
-            "the step uses weights of a model that is not among those returned with it.",
-            "Name every model that the step calls in `model`, frozen ones too.",
+            "the step uses weights of a model that was not returned with it.",
+            "List every model that the step calls in `model`, frozen ones too.",
         )
     return without_data(tensor)
 
 
 @contextlib.contextmanager
 def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """Other values for attributes of a module, where it is loaded and has them, until the context is left."""
+    """Replace attributes of a module that has them, until the context ends."""
     saved = {name: getattr(owner, name) for name in values if hasattr(owner, name)}
     try:
         for name in saved:
@@ -281,17 +292,18 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
 
 
 def python_functions_see_through() -> contextlib.AbstractContextManager[None]:
-    """Let torch.nn.functional's Python functions run their bodies, so that the mode sees the calls inside them.
+    """Let torch.nn.functional's Python functions run their bodies, so that the mode sees inside.
 
-    A function mode is switched off inside the Python function that it was called with; `multi_head_attention_forward`
-    or `dropout` would hide what they call. They ask `has_torch_function` first: answering no sends them on.
+    A function mode is off inside the Python function that it was called with, so
+    `multi_head_attention_forward` or `dropout` would hide their calls. They ask
+    `has_torch_function` first; the answer no makes them continue.
     """
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     return replaced(F, **dict.fromkeys(names, lambda *_: False))
 
 
 def unpacked_sequences() -> contextlib.AbstractContextManager[None]:
-    """Say that no sample holds several sequences; transformers would look at the values of position ids to find out."""
+    """Tell transformers that no sample packs several sequences. It would read position ids."""
     masking = sys.modules.get("transformers.masking_utils")
     if not hasattr(masking, "find_packed_sequence_indices"):
         return contextlib.nullcontext()
@@ -300,7 +312,7 @@ def unpacked_sequences() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def checkpoints_see_through(mapping: CudaMapping) -> Iterator[None]:
-    """Let recomputation under torch.utils.checkpoint see the mapping, which autograd switches off in the backward pass."""
+    """Keep the mapping on during recomputation, though autograd turns it off in the backward pass."""
     function: Any = torch.utils.checkpoint.checkpoint
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
@@ -332,10 +344,9 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """CUDA's choice: flash for 16-bit without a mask, else memory-efficient (torch's sdp_utils order of preference).
+    """Run CUDA's choice: flash in 16 bits without a mask, else memory-efficient (sdp_utils).
 
-    Fused kernels take 4 dimensions; other inputs run as plain products and a softmax. Flash takes no values of another width than
-    queries and keys have (check_head_dim_size_flash), as in multi-head latent attention.
+    Fused kernels need 4 dimensions; other inputs run as plain matmuls and a softmax.
     """
     q, k, v = query, key, value
     if enable_gqa and k.shape[-3] != q.shape[-3]:
@@ -343,24 +354,27 @@ def _attention(
     if q.dim() != 4 or not fused:
         plain = torch.ops.aten._scaled_dot_product_attention_math
         return plain(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)[0]
-    takes_flash = q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] == v.shape[-1] <= 256
-    if takes_flash and attn_mask is None:
-        return torch.ops.aten._scaled_dot_product_flash_attention(
-            q, k, v, dropout_p, is_causal, False, scale=scale
-        )[0]
+    if attn_mask is None and _takes_flash(q, v):
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return flash(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
     bias = None
     if attn_mask is not None:
         bias = attn_mask.to(q.dtype).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
     return efficient(q, k, v, bias, needs_grad, dropout_p, is_causal, scale=scale)[0]
+
+
+def _takes_flash(q: torch.Tensor, v: torch.Tensor) -> bool:
+    # values of another width than queries, as in multi-head latent attention, are not supported
+    # (check_head_dim_size_flash)
+    return q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] == v.shape[-1] <= 256
 
 
 def _fp32(t: torch.Tensor) -> torch.Tensor:
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
-# --- finite
 _MARK = "_trainpace_answer"
 _TESTS: dict[Any, bool] = {
     torch.isfinite: True,
@@ -378,7 +392,7 @@ _KNOWN = {*_TESTS, *_COMBINED, *_TURNED, *_ASKED}
 
 
 def taken_for_finite(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
-    """What to call in the place of a function that tests for finite numbers or reads such a test; None for all others."""
+    """Return a substitute for a test for finite numbers, or for a function that reads one."""
     if func not in _KNOWN:
         return None
     if func in _TESTS:
@@ -396,10 +410,9 @@ def _marked(tensor: torch.Tensor, answer: bool) -> torch.Tensor:
     return tensor
 
 
-# --- stand_ins
 @contextlib.contextmanager
 def answered(autocast: bool, pads: bool) -> Iterator[None]:
-    """Let a step run on the meta device. `pads`: whether batches hold padding, so that attention takes a mask."""
+    """Let a step run on the meta device. `pads`: batches hold padding, so attention has a mask."""
     optimizers = sys.modules[
         torch.optim.Optimizer.__module__
     ]  # torch.optim hides it behind another name
@@ -418,8 +431,8 @@ def answered(autocast: bool, pads: bool) -> Iterator[None]:
 
 
 def _autocast_on_meta() -> dict[str, Any]:
-    """torch's own knows no meta device, and transformers 4.45 switches autocast off for rotary positions by their tensors'
-    device."""
+    """Let torch.autocast accept the meta device: transformers 4.45 turns it off by the device of
+    rotary positions."""
     enter: Any = torch.autocast.__init__
 
     def init(region: Any, device_type: str, *settings: Any, **more: Any) -> None:
@@ -434,7 +447,7 @@ _OF_A_CALL = ("__code__", "__defaults__", "__kwdefaults__")
 
 @contextlib.contextmanager
 def _flex_attention() -> Iterator[None]:
-    """Our own operator in the place of flex_attention, under every name that a model imported it by, compiled or not."""
+    """Replace flex_attention under every name that a model imported it by, compiled or not."""
     function: Any = getattr(
         sys.modules.get("torch.nn.attention.flex_attention"), "flex_attention", None
     )
@@ -470,7 +483,7 @@ def _in_its_place(
     *,
     return_aux: Any = None,
 ) -> Any:
-    # runs with the names of torch's own module
+    # runs with the globals of torch's module, so names must be imported here
     from trainpace.workload.own_operators import flex_attention
 
     return flex_attention(query, key, value, block_mask, return_lse, return_aux)
@@ -489,7 +502,7 @@ def _autocast(autocast: bool) -> dict[str, Any]:
 
 
 def _masks(pads: bool) -> dict[str, Any]:
-    """transformers leaves out a mask that masks nothing, and looks at its values to find out."""
+    """transformers drops a mask that masks nothing; this answers without reading its values."""
 
     def ignored(mask: Any, length: int, window: int | None = None) -> bool:
         return not (pads and mask is not None) and (window is None or length < window)
