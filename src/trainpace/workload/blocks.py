@@ -1,23 +1,21 @@
 """The repeated blocks of a model: how to find, shorten, repeat and divide them.
 
-[tensor_roles] What tensor parallelism does to each operator, from how values flow between products with weights.
+Blocks are the longest chain of alike modules. What runs and is kept in one of them is read from
+recorded steps and gives `Blocks`.
 
-In every branch of a block the last product with a weight before the branch joins the residual stream is divided by its
-inputs ("row"); the products that feed it are divided by their outputs ("column"; Shoeybi et al. 2019,
-arXiv:1909.08053). What lies between the two is "sharded", the rest "replicated": also a product further up (low-rank
-projections of queries, the first of three layers), a product that nothing feeds (a gate, an expert router), and every
-convolution. A fused projection of queries, keys and values is one column product; parallel attention and MLP are two
-branches that join together.
+A long chain runs only a few of its blocks, and the recording of one is repeated for the rest:
+Llama-405B has 126 equal layers, of which five suffice. A chain is shortened only if its blocks have
+the same modules with the same settings, and the recording is repeated only if the blocks that ran
+did the same. A chain in which every sixth layer differs runs whole, unless it is long enough for a
+few periods of six.
 
-[blocks] A model's repeated blocks: the longest chain of alike modules, and what runs and is kept in one of them.
-
-The second is read from recorded steps and gives `Blocks`.
-
-[repeats] A long chain of alike blocks: a few of them run, and what was recorded of one is repeated for the rest.
-
-Llama-405B has 126 layers that do the same; five of them tell all. The chain is shortened only where its blocks have the same
-modules with the same settings, and the recording is repeated only where the blocks that ran did the same: one that does
-something else in every sixth layer runs whole, unless there are so many layers that a few times six tell all.
+Tensor parallelism, from how values flow between matmuls with weights: in every branch of a block
+the last matmul with a weight before the branch joins the residual stream is divided by its inputs
+("row"); the matmuls that feed it are divided by their outputs ("column"; Shoeybi et al. 2019,
+arXiv:1909.08053). Calls between the two are "sharded", the rest "replicated": also a matmul further
+up (low-rank projections of queries, the first of three layers), a matmul without input from another
+(a gate, an expert router), and every convolution. A fused projection of queries, keys and values is
+one column matmul. Parallel attention and MLP are two branches that join together.
 """
 
 import contextlib
@@ -28,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
+from trainpace.workload.operators import Row
 from trainpace.workload.recorder import (
     AFTER,
     BEFORE,
@@ -40,24 +39,35 @@ from trainpace.workload.recorder import (
 from trainpace.workload.recording import BlockSizes
 from trainpace.workload.workload import ATTENTION, GEMM, GROUPED, MATRIX_KINDS, Role
 
-# --- tensor_roles
 _JOINS = frozenset({"add", "add_", "sub", "sub_"})
 
 
 class Division(NamedTuple):
-    """Roles of calls, values of the parameters that are divided, calls inside the attention core (from scores to
-    probabilities), the column products that feed attention, and the calls on the rows of experts.
+    """How tensor parallelism divides calls.
+
+    Attributes:
+        roles: Roles of calls.
+        divided: Values of the parameters that are divided.
+        core: Calls inside attention, from scores to probabilities.
+        attention_inputs: Column matmuls that feed attention.
+        experts: Calls on the rows of experts.
     """
 
     roles: dict[int, Role]
-    divided: set[int]
-    core: set[int]
-    attention_inputs: set[int]
-    experts: set[int]
+    divided: frozenset[int] = frozenset()
+    core: frozenset[int] = frozenset()
+    attention_inputs: frozenset[int] = frozenset()
+    experts: frozenset[int] = frozenset()
+
+    @classmethod
+    def together(cls, parts: Sequence["Division"]) -> "Division":
+        roles = {call: role for part in parts for call, role in part.roles.items()}
+        sets = [frozenset[int]().union(*some) for some in list(zip(*parts, strict=True))[1:]]
+        return cls(roles, *sets)
 
 
 class _Flow:
-    """One walk over a block: which products with weights feed which."""
+    """A walk over a block: which matmuls with weights feed which."""
 
     def __init__(
         self, steps: Mapping[int, Step], hidden: Iterable[int], parameters: Collection[int]
@@ -65,7 +75,7 @@ class _Flow:
         self.hidden = set(hidden)
         self.of_parameters = set(parameters)
         self.pending: dict[int, frozenset[int]] = {}
-        """value: the products it comes from that have not joined the residual stream."""
+        """{value: matmuls that it comes from and that have not joined the residual stream}."""
         self.weights: dict[int, set[int]] = {}
         self.feeds: dict[int, set[int]] = {}
         self.last: set[int] = set()
@@ -78,7 +88,7 @@ class _Flow:
 
     def _walk(self, call: int, step: Step) -> None:
         values = [value for value, _ in step.inputs]
-        if values and all(value in self.of_parameters for value in values):
+        if values and self.of_parameters.issuperset(values):
             self.of_parameters.update(step.outputs)
             return
         sources = frozenset().union(*(self.pending.get(value, frozenset()) for value in values))
@@ -95,9 +105,7 @@ class _Flow:
             self._write(step, frozenset(), True)
         else:
             self._attention(call, step, sources)
-            self._write(
-                step, sources, not sources and any(value in self.hidden for value in values)
-            )
+            self._write(step, sources, not sources and not self.hidden.isdisjoint(values))
 
     def _joins(self, step: Step) -> bool:
         if len(step.inputs) < 2 or step.inputs[0][1] != step.inputs[1][1]:
@@ -113,7 +121,7 @@ class _Flow:
         if fused or (len(step.operands) == 2 and sources):
             self.attention_inputs |= sources
             if fused or inside:
-                return  # the product with the values ends the core; a fused kernel keeps nothing of it
+                return  # the matmul with the values ends the core; a fused kernel keeps nothing
         elif not inside:
             return
         self.core.add(call)
@@ -135,7 +143,13 @@ def divide_block(
     leaving: Iterable[int],
     parameters: Collection[int],
 ) -> Division:
-    """Roles of the calls of one block. entering, leaving: values of the hidden state; parameters: values of weights."""
+    """Return the roles of the calls of one block.
+
+    Args:
+        steps: The block's calls.
+        entering, leaving: Values of the hidden state.
+        parameters: Values of the parameters.
+    """
     flow = _Flow(steps, entering, parameters)
     for value in leaving:
         flow.last |= flow.pending.get(value, frozenset())
@@ -149,18 +163,15 @@ def divide_block(
 def divide_vocabulary(
     steps: Mapping[int, Step], parameters: Mapping[int, tuple[int, ...]]
 ) -> Division:
-    """Roles outside of the blocks: the largest embedding and the head over the same vocabulary.
+    """Return roles outside the blocks: of the largest embedding and the head of its vocabulary.
 
-    parameters: value -> shape. The embedding is "row" (each rank looks up its part of the vocabulary, and the sum over the
-    ranks is whole), the head "column", and the loss on its logits "sharded". All others have no role.
+    The embedding is "row": each rank looks up its part of the vocabulary, and the sum over the
+    ranks is whole. The head is "column", and the loss on its logits "sharded". Other calls have no
+    role. `parameters` maps values to shapes.
     """
-    tables: dict[int, int] = {}
-    for call, step in steps.items():
-        read = [value for value, _ in step.inputs if value in parameters]
-        if step.function == "embedding" and read:
-            tables[call] = max(read, key=lambda value: parameters[value][0])
+    tables = _tables(steps, parameters)
     if not tables:
-        return Division({}, set(), set(), set(), set())
+        return Division({})
     vocabulary = max(parameters[value][0] for value in tables.values())
     flow = _Flow(steps, (), parameters.keys())
     shapes = _shapes_of_derived(steps, parameters)
@@ -169,21 +180,27 @@ def divide_vocabulary(
         for call in flow.matrix
         if any(vocabulary in shapes.get(value, ()) for value in flow.weights[call])
     }
-    division = _division(steps, flow, column, set())
+    found = _division(steps, flow, column, set())
     embeddings = {call for call, value in tables.items() if parameters[value][0] == vocabulary}
-    roles: dict[int, Role] = {
-        call: role for call, role in division.roles.items() if role != "replicated"
-    }
+    roles: dict[int, Role] = {c: role for c, role in found.roles.items() if role != "replicated"}
     roles |= dict.fromkeys(embeddings, "row")
-    return Division(
-        roles, division.divided | {tables[call] for call in embeddings}, set(), set(), set()
-    )
+    return Division(roles, found.divided | {tables[call] for call in embeddings})
+
+
+def _tables(steps: Mapping[int, Step], parameters: Mapping[int, tuple[int, ...]]) -> dict[int, int]:
+    """Return {call: value of its table} for embedding calls."""
+    tables = {}
+    for call, step in steps.items():
+        read = [value for value, _ in step.inputs if value in parameters]
+        if step.function == "embedding" and read:
+            tables[call] = max(read, key=lambda value: parameters[value][0])
+    return tables
 
 
 def _shapes_of_derived(
     steps: Mapping[int, Step], parameters: Mapping[int, tuple[int, ...]]
 ) -> dict[int, tuple[int, ...]]:
-    """Shapes of parameters, and of casts of them, which are values of their own."""
+    """Return the shapes of parameters, and of their casts, which are values of their own."""
     shapes = dict(parameters)
     for step in steps.values():
         if len(step.inputs) == 1 and step.inputs[0][0] in shapes:
@@ -193,16 +210,11 @@ def _shapes_of_derived(
 
 
 def _division(steps: Mapping[int, Step], flow: _Flow, column: set[int], row: set[int]) -> Division:
-    divided: set[int] = set()
-    for call in (*column, *row):
-        divided |= flow.weights[call]
-        if call in column:  # a row product's bias is added once, after the sum
-            divided |= {value for value, _ in steps[call].inputs if value in flow.of_parameters}
-    for step in reversed(list(steps.values())):
-        if any(value in divided for value in step.outputs):
-            divided |= {value for value, _ in step.inputs if value in flow.of_parameters}
+    divided = _divided_parameters(steps, flow, column, row)
     parts: set[int] = set()
+    """Values of which each rank has a part."""
     of_experts: set[int] = set()
+    """Values that experts made."""
     experts = {call for call, step in steps.items() if step.function == GROUPED}
     roles: dict[int, Role] = {}
     for call, step in steps.items():
@@ -221,35 +233,57 @@ def _division(steps: Mapping[int, Step], flow: _Flow, column: set[int], row: set
             roles[call] = "sharded" if values & parts else "replicated"
         if call in experts and roles[call] != "row":
             of_experts.update(step.outputs)
-        if roles[call] in ("column", "sharded", "expert"):
-            parts.update(step.outputs)
-            if step.function in _JOINS:  # the bias of a column product, added by a call of its own
-                divided |= values & flow.of_parameters
-        else:
+        if roles[call] not in _IN_PARTS:
             parts.difference_update(step.outputs)
-    return Division(roles, divided, flow.core, flow.attention_inputs & column, experts)
+            continue
+        parts.update(step.outputs)
+        if step.function in _JOINS:  # a call of its own adds the bias of a column matmul
+            divided |= values & flow.of_parameters
+    inputs = flow.attention_inputs & column
+    return Division(roles, *map(frozenset, (divided, flow.core, inputs, experts)))
 
 
-# --- blocks
+_IN_PARTS = ("column", "sharded", "expert")
+"""Roles of calls whose results are divided among the ranks."""
+
+
+def _divided_parameters(
+    steps: Mapping[int, Step], flow: _Flow, column: set[int], row: set[int]
+) -> set[int]:
+    divided: set[int] = set()
+    for call in (*column, *row):
+        divided |= flow.weights[call]
+        if call in column:  # the bias of a row matmul is added once, after the sum
+            divided |= {value for value, _ in steps[call].inputs if value in flow.of_parameters}
+    for step in reversed(list(steps.values())):
+        if not divided.isdisjoint(step.outputs):
+            divided |= {value for value, _ in step.inputs if value in flow.of_parameters}
+    return divided
+
+
 SHORTEST = 4
-"""Alike blocks that make a chain. ResNet-50's longest stage has 5 of them, and fails for its share of the model."""
+"""Fewest alike blocks that make a chain. ResNet-50's longest stage has 5, but too small a share."""
 
 PERIODS = (1, 2, 3, 4, 6, 8)
-"""After how many blocks of a list they may be alike again: Llama 4 Maverick has experts in every second layer, Jamba attention in
-every eighth."""
+"""Periods with which the blocks of a list may repeat. Llama 4 Maverick has experts in every second
+layer, Jamba attention in every eighth."""
 
 LEAST_SHARE = 0.5
-"""The share of the model's parameters, or of its forward FLOPs, that blocks must hold to be worth cutting along."""
+"""Smallest share of the parameters, or of the forward FLOPs, that makes blocks worth using."""
 _HOST_KINDS = frozenset({"view", "module"})
-_PRODUCTS = frozenset({"gemm", "embedding"})
+_MATMULS = frozenset({"gemm", "embedding"})
 _SUMS = frozenset({"add", "add_"})
 
 
 class Chain(NamedTuple):
-    """Consecutive children of the same classes, whose parameters have the same names and shapes, in order.
+    """Consecutive children of the same classes, whose parameters have the same names and shapes.
 
-    modules: the first of them, which run. length: of the whole chain. period: after how many of them they are alike again, where
-    dense layers and layers of experts, say, take turns.
+    Attributes:
+        name: Name of the first block.
+        modules: The blocks that run, in order.
+        length: Number of blocks in the whole chain.
+        period: Number of blocks after which they repeat, if for example dense layers and layers of
+            experts alternate.
     """
 
     name: str
@@ -258,20 +292,20 @@ class Chain(NamedTuple):
     period: int = 1
 
     @property
+    def is_whole(self) -> bool:
+        return len(self.modules) == self.length
+
+    @property
     def parameters(self) -> int:
-        """Of one block; the mean of those that take turns."""
-        return (
-            sum(
-                share_of_memory(p)
-                for block in self.modules[: self.period]
-                for p in block.parameters()
-            )
-            // self.period
+        """Parameters of one block, or the mean of a period."""
+        period = self.modules[: self.period]
+        return sum(share_of_memory(p) for block in period for p in block.parameters()) // len(
+            period
         )
 
 
 def longest_chain(model: nn.Module) -> Chain | None:
-    """The chain that holds the most parameters, the longer of two that hold as many; None without one of SHORTEST."""
+    """Return the chain with the most parameters, and of equal ones the longest."""
 
     def form(child: nn.Module) -> tuple[object, ...]:
         return type(child), *((name, p.shape) for name, p in child.named_parameters())
@@ -281,23 +315,22 @@ def longest_chain(model: nn.Module) -> Chain | None:
         children = dict(parent.named_children())
         if len(children) < SHORTEST:
             continue
-        forms, names, modules = (
-            [form(child) for child in children.values()],
-            list(children),
-            tuple(children.values()),
-        )
-        in_turn = PERIODS if isinstance(parent, nn.ModuleList) else (1,)
-        for start, end, period in (run for n in in_turn for run in _runs(forms, n)):
-            chains.append(
-                Chain(f"{name}.{names[start]}".strip("."), modules[start:end], end - start, period)
-            )
-    chains = [chain for chain in chains if len(chain.modules) >= SHORTEST and chain.parameters]
+        forms, names = [form(child) for child in children.values()], list(children)
+        modules = tuple(children.values())
+        periods = PERIODS if isinstance(parent, nn.ModuleList) else (1,)
+        for start, end, period in (run for n in periods for run in _runs(forms, n)):
+            first = f"{name}.{names[start]}".strip(".")
+            chain = Chain(first, modules[start:end], end - start, period)
+            if chain.length >= SHORTEST and chain.parameters:
+                chains.append(chain)
     return max(chains, key=lambda c: (c.parameters * c.length, c.length, -c.period), default=None)
 
 
 def _runs(forms: Sequence[object], period: int) -> Iterator[tuple[int, int, int]]:
-    """(start, end, period) of the stretches that repeat with a period and with no shorter one, at least twice, and as often as
-    they do so as a whole."""
+    """Yield (start, end, period) of stretches that repeat with this period and no shorter one.
+
+    They repeat at least twice, and hold whole periods.
+    """
     repeats = [i + period < len(forms) and forms[i] == forms[i + period] for i in range(len(forms))]
     start = 0
     for same, run in groupby(repeats):
@@ -310,39 +343,41 @@ def _runs(forms: Sequence[object], period: int) -> Iterator[tuple[int, int, int]
 
 
 class Layout(NamedTuple):
-    """A chain that ran as one, and the division of the calls inside and outside of it."""
+    """A chain that ran in order, and the division of the calls inside and outside of it."""
 
     chain: Chain
     inside: Division
     outside: Division
 
     def role(self, kind: str, function: str, origin: Origin) -> Role:
-        """The role of one row. Of a divided product's calls only the products themselves are "column" or "row".
+        """Return the role of one row. Of a divided matmul's calls only matmuls are column or row.
 
-        Its bias' gradient is a sum over what it wrote; autograd adds the gradients of what it read where that has
-        other readers too.
+        The gradient of its bias is a sum over its results. Autograd adds up the gradients of its
+        inputs if those have other readers.
         """
-        is_inside = origin.place > BEFORE
+        if origin.place <= BEFORE:
+            role = self._in(self.outside, kind, function, origin.call, "")
+            return "" if role == "replicated" else role
+        return self._in(self.inside, kind, function, origin.call, "replicated")
+
+    @staticmethod
+    def _in(part: Division, kind: str, function: str, call: int, default: Role) -> Role:
         if kind in _HOST_KINDS:
-            return "replicated" if is_inside else ""
-        roles = self.inside.roles if is_inside else self.outside.roles
-        role = roles.get(origin.call, "replicated" if is_inside else "")
+            return default
+        role = part.roles.get(call, default)
         if kind == "embedding" and role == "row" and function != "embedding":
-            return "sharded"  # a table's gradient is as large as the rank's part of it
-        if role in ("column", "row") and kind not in _PRODUCTS:
+            return "sharded"  # the gradient of a table is as large as the rank's part of it
+        if role in ("column", "row") and kind not in _MATMULS:
             is_whole = (role == "column") == (function in _SUMS)
-            role = "replicated" if is_whole else "sharded"
-        return "" if role == "replicated" and not is_inside else role
+            return "replicated" if is_whole else "sharded"
+        return role
 
 
 def layout_of(chain: Chain | None, run: Recorder) -> Layout | None:
-    """The layout of a recorded step; None where the blocks did not run one after the other, or are a small part."""
-    if (
-        chain is None
-        or run.steps is None
-        or not _ran_in_order(chain, run)
-        or not _is_most(chain, run)
-    ):
+    """Return the layout of a recorded step, or None if blocks did not run in order or are few."""
+    if chain is None or run.steps is None:
+        return None
+    if not _ran_in_order(chain, run) or not _is_most(chain, run):
         return None
     by_place: dict[int, dict[int, Step]] = {}
     for call, step in run.steps.items():
@@ -353,18 +388,14 @@ def layout_of(chain: Chain | None, run: Recorder) -> Layout | None:
     ]
     shapes = {value: tuple(parameter.shape) for value, parameter in run.parameters.items()}
     outside = {call: step for call, step in run.steps.items() if run.places[call] <= BEFORE}
-    together = Division(
-        {call: role for part in inside for call, role in part.roles.items()},
-        set().union(*(part.divided for part in inside)),
-        set().union(*(part.core for part in inside)),
-        set().union(*(part.attention_inputs for part in inside)),
-        set().union(*(part.experts for part in inside)),
-    )
-    return Layout(chain, together, divide_vocabulary(outside, shapes))
+    return Layout(chain, Division.together(inside), divide_vocabulary(outside, shapes))
 
 
 def _ran_in_order(chain: Chain, run: Recorder) -> bool:
-    """Each block once, in order, and on what another one returned: experts and parallel heads all get the same input."""
+    """Return True if each block ran once, in order, on the result of another one.
+
+    Experts and parallel heads all get the same input.
+    """
     if [number for number, *_ in run.entered] != list(range(1, len(chain.modules) + 1)):
         return False
     if len(run.left) != len(run.entered) or len({shape for _, shape, _, _ in run.entered}) != 1:
@@ -378,119 +409,114 @@ def _ran_in_order(chain: Chain, run: Recorder) -> bool:
 def _is_most(chain: Chain, run: Recorder) -> bool:
     if chain.parameters * chain.length >= LEAST_SHARE * run.parameter_count:
         return True
-    products = [r for r in run.recorded if r.phase == "forward" and r.row.kind in MATRIX_KINDS]
-    outside = sum(r.row.flops for r in products if r.origin.place <= BEFORE)
-    inside = (
-        sum(r.row.flops for r in products if r.origin.place > BEFORE)
-        * chain.length
-        / len(chain.modules)
-    )
+    matmuls = [r for r in run.recorded if r.phase == "forward" and r.row.kind in MATRIX_KINDS]
+    outside = sum(r.row.flops for r in matmuls if r.origin.place <= BEFORE)
+    ran = sum(r.row.flops for r in matmuls if r.origin.place > BEFORE)
+    inside = ran * chain.length / len(chain.modules)
     return inside > 0 and inside >= LEAST_SHARE * (inside + outside)
 
 
 def blocks_of(
     layout: Layout, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]]
 ) -> BlockSizes | None:
-    """What is kept of the blocks, or None where the runs differ in their calls.
+    """Return the sizes of the blocks, or None if the runs differ in their calls.
 
-    runs: recorded at BATCHES. steps: the same of the whole chain.
+    Args:
+        layout: The blocks.
+        runs: Recorders at BATCHES.
+        steps: The same for the whole chain.
     """
     if any(run.places != runs[0].places for run in runs):
         return None
     described = next(run for run in runs if run.steps is not None)
     pairs = [_bytes(layout, run, step) for run, step in zip(runs[:2], steps, strict=False)]
     sizes, working, after_working = (np.stack(both) for both in zip(*pairs, strict=True))
-    heads, key_value_heads = _heads(layout, described)
-    count, ran = layout.chain.length, len(layout.chain.modules)
-    numbers = {
-        value: share_of_memory(parameter) for value, parameter in described.parameters.items()
-    }
-    owned = {id(parameter) for module in layout.chain.modules for parameter in module.parameters()}
-    elsewhere = {
-        value for value, parameter in described.parameters.items() if id(parameter) not in owned
-    }
-    grouped = [r for place in range(1, ran + 1) for r in _grouped(described, place)]
-    of_experts = described.parameters_of({r.module for r in grouped})
-    fixed: dict[str, int | str] = {
-        "module": layout.chain.name.rpartition(".")[0] or layout.chain.name,
-        "count": count,
+    fixed = _fixed_sizes(layout, described)
+    return BlockSizes(fixed=fixed, sizes=sizes, working=working, after_working=after_working)
+
+
+def _fixed_sizes(layout: Layout, run: Recorder) -> dict[str, int | str]:
+    """Return the fields of `Blocks` that do not depend on the batch."""
+    chain, ran = layout.chain, len(layout.chain.modules)
+    heads, key_value_heads = _heads(layout, run)
+    numbers = {value: share_of_memory(parameter) for value, parameter in run.parameters.items()}
+    owned = {id(parameter) for module in chain.modules for parameter in module.parameters()}
+    elsewhere = {value for value, parameter in run.parameters.items() if id(parameter) not in owned}
+    grouped = [r for place in range(1, ran + 1) for r in _grouped(run, place)]
+    of_experts = run.parameters_of({r.module for r in grouped})
+
+    def count(values: Collection[int]) -> int:
+        return sum(numbers[value] for value in values)
+
+    return {
+        "module": chain.name.rpartition(".")[0] or chain.name,
+        "count": chain.length,
         "heads": heads,
         "key_value_heads": key_value_heads,
-        "parameters": layout.chain.parameters,
-        "tensor_parameters": (
-            sum(numbers[value] for value in numbers.keys() & (layout.inside.divided - of_experts))
-            // ran
-        ),
+        "parameters": chain.parameters,
+        "tensor_parameters": (count(numbers.keys() & (layout.inside.divided - of_experts)) // ran),
         "experts": int(grouped[0].row.dims[GEMM.batch]) if grouped else 0,
-        "expert_parameters": sum(numbers[value] for value in of_experts) // ran,
-        "outside_parameters": described.parameter_count - count * layout.chain.parameters,
-        "outside_tensor_parameters": sum(
-            n for value, n in numbers.items() if value in layout.outside.divided & elsewhere
-        ),
-        "tied_parameters": _tied(described),
+        "expert_parameters": count(of_experts) // ran,
+        "outside_parameters": run.parameter_count - chain.length * chain.parameters,
+        "outside_tensor_parameters": (count(numbers.keys() & layout.outside.divided & elsewhere)),
+        "tied_parameters": _tied(run),
     }
-    return BlockSizes(fixed=fixed, sizes=sizes, working=working, after_working=after_working)
 
 
 def _bytes(
     layout: Layout, run: Recorder, step: Sequence[Recorded]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The figures named in `BLOCK_BYTES`, at the run's batch size, of a block in the middle of the chain; and what is alive
-    at each moment in which it works, and after the blocks, of which the most counts. Where blocks take turns, the mean of a
-    period there, and the moments of all of it."""
-    period = layout.chain.period
-    first = len(layout.chain.modules) // period // 2 * period + 1
+    """Return the sizes of `BLOCK_BYTES` at the run's batch size, for a block in mid-chain.
+
+    Also return the bytes alive at each moment in which the block works, and after the blocks; the
+    largest counts. If blocks alternate, sizes are the mean of a period, and moments are all of it.
+    """
+    period, chain = layout.chain.period, layout.chain
+    first = len(chain.modules) // period // 2 * period + 1
     middle = range(first, first + period)
-    saved = sharded = attention = before = after = of_experts = 0.0
-    up_to = dict.fromkeys(middle, 0.0)
-    for storage in run.saved:
-        call, size = storage.call, storage.size
-        place = run.places[call] if call >= 0 else BEFORE
-        if place == BEFORE:
-            before += size
-        elif place == AFTER:
-            after += size
-        if place in middle:
-            saved += size / period
-            sharded += (
-                size / period * (layout.inside.roles.get(call) in ("column", "sharded", "expert"))
-            )
-            of_experts += size / period * (call in layout.inside.experts)
-            attention += size / period * (call in layout.inside.core)
-        for one in middle:
-            up_to[one] += size * (BEFORE < place <= one)
-    repeats = layout.chain.length - len(layout.chain.modules)
-    saved_in_all = sum(storage.size for storage in run.saved) + repeats * saved
+    placed = [(s, run.places[s.call] if s.call >= 0 else BEFORE) for s in run.saved]
+    inside = [s for s, place in placed if place in middle]
+    roles = layout.inside.roles
+    divided = {s.call for s in inside if roles.get(s.call) in _IN_PARTS}
+
+    def per_block(calls: Collection[int]) -> float:
+        return sum((s.size / period for s in inside if s.call in calls), 0.0)
+
+    def at(where: int) -> float:
+        return sum((s.size for s, place in placed if place == where), 0.0)
+
+    before, after, saved = at(BEFORE), at(AFTER), per_block([s.call for s in inside])
+    dispatched = sum(_dispatched(run, one) for one in middle) / period
+    sizes = [
+        run.entered[first - 1][2],
+        saved,
+        per_block(divided),
+        per_block(layout.inside.core),
+        0.0,
+        before + after,
+        after,
+        0.0,
+        dispatched,
+        per_block(layout.inside.experts),
+    ]
+    up_to = {n: sum((s.size for s, p in placed if BEFORE < p <= n), 0.0) for n in middle}
     phase = "backward" if any(r.phase == "backward" for r in run.recorded) else "forward"
     working = [
         r.activation_bytes - r.set_aside_bytes - before - up_to[r.origin.place]
         for r in run.recorded
         if r.origin.place in middle and r.phase == phase
     ]
+    in_all = sum(s.size for s in run.saved) + (chain.length - len(chain.modules)) * saved
     after_working = [
-        r.activation_bytes - saved_in_all
+        r.activation_bytes - in_all
         for r in step
         if r.origin.place == AFTER and r.phase != "optimizer"
-    ]
-    dispatched = sum(_dispatched(run, one) for one in middle) / period
-    entered = run.entered[first - 1][2]
-    sizes = [
-        entered,
-        saved,
-        sharded,
-        attention,
-        0.0,
-        before + after,
-        after,
-        0.0,
-        dispatched,
-        of_experts,
     ]
     return np.array(sizes), np.array(working), np.array(after_working)
 
 
 def _grouped(run: Recorder, place: int) -> list[Recorded]:
-    """The grouped products of one block's forward pass."""
+    """Return the grouped matmuls of one block's forward pass."""
     return [
         r
         for r in run.recorded
@@ -499,49 +525,42 @@ def _grouped(run: Recorder, place: int) -> list[Recorded]:
 
 
 def _dispatched(run: Recorder, place: int) -> float:
-    """Bytes of what the first of a block's grouped products reads, its weights aside."""
+    """Return the bytes that the first grouped matmul of a block reads, without its weights."""
     for recorded in _grouped(run, place)[:1]:
         sizes = recorded.row.dims
-        return (
-            sizes[GEMM.batch] * sizes[GEMM.m] * sizes[GEMM.k] * (2.0 if recorded.row.half else 4.0)
-        )
+        width = 2.0 if recorded.row.half else 4.0
+        return sizes[GEMM.batch] * sizes[GEMM.m] * sizes[GEMM.k] * width
     return 0.0
 
 
 def _heads(layout: Layout, run: Recorder) -> tuple[int, int]:
-    """(heads, key-value heads): from the sizes of attention, and from what the products that feed it write.
+    """Return (heads, key-value heads), from the sizes of attention and the matmuls that feed it.
 
-    Queries, keys and values together are (heads + 2 x key-value heads) x head dim wide.
+    Queries, keys and values together are (heads + 2 x key-value heads) x head size wide.
     """
-    assert run.steps is not None
-    first = [
-        (r.row, r.origin.call) for r in run.recorded if r.origin.place == 1 and r.phase == "forward"
-    ]
-    attention = [row for row, _ in first if row.kind == "attention"]
-    products = [(row, call) for row, call in first if row.kind == "gemm"]
-    width = sum(
-        int(row.dims[GEMM.n]) for row, call in products if call in layout.inside.attention_inputs
-    )
-    if attention:
-        heads, head_dim = (
-            int(attention[0].dims[at]) for at in (ATTENTION.heads, ATTENTION.head_size)
-        )
-    else:
-        heads = _stated_heads(layout.chain.modules[0])
-        core = [row for row, call in products if call in layout.inside.core]
-        if not heads or not core:
-            return heads, heads
-        head_dim = int(core[0].dims[GEMM.k])
-    key_value, rest = divmod(width - heads * head_dim, 2 * head_dim) if head_dim else (0, 1)
-    return (
-        (heads, key_value)
-        if rest == 0 and 1 <= key_value <= heads and heads % key_value == 0
-        else (heads, heads)
-    )
+    forward = (r for r in run.recorded if r.origin.place == 1 and r.phase == "forward")
+    first = [(r.row, r.origin.call) for r in forward]
+    heads, size = _heads_and_size(layout, first)
+    if not heads or not size:
+        return heads, heads
+    feeding = [row for row, call in first if call in layout.inside.attention_inputs]
+    width = sum(int(row.dims[GEMM.n]) for row in feeding if row.kind == "gemm")
+    key_value, rest = divmod(width - heads * size, 2 * size)
+    fits = rest == 0 and 1 <= key_value <= heads and heads % key_value == 0
+    return heads, key_value if fits else heads
+
+
+def _heads_and_size(layout: Layout, first: Sequence[tuple[Row, int]]) -> tuple[int, int]:
+    """Return (heads, head size) from the rows of the first block; 0 for what is unknown."""
+    for row, _ in first:
+        if row.kind == "attention":
+            return int(row.dims[ATTENTION.heads]), int(row.dims[ATTENTION.head_size])
+    core = [row for row, call in first if row.kind == "gemm" and call in layout.inside.core]
+    return _stated_heads(layout.chain.modules[0]), int(core[0].dims[GEMM.k]) if core else 0
 
 
 def _stated_heads(block: nn.Module) -> int:
-    """Heads of attention that is not fused: its products' batch holds windows too, so the module is asked."""
+    """Return the heads that the module states. In plain attention the batch holds windows too."""
     for module in block.modules():
         for holder in (module, getattr(module, "config", None)):
             for name in ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead"):
@@ -552,7 +571,7 @@ def _stated_heads(block: nn.Module) -> int:
 
 
 def _tied(run: Recorder) -> int:
-    """Numbers in parameters that are used both before and after the blocks."""
+    """Return the numbers in parameters that are used both before and after the blocks."""
     assert run.steps is not None
     used: dict[int, set[int]] = {BEFORE: set(), AFTER: set()}
     for call, step in run.steps.items():
@@ -562,64 +581,61 @@ def _tied(run: Recorder) -> int:
     return sum(run.parameters[value].numel() for value in both)
 
 
-# --- repeats
 KEPT = 5
-"""Blocks that run, the first ones and the last: the second is repeated, and those after it show that it may be. Periods of blocks
-that take turns, where they do."""
+"""Blocks, or periods of alternating blocks, that run: the first ones and the last. The second is
+repeated, and those after it prove that it may be."""
 SHORTEST_CUT = 8
-"""A chain of fewer blocks runs whole."""
+"""Fewest blocks of a chain that is shortened."""
 _NUMBERED_BY = frozenset(
     "layer_idx layer_id layer_index layer_number block_idx block_index idx index depth_index".split()
 )
-"""Attributes that number a block, and so differ from one to the next."""
+"""Attributes that number a block, and differ between blocks."""
 _SETTINGS = (bool, int, float, str, type(None))
 
 
 def in_turns(chain: Chain) -> Chain:
-    """The chain with the period of its blocks' settings: layers of the same shapes may attend to a window and to all tokens in
-    turn. Where no period divides it, it stays as it is."""
+    """Return the chain with the period of its blocks' settings.
+
+    Layers of equal shapes may attend to a window and to all tokens in turn.
+    """
     settings = [_settings(block) for block in chain.modules]
-    periods = (
-        n
-        for n in PERIODS
-        if chain.length % n == 0 and n % chain.period == 0 and 2 * n <= chain.length
-    )
-    return next((chain._replace(period=n) for n in periods if settings[n:] == settings[:-n]), chain)
+    for n in PERIODS:
+        divides = chain.length % n == 0 and n % chain.period == 0 and 2 * n <= chain.length
+        if divides and settings[n:] == settings[:-n]:
+            return chain._replace(period=n)
+    return chain
 
 
 def shortened(model: nn.Module, chain: Chain) -> Chain:
-    """The chain with a few blocks to run, or as it is where the others may do something else."""
+    """Return the chain with a few blocks to run, or as it is if the others may differ."""
     parent, period = model.get_submodule(chain.name.rpartition(".")[0]), chain.period
-    listed = isinstance(parent, nn.ModuleList | nn.Sequential)
-    settings = [_settings(block) for block in chain.modules]
-    if (
-        chain.length < SHORTEST_CUT * period
-        or not listed
-        or settings[period:] != settings[:-period]
+    if chain.length < SHORTEST_CUT * period or not isinstance(
+        parent, nn.ModuleList | nn.Sequential
     ):
+        return chain
+    settings = [_settings(block) for block in chain.modules]
+    if settings[period:] != settings[:-period]:
         return chain
     return chain._replace(modules=(*chain.modules[: (KEPT - 1) * period], *chain.modules[-period:]))
 
 
-def _settings(block: nn.Module) -> tuple[Any, ...]:
-    """Every module inside with what it was told that is a number, a flag or a word."""
+def _settings(block: nn.Module) -> list[tuple[Any, ...]]:
+    """Return every module inside with its attributes that are numbers, flags or words."""
     found = []
     for name, module in block.named_modules():
-        told = {key: value for key, value in vars(module).items() if isinstance(value, _SETTINGS)}
-        found.append(
-            (
-                name,
-                type(module),
-                tuple(item for item in sorted(told.items()) if item[0] not in _NUMBERED_BY),
-            )
+        settings = sorted(
+            (key, value)
+            for key, value in vars(module).items()
+            if isinstance(value, _SETTINGS) and key not in _NUMBERED_BY
         )
-    return tuple(found)
+        found.append((name, type(module), settings))
+    return found
 
 
 @contextlib.contextmanager
 def only_these_blocks(model: nn.Module, chain: Chain | None) -> Iterator[None]:
-    """Take the blocks that do not run out of the model."""
-    if chain is None or len(chain.modules) == chain.length:
+    """Remove the blocks that do not run from the model."""
+    if chain is None or chain.is_whole:
         yield
         return
     parent = model.get_submodule(chain.name.rpartition(".")[0])
@@ -630,7 +646,7 @@ def only_these_blocks(model: nn.Module, chain: Chain | None) -> Iterator[None]:
         names[: start + len(chain.modules) - chain.period]
         + names[start + chain.length - chain.period :]
     )
-    numbered = all(name.isdigit() for name in names)  # which a list looks its modules up by
+    numbered = all(name.isdigit() for name in names)  # a list looks its modules up by number
     parent._modules = {str(i) if numbered else name: every[name] for i, name in enumerate(left)}
     try:
         yield
@@ -639,8 +655,8 @@ def only_these_blocks(model: nn.Module, chain: Chain | None) -> Iterator[None]:
 
 
 def idle_parameters(model: nn.Module, chain: Chain) -> list[nn.Parameter]:
-    """The parameters of the blocks that do not run. Call it outside of `only_these_blocks`."""
-    if len(chain.modules) == chain.length:
+    """Return the parameters of blocks that do not run. Call it outside `only_these_blocks`."""
+    if chain.is_whole:
         return []
     with only_these_blocks(model, chain):
         running = {id(parameter) for parameter in model.parameters()}
@@ -648,57 +664,69 @@ def idle_parameters(model: nn.Module, chain: Chain) -> list[nn.Parameter]:
 
 
 def repeated(run: Recorder, chain: Chain | None) -> list[Recorded] | None:
-    """What a step of the whole chain would have recorded; None where the blocks that ran did not do the same."""
+    """Return what a step of the whole chain would have recorded.
+
+    None if the blocks that ran did not do the same.
+    """
     recorded = run.recorded
-    if chain is None or len(chain.modules) == chain.length:
+    if chain is None or chain.is_whole:
         return recorded
     entered = [hidden for *_, hidden in run.entered]
     if len(entered) != len(chain.modules) or entered[1:] != run.left[:-1]:
         return None  # modules beside each other may be as many as something else has parts
-    period = chain.period
-    times = (chain.length - len(chain.modules)) // period
     first: dict[tuple[str, int], int] = {}
     for i, one in enumerate(recorded):
         first.setdefault((one.phase, one.origin.place), i)
+    period = chain.period
     forward = [first.get(("forward", n * period + 1), -1) for n in (1, 2, 3)]
     backward = [first.get(("backward", n * period), -1) for n in (4, 3, 2)]
     trained = any(one.phase == "backward" for one in recorded)
-    stretches = [forward, backward] if trained else [forward]
-    if not all(_alike(recorded, *stretch) for stretch in stretches):
+    if not _alike(recorded, *forward) or (trained and not _alike(recorded, *backward)):
         return None
-    grown = _growth(recorded, *forward[:2])
+    return _stretched(run, chain, forward, backward if trained else None)
+
+
+def _stretched(
+    run: Recorder, chain: Chain, forward: Sequence[int], backward: Sequence[int] | None
+) -> list[Recorded]:
+    """Return the rows with the second block repeated.
+
+    `forward` and `backward` are the rows at which the first repeated stretches begin.
+    """
+    recorded, period = run.recorded, chain.period
+    times = (chain.length - len(chain.modules)) // period
+    start, begin_next = forward[:2]
+    grown = _growth(recorded, start, begin_next)
     saved = sum(
         s.size for s in run.saved if s.call >= 0 and period < run.places[s.call] <= 2 * period
     )
-    result = recorded[: forward[1]]
-    result += _copies(recorded[forward[0] : forward[1]], times, grown)
-    end = backward[1] if trained else len(recorded)
-    for one in recorded[forward[1] : end]:
+    result = recorded[:begin_next] + _copies(recorded[start:begin_next], times, grown)
+    end = len(recorded) if backward is None else backward[1]
+    for one in recorded[begin_next:end]:
         # a cast of a weight lives until the forward pass ends, and is no part of what is saved
         result.append(_moved(one, times, grown if one.phase == "forward" else (0.0, saved)))
-    if not trained:
+    if backward is None:
         return result
     shrunk = _growth(recorded, *backward[:2])
-    base = [_moved(one, times, (0.0, saved)) for one in recorded[backward[0] : backward[1]]]
+    base = [_moved(one, times, (0.0, saved)) for one in recorded[backward[0] : end]]
     result += _copies(base, times, shrunk)
     left = (shrunk[0], saved + shrunk[1])
     return result + [
-        one if one.phase == "optimizer" else _moved(one, times, left)
-        for one in recorded[backward[1] :]
+        one if one.phase == "optimizer" else _moved(one, times, left) for one in recorded[end:]
     ]
 
 
 def _alike(recorded: Sequence[Recorded], a: int, b: int, c: int) -> bool:
-    """Whether two stretches that follow each other hold the same rows, and as many bytes more at their ends."""
-    if not 0 <= a < b < c or [one.row for one in recorded[a:b]] != [
-        one.row for one in recorded[b:c]
-    ]:
+    """Return True if consecutive stretches have the same rows and the same growth in bytes."""
+    if not 0 <= a < b < c:
+        return False
+    if [one.row for one in recorded[a:b]] != [one.row for one in recorded[b:c]]:
         return False
     return _growth(recorded, a, b) == _growth(recorded, b, c)
 
 
 def _growth(recorded: Sequence[Recorded], a: int, b: int) -> tuple[float, float]:
-    """Bytes of gradients and of activations by which a stretch grows what is alive."""
+    """Return by how many bytes of gradients and activations a stretch grows."""
     return (
         recorded[b].gradient_bytes - recorded[a].gradient_bytes,
         recorded[b].activation_bytes - recorded[a].activation_bytes,
@@ -706,11 +734,9 @@ def _growth(recorded: Sequence[Recorded], a: int, b: int) -> tuple[float, float]
 
 
 def _moved(one: Recorded, times: int, growth: tuple[float, float]) -> Recorded:
-    gradients, activations = (
-        one.gradient_bytes + times * growth[0],
-        one.activation_bytes + times * growth[1],
-    )
-    # said in full: dataclasses.replace takes several times as long, and Llama-405B has 100,000 of them
+    gradients = one.gradient_bytes + times * growth[0]
+    activations = one.activation_bytes + times * growth[1]
+    # dataclasses.replace takes several times as long, and Llama-405B has 100,000 rows
     return Recorded(
         one.row, one.phase, one.module, one.origin, gradients, activations, one.set_aside_bytes
     )

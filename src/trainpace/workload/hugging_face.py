@@ -1,22 +1,14 @@
 """Tasks from configurations of Hugging Face's transformers and diffusers.
 
-[transformers_inputs] Batches and losses of transformers' models, by what they take: words, speech, pictures, pictures with words or points.
+Every key of a transformers configuration that changes a step is used, or listed in the task's notes
+as unused. Llama 4's layers in transformers multiply each token with every expert's weights, most of
+them by zero ("should not be run on a single machine", says the code). Its trainers (Megatron-LM,
+torchtitan) sort the tokens and compute one grouped matmul, and so does a configuration that asks
+for it here.
 
-[fused_attention] Attention of transformers' models that is trained fused and that transformers writes as plain products.
-
-[sparse_experts] Experts that transformers computes for every token, by the tokens that are sent to them alone.
-
-Llama 4's layers in transformers multiply each token with every expert's weights, most of them by zero ("should not be run on a
-single machine", it says itself). Trainers of it (Megatron-LM, torchtitan) sort the tokens and make one grouped product of them.
-
-[transformers_config] A task from a configuration of Hugging Face's transformers.
-
-Every key of the file that changes a step is used, or named in the task's notes as one that is not.
-
-[diffusers_config] A task from the configuration of a diffusion model in Hugging Face's diffusers: a UNet or a transformer that predicts noise.
-
-The model alone is trained: latents and text embeddings are inputs, as if computed beforehand. A task of one's own holds the
-frozen VAE and text encoders too (examples/tasks/diffusion.py).
+Of a diffusion model only the UNet or transformer is trained. Latents and text embeddings are
+inputs, as if computed beforehand. A task of the user's own can hold the frozen VAE and text
+encoders too (examples/tasks/diffusion.py).
 """
 
 import dataclasses
@@ -36,18 +28,18 @@ from trainpace.workload.own_operators import offer_to_transformers
 from trainpace.workload.task import Task, image_task
 from trainpace.workload.workloads import STORAGE_KEYS
 
-# --- transformers_inputs
 OBJECTS = 10
-"""Objects in each image of a detector's batch; COCO has 7 on average (Lin et al. 2014, arXiv:1405.0312)."""
+"""Objects per image for a detector. COCO has 7 on average (Lin et al. 2014, arXiv:1405.0312)."""
 DETECTION_SIDE = 640
-"""Pixels of a side where a detector's configuration names none: what RT-DETR is trained with (arXiv:2304.08069)."""
+"""Side in pixels if a detector's configuration has none, as RT-DETR is trained (arXiv:2304.08069).
+"""
 SPECIAL = ("CLIPModel", "SamModel", "RTDetrForObjectDetection", "RTDetrV2ForObjectDetection")
-"""Architectures with pictures whose training is known here."""
+"""Architectures for images whose training step is built here."""
 _OF_LABELS = ("labels", "start_positions", "end_positions")
 
 
 class Inputs(NamedTuple):
-    """What a model takes and how it is trained. notes: what of its usual step is left out."""
+    """Batches, forward pass and loss of a model. notes: parts of its usual step that are missing."""
 
     make_batch: Callable[[int], dict[str, torch.Tensor]]
     forward: Callable[[nn.Module, Any], Any]
@@ -59,7 +51,7 @@ class Inputs(NamedTuple):
 def words_or_speech(
     name: str, model: nn.Module, config: Any, vocabulary: int, length: int
 ) -> Inputs:
-    """Of a model that computes its loss from labels itself, after which its class is named."""
+    """Return the inputs of a model that computes its loss from labels."""
     speech = getattr(model, "main_input_name", "input_ids") == "input_features"
     frames = 2 * getattr(config, "max_source_positions", 1500)
 
@@ -79,12 +71,13 @@ def words_or_speech(
 
     def forward(model: nn.Module, batch: Any) -> Any:
         inputs = {key: value for key, value in batch.items() if key not in _OF_LABELS}
+        labels = batch.get("labels")
         if (
             getattr(config, "is_encoder_decoder", False)
-            and "labels" in batch
-            and batch["labels"].dim() == 2
+            and labels is not None
+            and labels.dim() == 2
         ):
-            inputs["decoder_input_ids"] = batch["labels"]
+            inputs["decoder_input_ids"] = labels
         return model(**inputs)
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -95,7 +88,7 @@ def words_or_speech(
 
 
 def contrastive(config: Any, side: int, length: int) -> Inputs:
-    """CLIP: a picture and its caption a sample."""
+    """CLIP: an image and its caption per sample."""
 
     def make_batch(n: int) -> dict[str, torch.Tensor]:
         words = torch.randint(0, config.text_config.vocab_size, (n, length))
@@ -105,10 +98,8 @@ def contrastive(config: Any, side: int, length: int) -> Inputs:
         }
 
     def forward(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        text, image = (
-            model.get_text_features(batch["input_ids"]),
-            model.get_image_features(batch["pixel_values"]),
-        )
+        text = model.get_text_features(batch["input_ids"])
+        image = model.get_image_features(batch["pixel_values"])
         text, image = (getattr(features, "pooler_output", features) for features in (text, image))
         return F.normalize(text, dim=-1), F.normalize(image, dim=-1)
 
@@ -117,26 +108,22 @@ def contrastive(config: Any, side: int, length: int) -> Inputs:
         return -(text * image).sum(-1).mul(model.logit_scale.exp()).mean()
 
     note = (
-        "The contrastive loss is of the pairs that belong together. The others, which make a"
-        f" matrix of batch x batch logits, are left out: {6 * config.projection_dim} FLOPs of a"
-        " training step (a third of them forward) and some 12 bytes for the square of the batch,"
-        " of all GPUs together."
+        "The contrastive loss covers only matching pairs. The matrix of batch x batch logits is"
+        f" not traced: {6 * config.projection_dim} FLOPs per training step (a third of them"
+        " forward) and about 12 bytes, times the square of the batch of all GPUs together."
     )
     return Inputs(make_batch, forward, loss, f"{side} x {side} image with {length} tokens", (note,))
 
 
 def prompted_masks(config: Any, side: int) -> Inputs:
-    """SAM: a picture and one point a sample, three masks out."""
+    """SAM: an image and one point per sample, three masks out."""
 
     def make_batch(n: int) -> dict[str, torch.Tensor]:
         pixels = torch.randn(n, config.vision_config.num_channels, side, side)
-        points, kinds = (
-            torch.randint(0, side, (n, 1, 1, 2)).float(),
-            torch.ones(n, 1, 1, dtype=torch.int64),
-        )
-        masks = torch.ones(
-            n, *2 * [4 * (side // config.vision_config.patch_size)]
-        )  # each patch's answer is 4 x 4 numbers
+        points = torch.randint(0, side, (n, 1, 1, 2)).float()
+        kinds = torch.ones(n, 1, 1, dtype=torch.int64)
+        patches = side // config.vision_config.patch_size
+        masks = torch.ones(n, 4 * patches, 4 * patches)  # 4 x 4 numbers per patch
         return {
             "pixel_values": pixels,
             "input_points": points,
@@ -156,15 +143,15 @@ def prompted_masks(config: Any, side: int) -> Inputs:
         )
 
     note = (
-        "A step is one round with one point and binary cross-entropy of all masks: SAM's further"
-        " rounds, whose points are drawn from the errors of the round before, and its choice of the"
-        " best mask are left out."
+        "A step is one round with one point and binary cross-entropy of all masks. SAM's further"
+        " rounds, with points drawn from previous errors, and its choice of the best mask are not"
+        " traced."
     )
     return Inputs(make_batch, forward, loss, f"{side} x {side} image", (note,))
 
 
 def detected_boxes(config: Any, side: int) -> Inputs:
-    """RT-DETR: boxes and classes of each decoder layer's queries."""
+    """RT-DETR: boxes and classes of the queries of each decoder layer."""
 
     def make_batch(n: int) -> dict[str, torch.Tensor]:
         kinds = torch.randint(0, config.num_labels, (n, OBJECTS))
@@ -191,16 +178,16 @@ def detected_boxes(config: Any, side: int) -> Inputs:
         )
 
     note = (
-        "Left out, since it depends on the labels' values: the Hungarian matching of predictions"
-        f" and objects, which SciPy runs on the host, and the denoising queries. {OBJECTS} objects"
-        " an image are matched with the first queries, and the loss is cross-entropy of all"
-        " classes with L1 of the matched boxes, in every decoder layer."
+        "Hungarian matching of predictions and objects, which SciPy runs on the host, and the"
+        " denoising queries depend on the labels' values and are not traced."
+        f" {OBJECTS} objects per image match the first queries. The loss is cross-entropy of all"
+        " classes and L1 of the matched boxes, in every decoder layer."
     )
     return Inputs(make_batch, forward, loss, f"3 x {side} x {side} image", (note,))
 
 
 def side_of(config: Any, image_size: int | None, default: int | None = None) -> int:
-    """Pixels of a side: what was asked for, what the configuration says, or the default. Raises TrainpaceError without any."""
+    """Return the side in pixels: as requested, as configured, or the default."""
     holders = (config, getattr(config, "vision_config", None))
     stated = next(
         (size for holder in holders if (size := getattr(holder, "image_size", None))), default
@@ -208,8 +195,8 @@ def side_of(config: Any, image_size: int | None, default: int | None = None) -> 
     side = image_size or (stated if isinstance(stated, int | None) else stated[0])
     if side is None:
         raise TrainpaceError(
-            f"the configuration of {config.model_type} names no image_size.",
-            "Give one: --image-size 224, for example.",
+            f"the configuration of {config.model_type} has no image_size.",
+            "Pass one, for example --image-size 224.",
         )
     return int(side)
 
@@ -217,7 +204,7 @@ def side_of(config: Any, image_size: int | None, default: int | None = None) -> 
 def pictures_with_more(
     name: str, config: Any, image_size: int | None, length: int | None
 ) -> Inputs | None:
-    """The inputs of a model that takes pictures and no class label; None for those that are not known here."""
+    """Return the inputs of an architecture in SPECIAL, or None for others."""
     if name == "CLIPModel":
         longest = config.text_config.max_position_embeddings
         if length is not None and length > longest:
@@ -234,9 +221,11 @@ def pictures_with_more(
     )
 
 
-# --- fused_attention
 def fuse_mpt_attention(model: nn.Module) -> None:
-    """MPT is trained by llm-foundry with FlashAttention, which adds ALiBi's bias inside; transformers has only plain products."""
+    """Fuse MPT's attention, as llm-foundry trains it: FlashAttention adds ALiBi's bias inside.
+
+    transformers computes it from plain matmuls.
+    """
     for module in model.modules():
         if type(module).__name__ == "MptAttention":
             module.forward = types.MethodType(_mpt_attention, module)
@@ -255,11 +244,10 @@ def _mpt_attention(
     return out, None
 
 
-# --- sparse_experts
 ALL_EXPERTS = (
-    "transformers computes all experts of a Llama 4 layer for every token, and so they are counted."
-    ' "experts_implementation": "grouped_mm" in the configuration sends each token to its own, as'
-    " other trainers do."
+    "transformers computes all experts of a Llama 4 layer for every token, and the forecast counts"
+    ' them all. "experts_implementation": "grouped_mm" in the configuration sends each token only'
+    " to its own experts, as other trainers do."
 )
 
 
@@ -286,7 +274,7 @@ def _llama4_layer(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor,
     chosen, order = chosen.flatten().sort()
     counts = torch.histc(chosen.int(), bins=self.num_experts, min=0, max=self.num_experts - 1)
     ends = counts.cumsum(0, dtype=torch.int32)
-    # Llama 4 weighs what goes into an expert, not what comes out
+    # Llama 4 scales the input of an expert, not its output
     rows = (
         hidden_states[order // self.top_k]
         * torch.sigmoid(scores.float()).to(hidden_states.dtype).flatten()[order, None]
@@ -299,7 +287,6 @@ def _llama4_layer(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor,
     return out, logits
 
 
-# --- transformers_config
 _DEFAULT_LENGTH = 1024
 _OF_NO_STEP = frozenset(
     """_name_or_path _commit_hash architectures auto_map transformers_version model_type task_specific_params num_labels
@@ -308,13 +295,15 @@ _OF_NO_STEP = frozenset(
     decoder_start_token_id forced_bos_token_id forced_eos_token_id sep_token_id prefix bad_words_ids attn_implementation
     _attn_implementation dtype torch_dtype""".split()
 )
-"""Keys that any configuration may have: names, what decodes or stores, and what is used under another name."""
+"""Keys without effect on a step: names, decoding, storage, and keys used under another name."""
 _SKIPPING = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
-"""Attention that skips what a window leaves out."""
+"""Attention that skips masked blocks."""
 _FUSED = ("sdpa", *_SKIPPING)
 TRAINER_WITHOUT_CACHE = 5
-"""Major version of transformers whose Trainer sets use_cache to False (5.23 does, 4.45 does not). Without that, keys and values
-for generating stay until a forward pass ends, in models that do not switch it off themselves under activation checkpointing."""
+"""Major version of transformers whose Trainer sets use_cache to False (5.23 does, 4.45 does not).
+
+Otherwise the key-value cache stays alive until a forward pass ends, in models that do not turn it
+off themselves under activation checkpointing."""
 _SLOW_PATHS = (
     "mamba",
     "bamba",
@@ -324,65 +313,30 @@ _SLOW_PATHS = (
     "granitemoehybrid",
     "falcon_h1",
 )
-"""Beginnings of the types of models whose layers run in plain torch operations where their own CUDA kernels are not installed."""
+"""Prefixes of model types that run plain torch code if their CUDA kernels are not installed."""
 
 
 def transformers_task(
     path: str, sequence_length: int | None, image_size: int | None, fused_attention: bool
 ) -> Task:
-    """The task of a configuration file, in fp32. Without `fused_attention` it is computed from plain products."""
+    """Return the task of a configuration file, in fp32. `fused_attention`: use fused kernels."""
     transformers = import_package("transformers", "transformers")
     transformers.logging.set_verbosity_error()
-    values = read_json(path)
-    if not isinstance(values, dict) or "model_type" not in values:
-        raise UnreadableInput(
-            f'{path} is not a transformers configuration: it has no "model_type".'
-        )
-    own_experts = (
-        str(values["model_type"]).startswith("llama4")
-        and values.get("experts_implementation") == "grouped_mm"
-    )
-    if own_experts:  # transformers has no such experts of Llama 4, and refuses the key
-        values = {key: value for key, value in values.items() if key != "experts_implementation"}
-    try:
-        config = transformers.AutoConfig.for_model(**_without_storage(values))
-    except (ValueError, TypeError) as error:
-        raise UnreadableInput(f"{path}: {str(error).splitlines()[0]}") from None
-    name = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
-    architecture = getattr(transformers, name, None)
-    if architecture is None:
-        raise UnknownName(
-            "transformers architecture",
-            name,
-            [n for n in dir(transformers) if n.startswith(name[:4])],
-        )
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    _longer_positions(text, sequence_length)
-    if int(transformers.__version__.split(".")[0]) >= TRAINER_WITHOUT_CACHE:
-        config.use_cache = text.use_cache = False
-    if (
-        getattr(config, "is_encoder_decoder", False)
-        and getattr(config, "decoder_start_token_id", None) is None
-    ):
-        config.decoder_start_token_id = (
-            getattr(config, "pad_token_id", None) or 0
-        )  # models shift their labels by it
+    values, own_experts = _read(path)
+    config = _config_of(transformers, values, path, sequence_length)
     wanted = values.get("attn_implementation") or values.get("_attn_implementation") or "sdpa"
-    model, taken_attention = _build(
-        transformers, architecture, config, fused_attention and wanted != "eager", wanted
-    )
+    name, architecture = _architecture(transformers, config)
+    model, attention = _build(transformers, architecture, config, fused_attention, wanted)
     notes = _notes(config, values, wanted)
-    if wanted in _SKIPPING and fused_attention and taken_attention != wanted:
+    if wanted in _SKIPPING and fused_attention and attention != wanted:
         notes += (
-            (
-                f"transformers' {name} cannot be built with {wanted} here, and its attention is"
-                f" traced as {taken_attention}."
-            ),
+            f"transformers' {name} cannot be built with {wanted} here, so its attention is traced"
+            f" as {attention}.",
         )
-        wanted = taken_attention
+        wanted = attention
     if own_experts:
         send_to_own_experts(model)
-    elif text.model_type == "llama4_text":
+    elif _text_of(config).model_type == "llama4_text":
         notes += (ALL_EXPERTS,)
     spec = f"transformers:{path}"
     special = pictures_with_more(name, config, image_size, sequence_length)
@@ -390,48 +344,109 @@ def transformers_task(
         if name != "CLIPModel":
             _refuse_length(name, sequence_length)
         return _task(spec, model, special, sequence_length, notes)
-    taken = _arguments(model)
     if getattr(model, "main_input_name", "input_ids") == "pixel_values":
-        if "ImageClassification" not in name:
-            raise TrainpaceError(
-                f"{name} takes images, and its loss needs more than their classes.",
-                "Name an architecture for classes (...ForImageClassification), or"
-                f" {', '.join(SPECIAL)}, or write a function of your own (FILE.py:FUNCTION).",
-            )
-        _refuse_length(name, sequence_length)
-        size = side_of(config, image_size)
-        return image_task(
-            spec, model, (config.num_channels, size, size), config.num_labels
-        )._replace(notes=notes)
-    if "labels" not in taken and "start_positions" not in taken:
+        task = _image_classifier(spec, name, model, config, image_size, sequence_length)
+        return task._replace(notes=notes)
+    _check_loss(name, model)
+    length, about_length = _length(_text_of(config), path, sequence_length)
+    notes += (*about_length, *_windows(_text_of(config), wanted, length))
+    inputs = words_or_speech(name, model, config, _text_of(config).vocab_size, length)
+    return _task(spec, model, inputs, length, notes)
+
+
+def _read(path: str) -> tuple[dict[str, Any], bool]:
+    """Return the values of a file, and True if it asks for Llama 4 with grouped experts."""
+    values = read_json(path)
+    if not isinstance(values, dict) or "model_type" not in values:
+        raise UnreadableInput(f'{path} is not a transformers configuration: no "model_type".')
+    is_llama4 = str(values["model_type"]).startswith("llama4")
+    if is_llama4 and values.get("experts_implementation") == "grouped_mm":
+        # transformers has no such experts for Llama 4 and rejects the key
+        return {k: v for k, v in values.items() if k != "experts_implementation"}, True
+    return values, False
+
+
+def _config_of(
+    transformers: Any, values: dict[str, Any], path: str, sequence_length: int | None
+) -> Any:
+    try:
+        config = transformers.AutoConfig.for_model(**_without_storage(values))
+    except (ValueError, TypeError) as error:
+        raise UnreadableInput(f"{path}: {str(error).splitlines()[0]}") from None
+    text = _text_of(config)
+    _longer_positions(text, sequence_length)
+    if int(transformers.__version__.split(".")[0]) >= TRAINER_WITHOUT_CACHE:
+        config.use_cache = text.use_cache = False
+    is_encoder_decoder = getattr(config, "is_encoder_decoder", False)
+    if is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        # models shift their labels by it
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    return config
+
+
+def _text_of(config: Any) -> Any:
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _architecture(transformers: Any, config: Any) -> tuple[str, Any]:
+    name = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
+    architecture = getattr(transformers, name, None)
+    if architecture is None:
+        similar = [n for n in dir(transformers) if n.startswith(name[:4])]
+        raise UnknownName("transformers architecture", name, similar)
+    return name, architecture
+
+
+def _image_classifier(
+    spec: str,
+    name: str,
+    model: nn.Module,
+    config: Any,
+    image_size: int | None,
+    sequence_length: int | None,
+) -> Task:
+    if "ImageClassification" not in name:
+        raise TrainpaceError(
+            f"{name} takes images, and its loss needs more than their classes.",
+            "Choose an architecture for classes (...ForImageClassification), or"
+            f" {', '.join(SPECIAL)}, or write a function of your own (FILE.py:FUNCTION).",
+        )
+    _refuse_length(name, sequence_length)
+    size = side_of(config, image_size)
+    return image_task(spec, model, (config.num_channels, size, size), config.num_labels)
+
+
+def _check_loss(name: str, model: nn.Module) -> None:
+    arguments = inspect.signature(model.forward).parameters
+    if "labels" not in arguments and "start_positions" not in arguments:
         raise TrainpaceError(
             f"{name} computes no loss from labels.",
-            'Name an architecture that does in "architectures" (...ForCausalLM,'
+            'Choose an architecture that does in "architectures" (...ForCausalLM,'
             " ...ForSequenceClassification), or write a function of your own (FILE.py:FUNCTION).",
         )
+
+
+def _length(text: Any, path: str, sequence_length: int | None) -> tuple[int, tuple[str, ...]]:
+    """Return the sequence length, and a note if it is assumed."""
     longest = next((n for n in map(text.__dict__.get, _LENGTHS) if n), None)
     length = sequence_length or min(longest or _DEFAULT_LENGTH, _DEFAULT_LENGTH)
     if longest is not None and length > longest:
         raise TrainpaceError(
-            f"the sequence length {length} is more than the {longest} positions of {path}."
+            f"the sequence length {length} exceeds the {longest} positions of {path}."
         )
     if sequence_length is None and (longest or 0) > length:
-        notes += (
-            (
-                f"Samples of {length:,} tokens are assumed, of the {longest:,} that the model takes"
-                " (--sequence-length)."
-            ),
+        note = (
+            f"Samples of {length:,} tokens are assumed; the model takes up to {longest:,}"
+            " (--sequence-length)."
         )
-    notes += _windows(text, wanted, length)
-    return _task(
-        spec, model, words_or_speech(name, model, config, text.vocab_size, length), length, notes
-    )
+        return length, (note,)
+    return length, ()
 
 
 def _refuse_length(name: str, sequence_length: int | None) -> None:
     if sequence_length is not None:
         raise TrainpaceError(
-            f"{name} takes no tokens, and has no sequence length.", "Leave --sequence-length out."
+            f"{name} takes no tokens and has no sequence length.", "Omit --sequence-length."
         )
 
 
@@ -455,7 +470,7 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target
 
 
 def _without_storage(values: Any) -> Any:
-    """The values without the keys that say how weights are stored, in their parts too: `Execution.precision` says the format."""
+    # how weights are stored does not matter: the precision of an execution decides
     if not isinstance(values, dict):
         return values
     return {
@@ -466,10 +481,10 @@ def _without_storage(values: Any) -> Any:
 def _build(
     transformers: Any, architecture: Any, config: Any, fused_attention: bool, wanted: str
 ) -> tuple[nn.Module, str]:
-    """The model, and its attention: what is `wanted`, or else sdpa or eager, as far as the architecture has it."""
+    """Return the model and its attention: as wanted, or else sdpa or eager if supported."""
     build = getattr(architecture, "_from_config", None) or architecture.from_config
     ways = {"eager": "eager"}
-    if fused_attention:
+    if fused_attention and wanted != "eager":
         ways = {"sdpa": "sdpa"} | ways
         if wanted in _SKIPPING:
             ways = {wanted: offer_to_transformers(transformers)} | ways
@@ -477,54 +492,32 @@ def _build(
         config._attn_implementation = implementation
         try:
             model: nn.Module = build(config)
-        except (
-            ValueError,
-            ImportError,
-            KeyError,
-        ):  # a model with classes of its own for each way looks it up by name
+        except (ValueError, ImportError, KeyError):
+            # a model with a class for each way raises KeyError
             if way == "eager":
                 raise
             continue
         break
-    if fused_attention and config.model_type == "mpt":
+    if len(ways) > 1 and config.model_type == "mpt":
         fuse_mpt_attention(model)
     return model, way
 
 
-def _arguments(model: nn.Module) -> Mapping[str, Any]:
-    return inspect.signature(model.forward).parameters
-
-
 def _notes(config: Any, values: Mapping[str, Any], attention: str) -> tuple[str, ...]:
-    """Sentences about the keys of the file that change nothing here."""
-    notes = []
-    known = {
+    """Return sentences about keys of the file that have no effect here."""
+    notes = [note for key, note in _UNUSED.items() if values.get(key)]
+    if attention not in (*_FUSED, "eager"):
+        notes.append(
+            f"The configuration's attn_implementation {attention} is unknown; sdpa is assumed."
+        )
+    is_dataclass = dataclasses.is_dataclass(config)
+    known = {field.name for field in dataclasses.fields(config)} if is_dataclass else set(values)
+    known |= {
         *_OF_NO_STEP,
+        *_UNUSED,
         *getattr(config, "attribute_map", ()),
         *getattr(config, "sub_configs", ()),
     }
-    known |= (
-        {field.name for field in dataclasses.fields(config)}
-        if dataclasses.is_dataclass(config)
-        else set(values)
-    )
-    if "quantization_config" in values:
-        known.add("quantization_config")
-        notes.append(
-            "The configuration's quantization_config is not used: weights are forecast in the"
-            " number format of the precision."
-        )
-    if values.get("gradient_checkpointing"):
-        known.add("gradient_checkpointing")
-        notes.append(
-            "The configuration's gradient_checkpointing is not used: --checkpointing full"
-            " recomputes activations."
-        )
-    if attention not in (*_FUSED, "eager"):
-        notes.append(
-            f"The configuration's attn_implementation {attention} is not known, and was taken as"
-            " sdpa."
-        )
     unknown = sorted(key for key in values if key not in known and not key.endswith("_token_id"))
     if unknown:
         notes.append(
@@ -534,14 +527,26 @@ def _notes(config: Any, values: Mapping[str, Any], attention: str) -> tuple[str,
     if config.model_type.startswith(_SLOW_PATHS):
         notes.append(
             f"The state-space layers of {config.model_type} are forecast as transformers' plain"
-            " torch code runs them. With the kernels of mamba-ssm, causal-conv1d or"
-            " flash-linear-attention installed they are faster and need less memory."
+            " torch code. The kernels of mamba-ssm, causal-conv1d or flash-linear-attention are"
+            " faster and need less memory."
         )
     return tuple(notes)
 
 
+_UNUSED = {
+    "quantization_config": (
+        "The configuration's quantization_config is not used: weights are forecast in the number"
+        " format of the precision."
+    ),
+    "gradient_checkpointing": (
+        "The configuration's gradient_checkpointing is not used: pass --checkpointing full."
+    ),
+}
+"""Keys that a user may expect to be used, with a note."""
+
+
 def _windows(config: Any, attention: str, length: int) -> tuple[str, ...]:
-    """A sentence where layers have windows of fewer tokens, of which their attention makes no use."""
+    """Return a note if layers have windows that their attention does not exploit."""
     sizes = [
         getattr(config, name, None)
         for name in ("sliding_window", "attention_chunk_size", "local_attention")
@@ -549,17 +554,16 @@ def _windows(config: Any, attention: str, length: int) -> tuple[str, ...]:
     window = min((size for size in sizes if isinstance(size, int) and size > 0), default=length + 1)
     if attention in _SKIPPING or window > length or not getattr(config, "use_sliding_window", True):
         return ()
-    return (
-        (
-            f"Its windows of {window} tokens save nothing under {attention}, which computes all"
-            ' scores and masks them: "attn_implementation": "flash_attention_2" or'
-            ' "flex_attention" in the configuration skips what they leave out.'
-        ),
+    note = (
+        f"Windows of {window} tokens save nothing with {attention}, which computes all scores and"
+        ' masks them. "attn_implementation": "flash_attention_2" or "flex_attention" in the'
+        " configuration skips masked blocks."
     )
+    return (note,)
 
 
 def _longer_positions(config: Any, sequence_length: int | None) -> None:
-    """Rotary and linear (ALiBi) positions have no table that ends: such a model takes any length."""
+    # rotary and linear (ALiBi) positions have no table, so such a model takes any length
     endless = config.model_type in ("mpt", "bloom") or any(
         getattr(config, name, None) for name in ("rope_theta", "rope_parameters", "rope_scaling")
     )
@@ -572,11 +576,11 @@ def _longer_positions(config: Any, sequence_length: int | None) -> None:
             setattr(config, name, sequence_length)
 
 
-# --- diffusers_config
-PIXELS_A_LATENT = 8
-"""The VAEs of Stable Diffusion and Flux make one latent of 8 x 8 pixels (Rombach et al. 2022, arXiv:2112.10752: f = 8)."""
+PIXELS_PER_LATENT = 8
+"""The VAEs of Stable Diffusion and Flux make one latent of 8 x 8 pixels (Rombach et al. 2022,
+arXiv:2112.10752: f = 8)."""
 MakeArguments = Callable[[Any, int, int, int | None], dict[str, Any]]
-"""(configuration, samples, side in latents, tokens of text or None for the model's usual number) -> arguments of the model."""
+"""(configuration, samples, side in latents, tokens of text or None) -> arguments of the model."""
 
 
 def diffusers_task(path: str, sequence_length: int | None, image_size: int | None) -> Task:
@@ -586,7 +590,7 @@ def diffusers_task(path: str, sequence_length: int | None, image_size: int | Non
     name = values.get("_class_name") if isinstance(values, dict) else None
     if not isinstance(name, str):
         raise UnreadableInput(
-            f'{path} is not a configuration of a diffusers model: it has no "_class_name".'
+            f'{path} is not a configuration of a diffusers model: no "_class_name".'
         )
     if name not in _INPUTS:
         raise UnknownName(
@@ -597,22 +601,24 @@ def diffusers_task(path: str, sequence_length: int | None, image_size: int | Non
         )
     model: nn.Module = getattr(diffusers, name).from_config(values)
     config: Any = model.config
-    if image_size is not None and image_size % PIXELS_A_LATENT:
+    if image_size is not None and image_size % PIXELS_PER_LATENT:
         raise TrainpaceError(
-            f"an image size of {image_size} is no multiple of {PIXELS_A_LATENT}, a latent's pixels."
+            f"the image size {image_size} is not a multiple of {PIXELS_PER_LATENT} pixels per latent."
         )
     side = (
-        image_size // PIXELS_A_LATENT if image_size else getattr(config, "sample_size", None) or 128
+        image_size // PIXELS_PER_LATENT
+        if image_size
+        else getattr(config, "sample_size", None) or 128
     )
     inputs = _INPUTS[name]
 
     def make_batch(n: int) -> dict[str, Any]:
         return inputs(config, n, side, sequence_length)
 
-    sample = f"{side * PIXELS_A_LATENT} x {side * PIXELS_A_LATENT} image"
+    sample = f"{side * PIXELS_PER_LATENT} x {side * PIXELS_PER_LATENT} image"
     note = (
-        "Latents and text embeddings are inputs: no VAE and no text encoder is in the step"
-        " (docs/tasks.md shows how)."
+        "Latents and text embeddings are inputs: the step has no VAE and no text encoder"
+        " (docs/tasks.md shows how to add them)."
     )
     return Task(
         f"diffusers:{path}",
@@ -633,7 +639,7 @@ def _forward(model: nn.Module, batch: Any) -> Any:
 
 
 def _noise_loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """The squared error of predicting the noise that was mixed into the latents (Ho et al. 2020, arXiv:2006.11239, eq. 14)."""
+    """Return the squared error of the predicted noise (Ho et al. 2020, arXiv:2006.11239, eq. 14)."""
     name = "sample" if "sample" in batch else "hidden_states"
     latents = batch[name]
     noise = torch.randn_like(latents)
@@ -662,9 +668,8 @@ def _conditioned_unet(c: Any, n: int, side: int, tokens: int | None) -> dict[str
     batch = _unet(c, n, side, tokens) | {
         "encoder_hidden_states": torch.randn(n, tokens or 77, width)
     }
-    if (
-        c.addition_embed_type == "text_time"
-    ):  # of SDXL: six numbers of size and crop, each embedded, beside the text
+    if c.addition_embed_type == "text_time":
+        # SDXL embeds six numbers of size and crop beside the text
         text = c.projection_class_embeddings_input_dim - 6 * c.addition_time_embed_dim
         batch["added_cond_kwargs"] = {
             "text_embeds": torch.randn(n, text),

@@ -1,21 +1,18 @@
 """A recorded step, and workloads at sequence lengths between those that were traced.
 
-[recorded_operators] One form of a step as it was recorded: every operator in its order, each number affine in the batch size.
+A recording holds every operator in order, with each number affine in the batch size. From it follow
+the table in which alike operators share a row, the moments that can be the peak of memory, and the
+blocks. It needs no torch, so a workload at another length can be computed wherever it is read.
 
-From it follow the table in which alike operators share a row, the moments that can be the peak of memory, and the blocks. It
-needs no torch, so that a recording can be made of others at other sequence lengths (`trainpace.workload.recording`) wherever a
-workload is read.
+Every number of a step (FLOPs, bytes, sizes, bytes alive) is a polynomial of degree 2 at most in the
+sequence length, as long as the same operators run. Recordings at three lengths give the polynomial.
+A fourth, at the end of the range, checks it. If it fails (a sliding window begins to matter in
+between, for example), there is no family. The numbers are whole, so the result equals a trace at
+that length to the last bit.
 
-[family] One trace for any sequence length: workloads of a model between lengths at which it was traced.
-
-Every number of a step (FLOPs, bytes, sizes, bytes alive) is a polynomial of degree 2 at most in the length, as long as the same
-operators run. Recordings at three lengths give the polynomial; a fourth, which is as long or as short as any that is asked for,
-shows that it holds. Where it does not (a sliding window that begins to matter in between, say) there is no family. Numbers are
-whole, so that what comes out is the trace at that length to the last bit.
-
-A model that fills its sequences up to whole chunks (Mamba-2 to 256 tokens) has one polynomial at multiples of the chunk and
-others between them. A family therefore speaks only for lengths as far apart as the traced ones are: in steps of the greatest
-common divisor of the differences between them.
+A model that pads its sequences to whole chunks (Mamba-2 to 256 tokens) has one polynomial at
+multiples of the chunk and others in between. A family therefore holds only lengths in steps of the
+greatest common divisor of the differences between its traced lengths.
 """
 
 import math
@@ -40,13 +37,13 @@ from trainpace.workload.workload import (
     Workload,
 )
 
-# --- recorded_operators
 BATCHES = (2, 3, 5)
 """The batch sizes of the three steps that are traced. At size 1 torch drops dimensions and copies."""
 MOMENTS = 64
-"""The number of a step's moments that a workload holds for its page, the peaks for a batch of 1 and of many among them."""
+"""Moments of a step that a workload stores for charts, including the peaks for small and large
+batches."""
 READ = slice(1, 3)
-"""Where the bytes read and written stand among a row's numbers: FLOPs, both, then its sizes."""
+"""Columns of bytes read and written. A row has FLOPs, both, then its sizes."""
 GRADIENTS, ACTIVATIONS, A_SAMPLE = range(3)
 """The columns of `Recording.alive`."""
 BLOCK_BYTES = (
@@ -61,14 +58,17 @@ BLOCK_BYTES = (
     "dispatched_bytes",
     "expert_saved_bytes",
 )
-"""The fields of `Blocks` that are bytes; those that end in working_bytes are the most of several moments."""
+"""Fields of `Blocks` in bytes. Those that end in working_bytes are the largest of several moments."""
 
 
 class BlockSizes(Record):
-    """What a recording holds of the repeated blocks. `fixed`: the fields of `Blocks` that are neither bytes nor rows.
+    """Sizes of the repeated blocks.
 
-    sizes: bytes at the first two of BATCHES, 2 x the fields of `BLOCK_BYTES`, 0 for the working bytes, of which there are as many
-    as moments: `working`, `after_working`, 2 x moments each.
+    Attributes:
+        fixed: Fields of `Blocks` that are neither bytes nor rows.
+        sizes: Bytes at the first two of BATCHES, 2 x the fields of `BLOCK_BYTES`. 0 for working
+            bytes.
+        working, after_working: Working bytes, 2 x moments.
     """
 
     fixed: dict[str, int | str]
@@ -78,13 +78,18 @@ class BlockSizes(Record):
 
 
 class Recording(Record):
-    """A step's operators of n calls, of which g differ, and what is alive at each.
+    """The n calls of a step, of which g differ, and the bytes alive at each.
 
-    kind, function, phase, module, half, launches: of the different ones. inside, role: whether they run in the repeated blocks,
-    and their `Role`; role is empty where there are no blocks. numbers: g x 19 x 2, FLOPs, bytes read and written and sizes, each
-    with its constant and its slope over the batch size. order: which of them each of the n calls is. alive: n x 3, bytes of
-    gradients, of activations, and of activations a sample. states: bytes of parameters, optimizer states, paged ones, and frozen
-    parameters.
+    Attributes:
+        kind, function, phase, module, half, launches: Of the g different calls.
+        inside: True for calls in the repeated blocks.
+        role: `Role` of the calls; empty without blocks.
+        numbers: g x 19 x 2. FLOPs, bytes read, bytes written and sizes, each with its constant and
+            its slope over the batch size.
+        order: Index of each of the n calls among the g.
+        alive: n x 3. Bytes of gradients, of activations, and of activations per sample.
+        states: Bytes of parameters, optimizer states, paged states and frozen parameters.
+        blocks: Sizes of the repeated blocks.
     """
 
     kind: tuple[str, ...]
@@ -102,7 +107,7 @@ class Recording(Record):
     blocks: BlockSizes | None = None
 
     def form(self) -> TracedForm:
-        """The workload's form that such a step is."""
+        """Return the form of the workload."""
         parameters, optimizer, paged, frozen = self.states
         memory = MemoryProfile(
             parameter_bytes=parameters,
@@ -121,7 +126,7 @@ class Recording(Record):
         return TracedForm(operators=operators, memory=memory, blocks=blocks)
 
     def operators(self) -> tuple[Operators, np.ndarray]:
-        """The table, and which operator is the first of each of its rows."""
+        """Return the table, and the first operator of each of its rows."""
         heads, counts = self._alike()
         first = self.order[heads]
         words: dict[str, Any] = {
@@ -142,31 +147,27 @@ class Recording(Record):
         return table, first
 
     def _alike(self) -> tuple[np.ndarray, np.ndarray]:
-        """(the first call, the calls) of each row: alike operators together, in order of first appearance.
+        """Return (first call, calls) of each row: alike operators in order of first appearance.
 
-        Those inside and outside of the blocks are kept apart, and those of different roles.
+        Operators inside and outside the blocks, or with different roles, have rows of their own.
         """
-        keys = []
-        for i in range(len(self.kind)):
-            place = (bool(self.inside[i]), self.role[i]) if self.role else None
-            said = (
-                self.kind[i],
-                self.function[i],
-                self.phase[i],
-                bool(self.half[i]),
-                int(self.launches[i]),
-                place,
-            )
-            keys.append((said, self.numbers[i].tobytes()))
-        number_of: dict[Any, int] = {}
-        same = np.array([number_of.setdefault(key, len(number_of)) for key in keys])
-        of_call = same[self.order]
-        _, heads, counts = np.unique(of_call, return_index=True, return_counts=True)
+        same = _numbered([key[:3] + key[4:] for key in self.keys()])
+        _, heads, counts = np.unique(same[self.order], return_index=True, return_counts=True)
         by_appearance = np.argsort(heads)
         return heads[by_appearance], counts[by_appearance]
 
+    def keys(self) -> list[tuple[Any, ...]]:
+        """Return everything by which the g operators differ: the module comes fourth."""
+        places: Sequence[Any] = [None] * len(self.kind)
+        if self.role:
+            places = list(zip(self.inside.tolist(), self.role, strict=True))
+        numbers = [row.tobytes() for row in self.numbers]
+        columns = (self.kind, self.function, self.phase, self.module)
+        plain = (self.half.tolist(), self.launches.tolist(), places, numbers)
+        return list(zip(*columns, *plain, strict=True))
+
     def _moments(self) -> np.ndarray:
-        """The fullest moment of each stretch of operators, and where it lies in its phase by the bytes that operators moved."""
+        """Return the peak of each stretch of operators, placed in its phase by bytes moved."""
         codes = np.array([PHASES.index(phase) for phase in self.phase])
         phase = codes[self.order]
         at_second = self.numbers[:, :, 0] + self.numbers[:, :, 1] * BATCHES[1]
@@ -186,40 +187,34 @@ class Recording(Record):
         return np.stack([phase[rows].astype(float), share[rows], *alive], axis=1)
 
 
-def together(recording: Recording, numbers: Floats | None = None) -> Recording:
-    """The recording with operators that are the same kept once. `numbers`: more of each by which they may differ, n x any."""
-    r = recording
-    more = [b""] * len(r.kind) if numbers is None else [row.tobytes() for row in numbers]
+def _numbered(keys: Sequence[Any]) -> np.ndarray:
+    """Return a number for each key, equal for equal keys, in order of first appearance."""
     number_of: dict[Any, int] = {}
-    firsts: list[int] = []
-    same = []
-    for i in range(len(r.kind)):
-        place = (bool(r.inside[i]), r.role[i]) if r.role else None
-        said = (
-            r.kind[i],
-            r.function[i],
-            r.phase[i],
-            r.module[i],
-            bool(r.half[i]),
-            int(r.launches[i]),
-            place,
-        )
-        number = number_of.setdefault((said, r.numbers[i].tobytes(), more[i]), len(firsts))
-        if number == len(firsts):
-            firsts.append(i)
-        same.append(number)
-    kept = np.array(firsts)
+    return np.array([number_of.setdefault(key, len(number_of)) for key in keys])
+
+
+def together(recording: Recording, numbers: Floats) -> Recording:
+    """Return the recording with equal operators stored once.
+
+    `numbers` (n x any) are further numbers by which operators may differ.
+    """
+    r = recording
+    more = [row.tobytes() for row in numbers]
+    same = _numbered(list(zip(r.keys(), more, strict=True)))
+    _, firsts = np.unique(same, return_index=True)
     words: dict[str, Any] = {
         name: tuple(getattr(r, name)[i] for i in firsts)
         for name in ("kind", "function", "phase", "module", *(["role"] if r.role else []))
     }
-    columns = {name: getattr(r, name)[kept] for name in ("half", "launches", "inside", "numbers")}
-    return msgspec.structs.replace(r, **words, **columns, order=np.array(same)[r.order])
+    columns = {name: getattr(r, name)[firsts] for name in ("half", "launches", "inside", "numbers")}
+    return msgspec.structs.replace(r, **words, **columns, order=same[r.order])
 
 
 def _peaks(gradient: np.ndarray, constant: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """The moments on the upper envelope of total bytes over the batch size: the others are never the peak. And one with all
-    gradients, which tells how many there are."""
+    """Return moments on the upper envelope of total bytes over the batch size.
+
+    Other moments are never the peak. One moment has all gradients, which tells their size.
+    """
     slope = np.maximum(slope, 0.0)
     total = gradient + constant
     envelope: list[int] = []
@@ -240,7 +235,7 @@ def _blocks(
         ("after_working_bytes", blocks.after_working),
     ):
         sizes[:, BLOCK_BYTES.index(name)] = np.max(moments, axis=1, initial=0.0)
-    # a maximum over moments is convex in the batch size, so that its line may cross zero
+    # a maximum over moments is convex in the batch size, so its line may cross zero
     slope = np.maximum((sizes[1] - sizes[0]) / (BATCHES[1] - BATCHES[0]), 0.0)
     constant = np.maximum(sizes[0] - slope * BATCHES[0], 0.0)
     pairs = [(float(c), float(s)) for c, s in zip(constant, slope, strict=True)]
@@ -248,26 +243,29 @@ def _blocks(
     return Blocks(**fields, operator_counts=np.where(inside, counts, 0), roles=roles)
 
 
-# --- family
 GRID = 32
-"""Lengths of a family differ by multiples of it: memory-efficient attention keeps sums of 32 queries at a time, the last ones
-filled up (kAlignLSE in ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h)."""
+"""Lengths of a family differ by multiples of this. Memory-efficient attention stores sums of 32
+queries at a time (kAlignLSE in ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h).
+"""
 MEMBERS = 4
-"""Lengths that are traced for a family: three for the polynomials, and one to check them."""
+"""Traced lengths of a family: three for the polynomials, and one to check them."""
 TOLERANCE = 1e-12, 1e-6
-"""Relative and absolute, for the few numbers that are not whole: rows that are divided evenly among experts."""
+"""Relative and absolute tolerance. Rows divided evenly among experts are not whole numbers."""
 _SHARED = ("kind", "function", "phase", "module", "role")
 _SAME = ("half", "launches", "inside")
 
 Traced = tuple[Workload, Mapping[Form, Recording]]
-"""A workload, and the recordings that its forms were made of."""
+"""A workload, and the recordings of its forms."""
 
 
 class Family(Record):
     """Workloads of one model at lengths from `least` to `most`, in steps of `step` tokens.
 
-    lengths: of `recordings`, of which every form has one a length. first: the workload at the first of them; sample_bytes: at
-    each of them.
+    Attributes:
+        lengths: Lengths of the recordings.
+        first: Workload at the first of `lengths`.
+        sample_bytes: Bytes per sample at each of `lengths`.
+        recordings: Recordings of each form at `lengths`.
     """
 
     least: int
@@ -283,11 +281,11 @@ class Family(Record):
 
     @property
     def size(self) -> int:
-        """How many lengths it holds."""
+        """Number of lengths in the family."""
         return (self.most - self.least) // self.step + 1
 
     def at(self, length: int) -> Workload:
-        """The workload at a length that it holds."""
+        """Return the workload at a length in the family."""
         forms = {
             name: _between(some, self.lengths, length).form()
             for name, some in self.recordings.items()
@@ -305,58 +303,68 @@ class Family(Record):
 
 
 def points_of(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Those of ascending lengths at which a family of them is traced: the ends, and two between."""
+    """Return the lengths at which a family is traced: both ends, and two in between."""
     last = len(lengths) - 1
     return tuple(dict.fromkeys(lengths[round(last * i / (MEMBERS - 1))] for i in range(MEMBERS)))
 
 
 def family_of(traced: Mapping[int, Traced]) -> Family | None:
-    """The family of as many traces as MEMBERS, by their lengths; None where they are not of one."""
+    """Return the family of MEMBERS traces by length, or None if they are not one."""
     lengths = sorted(traced)
     if len(lengths) != MEMBERS or len({length % GRID for length in lengths}) > 1:
         return None
-    *known, checked = (
-        lengths[0],
-        lengths[-1],
-        lengths[2],
-        lengths[1],
-    )  # a threshold within the range shows in one of them
+    # a threshold within the range shows in one of them
+    known, checked = (lengths[0], lengths[-1], lengths[2]), lengths[1]
     heads = [replace(traced[length][0], forms={}) for length in lengths]
-    if any(
-        _aside(head) != _aside(heads[0]) or head.sample != _sample(heads[0], head.sequence_length)
-        for head in heads
-    ):
+    if not all(_is_alike(head, heads[0]) for head in heads):
         return None
     first = traced[known[0]][0]
-    recordings: dict[str, tuple[Recording, ...]] = {}
+    recordings = {}
     for form in first.forms:
         some = [traced[length][1][form] for length in known]
-        there = traced[checked][1][form]
-        if any(_structure(one) != _structure(some[0]) for one in (*some[1:], there)):
-            return None
-        if not _agree(_between(some, known, checked), there):
+        if not _is_between(some, known, traced[checked][1][form], checked):
             return None
         numbers = np.concatenate([one.numbers.reshape(len(one.kind), -1) for one in some], axis=1)
-        recordings[form] = tuple(together(one, numbers) for one in some)
+        recordings[str(form)] = tuple(together(one, numbers) for one in some)
     return Family(
         least=lengths[0],
         most=lengths[-1],
         step=math.gcd(*(length - lengths[0] for length in lengths)),
-        lengths=tuple(known),
+        lengths=known,
         first=first,
         sample_bytes=tuple(traced[length][0].sample_bytes for length in known),
         recordings=recordings,
     )
 
 
+def _is_alike(head: Workload, first: Workload) -> bool:
+    """Return True if workloads differ only in what follows from the length."""
+    return (
+        head.sample == _sample(first, head.sequence_length)
+        and replace(
+            first,
+            sample=head.sample,
+            sequence_length=head.sequence_length,
+            sample_bytes=head.sample_bytes,
+        )
+        == head
+    )
+
+
+def _is_between(
+    some: Sequence[Recording], lengths: Sequence[int], found: Recording, length: int
+) -> bool:
+    """Return True if a recording is what the others predict at its length."""
+    if any(_structure(one) != _structure(some[0]) for one in (*some[1:], found)):
+        return False
+    relative, absolute = TOLERANCE
+    pairs = zip(_arrays(_between(some, lengths, length)), _arrays(found), strict=True)
+    return all(np.allclose(a, b, rtol=relative, atol=absolute) for a, b in pairs)
+
+
 def _sample(workload: Workload, length: int | None) -> str:
-    """The words for a sample of that length."""
+    """Return the description of a sample of that length."""
     return re.sub(rf"\b{workload.sequence_length}\b", str(length), workload.sample)
-
-
-def _aside(workload: Workload) -> Workload:
-    """What has to be the same at every length."""
-    return replace(workload, sample="", sequence_length=None, sample_bytes=0.0)
 
 
 def _structure(r: Recording) -> tuple[Any, ...]:
@@ -393,10 +401,10 @@ def _between(some: Sequence[Recording], lengths: Sequence[int], length: int) -> 
 
 
 def _polynomial(values: Sequence[np.ndarray], lengths: Sequence[int], length: int) -> np.ndarray:
-    """The value at a length of the polynomial through the values at three others (Newton's divided differences).
+    """Evaluate the polynomial through values at three lengths (Newton's divided differences).
 
-    Coefficients are whole numbers or halves of them, so that nothing is rounded below 2^53, or below 2^63 where a long double
-    has the digits for it.
+    Coefficients are whole or half numbers, so nothing is rounded below 2^53, or below 2^63 if a
+    long double has the digits.
     """
     x0, x1, x2 = (np.longdouble(x) for x in lengths)
     y0, y1, y2 = (np.asarray(value, dtype=np.longdouble) for value in values)
@@ -407,14 +415,8 @@ def _polynomial(values: Sequence[np.ndarray], lengths: Sequence[int], length: in
     return result
 
 
-def _agree(expected: Recording, found: Recording) -> bool:
-    relative, absolute = TOLERANCE
-    pairs = zip(_arrays(expected), _arrays(found), strict=True)
-    return all(np.allclose(a, b, rtol=relative, atol=absolute) for a, b in pairs)
-
-
 class Lengths(Record):
-    """Workloads of one model at several sequence lengths: those that were traced, and families that hold the others."""
+    """Workloads of one model at several lengths: traced ones, and families with the others."""
 
     traced: tuple[Workload, ...]
     families: tuple[Family, ...] = ()
@@ -427,20 +429,17 @@ class Lengths(Record):
 
 
 def cover(lengths: Sequence[int], trace: Callable[[int], Traced]) -> Lengths:
-    """Traces as few of these lengths as tell all of them.
+    """Trace as few lengths as determine all of them.
 
-    Where four of them make no family, those below and those above the middle are tried apart; four or fewer are all traced. What
-    a family leaves out, because its lengths are further apart, is tried among itself.
+    If four lengths make no family, the lower and upper halves are tried separately; four or fewer
+    are all traced. Lengths that a family skips, because they lie off its steps, are tried next.
     """
     traced: dict[int, Traced] = {}
     families: list[Family] = []
-    left = [
-        [n for n in lengths if n % GRID == rest] for rest in sorted({n % GRID for n in lengths})
-    ]
-    while left:
-        some = sorted(left.pop())
-        if not some:
-            continue
+    rests = sorted({n % GRID for n in lengths})
+    todo = [sorted(n for n in lengths if n % GRID == rest) for rest in rests]
+    while todo:
+        some = todo.pop()
         points = points_of(some)
         for length in points:
             if length not in traced:
@@ -448,9 +447,9 @@ def cover(lengths: Sequence[int], trace: Callable[[int], Traced]) -> Lengths:
         family = family_of({length: traced[length] for length in points})
         if family is not None:
             families.append(family)
-            left += [[n for n in some if n not in traced and not family.holds(n)]]
+            skipped = [n for n in some if n not in traced and not family.holds(n)]
+            todo += [skipped] if skipped else []
         elif len(some) > MEMBERS:
-            left += [some[: len(some) // 2], some[len(some) // 2 :]]
-    return Lengths(
-        traced=tuple(traced[length][0] for length in sorted(traced)), families=tuple(families)
-    )
+            todo += [some[: len(some) // 2], some[len(some) // 2 :]]
+    workloads = tuple(traced[length][0] for length in sorted(traced))
+    return Lengths(traced=workloads, families=tuple(families))

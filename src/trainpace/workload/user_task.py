@@ -1,20 +1,13 @@
 """Tasks from the user's own file.
 
-[user_data] The samples of a user's task: whatever he trains on, as something with a length, and batches of it.
+A function returns the parts of a training, as (model, loss, optimizer, dataset) or a dict; a
+Hugging Face Trainer or one derived from it, such as TRL's SFTTrainer; or a LightningModule with its
+data. docs/tasks.md shows each.
 
-[lightning_task] A task from a LightningModule: its `training_step`, and the optimizers that it configures.
-
-Under automatic optimisation the step is forward, backward and one update, as of any task. Under manual optimisation
-`training_step` does all of it, and is traced as a whole.
-
-[trainer_task] A task from a Trainer of Hugging Face's transformers, or from one made after it, such as TRL's SFTTrainer.
-
-Its loss is the Trainer's own `compute_loss` on the batches of its own loader; its arguments say how a step is executed.
-
-[user_task] A task from what a function in the user's own file returns.
-
-Parts of a training, as (model, loss, optimizer, dataset) or a dict by their names; a Hugging Face Trainer; or a LightningModule
-with its data. docs/tasks.md shows each.
+The loss of a Trainer is its own `compute_loss` on batches of its own loader; its arguments say how
+a step is executed. A LightningModule under automatic optimization has forward, backward and one
+update like any task; under manual optimization `training_step` does everything and is traced as a
+whole.
 """
 
 import contextlib
@@ -45,14 +38,13 @@ from trainpace.workload.task import (
     own_loss,
 )
 
-# --- user_data
 TAKEN_OF_A_STREAM = 256
 LOOKED_AT, LOOKED_AT_WHERE_THEY_VARY = 32, 512
 BATCHES_TRIED, USUAL_BATCH = 16, 8
 
 
 class Samples(NamedTuple):
-    """A data set with a length, what makes a batch of a list of its samples, and the batch size of its loader, if it had one."""
+    """A dataset with a length, its collate function, and the batch size of its loader, if any."""
 
     dataset: Any
     collate: Callable[[list[Any]], Any]
@@ -60,37 +52,37 @@ class Samples(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def batch(self, n: int) -> Any:
-        """The first n samples, from the beginning again where there are fewer."""
+        """Return the first n samples, starting over if there are fewer."""
         return self.collate([self.dataset[i % len(self.dataset)] for i in range(n)])
 
 
 def samples_of(data: Any, collate: Callable[[list[Any]], Any] | None, where: str) -> Samples:
-    """From a data set, a stream of samples or a DataLoader. `collate` comes before the loader's, and that before the data set's
-    own `collate_fn`. `where` names it in errors."""
+    """Return samples from a dataset, a stream of samples or a DataLoader.
+
+    Args:
+        data: The user's data.
+        collate: Has priority over the loader's function, and that over the dataset's `collate_fn`.
+        where: Names the data in errors.
+    """
     batch_size: int | None = None
     notes: tuple[str, ...] = ()
     if isinstance(data, DataLoader):
         batch_size = data.batch_size
         collate = collate or data.collate_fn
         data = data.dataset
-    if isinstance(data, IterableDataset) or (
-        not hasattr(data, "__getitem__") and hasattr(data, "__iter__")
-    ):
+    has_items = hasattr(data, "__getitem__")
+    if isinstance(data, IterableDataset) or (not has_items and hasattr(data, "__iter__")):
         data = list(itertools.islice(iter(data), TAKEN_OF_A_STREAM))
-        notes = (f"Of the stream of samples the first {len(data)} were taken.",)
-    if (
-        not hasattr(data, "__getitem__")
-        or not hasattr(data, "__len__")
-        or isinstance(data, Mapping)
-        or not len(data)
-    ):
+        notes = (f"Only the first {len(data)} samples of the stream were used.",)
+        has_items = True
+    if not has_items or isinstance(data, Mapping) or not getattr(data, "__len__", lambda: 0)():
         raise TrainpaceError(f"the dataset of {where} needs __len__ above 0 and __getitem__.")
     collate = collate or getattr(data, "collate_fn", None) or _collate_of(data[0])
     return Samples(data, _plain(collate), batch_size, notes)
 
 
 def with_samples(task: Task, samples: Samples, where: str) -> Task:
-    """The task on these samples, which it describes, with the batch size of their loader among its settings."""
+    """Return the task with these samples, described, and the batch size of their loader."""
     batch_to_trace, notes = _typical(samples, where)
     sample, length = _described(batch_to_trace(1), samples.dataset[0])
     settings: dict[str, Any] = (
@@ -110,8 +102,10 @@ def with_samples(task: Task, samples: Samples, where: str) -> Task:
 
 
 def _typical(samples: Samples, where: str) -> tuple[Callable[[int], Any], tuple[str, ...]]:
-    """(what makes a batch to trace, notes). Where samples vary in size, the batch repeats the one that is nearest to what a
-    sample takes in batches of the loader's size, padding included: a trace has to grow by as much with every sample.
+    """Return (function that makes a batch to trace, notes).
+
+    A trace must grow equally with every sample. If samples vary in size, the batch repeats the one
+    closest to the mean size in batches of the loader's size, padding included.
     """
     dataset, sizes = samples.dataset, []
     for looked_at in (LOOKED_AT, LOOKED_AT_WHERE_THEY_VARY):
@@ -130,14 +124,14 @@ def _typical(samples: Samples, where: str) -> tuple[Callable[[int], Any], tuple[
     mean = sum(in_batches) / len(in_batches)
     chosen = min(range(len(alone)), key=lambda i: abs(alone[i] - mean))
     note = (
-        f"Samples of {where} vary in size by a factor of {max(sizes) / max(1, min(sizes)):.1f};"
-        f" traced with one of the mean size that they have in batches of {n}."
+        f"Samples of {where} vary in size by a factor of {max(sizes) / max(1, min(sizes)):.1f}. The"
+        f" trace uses the mean size in batches of {n}."
     )
     return lambda size: samples.collate([dataset[chosen]] * size), (*samples.notes, note)
 
 
 def _described(batch: Any, sample: Any) -> tuple[str, int | None]:
-    """(a sample in words, its number of tokens where it has any), from a batch of one and the sample itself."""
+    """Return (description, number of tokens or None) of a sample, from a batch of one."""
     if isinstance(batch, Mapping):
         ids = batch.get("input_ids")
         if isinstance(ids, torch.Tensor) and ids.dim() == 2:
@@ -166,7 +160,7 @@ def _collate_of(sample: Any) -> Callable[[list[Any]], Any]:
 
 
 def _plain(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """With a plain dict for every mapping that is none, as Hugging Face's BatchEncoding is not."""
+    """Turn mappings that are no dict, such as Hugging Face's BatchEncoding, into dicts."""
 
     def plain(samples: list[Any]) -> Any:
         batch = collate(samples)
@@ -176,7 +170,7 @@ def _plain(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
 
 def _elements(tree: Any) -> int:
-    """Numbers in the tensors of a sample or batch, and in its plain lists, as of token ids."""
+    """Count the numbers in tensors of a sample or batch, and in plain lists such as token ids."""
     if isinstance(tree, Mapping):
         return sum(map(_elements, tree.values()))
     if isinstance(tree, list | tuple):
@@ -193,7 +187,7 @@ def _elements(tree: Any) -> int:
 
 
 def _holds_padding(batch: Any) -> bool:
-    """Whether a real batch's attention mask leaves something out."""
+    """Return True if the attention mask of a real batch masks anything."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     return (
         isinstance(mask, torch.Tensor)
@@ -202,13 +196,15 @@ def _holds_padding(batch: Any) -> bool:
     )
 
 
-# --- lightning_task
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-DATA = "Return (module, DataLoader or dataset), or give the module a train_dataloader()."
+DATA = "Return (module, DataLoader or dataset), or add train_dataloader() to the module."
 
 
 def lightning_data(made: Any) -> tuple[Any, Any] | None:
-    """(module, its data or None) of a LightningModule, alone, as (module, data) or as {model, dataset}; None for all else."""
+    """Return (LightningModule, data or None), or None for anything else.
+
+    The user returns a module, (module, data) or {model, dataset}.
+    """
     if isinstance(made, dict) and set(made) <= {"model", "dataset"}:
         made = (made.get("model"), made.get("dataset"))
     module, data = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
@@ -226,16 +222,15 @@ def lightning_task(name: str, module: Any, data: Any, where: str) -> Task:
     if len(optimizers) != 1:
         raise TrainpaceError(
             f"{type(module).__name__} configures {len(optimizers)} optimizers under automatic"
-            " optimisation.",
-            "One is needed; several need `self.automatic_optimization = False`, and a training_step"
-            " that steps them.",
+            " optimization, which needs one.",
+            "For several set `self.automatic_optimization = False` and step them in training_step.",
         )
     task = Task(name, TrainingStep(module), _forward, _loss, samples.batch, optimizers[0], "")
     return with_samples(task, samples, where)
 
 
 class TrainingStep(nn.Module):
-    """A LightningModule whose call is its `training_step`, so that any engine can wrap it."""
+    """A LightningModule called by its `training_step`, so that any engine can wrap it."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -287,7 +282,7 @@ def _loader(package: Any, module: Any, data: Any, where: str) -> Any:
     ):
         raise TrainpaceError(
             f"{where} has several DataLoaders.",
-            "Return one whose samples hold all that a step takes.",
+            "Return one whose samples hold everything that a step needs.",
         )
     return data
 
@@ -299,7 +294,7 @@ def _overrides(package: Any, module: Any, name: str) -> bool:
 def _set_up(
     package: Any, module: Any, loader: Any, where: str
 ) -> tuple[torch.optim.Optimizer, ...]:
-    """The module's optimizers, made by a Trainer of Lightning's that the module then belongs to, as in `fit`."""
+    """Return the module's optimizers, made by a Trainer that is attached as in `fit`."""
     for logger in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric"):
         logging.getLogger(logger).setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -307,18 +302,17 @@ def _set_up(
         trainer = package.Trainer(accelerator="cpu", devices=1, barebones=True, max_epochs=1)
         module.trainer = trainer
         trainer.strategy.connect(module)
-        with contextlib.suppress(AttributeError):  # where estimated_stepping_batches asks for it
+        with contextlib.suppress(AttributeError):  # for estimated_stepping_batches
             trainer.fit_loop._data_source.instance = loader
         module.configure_model()
         if hasattr(module, "setup") and _overrides(package, module, "setup"):
             module.setup("fit")
         trainer.strategy.setup_optimizers(trainer)
     if not trainer.optimizers:
-        raise TrainpaceError(f"configure_optimizers of {where} gives no optimizer.")
+        raise TrainpaceError(f"configure_optimizers of {where} returns no optimizer.")
     return tuple(trainer.optimizers)
 
 
-# --- trainer_task
 T = TypeVar("T")
 ARGUMENTS = "transformers.training_args"
 
@@ -329,7 +323,7 @@ def is_trainer(made: Any) -> bool:
 
 
 def as_with_a_gpu(make: Callable[[], T]) -> T:
-    """What `make` returns, also where it asks for bf16, which TrainingArguments refuse on a machine without a GPU."""
+    """Call `make`, and let it ask for bf16, which TrainingArguments reject without a GPU."""
     try:
         return make()
     except ValueError as error:
@@ -350,7 +344,7 @@ def _bf16_is_there(arguments: Any) -> Iterator[None]:
 
 
 def trainer_task(name: str, trainer: Any) -> Task:
-    """Raises TrainpaceError where its optimizer cannot be made here."""
+    """Return the task of a Trainer. Raises TrainpaceError if its optimizer cannot be made here."""
     kind = type(trainer).__name__
     if trainer.train_dataset is None:
         raise TrainpaceError(f"the {kind} of {name} has no train_dataset.")
@@ -365,17 +359,16 @@ def trainer_task(name: str, trainer: Any) -> Task:
         settings["precision"] = "bf16"
         for parameter in trainer.model.parameters():
             if parameter.dtype == torch.float32:
-                parameter.keeps_dtype = (
-                    True  # adapters, and norms of a model that was prepared for them
-                )
+                # adapters, and norms of a model that was prepared for them
+                parameter.keeps_dtype = True
     said = ", ".join(f"{word} {value}" for word, value in settings.items())
     _counts_no_metrics(trainer.accelerator)
 
     def loss(model: Any, batch: Any) -> Any:
         return trainer.compute_loss(model, dict(batch))
 
-    said = (
-        f"Read from the {kind}'s arguments, unless the command says otherwise: {said}, optim"
+    note = (
+        f"From the {kind}'s arguments, unless the command overrides them: {said}, optim"
         f" {_word(trainer.args.optim)}."
     )
     made = _optimizer(trainer, kind)
@@ -383,11 +376,11 @@ def trainer_task(name: str, trainer: Any) -> Task:
         settings["optimizer"] = made
     optimizer = None if isinstance(made, str) else made
     task = Task(name, trainer.model, forward, loss, samples.batch, optimizer, "", autocast=autocast)
-    return with_samples(task._replace(settings=settings, notes=(said,)), samples, name)
+    return with_samples(task._replace(settings=settings, notes=(note,)), samples, name)
 
 
 def _is_in_bf16(model: torch.nn.Module) -> bool:
-    """Whether most of a model's numbers were loaded in bfloat16, so that a Trainer's bf16=True is autocast around them."""
+    """Return True if most of a model is in bfloat16. bf16=True is then autocast around it."""
     numbers = [(p.numel(), p.dtype) for p in model.parameters()]
     return 2 * sum(n for n, dtype in numbers if dtype == torch.bfloat16) > sum(
         n for n, _ in numbers
@@ -395,8 +388,7 @@ def _is_in_bf16(model: torch.nn.Module) -> bool:
 
 
 def _settings(arguments: Any, recomputes: bool) -> dict[str, Any]:
-    """What the arguments say of an Execution, by the names of its fields. `recomputes`: the model does so already, and is traced
-    with it."""
+    """Return fields of an Execution from the arguments. `recomputes`: the model already does."""
     mixed = "amp_bf16" if arguments.bf16 else "amp_fp16" if arguments.fp16 else None
     settings: dict[str, Any] = {
         "micro_batch": arguments.per_device_train_batch_size,
@@ -414,7 +406,7 @@ def _settings(arguments: Any, recomputes: bool) -> dict[str, Any]:
 
 
 def _optimizer(trainer: Any, kind: str) -> torch.optim.Optimizer | str:
-    """The Trainer's own; its name, as `make_optimizer` knows it, where its library is not installed here."""
+    """Return the Trainer's optimizer, or its name if its library is not installed here."""
     word = _word(trainer.args.optim)
     try:
         made = trainer.optimizer or trainer.create_optimizer()
@@ -424,18 +416,18 @@ def _optimizer(trainer: Any, kind: str) -> torch.optim.Optimizer | str:
         reason = str(error).splitlines()[0].rstrip(".")
         raise TrainpaceError(
             f"the optimizer {word} of the {kind} cannot be made here: {reason}.",
-            "Give its arguments another `optim`, or install what it needs.",
+            "Change `optim` in its arguments, or install what it needs.",
         ) from None
     made = getattr(made, "optimizer", made)  # inside of accelerate's
     if not isinstance(made, torch.optim.Optimizer):
         raise TrainpaceError(
-            f"the {kind} has a {type(made).__name__} as optimizer.", "It should be one of torch's."
+            f"the {kind} has a {type(made).__name__} as optimizer.", "Use a torch optimizer."
         )
     return made
 
 
 def _counts_no_metrics(accelerator: Any) -> None:
-    """Let metrics of a traced batch, which has no values, be those of a one: TRL's trainers look at them beside the loss."""
+    """Return ones as metrics of a traced batch, which has no values. TRL's trainers read them."""
     gather = accelerator.gather_for_metrics
 
     def gathered(values: Any, *args: Any, **kwargs: Any) -> Any:
@@ -450,7 +442,6 @@ def _word(value: Any) -> str:
     return str(getattr(value, "value", value))
 
 
-# --- user_task
 TASK = (
     "FILE.py:FUNCTION must return (model, loss, optimizer, dataset), a dict of these (with `step`"
     " for a step of your own), a Trainer, or a LightningModule and its data"
@@ -458,10 +449,15 @@ TASK = (
 
 
 class Parts(NamedTuple):
-    """The parts of a training, by the names that a dict has for them.
+    """The parts of a training; a dict uses the same names.
 
-    `loss` takes (output, target); None: the model returns its own. `step(batch)` takes their place: it runs forward, backward and
-    updates by itself, of one model and optimizer or several, each a list or a dict of them.
+    Attributes:
+        model: A model, or with `step` a list or dict of models.
+        loss: A function of (output, target). None if the model returns its loss.
+        optimizer: An optimizer, or with `step` a list or dict of optimizers.
+        dataset: A dataset, DataLoader or stream of samples.
+        step: A function of a batch that runs forward, backward and updates by itself.
+        collate: Makes a batch from a list of samples.
     """
 
     model: Any = None
@@ -495,9 +491,9 @@ def _returned(path: Path, function: str) -> Any:
         return as_with_a_gpu(task_function)
     except SystemExit as error:
         raise TrainpaceError(
-            f"{path}:{function} ended its process ({error}), as a program that reads its command"
-            " line does.",
-            f"{TASK}, without arguments of its own. To time a whole program: trainpace watch --"
+            f"{path}:{function} ended its process ({error}), like a program that reads its command"
+            " line.",
+            f"{TASK}, and must take no arguments. To time a whole program: trainpace watch --"
             f" python {path.name}",
         ) from None
 
@@ -522,64 +518,42 @@ def _parts(returned: Any, where: str) -> Parts:
 
 
 def _plain_task(name: str, parts: Parts, where: str) -> Task:
-    """One model and its optimizer, stepped by whoever trains them."""
-    if not isinstance(parts.model, nn.Module):
-        several = isinstance(parts.model, Mapping | list | tuple)
-        hint = (
-            "Several models need `step`, a function of a batch that trains them."
-            if several
-            else f"{TASK}."
-        )
-        raise TrainpaceError(f"{where} returned a {type(parts.model).__name__} as model.", hint)
+    """Return a task of one model and its optimizer, which others step."""
+    _check_one(parts.model, nn.Module, "model", "trains them", where)
     if parts.loss is not None and not callable(parts.loss):
         raise TrainpaceError(
             f"{where} returned a {type(parts.loss).__name__} as loss.",
-            "A loss takes (output, target); None is for a model that returns its own.",
+            "A loss takes (output, target). Return None if the model returns its own.",
         )
-    if parts.optimizer is not None and not isinstance(parts.optimizer, torch.optim.Optimizer):
-        several = isinstance(parts.optimizer, Mapping | list | tuple)
-        hint = (
-            "Several optimizers need `step`, a function of a batch that steps them."
-            if several
-            else f"{TASK}."
-        )
-        raise TrainpaceError(
-            f"{where} returned a {type(parts.optimizer).__name__} as optimizer.", hint
-        )
+    if parts.optimizer is not None:
+        _check_one(parts.optimizer, torch.optim.Optimizer, "optimizer", "steps them", where)
     samples = samples_of(parts.dataset, parts.collate, where)
     first = samples.dataset[0]
-    least = 1 if parts.loss is None else 2
-    if (isinstance(first, tuple | list) and len(first) < least) or isinstance(
-        first, int | float | str | bytes
-    ):
+    is_short = isinstance(first, tuple | list) and len(first) < 1 + (parts.loss is not None)
+    if is_short or isinstance(first, int | float | str | bytes):
         raise TrainpaceError(
             f"a sample of {where} is a {type(first).__name__}.",
-            "It should be (input, ..., target), a dict of the model's arguments, or an object"
-            " with .y.",
+            "Return (input, ..., target), a dict of the model's arguments, or an object with .y.",
         )
     loss = own_loss if parts.loss is None else loss_by(parts.loss)
     loss_name = None if parts.loss is None else name_of_loss(parts.loss)
-    return with_samples(
-        Task(
-            name,
-            parts.model,
-            forward,
-            loss,
-            samples.batch,
-            parts.optimizer,
-            "",
-            loss_name=loss_name,
-        ),
-        samples,
-        where,
-    )
+    task = Task(name, parts.model, forward, loss, samples.batch, parts.optimizer, "")
+    return with_samples(task._replace(loss_name=loss_name), samples, where)
+
+
+def _check_one(value: Any, kind: type, word: str, what: str, where: str) -> None:
+    if isinstance(value, kind):
+        return
+    is_many = isinstance(value, Mapping | list | tuple)
+    hint = f"Several {word}s need `step`, a function of a batch that {what}." if is_many else f"{TASK}."
+    raise TrainpaceError(f"{where} returned a {type(value).__name__} as {word}.", hint)
 
 
 def _whole_step_task(name: str, parts: Parts, where: str) -> Task:
     if not callable(parts.step):
         raise TrainpaceError(
             f"{where} returned a {type(parts.step).__name__} as step.",
-            "It is a function of a batch.",
+            "Return a function of a batch.",
         )
     if parts.loss is not None:
         raise TrainpaceError(
@@ -595,23 +569,19 @@ def _whole_step_task(name: str, parts: Parts, where: str) -> Task:
 
 
 def _by_name(given: Any, kind: type, word: str, where: str) -> dict[str, Any]:
-    """One or several of a kind, by name."""
+    """Return one or several objects of a class, by name."""
     if isinstance(given, kind):
         return {word: given}
-    named = (
-        given
-        if isinstance(given, Mapping)
-        else (
-            {f"{word}_{i}": one for i, one in enumerate(given or ())}
-            if isinstance(given, Sequence | None)
-            else {}
-        )
-    )
+    named: dict[str, Any] = {}
+    if isinstance(given, Mapping):
+        named = dict(given)
+    elif isinstance(given, Sequence):
+        named = {f"{word}_{i}": one for i, one in enumerate(given)}
     wrong = next((type(one).__name__ for one in named.values() if not isinstance(one, kind)), None)
     if wrong is not None or not named:
         raise TrainpaceError(
             f"{where} returned a {wrong or type(given).__name__} as {word}.",
-            f"Beside a step, `{word}` is one {kind.__name__}, or a list or dict of all that the"
-            " step uses, frozen ones too.",
+            f"With a step, `{word}` is one {kind.__name__}, or a list or dict of all that the step"
+            " uses, frozen ones too.",
         )
-    return dict(named)
+    return named
