@@ -1,12 +1,8 @@
 """Trees of tensors, and copies of a model without its data.
 
-[tensors] The tensors inside of what a model takes and returns.
-
-[bare] A copy of a model without its data: tensors of the meta device in place of its own.
-
-`copy.deepcopy` refuses a tensor that was computed, as old `weight_norm` keeps one; locks, modules and generators; and takes a
-function along as it is, with the original model in its closure. Here such tensors are replaced as all others are, functions get
-closures of their own, and what cannot be copied is shared.
+`copy.deepcopy` rejects computed tensors (old `weight_norm` stores one), locks, modules and
+generators, and shares functions, with the original model in their closures. Here such tensors are
+replaced like all others, functions get closures of their own, and what cannot be copied is shared.
 """
 
 import copy
@@ -22,9 +18,11 @@ import torch
 from torch import nn
 
 
-# --- tensors
 def tensors_in(tree: Any) -> Iterable[torch.Tensor]:
-    """The tensors in nested lists, tuples and dicts, and in graphs of torch_geometric; of a sparse one its values and indices."""
+    """Yield the tensors in nested lists, tuples and dicts, and in graphs of torch_geometric.
+
+    A sparse tensor yields its values and indices.
+    """
     if isinstance(tree, torch.Tensor):
         if tree.layout is torch.sparse_coo:
             yield from (tree._values(), tree._indices())
@@ -38,7 +36,7 @@ def tensors_in(tree: Any) -> Iterable[torch.Tensor]:
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Nested lists, tuples, dicts and graphs of torch_geometric with `function` applied to every tensor."""
+    """Apply `function` to every tensor in nested lists, tuples, dicts and graphs."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, dict):
@@ -54,9 +52,8 @@ def _is_graph(value: Any) -> bool:
     return module is not None and isinstance(value, module.BaseData)
 
 
-# --- bare
 MOST_VALUES = 1000
-"""Numbers of a tensor on the host, neither parameter nor buffer, that keeps its values: a model may count by them."""
+"""Largest host tensor, neither parameter nor buffer, whose values stay: a model may count by them."""
 _PLAIN = frozenset(
     (
         type(None),
@@ -77,23 +74,21 @@ _OWN = object()
 
 
 class Copier:
-    """Copies what it is called with, each object once. `memo`: copies that are made already, by the id of their original."""
+    """Copies its argument, each object once. `memo` has earlier copies by the id of the original."""
 
     def __init__(self, memo: dict[int, Any]) -> None:
         self.memo = memo
-        self._originals: list[Any] = []  # or the id of one that is gone could be another's
+        self._originals: list[Any] = []  # keeps ids unique
 
     def __call__(self, value: Any) -> Any:
-        if (
-            type(value) in _PLAIN
-        ):  # the most usual first: a model of 50 layers has ten thousand of them
+        if type(value) in _PLAIN:  # first, since a model of 50 layers has ten thousand of them
             return value
         found = self.memo.get(id(value), _OWN)
         if found is not _OWN:
             return found
         return value if isinstance(value, _ALIKE) else self._copied(value)
 
-    def _kept(self, value: Any, new: Any) -> Any:
+    def _store(self, value: Any, new: Any) -> Any:
         self.memo[id(value)] = new
         self._originals.append(value)
         return new
@@ -101,100 +96,93 @@ class Copier:
     def _copied(self, value: Any) -> Any:
         kind: Any = type(value)
         if isinstance(value, torch.Tensor):
-            return self._kept(value, bare(value))
-        if kind is dict:
-            new = self._kept(value, {})
-            new.update((self(key), self(part)) for key, part in value.items())
-            return new
-        if kind is OrderedDict:
-            new = self._kept(value, OrderedDict())
-            for key, part in value.items():
-                new[key] = self(part)
-            return new
+            return self._store(value, bare(value))
+        if kind in (dict, OrderedDict, list):
+            return self._container(value, self._store(value, kind()))
         if isinstance(value, nn.Module) and _is_plain(kind):
-            new = self._kept(value, object.__new__(kind))
+            new = self._store(value, object.__new__(kind))
             new.__dict__.update((key, self(part)) for key, part in value.__getstate__().items())
             return new
-        if kind is list:
-            new = self._kept(value, [])
-            new.extend(map(self, value))
-            return new
         if kind in (tuple, set, frozenset):
-            return self._kept(value, kind(map(self, value)))
+            return self._store(value, kind(map(self, value)))
         if kind is FunctionType:
             return self._function(value)
         if kind is MethodType:
-            return self._kept(value, MethodType(value.__func__, self(value.__self__)))
+            return self._store(value, MethodType(value.__func__, self(value.__self__)))
         if kind is functools.partial:
-            return self._kept(
-                value, kind(self(value.func), *map(self, value.args), **self(value.keywords))
-            )
+            args, keywords = map(self, value.args), self(value.keywords)
+            return self._store(value, kind(self(value.func), *args, **keywords))
         if isinstance(value, io.IOBase):
-            raise TypeError(f"a model with an open file ({kind.__name__}) is not copied")
+            raise TypeError(f"a model with an open file ({kind.__name__}) cannot be copied")
+        return self._by_its_protocol(value)
+
+    def _container(self, value: Any, new: Any) -> Any:
+        if isinstance(value, list):
+            new.extend(map(self, value))
+        else:
+            new.update((self(key), self(part)) for key, part in value.items())
+        return new
+
+    def _by_its_protocol(self, value: Any) -> Any:
         try:
             if hasattr(value, "__deepcopy__"):
-                return self._kept(value, value.__deepcopy__(self.memo))
+                return self._store(value, value.__deepcopy__(self.memo))
             return self._rebuilt(value, value.__reduce_ex__(4))
         except (TypeError, RuntimeError, AttributeError):
             if isinstance(value, nn.Module):
                 raise
-            return self._kept(value, value)
+            return self._store(value, value)
 
     def _function(self, function: FunctionType) -> Any:
-        """The function, with copies of the modules, tensors and functions that its closure holds; other things it shares."""
-        cells = function.__closure__ or ()
-        if not any(
-            isinstance(_content(cell), nn.Module | torch.Tensor | FunctionType | MethodType)
-            for cell in cells
-        ):
-            return self._kept(function, function)
-        own = tuple(CellType() for _ in cells)
-        new = self._kept(
-            function,
-            FunctionType(
-                function.__code__,
-                function.__globals__,
-                function.__name__,
-                function.__defaults__,
-                own,
-            ),
-        )
+        """Copy a function. Its closure gets copies of modules, tensors and functions."""
+        cells = [_content(cell) for cell in function.__closure__ or ()]
+        if not any(isinstance(content, _COPIED_IN_CLOSURES) for content in cells):
+            return self._store(function, function)
+        closure = tuple(CellType() for _ in cells)
+        code, name, defaults = function.__code__, function.__name__, function.__defaults__
+        copied = FunctionType(code, function.__globals__, name, defaults, closure)
+        new = self._store(function, copied)
         new.__kwdefaults__ = function.__kwdefaults__
         new.__dict__.update(function.__dict__)
-        for cell, of in zip(own, cells, strict=True):
-            content = _content(of)
+        for cell, content in zip(closure, cells, strict=True):
+            if isinstance(content, _COPIED_IN_CLOSURES):
+                content = self(content)
             if content is not _OWN:
-                takes = isinstance(content, nn.Module | torch.Tensor | FunctionType | MethodType)
-                cell.cell_contents = self(content) if takes else content
+                cell.cell_contents = content
         return new
 
     def _rebuilt(self, value: Any, reduced: Any) -> Any:
-        """By what pickle would do, in this process."""
+        """Copy as pickle would, in this process."""
         if isinstance(reduced, str):
             return value
         make, args, state, items, pairs = (*reduced, None, None, None)[:5]
-        new = self._kept(value, make(*map(self, args)))
+        new = self._store(value, make(*map(self, args)))
         if state is not None:
-            state = self(state)
-            if hasattr(new, "__setstate__"):
-                new.__setstate__(state)
-            else:
-                plain, slots = (
-                    state if isinstance(state, tuple) and len(state) == 2 else (state, None)
-                )
-                new.__dict__.update(plain or {})
-                for name, part in (slots or {}).items():
-                    setattr(new, name, part)
+            self._restore(new, self(state))
         for part in items or ():
             new.append(self(part))
         for key, part in pairs or ():
             new[self(key)] = self(part)
         return new
 
+    @staticmethod
+    def _restore(new: Any, state: Any) -> None:
+        if hasattr(new, "__setstate__"):
+            new.__setstate__(state)
+            return
+        has_slots = isinstance(state, tuple) and len(state) == 2
+        plain, slots = state if has_slots else (state, None)
+        new.__dict__.update(plain or {})
+        for name, part in (slots or {}).items():
+            setattr(new, name, part)
+
+
+_COPIED_IN_CLOSURES = nn.Module | torch.Tensor | FunctionType | MethodType
+
 
 @functools.cache
 def _is_plain(kind: type[nn.Module]) -> bool:
-    """Whether a module of this class is what its attributes are: it is not pickled in a way of its own."""
+    """Return True if modules of this class consist of their attributes: no pickling of their own."""
     names = (
         "__new__",
         "__reduce__",
@@ -209,8 +197,10 @@ def _is_plain(kind: type[nn.Module]) -> bool:
 def meta_memo(
     model: nn.Module, known: Mapping[int, Any], dtype: torch.dtype | None = None
 ) -> dict[int, Any]:
-    """Meta tensors for the parameters and buffers of a model that are not known, by the ids of their originals. `dtype`: of what
-    holds floating-point numbers, its own by default."""
+    """Return meta tensors for the parameters and buffers of a model, by the ids of the originals.
+
+    Those in `known` are skipped. `dtype` is for floating-point numbers; None keeps theirs.
+    """
     memo: dict[int, Any] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
         if id(tensor) not in known:
@@ -224,7 +214,7 @@ def meta_memo(
 def meta_optimizer(
     optimizers: Sequence[torch.optim.Optimizer], memo: Mapping[int, Any]
 ) -> torch.optim.Optimizer:
-    """A copy of an optimizer without states, or of several of one kind as one, for the copies of its parameters."""
+    """Copy an optimizer, or several of one kind as one, without states, for copied parameters."""
     first = optimizers[0]
     fresh = copy.copy(first)
     fresh.state = type(first.state)(first.state.default_factory) if first.state is not None else {}
@@ -239,9 +229,10 @@ def meta_optimizer(
 def on_meta(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, dtype: torch.dtype | None = None
 ) -> tuple[nn.Module, torch.optim.Optimizer | None]:
-    """Copies of the model, without weights, and of its optimizer. Tied weights stay tied, which `Module.to("meta")` would undo.
+    """Copy a model without weights, and its optimizer.
 
-    `dtype`: of what holds floating-point numbers, the model's own by default.
+    Tied weights stay tied, which `Module.to("meta")` would undo. `dtype` is for floating-point
+    numbers; None keeps the model's.
     """
     copier = Copier(meta_memo(model, {}, dtype))
     copied: nn.Module = copier(model)
@@ -251,12 +242,12 @@ def on_meta(
 def _content(cell: CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # of a name that was not assigned yet
+    except ValueError:  # its name is not assigned yet
         return _OWN
 
 
 def bare(tensor: torch.Tensor) -> torch.Tensor:
-    """A meta tensor like it; a parameter where it is one. A small constant of the host keeps its values."""
+    """Return a meta tensor or parameter like the given one. Small host constants keep values."""
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(torch.empty_like(tensor, device="meta"), tensor.requires_grad)
     learns = tensor.is_leaf and tensor.requires_grad
@@ -271,14 +262,14 @@ def bare(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def without_data(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A meta tensor of its sizes; a sparse one has as many values."""
+    """Return a meta tensor of the same sizes; a sparse one has as many values."""
     if tensor.layout is not torch.strided:
         return sparse(tuple(tensor.shape), tensor._nnz(), dtype or tensor.dtype)
     return torch.empty_like(tensor, dtype=dtype, device="meta")
 
 
 def sparse(sizes: tuple[int, ...], values: int, dtype: torch.dtype) -> torch.Tensor:
-    """A matrix of the meta device with so many values that are not zero."""
+    """Return a sparse meta tensor with a number of values."""
     indices = torch.empty(len(sizes), values, dtype=torch.int64, device="meta")
     numbers = torch.empty(values, dtype=dtype, device="meta")
     made = torch.sparse_coo_tensor(indices, numbers, sizes, device="meta", check_invariants=False)

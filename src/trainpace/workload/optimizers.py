@@ -1,18 +1,12 @@
 """Optimizers by name, and their recorded update on the meta device.
 
-[task_optimizers] The optimizers that a task may be given by name (`trainpace.core.execution`), made for its model.
+bitsandbytes (Dettmers et al. 2022, arXiv:2110.02861) and torchao cannot run on the meta device.
+`BlockwiseOptimizer` has their states in shape and dtype. Where they launch a kernel, one per
+tensor, it calls an operator of this package that reads parameter, gradient and states, and writes
+all but the gradient.
 
-[blockwise] The states and kernels of optimizers that quantise their states block by block, for a trace.
-
-bitsandbytes (Dettmers et al. 2022, arXiv:2110.02861) and torchao cannot run on the meta device. This optimizer has their states
-in shape and dtype, and calls an operator of its own, without values, where they launch a kernel: one for each tensor, which reads
-parameter, gradient and states, and writes all but the gradient.
-
-[stepping] One update of an optimizer on the meta device, recorded as every later one is.
-
-[traced_updates] A saved workload with another optimizer: the update alone is traced again, over parameters of the shapes that it keeps.
-
-What the passes compute does not depend on the optimizer, so neither the model nor its code is needed.
+A saved workload can get another optimizer. Only the update is traced again, with parameters of the
+stored shapes: what the passes compute does not depend on the optimizer.
 """
 
 import contextlib
@@ -41,7 +35,6 @@ from trainpace.workload.workload import (
     Workload,
 )
 
-# --- task_optimizers
 _TORCH: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
     "sgd_momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
@@ -67,12 +60,14 @@ _BITSANDBYTES = {
     "sgd_momentum": "SGD",
 }
 _TORCHAO_BLOCKS = {8: 256, 4: 128}
-"""Numbers that share a scale in torchao.optim's AdamW8bit and AdamW4bit by default."""
+"""Numbers that share a scale in AdamW8bit and AdamW4bit of torchao.optim, by bits."""
 
 
 def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """An optimizer of a model's trainable parameters; on the meta device one that only has the states and kernels, where the
-    library's own cannot run there. Raises UnknownName for a name that nobody knows."""
+    """Return an optimizer of a model's trainable parameters. Raises UnknownName.
+
+    On the meta device it may be a stand-in with the same states and kernels.
+    """
     name, kind = find_optimizer(name)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
@@ -105,7 +100,7 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
-    """The name of an optimizer as this package uses it: its class in small letters, and sgd_momentum for SGD with momentum."""
+    """Return the name of an optimizer: its class in lower case, or sgd_momentum."""
     if isinstance(optimizer, _Together):
         return optimizer.name
     has_momentum = any(group.get("momentum") for group in optimizer.param_groups)
@@ -116,7 +111,7 @@ def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
 
 
 class _Together(torch.optim.Optimizer):
-    """Optimizers of different parameters, stepped one after the other."""
+    """Optimizers of different parameters, stepped in turn."""
 
     def __init__(self, name: str, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.name, self.optimizers = name, optimizers
@@ -135,7 +130,10 @@ class _Together(torch.optim.Optimizer):
 
 
 def _muon(model: nn.Module, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """Muon for hidden matrices, AdamW for everything else: vocabularies, their heads, biases, norms (Jordan et al. 2024)."""
+    """Return Muon for hidden matrices and AdamW for the rest (Jordan et al. 2024).
+
+    The rest are vocabularies, their heads, biases and norms.
+    """
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     vocabularies = {table.shape[0] for table in tables}
     is_table = {id(table) for table in tables}
@@ -146,8 +144,8 @@ def _muon(model: nn.Module, parameters: Sequence[nn.Parameter]) -> torch.optim.O
     ]
     if not hidden:
         raise TrainpaceError(
-            "the model has no hidden matrices, which are all that Muon updates.",
-            "Name another optimizer.",
+            "Muon only updates hidden matrices, and the model has none.",
+            "Choose another optimizer.",
         )
     chosen = {id(p) for p in hidden}
     others = [p for p in parameters if id(p) not in chosen]
@@ -158,7 +156,7 @@ def _muon(model: nn.Module, parameters: Sequence[nn.Parameter]) -> torch.optim.O
 
 
 class ScalarsReadAsOne(TorchFunctionMode):
-    """Lets torch's own optimizers that read a norm (Adafactor) or a count step on the meta device, where nothing has a value."""
+    """Mode that lets torch's optimizers read a norm (Adafactor) or a count on the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.item and args[0].device.type == "meta":
@@ -167,12 +165,12 @@ class ScalarsReadAsOne(TorchFunctionMode):
 
 
 def is_torchs(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it is one of torch.optim's, of which none launches anything else for other values."""
+    """Return True for optimizers of torch.optim, whose kernels do not depend on values."""
     return type(optimizer).__module__.startswith("torch.optim")
 
 
 def _new_in_torch(name: str) -> Any:
-    """An optimizer that older versions of torch do not have."""
+    """Return an optimizer that older versions of torch lack."""
     if not hasattr(torch.optim, name):
         raise TrainpaceError(
             f"torch {torch.__version__} has no torch.optim.{name}.",
@@ -181,9 +179,8 @@ def _new_in_torch(name: str) -> Any:
     return getattr(torch.optim, name)
 
 
-# --- blockwise
 SMALLEST_QUANTISED = 4096
-"""Tensors of fewer numbers keep 32-bit states: bitsandbytes' `min_8bit_size`, and torchao alike."""
+"""Smaller tensors keep 32-bit states (`min_8bit_size` of bitsandbytes, and torchao alike)."""
 SMALLEST_PAGED = 100_000
 """Smaller states stay on the device (bitsandbytes' get_state_buffer)."""
 UPDATE = "blockwise_update_"
@@ -197,8 +194,16 @@ _library.impl(UPDATE, lambda *_: None, "Meta")
 
 
 class StateLayout(NamedTuple):
-    """states: for each number. bits: of each. block: numbers that share a scale, in fp32. needs_whole_blocks: a tensor that is no
-    multiple of it stays in its own dtype (torchao), where bitsandbytes has a last short one."""
+    """States of a quantised optimizer.
+
+    Attributes:
+        states: States per number.
+        bits: Bits of each state.
+        block: Numbers that share an fp32 scale.
+        is_paged: CUDA pages the states to the host if the device is full.
+        needs_whole_blocks: A tensor that is not a multiple of `block` keeps its dtype (torchao).
+            bitsandbytes has a short last block.
+    """
 
     states: int
     bits: int
@@ -208,7 +213,7 @@ class StateLayout(NamedTuple):
 
 
 class BlockwiseOptimizer(torch.optim.Optimizer):
-    """An optimizer with states of a layout, which makes no new values."""
+    """An optimizer with states of a layout that computes no values."""
 
     def __init__(self, parameters: Iterable[Any], layout: StateLayout) -> None:
         super().__init__(parameters, {"lr": 1e-4})
@@ -239,18 +244,18 @@ class BlockwiseOptimizer(torch.optim.Optimizer):
         ]
 
     def paged_bytes(self) -> float:
-        """Bytes of states that CUDA pages to the host where the device is full."""
+        """Return the bytes of states that CUDA pages to the host if the device is full."""
         if not self.layout.is_paged:
             return 0.0
         large = (s["states"] for p, s in self.state.items() if p.numel() >= SMALLEST_PAGED)
         return float(sum(t.numel() * t.element_size() for states in large for t in states))
 
 
-# --- stepping
 def launch_together(stepper: torch.optim.Optimizer, together: bool) -> None:
-    """Let an optimizer launch kernels for many tensors at once, CUDA's default since torch 2.0, or tensor by tensor.
+    """Let an optimizer launch kernels for many tensors at once, or tensor by tensor.
 
-    Adafactor goes tensor by tensor unless told otherwise, since what is temporary is as large as the parameters at once.
+    Many at once is CUDA's default since torch 2.0, except in Adafactor, whose temporaries are as
+    large as the parameters it handles at once.
     """
     if is_torchs(stepper) and type(stepper).__name__ == "Adafactor":
         return
@@ -260,7 +265,7 @@ def launch_together(stepper: torch.optim.Optimizer, together: bool) -> None:
 
 
 def step_like(first: Recorder, recorder: Recorder) -> None:
-    """Note the step that another batch size's recorder saw: an update does not depend on the batch."""
+    """Copy the update from the recorder of another batch size. It does not depend on the batch."""
     shift = recorder.activation_bytes - first.before_update
     for one in first.recorded:
         if one.phase == "optimizer":
@@ -271,18 +276,18 @@ def step_like(first: Recorder, recorder: Recorder) -> None:
 
 
 def step_once(stepper: torch.optim.Optimizer, recorder: Recorder) -> None:
-    """Record one step, and note the bytes of its states."""
+    """Record one step, and store the bytes of its states."""
     recorder.phase, recorder.before_update = "optimizer", recorder.activation_bytes
     with ScalarsReadAsOne() if is_torchs(stepper) else contextlib.nullcontext():
         recorder.recording = False
-        stepper.step()  # creates the states, which is no part of later steps
+        stepper.step()  # creates the states, which later steps do not
         recorder.recording = True
         stepper.step()
     recorder.optimizer_bytes = storage_bytes(
         tensors_in([dict(state) for state in stepper.state.values()])
     )
     recorder.paged_bytes = stepper.paged_bytes() if isinstance(stepper, BlockwiseOptimizer) else 0.0
-    # the states were made during this step, but are there before it in every other one
+    # the states were made in this step, but exist before every other one
     for recorded in recorder.recorded:
         if recorded.phase == "optimizer":
             recorded.activation_bytes = max(
@@ -291,7 +296,7 @@ def step_once(stepper: torch.optim.Optimizer, recorder: Recorder) -> None:
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> float:
-    """The bytes of meta tensors, of which some may share their storage."""
+    """Return the bytes of meta tensors. Shared storages count once."""
     storages = {
         t.untyped_storage()._cdata: t.untyped_storage().nbytes()
         for t in tensors
@@ -300,12 +305,11 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> float:
     return float(sum(storages.values()))
 
 
-# --- traced_updates
 OPTIMIZER = float(PHASES.index("optimizer"))
 
 
 def trained_shapes(model: nn.Module) -> tuple[TrainedShape, ...]:
-    """The shapes of a model's trainable parameters, each with how many there are."""
+    """Return the shapes of trainable parameters with their counts."""
     tables = {
         id(m.weight): m.weight.shape[0] for m in model.modules() if isinstance(m, nn.Embedding)
     }
@@ -326,18 +330,23 @@ def trained_shapes(model: nn.Module) -> tuple[TrainedShape, ...]:
 
 
 def with_optimizer(workload: Workload, name: str) -> Workload:
-    """The workload, updated by another optimizer. Raises UnknownName, and TrainpaceError where its shapes were not kept."""
+    """Return the workload with another optimizer.
+
+    Raises:
+        UnknownName: If the optimizer is unknown.
+        TrainpaceError: If the workload was saved without the shapes of its parameters.
+    """
     name, _ = find_optimizer(name)
     if workload.mode != "train":
         raise TrainpaceError(
             f"this workload of {workload.model} was traced without an update.",
-            "Trace it again, from the model.",
+            "Trace the model again.",
         )
     if not workload.trained:
         raise TrainpaceError(
             f"this workload of {workload.model} was saved without the shapes of its parameters,"
             f" which {name} needs.",
-            "Trace it again, from the model.",
+            "Trace the model again.",
         )
     forms = {
         key: _updated(form, key, workload.trained, name) for key, form in workload.forms.items()
@@ -346,7 +355,7 @@ def with_optimizer(workload: Workload, name: str) -> Workload:
 
 
 class _Parameters(nn.Module):
-    """Parameters of given shapes, with gradients, on the meta device."""
+    """Parameters of given shapes with gradients, on the meta device."""
 
     def __init__(self, shapes: tuple[TrainedShape, ...], dtype: torch.dtype) -> None:
         super().__init__()
@@ -407,7 +416,7 @@ def _updated(
 
 
 def _remembered(memory: MemoryProfile, recorder: Recorder, temporary: np.ndarray) -> MemoryProfile:
-    """The profile with the states of the update that was recorded, and the most of its temporaries."""
+    """Return the profile with the states and the temporaries of the recorded update."""
     gradients = float(memory.peaks[:, 0].max())
     most = float(temporary.max(initial=0.0))
     peaks = np.concatenate([memory.peaks[memory.peaks[:, 2] != 0], [[gradients, most, 0.0]]])

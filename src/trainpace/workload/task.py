@@ -1,11 +1,7 @@
 """A task: model, loss, optimizer and samples. Every model spec becomes one.
 
-[batches] How a batch of any form goes through a model, and where its loss comes from.
-
-A batch is (input, ..., target), a dict of keyword arguments with its target under `labels`, or one object, such as a graph of
-torch_geometric, with its target in `y`.
-
-[task] A task: model, loss, optimizer and samples. Every kind of model spec ends as one.
+A batch is (input, ..., target), a dict of keyword arguments with its target under `labels`, or one
+object, such as a graph of torch_geometric, with its target in `y`.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +16,6 @@ from trainpace.core.execution import FOR_LANGUAGE, FOR_OTHERS
 from trainpace.workload.meta import tensors_in
 from trainpace.workload.optimizers import optimizer_name
 
-# --- batches
 NO_LOSS = (
     "Return an output with .loss, a dict with 'loss', or the loss alone; or give a loss function in"
     " place of None."
@@ -28,21 +23,21 @@ NO_LOSS = (
 
 
 def forward(model: nn.Module, batch: Any) -> Any:
-    """The model on a batch without its target."""
+    """Run the model on a batch without its target."""
     args, kwargs, _ = _without_target(batch)
     return model(*args, **kwargs)
 
 
 def loss_by(criterion: Callable[[Any, Any], Any]) -> Callable[[nn.Module, Any], Any]:
-    """The loss that `criterion` makes of (output, target)."""
+    """Return a loss of (model, batch) from a criterion of (output, target)."""
 
     def loss(model: nn.Module, batch: Any) -> Any:
         args, kwargs, target = _without_target(batch)
         if target is None:
             raise TrainpaceError(
                 f"a batch has no target for its loss: it is {_in_words(batch)}.",
-                "Samples are (input, ..., target), dicts with 'labels', or objects with .y. With"
-                " loss None the model returns it.",
+                "Samples are (input, ..., target), dicts with 'labels', or objects with .y. Use"
+                " loss None if the model returns it.",
             )
         return criterion(model(*args, **kwargs), target)
 
@@ -50,14 +45,14 @@ def loss_by(criterion: Callable[[Any, Any], Any]) -> Callable[[nn.Module, Any], 
 
 
 def own_loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """The loss that a model computes by itself from the whole batch, as those of transformers do."""
+    """Return the loss that a model computes itself from the whole batch, as in transformers."""
     if isinstance(batch, Mapping):
         return loss_in(model(**batch))
     return loss_in(model(*batch) if isinstance(batch, tuple | list) else model(batch))
 
 
 def loss_in(out: Any) -> torch.Tensor:
-    """The loss in a model's output: its `loss`, or the one number among what it returns."""
+    """Return the loss in a model's output: its `loss`, or the only number."""
     found = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
     if found is None:
         numbers = [t for t in (out if isinstance(out, tuple | list) else [out]) if _is_number(t)]
@@ -68,7 +63,7 @@ def loss_in(out: Any) -> torch.Tensor:
 
 
 def _without_target(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """(positional arguments, keyword arguments, target)."""
+    """Return (positional arguments, keyword arguments, target)."""
     if isinstance(batch, Mapping):
         kwargs = dict(batch)
         return (), kwargs, kwargs.pop("labels", None)
@@ -87,12 +82,11 @@ def _in_words(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-# --- task
 LOOKED_AT = 1000
 
 
 class WholeStep(NamedTuple):
-    """A training step that runs forward, backward and updates by itself, and the optimizers that it steps."""
+    """A training step that runs forward, backward and updates by itself, and its optimizers."""
 
     run: Callable[[Any], Any]
     optimizers: tuple[torch.optim.Optimizer, ...]
@@ -105,13 +99,24 @@ class WholeStep(NamedTuple):
 class Task(NamedTuple):
     """A model with its loss, optimizer and samples.
 
-    `make_batch(n)` gives n samples on the default device; `loss(model, batch)` a scalar; `forward(model, batch)` is the
-    model alone. `loss_name`: of the loss's class or function, None where it has none (a lambda, a model that computes its own).
-    `notes`: sentences about what was taken for granted in making the task, or of what was asked for is not in it.
-    `batch_to_trace(n)` gives samples that are all alike, where those of `make_batch` vary in size. `settings`: what the task's
-    own loader or trainer says of an `Execution`, by the names of its fields. `pads`: its batches hold padding. `step`, where
-    there is one, takes the place of loss and optimizer, and the model is all that it uses. `autocast`: it runs under
-    torch.autocast in 16 bits too.
+    Attributes:
+        name: Name for messages.
+        model: The model. With `step`, all models that it uses.
+        forward: Runs the model alone: (model, batch).
+        loss: Returns a scalar: (model, batch).
+        make_batch: Returns n samples on the default device.
+        optimizer: The task's own optimizer, if any.
+        sample: Description of a sample.
+        sequence_length: Tokens per sample, if samples are sequences.
+        dataset: The task's own samples, if any.
+        collate: Makes a batch from a list of samples.
+        loss_name: Name of the loss's class or function. None for a lambda or the model's own loss.
+        notes: Assumptions, and requested parts that are missing.
+        batch_to_trace: Like `make_batch`, but with samples of equal size.
+        settings: Fields of `Execution` that the task's own loader or trainer sets.
+        pads: True if batches hold padding.
+        step: Replaces loss and optimizer.
+        autocast: True if the task runs under torch.autocast in 16 bits too.
     """
 
     name: str
@@ -136,12 +141,12 @@ class Task(NamedTuple):
     def of_step(
         cls, name: str, model: nn.Module, step: WholeStep, make_batch: Callable[[int], Any]
     ) -> "Task":
-        """A task with a step of its own, whose loss and forward pass alone cannot be had."""
+        """Return a task with a step of its own. It has no separate loss or forward pass."""
 
         def refused(_: nn.Module, __: Any) -> Any:
             raise TrainpaceError(
-                f"{name} has a step of its own, which runs as a whole: forecast and measure do"
-                " that.",
+                f"{name} has a step of its own, which only runs as a whole, in forecast and"
+                " measure.",
                 "For anything else return a model, its loss and its optimizer.",
             )
 
@@ -149,7 +154,7 @@ class Task(NamedTuple):
 
 
 def image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: int) -> Task:
-    """A classifier of images of that shape (channels, height, width), with cross-entropy."""
+    """Return a classifier of images (channels, height, width) with cross-entropy."""
 
     def criterion(out: Any, labels: torch.Tensor) -> torch.Tensor:
         scores = out[0] if isinstance(out, tuple) else getattr(out, "logits", out)
@@ -168,18 +173,16 @@ def image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: int
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """Switch on activation checkpointing by the model's own means, block by block."""
-    # transformers renamed its switch in 5.x; the random state of a meta device cannot be saved, and need not be
+    """Turn on the model's own activation checkpointing, block by block."""
+    # transformers renamed its switch in 5.x. A meta device has no random state to save.
     options = {"use_reentrant": False, "preserve_rng_state": False}
     for switch in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
         if hasattr(model, switch):
             try:
                 getattr(model, switch)(options)
-            except (
-                ValueError
-            ) as error:  # every model of transformers has the switch, and not every one can
+            except ValueError as error:  # every model of transformers has the switch
                 raise TrainpaceError(
-                    str(error), "In your own file, call torch.utils.checkpoint in the model."
+                    str(error), "Call torch.utils.checkpoint in a model of your own."
                 ) from None
             return
     if hasattr(model, "set_grad_checkpointing"):
@@ -187,30 +190,28 @@ def recompute_activations(model: nn.Module) -> None:
     else:
         raise TrainpaceError(
             f"{type(model).__name__} has no switch for activation checkpointing.",
-            "transformers and timm models have one; in your own file, call torch.utils.checkpoint"
-            " in the model.",
+            "Use a transformers or timm model, or call torch.utils.checkpoint in your own.",
         )
 
 
 def name_of_loss(criterion: Callable[..., Any]) -> str | None:
-    """The name of a loss as its code has it, ``CrossEntropyLoss`` or ``cross_entropy``; None for a lambda."""
+    """Return the name of a loss, ``CrossEntropyLoss`` or ``cross_entropy``; None for a lambda."""
     inner = getattr(criterion, "func", criterion)  # of functools.partial
     name = getattr(inner, "__name__", type(inner).__name__)
     return None if name == "<lambda>" else name.lstrip("_")
 
 
 def usual_optimizer(task: Task) -> str:
-    """What a task without an optimizer of its own is taken to be trained with: what its trainer names, else AdamW where samples
-    are sequences of tokens."""
+    """Return the optimizer to assume: the trainer's, or AdamW for tokens and SGD for the rest."""
     if "optimizer" in task.settings:
         return str(task.settings["optimizer"])
     return FOR_OTHERS if task.sequence_length is None else FOR_LANGUAGE
 
 
 def longest_first(task: Task, n: int) -> Any | None:
-    """A batch of the n samples with the most elements, where samples vary in length; None where all are alike.
+    """Return a batch of the n largest samples, or None if all have one size.
 
-    Only the first 1,000 samples are looked at: reading a data set whole may take hours.
+    Only the first 1,000 samples count, since reading a whole dataset may take hours.
     """
     if task.dataset is None:
         return None

@@ -545,7 +545,11 @@ def _check_one(value: Any, kind: type, word: str, what: str, where: str) -> None
     if isinstance(value, kind):
         return
     is_many = isinstance(value, Mapping | list | tuple)
-    hint = f"Several {word}s need `step`, a function of a batch that {what}." if is_many else f"{TASK}."
+    hint = (
+        f"Several {word}s need `step`, a function of a batch that {what}."
+        if is_many
+        else f"{TASK}."
+    )
     raise TrainpaceError(f"{where} returned a {type(value).__name__} as {word}.", hint)
 
 
