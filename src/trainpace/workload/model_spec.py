@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from trainpace.core.errors import TrainpaceError
 
-# --- model_spec
 Library = Literal["timm", "torchvision", "transformers", "diffusers"]
 Kind = Literal["built_in", Library, "code", "script", "workload", "unknown"]
 """built_in: NAME. code: FILE.py:NAME. script: FILE.py without a name, which is no model.
@@ -117,9 +116,12 @@ def _parse(text: str) -> ModelSpec:
     return ModelSpec(text, "unknown" if colon else "built_in", name)
 
 
-# --- optional_packages
 def import_package(module: str, package: str) -> Any:
-    """A module of a package that may be missing. Raises TrainpaceError with how to install it."""
+    """Import a module of a package that may be missing.
+
+    Raises:
+        TrainpaceError: With the command that installs the package.
+    """
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:

@@ -1,15 +1,13 @@
 """Operators of this package that stand for kernels without a meta implementation.
 
-[sparse_products] Products of a sparse matrix, such as a graph's adjacency, with a dense one: an operator of our own stands for them in a trace.
+Matmul of a sparse matrix, such as a graph's adjacency, with a dense one: on a GPU one kernel reads
+a row of the dense matrix for each value of the sparse one. Its time is limited by memory, and it
+computes two FLOPs per number read. The gradient of the dense matrix is a product with the
+transposed matrix. Trained sparse matrices are not supported.
 
-The meta device has no sparse products. On a GPU one kernel reads a row of the dense matrix for each value of the sparse one; its
-time is memory's, and its FLOPs are two for each number that it reads so. The gradient of the dense matrix is such a product with
-the transposed matrix. A sparse matrix that is trained itself is not known here.
-
-[skipping_attention] Fused attention that skips what its mask leaves out: windows and chunks under FlashAttention, block masks under FlexAttention.
-
-Its kernels exist on GPUs alone. An operator of our own stands for them in a trace, with the number of keys that a query sees on
-average, which is counted in the mask itself: masks are functions of positions, and positions are known without values.
+Fused attention that skips masked keys: windows and chunks in FlashAttention, block masks in
+FlexAttention. These kernels exist only on GPUs. The operator holds the mean number of keys that a
+query sees, counted in the mask itself: masks are functions of positions, which need no values.
 """
 
 import sys
@@ -23,7 +21,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainpace.core.errors import TrainpaceError
 
-# --- sparse_products
 SPARSE_PRODUCT = "sparse_product"
 _library = torch.library.Library("trainpace", "FRAGMENT")
 _library.define(
@@ -73,7 +70,7 @@ class _Product(torch.autograd.Function):
 
 
 def sparse_call(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
-    """What to call in the place of a product whose first matrix is sparse and without values; None for all others."""
+    """Return a substitute for a matmul with a sparse first matrix, or None for other calls."""
     if (
         func not in _PRODUCTS
         or not args
@@ -87,28 +84,27 @@ def sparse_call(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
 def _product(matrix: torch.Tensor, dense: torch.Tensor) -> Any:
     if matrix.requires_grad or dense.layout is not torch.strided:
         raise TrainpaceError(
-            "a product of two sparse matrices, or with one that is trained, is not counted yet."
+            "a matmul of two sparse matrices, or of a trained one, is not counted yet."
         )
     if matrix.shape[1] != dense.shape[0]:
         raise RuntimeError(
-            f"a matrix of {tuple(matrix.shape)} is not multiplied by one of {tuple(dense.shape)}"
+            f"cannot multiply a matrix of {tuple(matrix.shape)} by one of {tuple(dense.shape)}"
         )
     return _Product.apply(
         matrix._indices(), matrix._values(), dense.to(matrix.dtype), matrix.shape[0]
     )
 
 
-# --- skipping_attention
 SKIPPING_ATTENTION = "scaled_dot_product_skipping_attention"
 UNKNOWN = -1.0
-"""In the place of the keys seen where the mask depends on values, such as which document a token belongs to."""
+"""Stands for the keys seen if the mask depends on values, such as the document of a token."""
 ROWS = 1024
-"""Queries whose masks are looked at, evenly spread, at most; all of a shorter sequence."""
+"""Most queries, evenly spread, whose masks are evaluated."""
 POSITIONS, AT_ONCE = 2**23, 2**20
-"""Pairs of a query and a key that are looked at, at most, and so many at a time: of long sequences fewer queries, so that neither
-time nor memory grows with the length."""
+"""Most pairs of query and key that are evaluated in all, and at a time. Long sequences evaluate
+fewer queries, so neither time nor memory grows with the length."""
 NAME = "trainpace_skipping"
-"""Under which transformers finds the attention and its masks."""
+"""Name of the attention and its masks in transformers."""
 
 _library.define(
     f"{SKIPPING_ATTENTION}(Tensor query, Tensor key, Tensor value, float seen) -> (Tensor, Tensor)"
@@ -153,8 +149,10 @@ class _Attention(torch.autograd.Function):
 def skipping_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: float
 ) -> torch.Tensor:
-    """Attention of queries (batch, heads, queries, head size), each of which sees so many keys on average. Keys and values may
-    have fewer heads. Under autocast its inputs are cast, as FlashAttention's are in transformers.
+    """Attention in which a query sees `seen` keys on average.
+
+    Queries are (batch, heads, queries, head size). Keys and values may have fewer heads. Autocast
+    casts the inputs, as transformers does for FlashAttention.
     """
     if torch.is_autocast_enabled("meta"):
         query, key, value = (t.to(torch.get_autocast_dtype("meta")) for t in (query, key, value))
@@ -163,8 +161,11 @@ def skipping_attention(
 
 
 def keys_seen(mask: Callable[..., Any], queries: int, keys: int) -> float:
-    """How many keys a query sees on average by a mask, a function of (batch, head, query, key) indices; UNKNOWN where that
-    depends on values, or on which sample or head it is."""
+    """Return the mean number of keys that a query sees.
+
+    `mask` is a function of (batch, head, query, key) indices. UNKNOWN if it depends on values, on
+    the sample or on the head.
+    """
     step = max(1, queries // max(1, min(ROWS, POSITIONS // max(1, keys))))
     try:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
@@ -185,14 +186,14 @@ def keys_seen(mask: Callable[..., Any], queries: int, keys: int) -> float:
 
 
 class _NoPadding:
-    """Of every sample, 0 tokens on its left."""
+    """Left padding of 0 tokens for every sample."""
 
     def __getitem__(self, _: Any) -> int:
         return 0
 
 
 def _without_padding(function: Any) -> Any:
-    """The mask function, and those inside of it, for samples without padding on their left, whose tensor has no values here."""
+    """Return the mask function, and inner ones, without left padding, which has no values here."""
     if isinstance(function, tuple):
         return tuple(map(_without_padding, function))
     if not isinstance(function, types.FunctionType) or not function.__closure__:
@@ -210,7 +211,7 @@ def _without_padding(function: Any) -> Any:
 
 
 class Seen(NamedTuple):
-    """In the place of a mask: the keys that a query sees on average."""
+    """Stands for a mask: the mean number of keys that a query sees."""
 
     keys: float
 
@@ -225,8 +226,10 @@ def _mask(
     allow_is_bidirectional_skip: bool = False,
     **_: Any,
 ) -> Any:
-    """What stands for a mask of transformers: nothing where it is causal or all, or where samples hold padding, which
-    FlashAttention leaves out of the batch."""
+    """Stand for a mask of transformers. None for causal or full masks.
+
+    FlashAttention removes padding from the batch.
+    """
     plain = local_size is None or local_size >= kv_length
     if plain and (allow_is_causal_skip or allow_is_bidirectional_skip):
         return None
@@ -244,7 +247,7 @@ def _attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Sinks, caps of the scores and biases are added inside of the kernel, at no cost that is known here."""
+    # sinks, caps of the scores and biases are added inside the kernel, at no known cost
     if isinstance(attention_mask, Seen):
         out = skipping_attention(query, key, value, attention_mask.keys)
     else:
@@ -262,7 +265,7 @@ def _attention(
 
 
 def offer_to_transformers(transformers: Any) -> str:
-    """Register the attention and its masks with transformers. Returns their name, which a configuration takes."""
+    """Register the attention and its masks with transformers. Return their name."""
     transformers.AttentionInterface.register(NAME, _attention)
     transformers.AttentionMaskInterface.register(NAME, _mask)
     return NAME
@@ -276,7 +279,7 @@ def flex_attention(
     return_lse: bool,
     return_aux: Any,
 ) -> Any:
-    """What stands for torch.nn.attention.flex_attention.flex_attention. Its score_mod runs inside of the kernel."""
+    """Stand for torch.nn.attention.flex_attention.flex_attention. score_mod runs in the kernel."""
     seen = float(key.shape[-2])
     if block_mask is not None:
         seen = keys_seen(block_mask.mask_mod, query.shape[-2], key.shape[-2])

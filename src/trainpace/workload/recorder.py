@@ -1,14 +1,9 @@
 """Record one optimizer step on the meta device: operators, and memory alive at each.
 
-[self_check] Is every matrix product of a traced step counted, and counted right?
-
-An operator that multiplies matrices and is not in the table of `operators` would pass for an element-wise one, and its model
-would be forecast far too fast. So such an operator is refused by its name, and so is every operator of another library, of
-which nothing is known. What is counted is held against torch's own formulas (torch.utils.flop_counter).
-
-[recorder] Record one optimizer step on the meta device: its operators, and what is alive at each of them.
-
-[traced_rows] The rows of a recorded step as a `Recording`.
+Every matmul must be counted, and counted right. An operator that multiplies matrices but is missing
+in `operators` would pass for an element-wise one, and its model would be forecast far too fast. So
+such operators raise an error by name, like every operator of an unknown library. The FLOPs of the
+others are compared with torch's own formulas (torch.utils.flop_counter).
 """
 
 import re
@@ -30,55 +25,56 @@ from trainpace.workload.own_operators import SKIPPING_ATTENTION, UNKNOWN
 from trainpace.workload.recording import BlockSizes, Recording
 from trainpace.workload.workload import MATRIX_KINDS, MOST_SIZES, Phase, Role
 
-# --- self_check
 LARGEST_DIFFERENCE = 0.02
-"""Share of a step's FLOPs by which the two counts may differ without a word."""
+"""Share of a step's FLOPs by which the two counts may differ without a note."""
 CAUSAL = 0.5
-"""A causal mask leaves half of attention's products to compute, which torch's formulas count whole."""
+"""Share of attention's matmuls with a causal mask. torch's formulas count all."""
 _PRODUCT = re.compile(
     r"(^|_)(mm|bmm|addmm|addbmm|baddbmm|matmul|linear|einsum|cdist|attention|rnn|lstm|gru|trilinear"
     r"|conv(olution)?([123]d|_tbc|_overrideable|_transpose\w*)?)(_|$)"
     r"|^_?(linalg|cholesky|svd|qr|lu|triangular_solve|ormqr)(_|$)"
 )
-"""Names of ATen calls that multiply matrices, or decompose them, which takes many products."""
+"""Matches ATen calls that multiply or decompose matrices."""
 _NO_PRODUCT = frozenset(
     "linalg_vector_norm linalg_cross lu_unpack _thnn_fused_lstm_cell _thnn_fused_gru_cell".split()
 ) | {"_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward"}
 _KNOWN_LIBRARIES = {"aten", "prims", "prim", "trainpace"}
-_MOVE_BYTES_ALONE = frozenset(
+_MEMORY_BOUND = frozenset(
     f"torchvision::{name}"
-    for name in "roi_align _roi_align_backward roi_pool _roi_pool_backward ps_roi_align ps_roi_pool nms".split()
+    for name in (
+        "roi_align _roi_align_backward roi_pool _roi_pool_backward ps_roi_align ps_roi_pool nms"
+    ).split()
 )
-"""Operators of other libraries that are bound by memory traffic, as they are counted."""
+"""Operators of other libraries that are bound by memory traffic."""
 WHOLE_MASKS = (
-    "A mask of its attention depends on values, such as where documents begin: all keys were"
-    " counted, of which the kernel may skip many."
+    "An attention mask depends on values, such as the starts of documents. All keys were counted;"
+    " the kernel may skip many."
 )
 _SKIPPING = getattr(torch.ops.trainpace, SKIPPING_ATTENTION).default
 INSTEAD = "Measure it with `trainpace measure`, or record a short run with `trainpace watch`."
 
 
 def refuse_uncounted(func: Any, rows: Sequence[Row], module: str) -> None:
-    """Raise TrainpaceError for a call that may multiply matrices and of which the rows count no product."""
+    """Raise TrainpaceError for a call that may multiply matrices without a row that counts it."""
     if not rows or any(row.kind in MATRIX_KINDS for row in rows):
         return
     library, _, name = func._schema.name.partition("::")
     where = f" in {module}" if module else ""
     if library not in _KNOWN_LIBRARIES:
-        if func._schema.name not in _MOVE_BYTES_ALONE:
+        if func._schema.name not in _MEMORY_BOUND:
             raise TrainpaceError(
-                f"the operator {func._schema.name}{where} is another library's, and its FLOPs are"
-                " not known.",
+                f"the operator {func._schema.name}{where} belongs to another library, and its"
+                " FLOPs are unknown.",
                 INSTEAD,
             )
     elif name not in _NO_PRODUCT and _PRODUCT.search(name):
         raise TrainpaceError(
-            f"the matrix products of {func._schema.name}{where} are not counted yet.", INSTEAD
+            f"the matmuls of {func._schema.name}{where} are not counted yet.", INSTEAD
         )
 
 
 class FlopCheck:
-    """Holds the FLOPs of the rows against torch's formulas, call by call."""
+    """Compares the FLOPs of rows with torch's formulas, call by call."""
 
     def __init__(self) -> None:
         self._flops = 0.0
@@ -99,7 +95,7 @@ class FlopCheck:
         self._differences[name] = self._differences.get(name, 0.0) + abs(counted - expected)
 
     def note(self) -> str | None:
-        """Sentences where a mask is not known, and where the two counts differ by more than a little."""
+        """Return sentences about unknown masks and about counts that differ."""
         return (
             " ".join(filter(None, (WHOLE_MASKS if self._whole_masks else None, self._doubt())))
             or None
@@ -111,18 +107,17 @@ class FlopCheck:
             return None
         name = max(self._differences, key=lambda name: self._differences[name])
         return (
-            "The FLOPs counted here differ from torch's own formulas by"
-            f" {difference / self._flops:.0%} of a step's, most in {name}: do not trust the times"
-            " before it is known which count is right."
+            "The FLOPs counted here differ from torch's formulas by"
+            f" {difference / self._flops:.0%} per step, mostly in {name}. The times may be wrong."
         )
 
 
 def _expected_flops(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any
 ) -> float | None:
-    """What torch's formulas say of a call, None where there is none for it."""
+    """Return the FLOPs of a call by torch's formulas, or None if it has none."""
     if func is torch.ops.aten.convolution_backward.default:
-        # torch's own formula takes the weight's gradient of a grouped convolution for that of a dense one
+        # torch's formula counts the weight gradient of a grouped convolution as dense
         gradient, x, weight, transposed, wanted = (args[i] for i in (0, 1, 2, 7, 10))
         return float(
             sum(wanted[:2]) * conv_flop_count(x.shape, weight.shape, gradient.shape, transposed)
@@ -136,13 +131,13 @@ def _expected_flops(
     )
 
 
-# --- recorder
 BEFORE, AFTER = 0, -1
-"""Places outside of the blocks, which are numbered from 1. What runs between two blocks counts as before."""
+"""Places outside the blocks, which are numbered from 1. Between two blocks counts as before."""
 
 
 class Origin(NamedTuple):
-    """A row's place, and the forward call that it is, repeats or takes the gradient of (-1: none)."""
+    """The place of a row, and its forward call: the call itself, or the one it recomputes or
+    differentiates. -1: none."""
 
     place: int
     call: int
@@ -150,10 +145,11 @@ class Origin(NamedTuple):
 
 @dataclass(slots=True)
 class Recorded:
-    """A row, the phase and module that it ran in, and the bytes alive meanwhile.
+    """A row, its phase and module, and the bytes alive meanwhile.
 
-    `set_aside_bytes` are of activations that no block works with: gradients of parameters that have not been accumulated yet, and
-    what the backward pass made outside of the blocks (a head's gradient waits for its embedding's).
+    `set_aside_bytes` are activations that no block uses: gradients of parameters before they are
+    accumulated, and results of the backward pass outside the blocks (the gradient of a tied head
+    waits for that of the embedding).
     """
 
     row: Row
@@ -167,9 +163,16 @@ class Recorded:
 
 @dataclass(slots=True)
 class Storage:
-    """A storage that is alive: its number, the call that made it (-1: before the step), its bytes, the row at which it was made,
-    whether the backward pass made it outside of the blocks, with a gradient that has not been accumulated, and whether it is a
-    parameter's accumulated gradient."""
+    """A storage that is alive.
+
+    Attributes:
+        value: Its number.
+        call: The call that made it; -1: before the step.
+        size: Bytes.
+        row: Number of rows when it was made.
+        is_outside: True if the backward pass made it outside the blocks and it is not accumulated.
+        is_gradient: True for the accumulated gradient of a parameter.
+    """
 
     value: int
     call: int
@@ -181,15 +184,22 @@ class Storage:
 
 
 def share_of_memory(parameter: torch.nn.Parameter) -> int:
-    """Numbers of a parameter, by which memory is shared out among stages; a packed one counts as many of 16 bits as it takes."""
+    """Return the numbers of a parameter, which divide memory among stages.
+
+    A packed one counts as the 16-bit numbers that need the same bytes.
+    """
     n = parameter.numel()
     return n * parameter.element_size() // 2 if hasattr(parameter, "keeps_dtype") else n
 
 
 class Step(NamedTuple):
-    """One ATen call of the forward pass. Values are storages by number, so that a view is its base.
+    """One ATen call of the forward pass. Values are storages by number, so a view is its base.
 
-    inputs: (value, elements). operands: the matrices of a product, or a convolution's weight; none for other calls.
+    Attributes:
+        function: ATen's name.
+        inputs: (value, elements) pairs.
+        operands: The matrices of a matmul, or the weight of a convolution.
+        outputs: Values.
     """
 
     function: str
@@ -199,11 +209,12 @@ class Step(NamedTuple):
 
 
 class Recorder(TorchDispatchMode):
-    """Sees every ATen call below autograd. Read `recorded` afterwards.
+    """Mode that sees every ATen call below autograd. Read `recorded` afterwards.
 
-    A backward call is traced to the forward call whose autograd node runs it, by the node's sequence number, as
-    torch.profiler does; a call that recomputes activations, by its position in the block. `with_steps` keeps the calls
-    of the forward pass with their inputs and outputs.
+    A backward call belongs to the forward call whose autograd node runs it, found by the node's
+    sequence number, as in torch.profiler. A call that recomputes activations is found by its
+    position in the block. `with_steps` stores the calls of the forward pass with their inputs and
+    outputs.
     """
 
     def __init__(self, parameters: dict[str, torch.nn.Parameter], with_steps: bool = False) -> None:
@@ -213,21 +224,21 @@ class Recorder(TorchDispatchMode):
         self.recorded: list[Recorded] = []
         self.flop_check = FlopCheck()
         self.parameter_bytes = self.frozen_bytes = self.optimizer_bytes = self.paged_bytes = 0.0
-        """Bytes of parameters and buffers, of the frozen parameters among them, of the optimizer's states, and of those among
-        the states that CUDA pages to the host."""
+        """Bytes of parameters and buffers, of frozen parameters among them, of optimizer states,
+        and of states that CUDA pages to the host."""
         self.before_update = 0.0
-        """Bytes of activations that are alive when the optimizer begins."""
+        """Bytes of activations alive when the optimizer starts."""
         self._gradient_bytes = 0.0
         self._activation_bytes = 0.0
         self.places: list[int] = []
-        """The place of each forward call."""
+        """Place of each forward call."""
         self.steps: dict[int, Step] | None = {} if with_steps else None
         self.entered: list[tuple[int, torch.Size, float, int]] = []
-        """Blocks in the order in which they ran: (number, shape, bytes and value of the hidden state)."""
+        """Blocks in the order they ran: (number, shape, bytes and value of the hidden state)."""
         self.left: list[int] = []
         """Values of the hidden states that blocks returned."""
         self.saved: list[Storage] = []
-        """The storages alive when the forward pass ends."""
+        """Storages alive when the forward pass ends."""
         self.parameters: dict[int, torch.nn.Parameter] = {}
         """Parameters by value."""
         self.parameter_count = sum(map(share_of_memory, parameters.values()))
@@ -249,10 +260,10 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # True would import torch._dynamo, 0.7 s, to keep it out of a trace that it is not part of
+        return False  # True would import torch._dynamo, which takes 0.7 s
 
     def keep_alive(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count tensors that are alive all the time (parameters, buffers, the batch) as no activation."""
+        """Exclude tensors that are always alive (parameters, buffers, the batch) from activations."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._storages:
@@ -261,7 +272,7 @@ class Recorder(TorchDispatchMode):
                     self.parameters[self._values] = tensor
 
     def keep_for_ever(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count tensors that the step made, and that stay (an optimizer's states), as no activation from now on."""
+        """Exclude tensors that the step made and that stay (optimizer states) from now on."""
         for tensor in tensors:
             storage = self._storages.get(tensor.untyped_storage()._cdata)
             if storage is not None:
@@ -270,7 +281,7 @@ class Recorder(TorchDispatchMode):
 
     @property
     def activation_bytes(self) -> float:
-        """Alive now."""
+        """Bytes of activations alive now."""
         return self._activation_bytes
 
     def _add_storage(
@@ -306,18 +317,18 @@ class Recorder(TorchDispatchMode):
             self.left.append(self._value(hidden))
 
     def end_forward(self) -> None:
-        """Note the storages saved for the backward pass, the only ones alive from here on."""
+        """Store what is saved for the backward pass. Nothing else is alive from now on."""
         self.saved = list(self._storages.values())
 
     def enter_module(self, name: str) -> None:
-        """Name the module that runs now; operators without weights of their own are shown under it."""
+        """Set the module that runs now, for operators without weights of their own."""
         self._module = name
         if self.recording:
             self._append(Row("module", "module", False, 0, 0.0, 0.0, 0.0, ()), name)
 
     def gradient_ready(self, gradient: torch.Tensor) -> None:
-        """A gradient has been accumulated: from now on it counts as one, not as an activation."""
-        for tensor in tensors_in(gradient):  # several of a sparse one
+        """Count an accumulated gradient as such, no longer as an activation."""
+        for tensor in tensors_in(gradient):  # a sparse one has several
             self._is_gradient(tensor.untyped_storage())
 
     def _is_gradient(self, whole: Any) -> None:
@@ -352,7 +363,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def parameters_of(self, modules: Collection[str]) -> set[int]:
-        """Values of the parameters that these modules own."""
+        """Return the values of the parameters that these modules own."""
         of_storage = self._module_of_storage
         return {
             v
@@ -361,7 +372,7 @@ class Recorder(TorchDispatchMode):
         }
 
     def _locate(self, func: Any, args: Any) -> None:
-        if func is _DETACH:  # autograd's bookkeeping, another number of times when recomputing
+        if func is _DETACH:  # autograd's bookkeeping, whose number differs in recomputation
             return
         if self.phase == "forward":
             call = len(self.places)
@@ -386,7 +397,7 @@ class Recorder(TorchDispatchMode):
         return self._repeated(func, self._origin.place if call < 0 else self.places[call])
 
     def _repeated(self, func: Any, place: int) -> Origin:
-        """The call of the forward pass that recomputation makes again: the next one of its function in the same place."""
+        """Return the recomputed forward call: the next one of its function in the same place."""
         if self._replayed < 0:
             self._replayed = self._first_call.get(place, 0)
         for call in range(self._replayed, len(self.places)):
@@ -464,28 +475,28 @@ def _batch_norm_backward(
 
 
 def in_backward() -> bool:
-    """Whether autograd's engine runs, also to compute activations again."""
+    """Return True while autograd's engine runs, also during recomputation."""
     return _current_node() is not None
 
 
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, *rest: Any, **kwargs: Any) -> torch.Tensor:
-    """The result of a grouped product, of any format: torch's own meta kernel takes bf16 alone, where CUDA makes the products of
-    other formats one after the other (_grouped_mm_fallback in aten/src/ATen/native/GroupedMMUtils.h).
+    """Return the result of a grouped matmul in any format.
+
+    torch's meta kernel only supports bf16. CUDA computes other formats one after the other
+    (_grouped_mm_fallback in aten/src/ATen/native/GroupedMMUtils.h).
     """
     offsets = offsets_of((a, b, *rest), kwargs)
     shape = [a.shape[-2], b.shape[-1]]
-    if (
-        a.dim() == b.dim()
-    ):  # a matrix a group: a batch of products, or the gradients of the groups' weights
+    if a.dim() == b.dim():  # a matrix per group: a batch, or the gradients of the groups' weights
         shape = [a.shape[0] if offsets is None else offsets.numel(), *shape]
     return a.new_empty(shape, dtype=kwargs.get("out_dtype") or a.dtype)
 
 
 def _foreach_shortcut(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
-    """What stands for an update of many tensors, of which torch's own meta kernel runs Python for each tensor of each list."""
+    """Return a substitute for an update of many tensors. torch's meta kernel runs Python for each."""
     name = func._schema.name.partition("::")[2]
     if not name.startswith("_foreach_") or not all(tensor.is_meta for tensor in args[0]):
-        return None  # step counters are the host's, and count
+        return None  # step counters on the host have values
     if name.endswith("_"):
         return _in_place
     return _like_the_first if name in _FOREACH_ALIKE else None
@@ -504,11 +515,11 @@ _FOREACH_ALIKE = frozenset(
     f"_foreach_{name}"
     for name in "abs add addcdiv addcmul div lerp mul neg pow reciprocal sqrt sub".split()
 )
-"""Out-of-place updates whose results are as large as the first list's tensors."""
+"""Updates that return tensors like those of the first list."""
 _sequence_number = torch._C._autograd._get_sequence_nr
 _current_node = torch._C._current_autograd_node
 
-# torch's own meta kernels of these two run a Python decomposition of 20 operators: 80 % of ResNet-50's trace
+# torch's meta kernels of batch norm decompose into 20 operators in Python: 80% of a ResNet-50 trace
 _SHORTCUTS: dict[Any, Any] = {
     torch.ops.aten._cudnn_rnn.default: forward_result,
     torch.ops.aten._cudnn_rnn_backward.default: backward_result,
@@ -518,9 +529,8 @@ _SHORTCUTS: dict[Any, Any] = {
 }
 
 
-# --- traced_rows
 def numbers_of(recorded: Recorded) -> list[float]:
-    """A row's numbers, and the bytes alive meanwhile: of gradients, of activations."""
+    """Return a row's numbers, and the bytes of gradients and activations alive meanwhile."""
     row = recorded.row
     sizes = [*map(float, row.dims), *([0.0] * (MOST_SIZES - len(row.dims)))]
     alive = (recorded.gradient_bytes, recorded.activation_bytes)
@@ -535,7 +545,7 @@ def recording_of(
     states: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
     blocks: BlockSizes | None = None,
 ) -> Recording:
-    """The recording of rows whose numbers (`numbers_of`) have these coefficients over the batch size."""
+    """Return the recording of rows, from the coefficients of `numbers_of` over the batch size."""
     return Recording(
         kind=tuple(r.row.kind for r in recorded),
         function=tuple(r.row.function for r in recorded),

@@ -1,11 +1,8 @@
 """The built-in models, and the task of any model spec.
 
-[zoo] The classic models of the sources, without torchvision: same layers, same names, same number of parameters.
-
-VGG: Simonyan and Zisserman 2014. ResNet: He et al. 2015, with the stride in the 3x3 convolution as torchvision has it.
-MobileNet v1: Howard et al. 2017. MobileNetV2: Sandler et al. 2018.
-
-[specs] From a model spec to its task.
+The built-in models need no torchvision, and have the same layers, names and numbers of parameters.
+VGG: Simonyan and Zisserman 2014. ResNet: He et al. 2015, with the stride in the 3x3 convolution as
+in torchvision. MobileNet v1: Howard et al. 2017. MobileNetV2: Sandler et al. 2018.
 """
 
 import contextlib
@@ -23,7 +20,6 @@ from trainpace.workload.model_spec import FORMS, LIBRARIES, ModelSpec, import_pa
 from trainpace.workload.task import Task, image_task
 from trainpace.workload.user_task import TASK, task_from_file
 
-# --- zoo
 _VGG = {
     "vgg11": (1, 1, 2, 2, 2),
     "vgg13": (2, 2, 2, 2, 2),
@@ -42,9 +38,9 @@ _RESNET = {
 def vgg(
     convolutions: tuple[int, ...], classes: int = 1000, image_size: int | None = None
 ) -> nn.Module:
-    """VGG with that many 3x3 convolutions in each of its five stages.
+    """Return VGG with a number of 3x3 convolutions in each of its five stages.
 
-    With an `image_size` it is Keras' VGG for it: no pooling to 7x7 before the classifier, which grows with the image.
+    With an `image_size` it is Keras' VGG: no pooling to 7x7, so the classifier grows with the image.
     """
     layers: list[nn.Module] = []
     channels = 3
@@ -133,7 +129,7 @@ def _conv_relu6(
 
 
 def mobilenet_v1(classes: int = 1000) -> nn.Module:
-    """A 3x3 convolution, then 13 depthwise ones each with a 1x1 behind it, as in table 1 of the paper (and with Keras' ReLU6)."""
+    """Return a 3x3 convolution and 13 separable ones (table 1 of the paper, with Keras' ReLU6)."""
     separable = (
         (64, 1),
         (128, 2),
@@ -186,10 +182,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mobilenet_v1": mobilenet_v1,
     "mobilenet_v2": mobilenet_v2,
 }
-"""Functions that build models for images of 3 x 224 x 224 and 1,000 classes; Keras' take an `image_size`."""
+"""Functions that build models for 3 x 224 x 224 images and 1,000 classes. Keras' take `image_size`."""
 
 
-# --- specs
 def build_task(
     spec: str,
     sequence_length: int | None = None,
@@ -198,46 +193,50 @@ def build_task(
 ) -> Task:
     """Build the task that a model spec names.
 
-    `image_size` is the side in pixels, for image models. Without `fused_attention` transformers and timm compute it from
-    plain products, as they did before torch 2.0. Call under ``torch.device("meta")`` to get a model without weights.
-    A FILE.py's function decides for itself.
+    Call it under ``torch.device("meta")`` to get a model without weights. A function in the user's
+    file ignores the other arguments.
+
+    Args:
+        spec: The model.
+        sequence_length: Tokens per sample, for models that take any number.
+        image_size: Side in pixels, for image models.
+        fused_attention: If False, transformers and timm use plain matmuls, as before torch 2.0.
     """
-    _, kind, name, path = named = ModelSpec.of(spec)
-    if kind == "script" or (named.runs_code and not name):
-        raise TrainpaceError(f"name the function: {path}:FUNCTION.", f"{TASK}.")
+    named = ModelSpec.of(spec)
+    if named.kind == "script" or (named.runs_code and not named.name):
+        raise TrainpaceError(f"name the function: {named.path}:FUNCTION.", f"{TASK}.")
     if named.runs_code:
-        return task_from_file(Path(path), name)
-    if kind == "diffusers":
-        return diffusers_task(name, sequence_length, image_size)
-    if kind == "transformers":
-        return transformers_task(name, sequence_length, image_size, fused_attention)
+        return task_from_file(Path(named.path), named.name)
+    if named.kind == "diffusers":
+        return diffusers_task(named.path, sequence_length, image_size)
+    if named.kind == "transformers":
+        return transformers_task(named.path, sequence_length, image_size, fused_attention)
     if sequence_length is not None:
-        raise TrainpaceError(f"{spec} has no sequence length.", "Leave --sequence-length out.")
-    if kind == "timm":
-        return _timm(spec, name, image_size, fused_attention)
-    if kind == "torchvision" and name not in MODELS:
-        models = import_package("torchvision.models", "torchvision")
-        if name not in models.list_models():
-            raise UnknownName("torchvision model", name, models.list_models())
-        try:
-            model = models.get_model(
-                name, weights=None, weights_backbone=None
-            )  # which others would download
-        except TypeError:
-            model = models.get_model(name, weights=None)
-        side = image_size or (299 if name == "inception_v3" else 224)
-        return image_task(spec, model, (3, side, side), 1000)
-    if kind in ("built_in", "torchvision"):
-        if name not in MODELS:
-            raise UnknownName("model", spec, MODELS, f"Or name it {FORMS}.")
+        raise TrainpaceError(f"{spec} has no sequence length.", "Omit --sequence-length.")
+    if named.kind == "timm":
+        return _timm(spec, named.name, image_size, fused_attention)
+    if named.name in MODELS and named.kind in ("built_in", "torchvision"):
         side = image_size or 224
-        model = MODELS[name](**{"image_size": side} if name.endswith("_keras") else {})
-        return image_task(spec, model, (3, side, side), 1000)
-    raise UnknownName(
-        "kind of model",
-        spec.rpartition(":")[0] + ":",
-        [*(f"{library}:" for library in LIBRARIES), "FILE.py:"],
-    )
+        sizes = {"image_size": side} if named.name.endswith("_keras") else {}
+        return image_task(spec, MODELS[named.name](**sizes), (3, side, side), 1000)
+    if named.kind == "torchvision":
+        return _torchvision(spec, named.name, image_size)
+    if named.kind == "built_in":
+        raise UnknownName("model", spec, MODELS, f"Or name it {FORMS}.")
+    prefixes = [*(f"{library}:" for library in LIBRARIES), "FILE.py:"]
+    raise UnknownName("kind of model", spec.rpartition(":")[0] + ":", prefixes)
+
+
+def _torchvision(spec: str, name: str, image_size: int | None) -> Task:
+    models = import_package("torchvision.models", "torchvision")
+    if name not in models.list_models():
+        raise UnknownName("torchvision model", name, models.list_models())
+    try:  # otherwise some models would download weights of their backbone
+        model = models.get_model(name, weights=None, weights_backbone=None)
+    except TypeError:
+        model = models.get_model(name, weights=None)
+    side = image_size or (299 if name == "inception_v3" else 224)
+    return image_task(spec, model, (3, side, side), 1000)
 
 
 def _timm(spec: str, name: str, image_size: int | None, fused_attention: bool) -> Task:
@@ -246,9 +245,7 @@ def _timm(spec: str, name: str, image_size: int | None, fused_attention: bool) -
 
     def create(**options: Any) -> nn.Module:
         try:
-            made: nn.Module = timm.create_model(
-                name, **options
-            )  # which also understands names of older releases
+            made: nn.Module = timm.create_model(name, **options)  # knows older names too
         except RuntimeError as error:
             if "nknown model" not in str(error):
                 raise
@@ -259,7 +256,7 @@ def _timm(spec: str, name: str, image_size: int | None, fused_attention: bool) -
     shape = tuple(model.default_cfg.get("input_size", (3, 224, 224)))
     if image_size is not None and image_size != shape[-1]:
         shape = (shape[0], image_size, image_size)
-        # convolutional models take any size and refuse the option; transformers have to know it
+        # convolutional models take any size and reject the option; transformers need it
         with contextlib.suppress(TypeError):
             model = create(img_size=image_size)
     return image_task(spec, model, shape, model.num_classes or 1)  # 0 for models without a head

@@ -1,4 +1,4 @@
-"""``python -m trainpace.workload.trace_worker``: trace model specs in a process of its own."""
+"""Worker ``python -m trainpace.workload.trace_worker``: traces model specs."""
 
 import gc
 import importlib
@@ -18,10 +18,11 @@ COMPILER = "torch._dynamo"
 
 
 class _StandIn(ModuleType):
-    """Keeps torch from importing its compiler for a trace, which compiles nothing: a quarter of a small model's tracing time.
+    """Stands for torch's compiler, whose import takes a quarter of the time of a small trace.
 
-    Optimizers, dispatch modes and `out=` wrappers mark functions as not to be compiled, and import `torch._dynamo` for it. This
-    does that much. Asked for anything else, as by a model that calls torch.compile, it gives way to the module itself.
+    Optimizers, dispatch modes and `out=` wrappers import `torch._dynamo` only to mark functions as
+    not to be compiled. If anything else is needed, as by a model that calls torch.compile, the
+    real module takes over.
     """
 
     def __init__(self) -> None:
@@ -45,13 +46,13 @@ class _StandIn(ModuleType):
 
 
 def keep_torch_light() -> None:
-    """Put the stand-in in the compiler's place, unless it is there already. For a process that only traces."""
+    """Replace the compiler unless it is loaded already. For a process that only traces."""
     if COMPILER not in sys.modules:
         sys.modules[COMPILER] = _StandIn()
 
 
 def _work(request: dict[str, Any]) -> str:
-    gc.disable()  # of what importing torch makes nothing is garbage, and looking for it again and again takes a tenth of the time
+    gc.disable()  # importing torch makes no garbage, and looking for it takes a tenth of the time
     from trainpace.workload.trace import record, trace
 
     keep_torch_light()
@@ -88,13 +89,11 @@ def _work(request: dict[str, Any]) -> str:
     for file, one in request["files"].items():
         try:
             save(traced(one), file)
-        except Exception as error:  # a model's code may raise anything, and the next ones are to be traced all the same
+        except Exception as error:  # a model's code may raise anything
             reasons[file] = str(error) if isinstance(error, TrainpaceError) else explain(error)
     return json.dumps(reasons)
 
 
 if __name__ == "__main__":
-    warnings.simplefilter(
-        "ignore"
-    )  # timm and transformers warn of old names that somebody else chose
+    warnings.simplefilter("ignore")  # timm and transformers warn of old names
     serve(_work)
