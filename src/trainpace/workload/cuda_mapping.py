@@ -39,8 +39,8 @@ RELU, TANH, LSTM, GRU = range(4)
 MODES = {torch.rnn_relu: RELU, torch.rnn_tanh: TANH, torch.lstm: LSTM, torch.gru: GRU}
 _GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 _SAVED_NUMBERS = {RELU: 1, TANH: 1, LSTM: 6, GRU: 5}
-"""Numbers a time step and hidden unit that the backward pass needs: the gates, an LSTM's cell state and its tanh, a GRU's hidden
-state and the recurrent part of its candidate."""
+"""Numbers per time step and hidden unit that the backward pass needs: the gates, an LSTM's cell state
+and its tanh, a GRU's hidden state and the recurrent part of its candidate."""
 
 
 class Part(NamedTuple):
@@ -442,7 +442,7 @@ def _autocast_on_meta() -> dict[str, Any]:
 
 
 _OF_A_CALL = ("__code__", "__defaults__", "__kwdefaults__")
-"""What a function does, with the defaults of its arguments: older torch has other arguments."""
+"""Attributes that make up a function's behaviour. Older torch has other arguments."""
 
 
 @contextlib.contextmanager
@@ -516,5 +516,5 @@ _FUSED_HEAD = {
     "_backward_tile": lambda tile, *_, **__: tile.neg_(),
     "_addmm_fp32": lambda total, a, b: total.add_(torch.mm(a, b)),
 }
-"""TRL's language-model head with its loss. Its Triton kernels pass once over each tile of logits, which its functions in torch do
-ten times; and all tokens are one tile, since the number of tiles would grow in steps."""
+"""TRL's language-model head with its loss. Its Triton kernels read each tile of logits once, its torch
+functions ten times. All tokens are one tile, since the number of tiles would grow in steps."""

@@ -1,4 +1,4 @@
-"""How long the documents of a data set are: what packing them into rows of one length leaves to do, and what padding adds."""
+"""Lengths of the documents in a dataset: how full packed rows are, and what padding adds."""
 
 import bisect
 import math
@@ -11,15 +11,18 @@ from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import Record
 
 SAMPLE = 4096
-"""Documents, at even quantiles, that are packed to find out how full rows become."""
+"""Documents, at even quantiles, that are packed to estimate how full rows become."""
 
 
 class PackedRow(Record):
-    """A row of `tokens` that holds several documents, none of which attends to another.
+    """A row of `tokens` tokens with several documents that do not attend to each other.
 
-    fill: share of the row that is documents. documents: in a row, in the mean. attended: tokens that a token's document has, in
-    the mean over tokens: sum of squared lengths / sum of lengths. cut: share of the data's tokens that do not fit into a row of
-    their own, and are left out. source: where the documents' lengths are from, in words.
+    Attributes:
+        fill: Share of the row that holds documents.
+        documents: Mean number of documents per row.
+        attended: Mean length of a token's document: sum of squared lengths / sum of lengths.
+        cut: Share of the data's tokens that exceed a row and are dropped.
+        source: Origin of the documents' lengths, in words.
     """
 
     tokens: int
@@ -31,9 +34,11 @@ class PackedRow(Record):
 
 
 class Documents(Record):
-    """Lengths in tokens, ascending, and how many documents have each.
+    """Lengths in tokens, ascending, with the number of documents of each.
 
-    source: where they are from, in words. drawn: whether they stand for a data set of any size, rather than being all of one.
+    Attributes:
+        source: Origin of the lengths, in words.
+        drawn: True for a sample of a dataset of any size, False for all documents of a dataset.
     """
 
     lengths: tuple[int, ...]
@@ -43,20 +48,19 @@ class Documents(Record):
 
     def __post_init__(self) -> None:
         if not self.lengths or len(self.lengths) != len(self.counts):
-            raise TrainpaceError("document lengths need one length at least, and a count for each.")
+            raise TrainpaceError("document lengths need at least one length, and a count for each.")
         if (
             min(self.lengths) < 1
             or min(self.counts) < 1
             or list(self.lengths) != sorted(set(self.lengths))
         ):
             raise TrainpaceError(
-                "document lengths are whole numbers from 1 in ascending order, each with a count"
-                " from 1."
+                "document lengths must be at least 1 and ascending, each with a count of at least 1."
             )
 
     @classmethod
     def of(cls, counts: Mapping[int, int], source: str, *, drawn: bool = False) -> "Documents":
-        """So many documents of each length; empty ones are left out."""
+        """Return documents from {length: count}, without empty ones."""
         lengths = sorted(length for length, count in counts.items() if length > 0 < count)
         return cls(
             lengths=tuple(lengths),
@@ -67,13 +71,15 @@ class Documents(Record):
 
     @classmethod
     def with_mean(cls, mean: float) -> "Documents":
-        """Documents of a mean length, taken to be exponentially distributed: of all distributions on positive numbers with that
-        mean the one that takes the least for granted (largest entropy)."""
+        """Return exponentially distributed documents with a mean length.
+
+        Of all distributions on positive numbers with a mean, it has the largest entropy.
+        """
         quantiles = (np.arange(SAMPLE) + 0.5) / SAMPLE
         lengths = np.maximum(np.rint(-mean * np.log1p(-quantiles)), 1).astype(np.int64)
         return cls.of(
             Counter(lengths.tolist()),
-            f"documents of {mean:,.0f} tokens in the mean, taken to be exponentially distributed",
+            f"documents of {mean:,.0f} tokens on average, assumed to be exponentially distributed",
             drawn=True,
         )
 
@@ -82,14 +88,14 @@ class Documents(Record):
         return float(np.average(self.lengths, weights=self.counts))
 
     def packed(self, tokens: int) -> PackedRow:
-        """Rows of `tokens`, filled best fit first, the longest documents before shorter ones, and longer ones than a row cut to
-        it: TRL's packing ("bfd"; Ding et al. 2024, arXiv:2404.10830).
+        """Return rows filled by best fit, the longest documents first, as in TRL ("bfd").
 
-        Of documents that stand for more of them, the emptiest row, which more of them would fill, counts by its filled share.
+        Documents longer than a row are cut (Ding et al. 2024, arXiv:2404.10830). In a sample, the
+        emptiest row counts only by its filled share, since more documents would fill it.
         """
         sample = self._sample()
         lengths = np.minimum(sample, tokens)
-        room: list[int] = []  # of the rows that are not full, ascending
+        room: list[int] = []  # left in rows that are not full, ascending
         rows = 0.0
         for length in sorted(lengths.tolist(), reverse=True):
             at = bisect.bisect_left(room, length)
@@ -110,13 +116,13 @@ class Documents(Record):
         )
 
     def longest_of(self, documents: int, most: int) -> float:
-        """The mean of the longest of so many documents, drawn at random and cut to `most` tokens: what a batch is padded to."""
+        """Return the mean length to which a random batch of documents, cut to `most`, is padded."""
         share = np.cumsum(self.counts) / np.sum(self.counts)
         of_longest = np.diff(share**documents, prepend=0.0)
         return float((of_longest * np.minimum(self.lengths, most)).sum())
 
     def mean_up_to(self, most: int) -> float:
-        """The mean length of documents that are cut to `most` tokens."""
+        """Return the mean length of documents cut to `most` tokens."""
         return float(np.average(np.minimum(self.lengths, most), weights=self.counts))
 
     def _sample(self) -> np.ndarray:
@@ -128,5 +134,5 @@ class Documents(Record):
 
 
 def nearest_multiple(length: float, unit: int) -> int:
-    """Of `unit`, and not below it."""
+    """Return the multiple of `unit`, at least one, that is closest to a length."""
     return max(unit, unit * math.floor(length / unit + 0.5))

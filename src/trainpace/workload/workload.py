@@ -1,7 +1,8 @@
-"""What one micro-batch computes, as a table whose every number is an affine function of the batch size.
+"""What one micro-batch computes: a table whose numbers are affine in the batch size.
 
-A quantity is stored as two coefficients, constant and per sample: ``value(batch) = c[0] + c[1] * batch``. Alike
-operators share a row with a `count`; so ResNet-50 is about 200 rows, and Llama-70B not many more.
+A quantity has two coefficients, constant and per sample: ``value(batch) = c[0] + c[1] * batch``.
+Alike operators share a row with a `count`, so ResNet-50 has about 200 rows, and Llama-70B not many
+more.
 """
 
 import re
@@ -21,16 +22,25 @@ Phase = Literal["forward", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 Mode = Literal["train", "forward_backward", "inference"]
-"""How much of a step was traced: all of it, all but the optimizer, or a forward pass in evaluation mode."""
+"""Traced part of a step: all, all but the optimizer, or a forward pass in evaluation mode."""
 
 
 class Adaptation(NamedTuple):
-    """How a model is trained without training its own weights. adapter: lora or dora, "" for none. rank, dropout: of the
-    adapters. targets: names of linear layers, separated by commas, or all-linear. weights: the format of the frozen weights:
-    nf4, fp4, nf4_double (with quantised scales), gptq, "" as the form has them. fp32_weights: which weights beside packed ones
-    are in fp32 while training in 16 bits: all, norms or none. whole: names of modules that are trained whole beside the adapters,
-    separated by commas. as_the_model: adapters of a 16-bit model are in 16 bits too (peft before 0.12, DeepSpeed's bf16 engine,
-    autocast_adapter_dtype=False); peft of today keeps them in fp32."""
+    """How a model is trained without training its own weights.
+
+    Attributes:
+        adapter: lora, dora, or "".
+        rank: Rank of the adapters.
+        targets: Names of linear layers, separated by commas, or all-linear.
+        dropout: Dropout of the adapters.
+        weights: Format of the frozen weights: nf4, fp4, nf4_double (with quantised scales), gptq,
+            or "" for that of the form.
+        fp32_weights: Weights beside packed ones that stay in fp32 when training in 16 bits: all,
+            norms or none.
+        whole: Names of modules that are trained whole beside the adapters, separated by commas.
+        as_the_model: True if adapters of a 16-bit model are in 16 bits too (peft before 0.12,
+            DeepSpeed's bf16 engine, autocast_adapter_dtype=False). Newer peft keeps them in fp32.
+    """
 
     adapter: str = ""
     rank: int = 16
@@ -43,7 +53,7 @@ class Adaptation(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """Such as "LoRA of rank 16 over nf4, all other weights in fp32"; empty where a model is trained as it is."""
+        """Description such as "LoRA of rank 16 over nf4, all other weights in fp32", or ""."""
         names = {"lora": "LoRA", "dora": "DoRA"}
         adapter = (
             f"{names.get(self.adapter, self.adapter)} of rank {self.rank}" if self.adapter else ""
@@ -65,12 +75,20 @@ FP32_IN_WORDS = {
 
 
 class Variant(NamedTuple):
-    """Which of a spec's workloads: its input's size, how much of a step, and under which generation of torch.
+    """A workload among those of a model spec.
 
-    `legacy` is torch before 2.0: no fused attention, and optimizers that launch kernels tensor by tensor. `checkpointing`
-    recomputes activations in the backward pass, block by block. `cpu`: what torch runs on a CPU, where dropout is three
-    operators, attention with dropout is not fused, and optimizers go from tensor to tensor. `autocast`: a model in 16 bits runs
-    under torch.autocast, as transformers' Trainer has it with bf16=True over a model that was loaded in bfloat16.
+    Attributes:
+        optimizer: Name of the optimizer. None: the model's usual one.
+        sequence_length: Tokens per sample.
+        image_size: Side of images in pixels.
+        mode: Part of a step.
+        legacy: torch before 2.0: no fused attention, and optimizers launch kernels per tensor.
+        checkpointing: Recompute activations in the backward pass, block by block.
+        cpu: What torch runs on a CPU: dropout in three operators, attention with dropout not
+            fused, optimizers tensor by tensor.
+        adaptation: Adapters and quantised weights.
+        autocast: A model in 16 bits runs under torch.autocast, as transformers' Trainer does with
+            bf16=True for a model loaded in bfloat16.
     """
 
     optimizer: str | None = None
@@ -85,16 +103,16 @@ class Variant(NamedTuple):
 
 
 PLAIN = Variant()
-"""A whole training step as the spec has it."""
+"""The whole training step of a spec."""
 
 LARGEST = 1e25
-"""FLOPs or bytes above this are no model's; it keeps every product finite. A comparison with NaN fails too."""
+"""Limit for FLOPs and bytes, so that products stay finite. NaN fails the comparison too."""
 
 MATRIX_KINDS = frozenset(name for name, kind in KINDS.items() if kind.is_matrix)
-"""Operators that run on matrix units. All others are bound by memory traffic or by their launch."""
+"""Operators on matrix units. Others are limited by memory traffic or by their launch."""
 
 ATTENTION_BACKWARD_MODEL_SHARE = 0.8
-"""FlashAttention's backward does 5 products, one of them the forward's again: MFU counts 4 (Dao et al. 2022)."""
+"""MFU counts 4 of the 5 matmuls of FlashAttention's backward; one is recomputed (Dao et al. 2022)."""
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -102,8 +120,10 @@ Counts = NDArray[np.int64]
 
 
 class GemmSizes(NamedTuple):
-    """`batch` products of m x k by k x n. In a table one of m, n, k may be no whole number: the rows of each group where
-    those of a grouped product are divided evenly."""
+    """`batch` matmuls of m x k by k x n.
+
+    In a table m, n or k may be fractional: the rows per group of a grouped matmul, divided evenly.
+    """
 
     batch: int
     m: int
@@ -112,7 +132,7 @@ class GemmSizes(NamedTuple):
 
 
 class ConvSizes(NamedTuple):
-    """A convolution in up to three dimensions; channels_last: 1 where its input is so already."""
+    """A convolution in up to three dimensions. channels_last: 1 if its input is so already."""
 
     images: int
     groups: int
@@ -133,8 +153,16 @@ class ConvSizes(NamedTuple):
 
 
 class AttentionSizes(NamedTuple):
-    """Fused attention; queries and keys are lengths, causal is 0 or 1. value_size: of values, 0 where it is head_size. seen: keys
-    that a query sees, where the kernel skips what a window or a block mask leaves out: a mean, and no whole number; else 0.
+    """Fused attention.
+
+    Attributes:
+        batch, heads: Number of sequences, and of heads.
+        queries, keys: Lengths.
+        head_size: Width of queries and keys.
+        causal: 0 or 1.
+        value_size: Width of values; 0 if it is `head_size`.
+        seen: Mean number of keys that a query sees, possibly fractional, if the kernel skips
+            masked blocks; else 0.
     """
 
     batch: int
@@ -148,7 +176,7 @@ class AttentionSizes(NamedTuple):
 
 
 class OtherSizes(NamedTuple):
-    """All other operators. extent: length of a row that is normalised, elements of a pooling window, 0 for the rest."""
+    """All other operators. extent: length of a normalized row, or elements of a pooling window."""
 
     elements_in: int
     elements_out: int
@@ -156,10 +184,10 @@ class OtherSizes(NamedTuple):
 
 
 MOST_SIZES = 16
-"""Sizes of one operator in the table at most; the rest is padded with zeros."""
+"""Columns for the sizes of an operator in the table, padded with zeros."""
 GEMM, CONV = GemmSizes(*range(4)), ConvSizes(*range(16))
 ATTENTION, OTHER = AttentionSizes(*range(8)), OtherSizes(*range(3))
-"""Where each size of a kind stands in `Operators.dims`: `dims[:, GEMM.m]`."""
+"""Column of each size in `Operators.dims`, for example `dims[:, GEMM.m]`."""
 CONV_OUT, CONV_IN = slice(CONV.out_d, CONV.out_w + 1), slice(CONV.in_d, CONV.in_w + 1)
 CONV_KERNEL, CONV_STRIDE = (
     slice(CONV.kernel_d, CONV.kernel_w + 1),
@@ -168,17 +196,19 @@ CONV_KERNEL, CONV_STRIDE = (
 CONVOLUTION_KINDS = ("conv", "conv_dgrad", "conv_wgrad")
 ATTENTION_KINDS = ("attention", "attention_backward")
 GROUPED = "_grouped_mm"
-"""The function of products of all experts in one call (torch.nn.functional.grouped_mm)."""
+"""Function that computes all experts in one call (torch.nn.functional.grouped_mm)."""
 
 
 def form_of(precision: Precision) -> Form:
-    """The form in which a workload must have been traced to be forecast in `precision`."""
+    """Return the form that a forecast in `precision` needs."""
     return NUMBER_FORMATS[precision].form
 
 
 def attention_widths(kind: str, head_size: Floats, value_size: Floats) -> Floats:
-    """Multiplications that each score costs in fused attention: forward the products with keys and with values; backward those of
-    queries and keys, again and for both gradients, and of values and their gradients (FlashAttention, arXiv:2205.14135).
+    """Return the multiplications per score in fused attention (FlashAttention, arXiv:2205.14135).
+
+    Forward: matmuls with keys and values. Backward: queries with keys again, both their gradients,
+    and values with their gradients.
     """
     return (
         3.0 * head_size + 2.0 * value_size
@@ -188,12 +218,16 @@ def attention_widths(kind: str, head_size: Floats, value_size: Floats) -> Floats
 
 
 class Operators(Record):
-    """A struct of arrays; n rows of alike operators, heaviest order not implied.
+    """Table of n rows of alike operators, as a struct of arrays in no particular order.
 
-    kind, function, phase, module: n strings (function is ATen's name, module the first one's). half: does its arithmetic
-    run in 16 bits. count: n. launches: kernels of one operator, n (0: the host's work alone). flops, read_bytes,
-    written_bytes: n x 2 coefficients over the batch size. dims: n x 16 x 2, the operator's own sizes in the order
-    of `GemmSizes`, `ConvSizes`, `AttentionSizes` or `OtherSizes`, zero-padded.
+    Attributes:
+        kind, function, phase, module: n strings. function is ATen's name, module the first one's.
+        half: True for arithmetic in 16 bits.
+        count: Operators of each row.
+        launches: Kernels of one operator; 0 if only the host works.
+        flops, read_bytes, written_bytes: n x 2 coefficients over the batch size.
+        dims: n x 16 x 2. Sizes in the order of `GemmSizes`, `ConvSizes`, `AttentionSizes` or
+            `OtherSizes`, padded with zeros.
     """
 
     kind: tuple[str, ...]
@@ -210,41 +244,20 @@ class Operators(Record):
 
     def __post_init__(self) -> None:
         n = len(self.kind)
-        shapes = {
-            "half": (n,),
-            "count": (n,),
-            "launches": (n,),
-            "flops": (n, 2),
-            "read_bytes": (n, 2),
-        }
-        shapes |= {"written_bytes": (n, 2), "dims": (n, MOST_SIZES, 2)}
         if n == 0 or any(len(names) != n for names in (self.function, self.phase, self.module)):
             raise TrainpaceError("the operator table is empty, or its columns differ in length.")
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("half", "count", "launches"), (n,))
+        shapes |= dict.fromkeys(_COEFFICIENTS, (n, 2)) | {"dims": (n, MOST_SIZES, 2)}
         for name, shape in shapes.items():
-            array = getattr(self, name)
-            kinds = "b" if name == "half" else "if"
-            if (
-                array.shape != shape
-                or array.dtype.kind not in kinds
-                or not (np.abs(array) < LARGEST).all()
-            ):
-                raise TrainpaceError(
-                    f"column {name} of the operator table should be finite numbers of shape"
-                    f" {shape}."
-                )
-        if any(
-            (getattr(self, name).sum(axis=1) < 0).any()
-            for name in ("flops", "read_bytes", "written_bytes")
-        ):
-            raise TrainpaceError(
-                "the operator table has an operator that does less than nothing at batch size 1."
+            _check_array(
+                getattr(self, name), shape, f"column {name} of the operator table", name == "half"
             )
-        if (
-            any(phase not in PHASES for phase in self.phase)
-            or (self.count < 1).any()
-            or (self.launches < 0).any()
-        ):
-            raise TrainpaceError("the operator table has an unknown phase, or a count below 1.")
+        if any((getattr(self, name).sum(axis=1) < 0).any() for name in _COEFFICIENTS):
+            raise TrainpaceError("the operator table has negative FLOPs or bytes at batch size 1.")
+        if not set(self.phase) <= set(PHASES):
+            raise TrainpaceError("the operator table has an unknown phase.")
+        if (self.count < 1).any() or (self.launches < 0).any():
+            raise TrainpaceError("the operator table has a count below 1 or negative launches.")
         unknown = set(self.kind) - set(KINDS)
         if unknown:
             raise TrainpaceError(
@@ -254,7 +267,7 @@ class Operators(Record):
         self._check_sizes()
 
     def _check_sizes(self) -> None:
-        """Times of matrix operators follow from their sizes, and utilisation from their FLOPs: the two must agree."""
+        """Check that FLOPs agree with sizes: times follow from sizes, utilization from FLOPs."""
         batch = 2
         d = self.dims[:, :, 0] + self.dims[:, :, 1] * batch
         flops = self.flops[:, 0] + self.flops[:, 1] * batch
@@ -289,8 +302,7 @@ class Operators(Record):
         if wrong.any():
             i = int(np.flatnonzero(wrong)[0])
             raise TrainpaceError(
-                f"operator {i} of the table, of kind {self.kind[i]}, has other FLOPs than its sizes"
-                " make."
+                f"the FLOPs of operator {i} of the table, a {self.kind[i]}, do not match its sizes."
             )
 
     def __len__(self) -> int:
@@ -298,24 +310,42 @@ class Operators(Record):
 
     @property
     def is_matrix(self) -> Flags:
-        """Which rows run on matrix units."""
+        """True for rows on matrix units."""
         return np.isin(self.kind, list(MATRIX_KINDS))
 
     def moved_bytes(self, batch: int | Floats) -> Floats:
-        """Bytes that one operator of each row reads and writes."""
+        """Return the bytes that one operator of each row reads and writes."""
         return at_batch(self.read_bytes, batch) + at_batch(self.written_bytes, batch)
 
 
+_COEFFICIENTS = ("flops", "read_bytes", "written_bytes")
+
+
+def _check_array(
+    array: np.ndarray, shape: tuple[int | None, ...], name: str, is_flag: bool = False
+) -> None:
+    """Raise TrainpaceError unless an array has a shape (None: any length) and finite numbers."""
+    fits = len(array.shape) == len(shape) and all(
+        wanted in (None, n) for n, wanted in zip(array.shape, shape, strict=True)
+    )
+    is_kind = array.dtype.kind in ("b" if is_flag else "if")
+    if not fits or not is_kind or not (np.abs(array) < LARGEST).all():
+        words = ", ".join("n" if n is None else str(n) for n in shape)
+        raise TrainpaceError(f"{name} should be finite numbers of shape ({words}).")
+
+
 class MemoryProfile(Record):
-    """Bytes alive on one device: states that stay, and the moments of a step that can be its peak.
+    """Bytes alive on one device: states that stay, and the moments that can be the peak of a step.
 
-    paged_bytes: of further optimizer states, in memory that CUDA pages to the host where the device is full. frozen_bytes: of
-    parameters that are not trained, among parameter_bytes.
-
-    peaks: k x 3: gradient bytes, activation bytes (constant), activation bytes per sample, activations including temporaries.
-    Only moments that are the highest for some batch size are kept. moments: m x 5, for a chart: some moments of the step in
-    order, each with its phase (its place in PHASES), the share of the phase's bytes moved by then, and the same three; there may
-    be none.
+    Attributes:
+        parameter_bytes: Parameters and buffers.
+        optimizer_bytes: Optimizer states.
+        peaks: k x 3. Gradient bytes, activation bytes with temporaries (constant, per sample). Only
+            moments that are the highest for some batch size.
+        moments: m x 5, for a chart; may be empty. Phase (index in PHASES), share of the phase's
+            bytes moved by then, and the same three.
+        paged_bytes: Further optimizer states that CUDA pages to the host if the device is full.
+        frozen_bytes: Part of parameter_bytes that is not trained.
     """
 
     parameter_bytes: float
@@ -326,46 +356,56 @@ class MemoryProfile(Record):
     frozen_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, array, columns in (("peaks", self.peaks, 3), ("moments", self.moments, 5)):
-            if not array.size and name == "moments":
-                continue
-            if (
-                array.ndim != 2
-                or array.shape[1] != columns
-                or not array.size
-                or not (np.abs(array) < LARGEST).all()
-            ):
-                raise TrainpaceError(
-                    f"the memory profile's {name} should be finite numbers of shape (n, {columns})."
-                )
+        _check_array(self.peaks, (None, 3), "the peaks of the memory profile")
+        if not self.peaks.size:
+            raise TrainpaceError("the memory profile needs a peak.")
+        if self.moments.size:
+            _check_array(self.moments, (None, 5), "the moments of the memory profile")
 
 
 Role = Literal["", "column", "row", "sharded", "expert", "replicated"]
-"""What tensor parallelism does to an operator. column: its weight is divided by outputs, so that it reads a whole input and
-writes a part. row: by inputs, so that its results have to be summed over the ranks. sharded: it works on what column wrote;
-expert: on what experts wrote, whose products are grouped, so that expert parallelism sends its rows to other ranks.
-replicated: norms, residuals and dropout between them, which sequence parallelism divides. "": outside."""
+"""How tensor parallelism divides an operator.
+
+column: its weight is divided by outputs, so it reads a whole input and writes a part. row: by
+inputs, so results are summed over the ranks. sharded: works on results of column. expert: works on
+results of experts, whose matmuls are grouped; expert parallelism sends its rows to other ranks.
+replicated: norms, residuals and dropout in between, which sequence parallelism divides. "":
+outside."""
 
 
 class Blocks(Record):
-    """The longest chain of alike modules (a transformer's layers), along which pipelines, tensor parallelism and
-    recomputation cut. Bytes are affine in the batch size (constant, per sample) where they are pairs.
+    """The longest chain of alike modules (the layers of a transformer).
 
-    operator_counts: n, how many of each row's operators run inside the blocks, all blocks together. roles: n, see `Role`; rows
-    outside of the blocks have one too where they can be divided (the vocabulary's embedding and head). heads, key_value_heads: of
-    attention, 0 where there is none. parameters: numbers in one block; tensor_parameters: those in weights that tensor
-    parallelism divides. outside_parameters: before and after the blocks, outside_tensor_parameters: those in the vocabulary's
-    weights; tied_parameters: counted once among them, but needed at both ends of a pipeline. input_bytes: the hidden state that
-    enters a block. saved_bytes: what one block keeps from its forward to its backward pass, its input included;
-    sharded_saved_bytes: the part of it that tensor parallelism divides without sequence parallelism; attention_saved_bytes: the
-    part that selective recomputation gives up. working_bytes: the most that is alive in a block's backward pass beyond what is
-    saved and beyond gradients. outside_saved_bytes: kept outside of the blocks (embedding, head, loss); after_saved_bytes: the
-    part of it that is made after the blocks, and gone when their backward pass begins; after_working_bytes: the most that is
-    alive after the blocks, in their head and loss, beyond all that is saved and beyond gradients.
+    Pipelines, tensor parallelism and recomputation divide a model along it. Pairs of bytes are
+    affine in the batch size: (constant, per sample).
 
-    experts: of one block, 0 where none has grouped products. expert_parameters: numbers in their weights and biases, which
-    tensor_parameters leave out. dispatched_bytes: the rows that one block's router sends to experts, each token once for each of
-    its experts. expert_saved_bytes: the part of saved_bytes that experts make.
+    Attributes:
+        module: Name of the chain.
+        count: Number of blocks.
+        heads, key_value_heads: Heads of attention; 0 without attention.
+        parameters: Parameters of one block.
+        tensor_parameters: Part of them that tensor parallelism divides.
+        outside_parameters: Parameters before and after the blocks.
+        outside_tensor_parameters: Part of them in the weights of the vocabulary.
+        tied_parameters: Counted once outside, but needed at both ends of a pipeline.
+        operator_counts: Operators of each row inside the blocks, for all blocks.
+        roles: Role of each row. Rows outside have one too if they can be divided (the embedding
+            and the head of the vocabulary).
+        input_bytes: Hidden state that enters a block.
+        saved_bytes: What a block saves for its backward pass, including its input.
+        sharded_saved_bytes: Part of it that tensor parallelism divides without sequence
+            parallelism.
+        attention_saved_bytes: Part of it that selective recomputation drops.
+        working_bytes: Peak in a block's backward pass beyond saved bytes and gradients.
+        outside_saved_bytes: Saved outside the blocks (embedding, head, loss).
+        after_saved_bytes: Part of it made after the blocks, freed before their backward pass.
+        after_working_bytes: Peak after the blocks, in head and loss, beyond saved bytes and
+            gradients.
+        experts: Experts per block; 0 without grouped matmuls.
+        expert_parameters: Parameters of the experts of a block, not in tensor_parameters.
+        dispatched_bytes: Rows that one block's router sends to experts; each token counts once per
+            expert.
+        expert_saved_bytes: Part of saved_bytes made by experts.
     """
 
     module: str
@@ -396,36 +436,34 @@ class Blocks(Record):
         sizes = {name: getattr(self, name) for name in self.__struct_fields__}
         numbers = [size for size in sizes.values() if isinstance(size, int)]
         if any(not 0 <= size < LARGEST for size in numbers) or self.count < 1:
-            raise TrainpaceError(
-                "the repeated blocks need finite counts from 0, and one block at least."
-            )
+            raise TrainpaceError("the repeated blocks need finite counts, and at least one block.")
         divided = self.tensor_parameters + self.expert_parameters
         if divided > self.parameters or self.outside_tensor_parameters > self.outside_parameters:
             raise TrainpaceError("the repeated blocks divide more parameters than they have.")
-        if (self.heads == 0) != (self.key_value_heads == 0) or self.heads % max(
-            self.key_value_heads, 1
-        ):
-            raise TrainpaceError(
-                "the heads of the repeated blocks are no multiple of their key-value heads."
-            )
         pairs = [size for name, size in sizes.items() if name.endswith("_bytes")]
         if not (np.abs(pairs) < LARGEST).all() or (np.sum(pairs, axis=1) < 0).any():
+            raise TrainpaceError("the bytes of the repeated blocks must be finite, and at least 0.")
+        self._check_heads()
+        self._check_counts()
+
+    def _check_heads(self) -> None:
+        heads, of_keys = self.heads, self.key_value_heads
+        if (heads == 0) != (of_keys == 0) or heads % max(of_keys, 1):
             raise TrainpaceError(
-                "the bytes of the repeated blocks should be finite numbers, and not below 0."
+                "the heads of the repeated blocks are not a multiple of their key-value heads."
             )
+
+    def _check_counts(self) -> None:
         counts = self.operator_counts
-        if (
-            counts.shape != (len(self.roles),)
-            or counts.dtype.kind not in "iu"
-            or (counts < 0).any()
-        ):
+        fits = counts.shape == (len(self.roles),) and counts.dtype.kind in "iu"
+        if not fits or (counts < 0).any():
             raise TrainpaceError(
                 "the repeated blocks need a count and a role for every row of the operator table."
             )
 
 
 class TracedForm(Record):
-    """The operators and memory of one number form, and the repeated blocks where the model has any."""
+    """Operators and memory in one number form, and the repeated blocks, if any."""
 
     operators: Operators
     memory: MemoryProfile
@@ -440,8 +478,14 @@ class TracedForm(Record):
 
 
 class TrainedShape(Record):
-    """Trainable parameters of one shape, and how many there are. is_vocabulary: an embedding's table, or a head over as many
-    words. is_fp32: also where the form's weights have 16 bits, as adapters are."""
+    """Trainable parameters of one shape.
+
+    Attributes:
+        sizes: The shape.
+        is_vocabulary: True for the table of an embedding, or a head over as many words.
+        count: Number of such parameters.
+        is_fp32: True if they are in fp32 in every form, like adapters.
+    """
 
     sizes: tuple[int, ...]
     is_vocabulary: bool
@@ -450,13 +494,16 @@ class TrainedShape(Record):
 
 
 class Workload(Record):
-    """One model with its loss and optimizer, independent of any device. A batch is `batch_tensors` tensors, such as images and
-    labels, of `sample_bytes` a sample in all.
+    """One model with its loss and optimizer, independent of any device.
 
-    notes: sentences about what the trace took for granted or left out, which every answer about the workload repeats. settings:
-    what the task's own loader or trainer says of an `Execution`, by the names of its fields, for requests that leave it open.
-    whole_step: its step makes its own updates, once or more. assumes_optimizer: nobody named it, and it is the usual one.
-    adaptation: how it is trained without training its own weights. trained: shapes of its parameters, for another optimizer.
+    Attributes:
+        sample_bytes: Bytes per sample, in all `batch_tensors` tensors of a batch (images, labels).
+        notes: Assumptions and omissions of the trace. Every answer repeats them.
+        settings: Fields of `Execution` from the task's own loader or trainer, as defaults.
+        whole_step: True if the step makes its own updates, once or more.
+        assumes_optimizer: True if nobody chose the optimizer.
+        adaptation: Description of adapters and quantised weights.
+        trained: Shapes of trainable parameters, for another optimizer.
     """
 
     model: str
@@ -484,28 +531,28 @@ class Workload(Record):
 
     @property
     def only_batch(self) -> int | None:
-        """The batch size at which alone it was traced, and holds; None where it holds at any."""
+        """The only batch size for which the workload holds, or None if it holds for any."""
         return self.traced_batches[0] if len(self.traced_batches) == 1 else None
 
     @property
     def has_experts(self) -> bool:
-        """Does it have layers of experts, whose products are grouped?"""
+        """True for layers of experts with grouped matmuls."""
         return any(GROUPED in form.operators.function for form in self.forms.values())
 
     @property
     def image_side(self) -> int | None:
-        """The side of the square images that it was traced with; None for other samples."""
+        """Side of the traced square images, or None for other samples."""
         square = re.search(r"\b(\d+) x \1 image$", self.sample)
         return int(square[1]) if square else None
 
     def form(self, precision: Precision) -> TracedForm:
-        """The traced form for a precision, or an error that says which were traced."""
+        """Return the traced form for a precision. Raises TrainpaceError if it was not traced."""
         wanted = form_of(precision)
         if wanted not in self.forms:
             raise TrainpaceError(
                 f"this workload of {self.model} was traced for {', '.join(self.forms)}, and"
                 f" {precision} needs {wanted!r}.",
-                "Trace it again from the model: `save_workload` stores every form.",
+                "Trace the model again: `save_workload` stores every form.",
             )
         return self.forms[wanted]
 
@@ -516,5 +563,5 @@ def at_batch(coefficients: Floats, batch: int | Floats) -> Floats:
 
 
 def multiplies_activations(operators: Operators) -> Flags:
-    """Products of two activations, as in attention: there is one a sample, so their number grows with the batch."""
+    """Return True for matmuls of two activations, as in attention: their number grows with the batch."""
     return (np.array(operators.kind) == "gemm") & (operators.dims[:, GEMM.batch, 1] > 0)
