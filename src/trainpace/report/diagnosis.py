@@ -110,17 +110,7 @@ def diagnosis_sections(
     yield from details("what proved means", Lines([f"Proved: {PROVED}."]))
     yield Lines([f"Why: {line}" for line in d.why])
     yield Lines([f"Note: {line}" for line in (*d.warnings, *notes)])
-    if d.advice:
-        columns = [
-            words("what to change", least=16),
-            Column("saved per step"),
-            Column("per epoch", 1),
-            Column("the job", 1),
-            Column("at most", 2),
-        ]
-        yield filled_only(columns, [[a.title, *savings(a, d)] for a in d.advice])
-        if d.job_by and d.job_steps is not None:
-            yield Lines([f"The job's length is taken from {d.job_by}; --epochs N changes it."])
+    yield from _advice(d)
     yield Notes([f"{a.title}: {a.how}" for a in d.advice])
     if d.together is not None:
         yield from ranks_sections(d.together)
@@ -134,6 +124,19 @@ def diagnosis_sections(
     elif folder:
         command = ["trainpace", "watch", "--from", folder, "--timeline"]
         yield Next(command, "the same steps on a timeline")
+
+
+def _advice(d: Diagnosis) -> Iterator[Section]:
+    columns = [
+        words("what to change", least=16),
+        Column("saved per step"),
+        Column("per epoch", 1),
+        Column("the job", 1),
+        Column("at most", 2),
+    ]
+    yield filled_only(columns, [[a.title, *savings(a, d)] for a in d.advice])
+    if d.advice and d.job_by and d.job_steps is not None:
+        yield Lines([f"The job's length is taken from {d.job_by}; --epochs N changes it."])
 
 
 def _verdict(d: Diagnosis) -> str:
@@ -366,30 +369,39 @@ def profiled_sections(p: ProfiledTraining, place: str = "a trace") -> Iterator[S
     yield Charts(lambda: [shares_chart(p.shares, p.verdict, source_words(p))])
     columns = (words("where it goes", least=18), Column("ms"), Column("share"), words("", 1, 8))
     yield Table(columns, _share_rows(p))
-    bounds = [b for b in p.bounds if b.at_most_ms >= LEAST_SHARE * p.step_ms]
-    rows = [
-        (b.title, f"{number(b.at_most_ms)} ms", percent(b.at_most_ms / p.step_ms)) for b in bounds
-    ]
-    few = [b.at_most_ms >= WORTH_A_LINE * p.step_ms for b in bounds]
-    yield from brief(
-        Table(_BOUNDS, [row for row, is_large in zip(rows, few, strict=True) if is_large])
-    )
-    yield from details("", Table(_BOUNDS, rows))
-    how = Notes([f"{sentence(b.title)}: {b.how}" for b in bounds])
-    yield from details("how to make each change", how)
+    yield from _bounds(p)
     if len(p.ranks) > 1:
         ranks = [_rank_row(rank, rank.rank == p.straggler) for rank in p.ranks[:MOST_RANKS]]
         yield from details("each rank", Table(RANK_COLUMNS, ranks))
     kernels = [_kernel_row(k, p.step_ms) for k in p.kernels]
     yield from details("the kernels", Table(KERNEL_COLUMNS, kernels))
-    ranks_line = [ranks_words(p)] if len(p.ranks) > 1 else []
+    yield from _trace_notes(p)
+    yield Next("trainpace diagnose -- python train.py", "proves it on the machine that trains")
+
+
+def _bounds(p: ProfiledTraining) -> Iterator[Section]:
+    """Show what each change could save at most, and how to make it."""
+    bounds = [b for b in p.bounds if b.at_most_ms >= LEAST_SHARE * p.step_ms]
+    rows = [
+        (b.title, f"{number(b.at_most_ms)} ms", percent(b.at_most_ms / p.step_ms)) for b in bounds
+    ]
+    least_ms = WORTH_A_LINE * p.step_ms
+    large = [row for row, b in zip(rows, bounds, strict=True) if b.at_most_ms >= least_ms]
+    yield from brief(Table(_BOUNDS, large))
+    yield from details("", Table(_BOUNDS, rows))
+    how = Notes([f"{sentence(b.title)}: {b.how}" for b in bounds])
+    yield from details("how to make each change", how)
+
+
+def _trace_notes(p: ProfiledTraining) -> Iterator[Notes]:
+    """Describe ranks, and in the short answer the heaviest kernels, whose table is not shown."""
+    ranks = [ranks_words(p)] if len(p.ranks) > 1 else []
     heavy = [k for k in p.kernels[:FEW_KERNELS] if k.ms >= LEAST_SHARE * p.step_ms]
     named = listed(f"{k.name} {percent(k.ms / p.step_ms)}" for k in heavy)
     kind = "kernels" if p.on_device else "operators"
     heaviest = [f"Heaviest {kind}: {named}."] if heavy else []
-    yield from brief(Notes([*ranks_line, *heaviest, *p.warnings]))
-    yield from details("", Notes([*ranks_line, *p.warnings]))
-    yield Next("trainpace diagnose -- python train.py", "proves it on the machine that trains")
+    yield from brief(Notes([*ranks, *heaviest, *p.warnings]))
+    yield from details("", Notes([*ranks, *p.warnings]))
 
 
 def source_words(p: ProfiledTraining) -> str:

@@ -88,17 +88,21 @@ def entries_sections(
         return
     shown = "" if total == len(entries) else f", {len(entries)} of them shown"
     yield Headline(f"{plural(total, 'run')} in {place}{shown}.")
-    rows = [_line(entry) for entry in entries]
+    yield from _entries_table([_line(entry) for entry in entries])
+    yield Next(
+        ["trainpace", "journal", "show", entries[0].id[:8], *_place(asked)],
+        "everything about one run; --limit and --offset list others",
+    )
+
+
+def _entries_table(rows: Sequence[Sequence[str]]) -> Iterator[Section]:
+    """Show rows. Columns that are the same in all rows become one line."""
     maybe = [i for i, column in enumerate(_LISTED) if column.name in _MAYBE_ALIKE]
     same = [i for i in maybe if len({row[i] for row in rows}) == 1 < len(rows)]
     others = [i for i in range(len(_LISTED)) if i not in same]
     yield Table([_LISTED[i] for i in others], [[row[i] for i in others] for row in rows])
     if same:
         yield Lines([f"All: {', '.join(rows[0][i] for i in same)}."])
-    yield Next(
-        ["trainpace", "journal", "show", entries[0].id[:8], *_place(asked)],
-        "everything about one run; --limit and --offset list others",
-    )
 
 
 def _place(asked: Request | None) -> list[str]:
@@ -376,11 +380,22 @@ def validation_sections(
         )
         table = Table(columns, [_errors(s.name, s.n, *figures) for s, figures in errors])
         yield from [table] if name == "file" else details(f"the errors by {name}", table)
-    failed = sorted(
-        (row for row in rows if row.error_pct is not None),
-        key=lambda row: -abs(row.error_pct or 0.0),
+    yield _worst(rows)
+    reasons = Counter(row.unsupported for row in rows if row.unsupported)
+    yield Notes([f"{count} not forecast: {reason}" for reason, count in reasons.most_common(8)])
+    yield Lines(
+        [
+            "Errors are (forecast - measured) / measured. In interval: share of measurements inside"
+            " the forecast's 90% interval."
+        ]
     )
-    worst = [
+
+
+def _worst(rows: Sequence[Row]) -> Table:
+    """Show the runs with the largest errors."""
+    known = [row for row in rows if row.error_pct is not None]
+    known.sort(key=lambda row: -abs(row.error_pct or 0.0))
+    cells = [
         (
             row.model,
             devices(row.num_gpus, row.gpu),
@@ -390,9 +405,9 @@ def validation_sections(
             number(row.forecast_ms),
             f"{row.error_pct:+.0f}",
         )
-        for row in failed[:WORST]
+        for row in known[:WORST]
     ]
-    worst_columns = (
+    columns = (
         words("worst", least=16),
         words("GPU"),
         words("precision", 1),
@@ -401,15 +416,7 @@ def validation_sections(
         Column("forecast ms"),
         Column("error %"),
     )
-    yield Table(worst_columns, worst)
-    reasons = Counter(row.unsupported for row in rows if row.unsupported)
-    yield Notes([f"{count} not forecast: {reason}" for reason, count in reasons.most_common(8)])
-    yield Lines(
-        [
-            "Errors are (forecast - measured) / measured. In interval: share of measurements inside"
-            " the forecast's 90% interval."
-        ]
-    )
+    return Table(columns, cells)
 
 
 def _off_by(were: str, mean: float, median: float | None, bias: float | None) -> str:

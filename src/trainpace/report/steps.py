@@ -33,7 +33,7 @@ from trainpace.report.charts import (
 from trainpace.report.phrases import bracketed, change, listed, number, plural, sentence
 
 if TYPE_CHECKING:
-    from trainpace.forecast import MemoryOverStep, Nearness, Roofline
+    from trainpace.forecast import MemoryOverStep, Near, Nearness, Roofline
     from trainpace.measure import SweepAnalysis
 
 BATCH = Axis(label="micro-batch size")
@@ -61,30 +61,27 @@ def forecast_sweep(
     curves = {name: _near_what_fits(some) for name, some in groups if len(some) >= FEWEST}
     if not curves:
         return None
-    alone = len(curves) == 1
-    lines, marks, findings, jumped = [], [], [], []
+    alone = next(iter(curves)) if len(curves) == 1 else None
+    lines, marks, findings = [], [], []
     for tone, (name, some) in zip(SERIES_TONES, curves.items(), strict=False):
         prefix = "" if alone else f"{name}: "
         lines.append(_line(name, "forecast" if alone else tone, some, banded=len(curves) < 4))
         best = best_of(some)
         if best is not None and best.step is not None:
-            batch = best.execution.micro_batch
+            batch, rate = best.execution.micro_batch, number(best.samples_per_second or 0.0)
             text, own = f"{prefix}best throughput that fits", "best" if alone else tone
             marks.append(Mark(axis="point", at=batch, y=best.step.total_ms, text=text, tone=own))
-            rate = number(best.samples_per_second or 0.0)
             findings.append(f"{prefix}batch {batch} has the best throughput, {rate} samples/s")
         largest = some[-1].largest_micro_batch
         if largest is not None and largest < some[-1].execution.micro_batch:
             marks.append(_out_of_memory(largest, prefix))
-        if alone:
-            marks += [_jump_mark(jump) for jump in jumps.get(name, ())]
-            jumped = [jump.before for jump in jumps.get(name, ())]
-            lines += _measured_by_others(some, evidence)
+    of_one = () if alone is None else jumps.get(alone, ())
+    marks += [_jump_mark(jump) for jump in of_one]
+    lines += [] if alone is None else _measured_by_others(curves[alone], evidence)
+    where = _where_it_jumps([jump.before for jump in of_one])
     return Chart(
         title="Step time against the batch size",
-        finding=sentence(
-            f"{'; '.join(findings) or 'no batch size fits'}.{_where_it_jumps(jumped)}"
-        ),
+        finding=sentence(f"{'; '.join(findings) or 'no batch size fits'}.{where}"),
         x=BATCH,
         y=_step_axis(lines),
         series=tuple(lines),
@@ -99,30 +96,30 @@ _SAME_BUT_FOR = re.compile("Keras|batch [\\d,]+ instead of [\\d,]+")
 
 def _measured_by_others(rows: Sequence[Forecast], evidence: Sequence[Nearness]) -> list[Series]:
     """Return public measurements of the same operators, card and conditions, at their batch sizes."""
-    sizes = [f.execution.micro_batch for f in rows]
-    runs = [
-        near.run
-        for nearness in evidence
-        for near in nearness.runs
-        if nearness.device == rows[0].device
-        and set(near.alike) >= SAME
-        and all(map(_SAME_BUT_FOR.fullmatch, near.unlike))
-        and near.run.global_batch == (near.run.micro_batch or 0) * near.run.gpus
-        and sizes[0] <= (near.run.micro_batch or 0) <= sizes[-1]
-    ]
+    near = [near for n in evidence if n.device == rows[0].device for near in n.runs]
+    runs = [one.run for one in near if _is_comparable(one, rows)]
     if not runs or any(f.execution.accumulation > 1 for f in rows):
         return []
-    points = [(run.micro_batch or 0, run.step_time_ms) for run in runs]
-    labels = tuple(f"measured by others ({run.model}, {run.source})" for run in runs)
     return [
         series(
             "measured by others: the same model on this GPU",
             "points",
             "measured",
-            points,
-            labels=labels,
+            [(run.micro_batch or 0, run.step_time_ms) for run in runs],
+            labels=tuple(f"measured by others ({run.model}, {run.source})" for run in runs),
         )
     ]
+
+
+def _is_comparable(near: Near, rows: Sequence[Forecast]) -> bool:
+    """Return True if a run differs at most by its batch size, which lies within the sweep."""
+    batch = near.run.micro_batch or 0
+    return (
+        set(near.alike) >= SAME
+        and all(map(_SAME_BUT_FOR.fullmatch, near.unlike))
+        and near.run.global_batch == batch * near.run.gpus
+        and rows[0].execution.micro_batch <= batch <= rows[-1].execution.micro_batch
+    )
 
 
 def _near_what_fits(rows: Sequence[Forecast]) -> list[Forecast]:
