@@ -203,6 +203,7 @@ _BY_KIND = {
     "optimizer": "optimizer",
 }
 _REST = "element-wise operators and copies"
+_NORM = re.compile(r"(ln|bn)(_?\w)?")
 _NUMBER = re.compile(r"\.(\d+)\.(?=[\w.]*[a-zA-Z_])")
 """The number of a block whose layers have names."""
 
@@ -241,22 +242,22 @@ def role_of(module: str, kind: str, phase: str) -> str:
         return "optimizer"
     names = _names(module)
     if kind in CONVOLUTION_KINDS:
-        return "convolutions" if not names or len(names) == 1 else f"convolutions of {names[0]}"
-    if kind != "gemm":
-        normalises = any(
-            "norm" in name or re.fullmatch(r"(ln|bn)(_?\w)?", name) for name in names[-1:]
-        )
-        return _BY_KIND.get(kind) or ("normalisation" if normalises else _REST)
+        return "convolutions" if len(names) < 2 else f"convolutions of {names[0]}"
+    if kind == "gemm":
+        return _matmul_role(names)
+    normalises = any("norm" in name or _NORM.fullmatch(name) for name in names[-1:])
+    return _BY_KIND.get(kind) or ("normalisation" if normalises else _REST)
+
+
+def _matmul_role(names: list[str]) -> str:
     last, inside = names[-1] if names else "", set(names[:-1])
     attends = any("att" in name for name in inside)
-    if last == "c_proj":
-        return OUTPUT if attends else DOWN
-    if last == "dense":  # BERT's names, in which the parent says what it is
-        if attends:
-            return OUTPUT
-        return UP if "intermediate" in inside else DOWN if "output" in inside else LINEAR
-    if last == "proj" and attends:
+    if attends and last in ("c_proj", "dense", "proj"):
         return OUTPUT
+    if last == "c_proj":
+        return DOWN
+    if last == "dense":  # BERT's names, in which the parent says what it is
+        return UP if "intermediate" in inside else DOWN if "output" in inside else LINEAR
     return next((role for role, known in _LAST.items() if last in known), LINEAR)
 
 

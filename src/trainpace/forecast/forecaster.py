@@ -7,9 +7,9 @@ scaling and the largest micro-batch take longer, and are computed only for full 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import PRECISIONS, Execution, Form, widens
-from trainpace.core.hardware import Cluster, Device
+from trainpace.core.hardware import Cluster
 from trainpace.core.outcome import Forecast, Jump, Memory
 from trainpace.core.software import Rewrites
 from trainpace.forecast.communication import MissingLink
@@ -31,20 +31,14 @@ from trainpace.forecast.ranks import RankTable, StageCosts, rank_operators
 from trainpace.forecast.shapes import Facts, clashes, doublings, unsupported
 from trainpace.forecast.software import as_run
 from trainpace.forecast.step import StepModel
-from trainpace.forecast.target import (
-    KernelKey,
-    KernelModel,
-    Sharding,
-    Target,
-    kernel_groups,
-    kernel_key,
-)
+from trainpace.forecast.target import Sharding, Target, kernel_groups, kernel_key
 from trainpace.job import ASSUMED, JobConditions, Schedule
 from trainpace.workload import Floats, Workload, form_of
 
 if TYPE_CHECKING:
     from trainpace.forecast.posterior import Knowledge
 
+V = TypeVar("V")
 MOST_TABLES, MOST_COSTS, MOST_MEMORIES = 128, 1024, 64
 MOST_REWRITES = 16
 """Kinds of software under which a workload is kept."""
@@ -65,9 +59,9 @@ class Evaluated:
             lru_cache(MOST_REWRITES)(self._under) if traced is None else traced.under
         )
         self.table = lru_cache(MOST_TABLES)(self._table)
-        self.costs = lru_cache(MOST_COSTS)(self._costs)
         self.memory_model = lru_cache(len(PRECISIONS))(self._memory_model)
-        self.memories: dict[object, RankMemory] = {}
+        self.costs: dict[Hashable, Floats] = {}
+        self.memories: dict[Hashable, RankMemory] = {}
 
     def _under(self, rewrites: Rewrites) -> Evaluated:
         workload = as_run(self.workload, rewrites)
@@ -82,22 +76,6 @@ class Evaluated:
         whole = self.table(sharding._replace(ep=1, expert_tp=sharding.tp, expert_load=1.0))
         return RankTable(operators, form.blocks, whole)
 
-    def _costs(
-        self,
-        key: KernelKey,
-        device: Device,
-        kernels: KernelModel,
-        host_factor: float,
-        batches: tuple[float, ...],
-    ) -> Floats | str:
-        """Return the rows of `StageCosts.of` at some batch sizes, or why there are none."""
-        table = self.table(key.sharding)
-        timed = kernels.rank_times(table, batches, device, key)
-        if isinstance(timed, str):
-            return timed
-        host = timed.host_ms * host_factor, timed.start_ms * host_factor
-        return table.costs(timed.times.device_s, *host)
-
     def _memory_model(self, name: Form) -> MemoryModel:
         w = self.workload
         flags = w.checkpointed, not widens(w.optimizer), bool(w.adaptation)
@@ -109,10 +87,16 @@ class Evaluated:
         key = name, on_gpu, grid.key()
         memory = self.memories.get(key)
         if memory is None:
-            if len(self.memories) >= MOST_MEMORIES:
-                self.memories.clear()
-            self.memories[key] = memory = self.memory_model(name).at(grid, on_gpu)
+            memory = self.memory_model(name).at(grid, on_gpu)
+            remember(self.memories, key, memory, MOST_MEMORIES)
         return memory
+
+
+def remember(values: dict[Hashable, V], key: Hashable, value: V, most: int) -> None:
+    """Keep a value by its key. All older ones are forgotten if there are too many."""
+    if len(values) >= most:
+        values.clear()
+    values[key] = value
 
 
 class Forecaster:
@@ -214,13 +198,20 @@ class Forecaster:
 
     def costs(self, grid: Grid) -> StageCosts | str:
         """Return the kernel times of executions that can run, or why there are none."""
-        target = self.target
-        model = target.cluster.device, target.kernels, target.host_factor
+        target, kept = self.target, self.evaluated.costs
+        device, kernels, host_factor = target.cluster.device, target.kernels, target.host_factor
         whole: Floats = np.empty((0, 0))
         for key, batches, rows, batch_of in kernel_groups(grid, target.software):
-            found = self.evaluated.costs(key, *model, batches)
-            if isinstance(found, str):
-                return found
+            made_for = key, device, kernels, host_factor, batches
+            found = kept.get(made_for)
+            if found is None:
+                table = self.evaluated.table(key.sharding)
+                timed = kernels.rank_times(table, batches, device, key)
+                if isinstance(timed, str):
+                    return timed
+                host = timed.host_ms * host_factor, timed.start_ms * host_factor
+                found = table.costs(timed.times.device_s, *host)
+                remember(kept, made_for, found, MOST_COSTS)
             if not len(whole):
                 whole = np.empty((len(grid), found.shape[1]))
             whole[rows] = found[batch_of]

@@ -1,20 +1,24 @@
-"""What torch.compile leaves of a table: the share of its bytes that each row still moves, and of its kernels.
+"""What torch.compile leaves of a table: the share of its bytes that each row moves, and its kernels.
 
-Inductor joins chains of element-wise operators, casts and reductions into one kernel (Ansel et al. 2024, section 4.4): what one
-of them writes and the next reads stays in registers. Products, convolutions, attention, lookups and pooling bound the chains,
-and the optimizer is not compiled. So a fused row reads only what comes from a bound or from another chain, and writes only what
-a bound, another chain or nobody reads. What the backward pass reads again of the forward pass is no more than what the fused
-kernels read there: the rest is computed again (the min-cut partitioner of AOTAutograd).
+Inductor joins chains of element-wise operators, casts and reductions into one kernel (Ansel et al.
+2024, section 4.4): what one of them writes and the next reads stays in registers. Matmuls,
+convolutions, attention, lookups and pooling are the boundaries of chains, and the optimizer is not
+compiled. So a fused row reads only what comes from a boundary or from another chain, and writes only
+what a boundary, another chain or nobody reads. The backward pass reads again no more of the forward
+pass than what the fused kernels read there: the rest is computed again (the min-cut partitioner of
+AOTAutograd).
 
-A table does not say which operator reads what, but how large every operand is, and rows stand in the order in which they first
-ran. An operand is taken to be the last tensor of its size that nothing has read yet. What is added and is not such a tensor is a
-residual; for all others a tensor that the same chain has read before will do. Rows that are alike are merged, so that some
-readers stand before what they read: those are matched at the end.
+A table does not say which operator reads what, but how large every operand is, and rows stand in
+the order in which they first ran. An operand is assumed to be the last tensor of its size that
+nothing has read yet. An added operand that is not such a tensor is a residual; for all others a
+tensor that the same chain has read before is enough. Alike rows are merged, so some readers stand
+before what they read: those are matched at the end.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -33,22 +37,24 @@ from trainpace.workload import (
 )
 
 REFERENCE_BATCH = 16
-"""Samples at which sizes are compared; shares hold for every batch, as bytes that matter grow with it."""
+"""Samples at which sizes are compared. Shares hold for every batch, as bytes grow with it."""
 SAME_SIZE = 1.01
-"""Tensors whose sizes differ by less are taken for one: norms write a few statistics besides their result."""
-BOUNDS = frozenset(("gemm", "embedding", "pool", *CONVOLUTION_KINDS, *ATTENTION_KINDS))
+"""Ratio of sizes below which tensors count as equal: norms write a few statistics besides their
+result."""
+BOUNDARIES = frozenset(("gemm", "embedding", "pool", *CONVOLUTION_KINDS, *ATTENTION_KINDS))
 """Kinds of operators that stay kernels of their own."""
 HOST_ALONE = ("view", "module")
 UNCOMPILED = " (not compiled)"
-"""How the module of rows ends that run outside of what is compiled."""
+"""End of the module names of rows that run outside of what is compiled."""
 
 
 class Fused(NamedTuple):
-    """By row: the share of its table's bytes that is still moved, and of its kernels that are still launched.
+    """By row: the share of its table's bytes that it still moves, and of its kernels.
 
-    Both are 0 to 1, but for the traffic of a batch norm: it reads everything for its statistics before it reads it again to
-    normalise, which the table counts once, so that its share may be (2 read + written) / (read + written), as it is without
-    torch.compile. joined: rows that are compiled, and not bounds.
+    Both are 0 to 1, except for the traffic of a batch norm: it reads everything for its statistics
+    before it reads it again to normalise, which the table counts once, so that its share may be (2
+    read + written) / (read + written), as it is without torch.compile. joined: rows that are
+    compiled, and not boundaries.
     """
 
     traffic: Floats
@@ -57,27 +63,17 @@ class Fused(NamedTuple):
 
 
 class _Tensor:
-    """What one row writes: `unread` of its instances, of which a bound or another chain reads `written`; `bounds` ran before."""
+    """What one row writes.
 
-    __slots__ = ("bounds", "is_bound", "row", "unread", "written")
+    unread: its instances without a reader yet. written: those that a boundary or another chain
+    reads. boundaries: how many ran before.
+    """
 
-    def __init__(self, row: int, count: float, is_bound: bool, bounds: float) -> None:
-        self.row, self.unread, self.is_bound, self.bounds, self.written = (
-            row,
-            count,
-            is_bound,
-            bounds,
-            0.0,
-        )
+    __slots__ = ("boundaries", "is_boundary", "row", "unread", "written")
 
-
-class _Read(NamedTuple):
-    """An operand of `size` bytes that an operator of a row reads so many times; `elements`: the class of its length."""
-
-    row: int
-    times: float
-    size: float
-    elements: int
+    def __init__(self, row: int, count: float, is_boundary: bool, boundaries: float) -> None:
+        self.row, self.unread, self.written = row, count, 0.0
+        self.is_boundary, self.boundaries = is_boundary, boundaries
 
 
 class _Operand(NamedTuple):
@@ -85,56 +81,62 @@ class _Operand(NamedTuple):
     elements: float
 
 
+class _Read(NamedTuple):
+    """An operand of `size` bytes that a row reads several times; `elements`: its length's class."""
+
+    row: int
+    times: float
+    size: float
+    elements: int
+
+    @property
+    def bytes(self) -> float:
+        return self.times * self.size
+
+
+class _Graph(NamedTuple):
+    """The compiled rows of a table in their order, with their operands and results."""
+
+    operators: Operators
+    rows: list[int]
+    is_boundary: list[bool]
+    operands: dict[int, list[_Operand]]
+    results: dict[int, float]
+    sizes: dict[float, int]
+    """The class of every size in bytes."""
+    lengths: dict[float, int]
+    """The class of every number of elements."""
+
+
 def fused(operators: Operators) -> Fused:
-    """The shares that torch.compile leaves of every row; 1 for rows that it does not fuse."""
+    """Return the shares that torch.compile leaves of every row; 1 for rows that it does not fuse."""
     n, count = len(operators), operators.count
     read, wrote = (
         at_batch(column, REFERENCE_BATCH)
         for column in (operators.read_bytes, operators.written_bytes)
     )
-    dims = at_batch(operators.dims, REFERENCE_BATCH).tolist()
-    bounds = [kind in BOUNDS for kind in operators.kind]
-    rows = [
-        i
-        for i in range(n)
-        if operators.kind[i] not in HOST_ALONE
-        and operators.phase[i] != "optimizer"
-        and not operators.module[i].endswith(UNCOMPILED)
-    ]
-    operands = {i: _operands(operators, i, dims[i], float(read[i])) for i in rows}
-    results = {i: _result(operators.function[i], dims[i], float(wrote[i])) for i in rows}
-    sizes = _SizeClasses([o.size for i in rows for o in operands[i]] + [results[i] for i in rows])
-    lengths = _SizeClasses([o.elements for i in rows for o in operands[i]])
+    graph = _graph(operators, read, wrote)
     kept, kernels = np.zeros(n), np.zeros(n)
+    forward = _Pass(graph, "forward")
     read_before: dict[int, float] = {}
-    phases: tuple[Phase, ...] = ("forward", "backward")
-    for phase in phases:
-        chains = _Pass(operators, bounds, sizes, lengths)
-        for i in rows:
-            if operators.phase[i] == phase:
-                chains.add(i, operands[i], results[i])
-        chains.match_the_rest()
-        for each in chains.from_bounds:
-            kept[each.row] += each.times * each.size
+    for each in (*forward.from_boundaries, *forward.from_other_chains):
+        read_before[each.elements] = read_before.get(each.elements, 0.0) + each.bytes
+    for chains in (forward, _Pass(graph, "backward")):
+        for each in chains.from_boundaries:
+            kept[each.row] += each.bytes
         for each in chains.from_other_chains:
-            saved = (
-                read_before.get(each.elements, 0.0) / chains.unsupplied[each.elements]
-                if phase == "backward"
-                else 1.0
-            )
-            kept[each.row] += each.times * each.size * min(1.0, saved)
+            needed = 1.0
+            if chains is not forward:
+                needed = read_before.get(each.elements, 0.0) / chains.unsupplied[each.elements]
+            kept[each.row] += each.bytes * min(1.0, needed)
         for tensor in chains.results():
             kept[tensor.row] += tensor.written * wrote[tensor.row]
             kernels[tensor.row] = tensor.written
-        if phase == "forward":
-            for each in (*chains.from_bounds, *chains.from_other_chains):
-                read_before[each.elements] = (
-                    read_before.get(each.elements, 0.0) + each.times * each.size
-                )
-    joined = np.array([i in operands and not bound for i, bound in enumerate(bounds)])
-    twice = joined & np.array(
-        ["batch_norm" in name and "inference" not in name for name in operators.function]
-    )
+    fusible = enumerate(graph.is_boundary)
+    joined = np.array([i in graph.operands and not boundary for i, boundary in fusible])
+    names = operators.function
+    twice = np.array(["batch_norm" in name and "inference" not in name for name in names])
+    twice &= joined
     kept = np.where(twice, 2.0 * read * count + kernels * wrote, kept)
     moved = read + wrote
     most = np.where(twice, moved + read, moved) * count
@@ -143,165 +145,185 @@ def fused(operators: Operators) -> Fused:
     return Fused(np.where(joined, share, 1.0), np.where(joined, launched, 1.0), joined)
 
 
+def _graph(operators: Operators, read: Floats, wrote: Floats) -> _Graph:
+    dims = at_batch(operators.dims, REFERENCE_BATCH).tolist()
+    calls = zip(operators.kind, operators.phase, operators.module, strict=True)
+    rows = [
+        i
+        for i, (kind, phase, module) in enumerate(calls)
+        if kind not in HOST_ALONE and phase != "optimizer" and not module.endswith(UNCOMPILED)
+    ]
+    operands = {i: _operands(operators, i, dims[i], float(read[i])) for i in rows}
+    results = {i: _result(operators.function[i], dims[i], float(wrote[i])) for i in rows}
+    every = [operand for i in rows for operand in operands[i]]
+    sizes = _classes([operand.size for operand in every] + list(results.values()))
+    lengths = _classes([operand.elements for operand in every])
+    is_boundary = [kind in BOUNDARIES for kind in operators.kind]
+    return _Graph(operators, rows, is_boundary, operands, results, sizes, lengths)
+
+
 class _Pass:
     """The rows of one pass in their order, each matched with what it reads."""
 
-    def __init__(
-        self, operators: Operators, bounds: list[bool], sizes: _SizeClasses, lengths: _SizeClasses
-    ) -> None:
-        self._operators, self._bounds, self._sizes, self._lengths = (
-            operators,
-            bounds,
-            sizes,
-            lengths,
-        )
+    def __init__(self, graph: _Graph, phase: Phase) -> None:
+        self._graph = graph
         self._written: dict[int, list[_Tensor]] = {}
         self._at_hand: Counter[int] = Counter()
-        self._bounds_run = 0.0
+        self._boundaries_run = 0.0
         self._late: dict[int, list[_Read]] = {}
         self._late_residuals: dict[int, list[_Read]] = {}
-        self._late_bounds: dict[int, float] = {}
-        self.from_bounds: list[_Read] = []
+        self._late_boundaries: dict[int, float] = {}
+        self.from_boundaries: list[_Read] = []
         self.from_other_chains: list[_Read] = []
         self.unsupplied: dict[int, float] = {}
+        for row in graph.rows:
+            if graph.operators.phase[row] == phase:
+                self._add(row)
+        for size in sorted(self._written.keys() | self._late.keys() | self._late_residuals.keys()):
+            self._match_the_rest(size)
 
-    def add(self, row: int, operands: list[_Operand], result: float) -> None:
+    def _add(self, row: int) -> None:
         """Match the operands of the next row, and keep its result for those that follow."""
-        bound, count = self._bounds[row], float(self._operators.count[row])
-        adds = self._operators.function[row] in ("add", "add_")
-        if bound:
+        graph = self._graph
+        boundary, count = graph.is_boundary[row], float(graph.operators.count[row])
+        if boundary:
             self._at_hand.clear()
-            self._bounds_run += count
+            self._boundaries_run += count
         own: Counter[int] = Counter()
-        for operand in operands:
-            size = self._sizes.of(operand.size)
-            read = _Read(row, count, operand.size, self._lengths.of(operand.elements))
+        for operand in graph.operands[row]:
+            size = graph.sizes[operand.size]
             own[size] += 1
-            left = self._taken(size, read, bound, adds)
-            if left and bound:
-                self._late_bounds[size] = self._late_bounds.get(size, 0.0) + left
-            elif left and adds:
-                self._late_residuals.setdefault(size, []).append(read._replace(times=left))
-            elif left and self._at_hand[size] >= own[size]:
-                continue
-            elif left:
-                self._late.setdefault(size, []).append(read._replace(times=left))
-            if not bound:
+            read = _Read(row, count, operand.size, graph.lengths[operand.elements])
+            self._read(read, size, own[size])
+            if not boundary:
                 self._at_hand[size] = max(self._at_hand[size], own[size])
-        if result:
-            size = self._sizes.of(result)
-            self._written.setdefault(size, []).append(_Tensor(row, count, bound, self._bounds_run))
-            if not bound:
+        if result := graph.results[row]:
+            size = graph.sizes[result]
+            tensor = _Tensor(row, count, boundary, self._boundaries_run)
+            self._written.setdefault(size, []).append(tensor)
+            if not boundary:
                 self._at_hand[size] += 1
 
-    def _taken(self, size: int, read: _Read, bound: bool, adds: bool) -> float:
-        """Instances that are left after those that were written before and not read, the last first.
+    def _read(self, read: _Read, size: int, number: int) -> None:
+        """Match the `number`-th operand of a size with what was written, or note it for later."""
+        boundary = self._graph.is_boundary[read.row]
+        adds = self._graph.operators.function[read.row] in ("add", "add_")
+        left = self._matched(size, read, boundary, adds)
+        if not left:
+            return
+        if boundary:
+            self._late_boundaries[size] = self._late_boundaries.get(size, 0.0) + left
+        elif adds:
+            self._late_residuals.setdefault(size, []).append(read._replace(times=left))
+        elif self._at_hand[size] < number:
+            self._late.setdefault(size, []).append(read._replace(times=left))
 
-        What is added and was written before a bound ran is a residual, as many times as bounds ran since.
+    def _matched(self, size: int, read: _Read, boundary: bool, adds: bool) -> float:
+        """Match a read with the unread tensors of its size, the last first; return what is left.
+
+        An operand that is added and was written before a boundary ran is a residual, as many times
+        as boundaries ran since.
         """
         left = read.times
         for tensor in reversed(self._written.get(size, ())):
-            apart = self._bounds_run - tensor.bounds if adds and not tensor.is_bound else 0.0
-            taken = min(tensor.unread - apart, left)
-            if taken <= 0:
+            residual = adds and not tensor.is_boundary
+            apart = self._boundaries_run - tensor.boundaries if residual else 0.0
+            matched = min(tensor.unread - apart, left)
+            if matched <= 0:
                 continue
-            tensor.unread -= taken
-            left -= taken
-            if bound and not tensor.is_bound:
-                tensor.written += taken
-            elif tensor.is_bound and not bound:
-                self.from_bounds.append(read._replace(times=taken))
+            tensor.unread -= matched
+            left -= matched
+            if boundary and not tensor.is_boundary:
+                tensor.written += matched
+            elif tensor.is_boundary and not boundary:
+                self.from_boundaries.append(read._replace(times=matched))
             if not left:
                 break
         return left
 
-    def match_the_rest(self) -> None:
-        """Readers that stand before what they read, as a row alike came earlier still; and residuals, from other chains."""
-        for size in sorted(self._written.keys() | self._late.keys() | self._late_residuals.keys()):
-            unread = [tensor for tensor in self._written.get(size, ()) if tensor.unread]
-            fused_ones = sum(tensor.unread for tensor in unread if not tensor.is_bound)
-            of_bounds = sum(tensor.unread for tensor in unread if tensor.is_bound)
-            late, residuals = self._late.get(size, []), self._late_residuals.get(size, [])
-            wanted, apart = sum(read.times for read in late), sum(read.times for read in residuals)
-            by_bounds = self._late_bounds.get(size, 0.0)
-            from_bounds = min(wanted, of_bounds)
-            joined = min(wanted - from_bounds, fused_ones)
-            strangers = wanted - from_bounds - joined
-            for read in late:
-                if from_bounds:
-                    self.from_bounds.append(read._replace(times=read.times * from_bounds / wanted))
-                if strangers:
-                    self._from_elsewhere(read._replace(times=read.times * strangers / wanted))
-            for read in residuals:
-                self._from_elsewhere(read)
-            apart += strangers
-            # what another chain, a bound or nobody reads has to be written
-            written = min(fused_ones, apart + by_bounds) + max(
-                0.0, fused_ones - joined - apart - by_bounds
-            )
-            for tensor in unread:
-                if not tensor.is_bound:
-                    tensor.written += tensor.unread * min(1.0, written / fused_ones)
+    def _match_the_rest(self, size: int) -> None:
+        """Match readers that stand before what they read, and residuals from other chains.
+
+        A reader stands too early if an alike row, with which it was merged, ran earlier.
+        """
+        unread = [tensor for tensor in self._written.get(size, ()) if tensor.unread]
+        in_chains = sum(tensor.unread for tensor in unread if not tensor.is_boundary)
+        of_boundaries = sum(tensor.unread for tensor in unread if tensor.is_boundary)
+        late, residuals = self._late.get(size, []), self._late_residuals.get(size, [])
+        wanted, apart = sum(read.times for read in late), sum(read.times for read in residuals)
+        by_boundaries = self._late_boundaries.get(size, 0.0)
+        from_boundaries = min(wanted, of_boundaries)
+        joined = min(wanted - from_boundaries, in_chains)
+        strangers = wanted - from_boundaries - joined
+        for read in late:
+            if from_boundaries:
+                times = read.times * from_boundaries / wanted
+                self.from_boundaries.append(read._replace(times=times))
+            if strangers:
+                self._from_elsewhere(read._replace(times=read.times * strangers / wanted))
+        for read in residuals:
+            self._from_elsewhere(read)
+        apart += strangers
+        # what another chain, a boundary or nobody reads has to be written
+        unclaimed = max(0.0, in_chains - joined - apart - by_boundaries)
+        written = min(in_chains, apart + by_boundaries) + unclaimed
+        for tensor in unread:
+            if not tensor.is_boundary:
+                tensor.written += tensor.unread * min(1.0, written / in_chains)
 
     def _from_elsewhere(self, read: _Read) -> None:
         self.from_other_chains.append(read)
-        self.unsupplied[read.elements] = (
-            self.unsupplied.get(read.elements, 0.0) + read.times * read.size
-        )
+        self.unsupplied[read.elements] = self.unsupplied.get(read.elements, 0.0) + read.bytes
 
-    def results(self) -> list[_Tensor]:
-        """What leaves the fused kernels."""
-        return [
-            tensor
-            for tensors in self._written.values()
-            for tensor in tensors
-            if not tensor.is_bound and tensor.written
-        ]
+    def results(self) -> Iterator[_Tensor]:
+        """Yield what leaves the fused kernels."""
+        for tensors in self._written.values():
+            yield from (t for t in tensors if not t.is_boundary and t.written)
 
 
-class _SizeClasses:
-    """Sizes that are the same but for statistics and biases. A size within 1 % of the next smaller one is of its class, so that a
-    row of such sizes is one class, whatever lies between its ends."""
+def _classes(sizes: list[float]) -> dict[float, int]:
+    """Return the class of every size. Sizes are alike except for statistics and biases.
 
-    def __init__(self, sizes: list[float]) -> None:
-        distinct = np.unique(np.array(sizes, dtype=np.float64))
-        apart = distinct[1:] > SAME_SIZE * distinct[:-1]
-        classes = np.concatenate([[0], np.cumsum(apart)]) if len(distinct) else np.zeros(0)
-        self._of = dict(zip(distinct.tolist(), classes.astype(int).tolist(), strict=True))
-
-    def of(self, size: float) -> int:
-        return self._of[size]
+    A size within 1% of the next smaller one is of its class, so a row of such sizes is one class,
+    however far apart its ends are.
+    """
+    distinct = np.unique(np.array(sizes, dtype=np.float64))
+    apart = distinct[1:] > SAME_SIZE * distinct[:-1]
+    classes = np.concatenate([[0], np.cumsum(apart)]) if len(distinct) else np.zeros(0)
+    return dict(zip(distinct.tolist(), classes.astype(int).tolist(), strict=True))
 
 
 MOST_OPERANDS = 5
 _WIDTHS = {3: (2, 1), 5: (4, 1), 6: (4, 2)}
-"""Bytes of an element of two operands, by their sum, where they differ."""
+"""Bytes per element of two operands of different widths, by their sum."""
 
 
 def _operands(operators: Operators, i: int, dims: list[float], read: float) -> list[_Operand]:
-    """The large operands of one operator of row i, which has these sizes and reads these bytes."""
+    """Return the large operands of one operator of row i, of these sizes and bytes read."""
     kind, width = operators.kind[i], 2.0 if operators.half[i] else 4.0
     if kind == "gemm":
         b, m, n, k = dims[: len(GEMM)]
         return [_Operand(b * m * k * width, b * m * k), _Operand(b * k * n * width, b * k * n)]
     if kind == "attention":
         b, h, q, k, d, _, v, _ = dims[: len(ATTENTION)]
-        return [
-            _Operand(b * h * size * width, b * h * size) for size in (q * d, k * d, k * (v or d))
-        ]
-    if not read or kind in BOUNDS:
-        return [_Operand(read, read)] if read else []
+        sizes = q * d, k * d, k * (v or d)
+        return [_Operand(b * h * size * width, b * h * size) for size in sizes]
+    if not read:
+        return []
+    if kind in BOUNDARIES:
+        return [_Operand(read, read)]
     elements, out = dims[OTHER.elements_in], dims[OTHER.elements_out]
     number = round(elements / out) if out else 1
-    if number == 1 and 0 < out < elements:  # beside a mask, a bias or weights
+    if number == 1 and 0 < out < elements:  # besides a mask, a bias or weights
         return [_Operand(read * out / elements, out)]
     if not 1 < number < MOST_OPERANDS:  # more are a sum's
         return [_Operand(read, elements)]
-    each = elements / number
-    widths = _WIDTHS.get(round(read / each), (1,) * number) if number == 2 else (1,) * number
+    each, widths = elements / number, (1,) * number
+    if number == 2:
+        widths = _WIDTHS.get(round(read / each), widths)
     return [_Operand(read * width / sum(widths), each) for width in widths]
 
 
 def _result(function: str, dims: list[float], written: float) -> float:
-    """Bytes of what one operator writes, dropout's mask of a byte an element left out."""
+    """Return the bytes that one operator writes, without dropout's mask of a byte per element."""
     return written - dims[OTHER.elements_out] / 2 if function == "native_dropout" else written
