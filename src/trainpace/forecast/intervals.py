@@ -1,4 +1,4 @@
-"""How far a forecast may be off: what its step is made of, and how well each part is known on such a card.
+"""How far a forecast may be off: what its step is made of, and how well each part is known.
 
 `intervals.json` holds, fitted on runs whose card, or whose family of models, was left out of the fit (`python -m benchmarks accuracy`), a
 standard deviation of log(measured / forecast) for each part of a step (products, attention, convolutions, memory traffic,
@@ -23,9 +23,10 @@ from trainpace.workload import ATTENTION_KINDS, CONV, CONVOLUTION_KINDS, Floats,
 
 COVERAGE = 0.9
 EXPERTS_SD = 0.28
-"""Standard deviation of the logarithm of a step with layers of experts, beside that of its parts: 90 of 100 measured steps with
-divided experts lie in the intervals that it makes, 88 where it is fitted without the maker's models (`python -m benchmarks experts`; most
-were vendors' recipes on Hopper and Blackwell, 25.11 to 26.08). What it stands for is not known: routing, hosts, releases."""
+"""Standard deviation of the logarithm of a step with layers of experts, beside that of its parts: 90
+of 100 measured steps with divided experts lie in the intervals that it makes, 88 if it is fitted
+without the maker's models (`python -m benchmarks experts`; most were vendors' recipes on Hopper and
+Blackwell, 25.11 to 26.08). Its causes are unknown: routing, hosts or releases."""
 Part = Literal[
     "16-bit matmuls",
     "32-bit matmuls",
@@ -37,26 +38,28 @@ Part = Literal[
     "communication",
 ]
 PARTS: tuple[Part, ...] = Part.__args__  # type: ignore[attr-defined]
-"""What a step's time is made of: operators by what they compute, then what the host and what exchanges add."""
+"""What a step's time is made of: operators by what they compute, then host and communication."""
 OPERATOR_PARTS = 6
-"""The first of PARTS are of operators."""
+"""The number of PARTS that are operators, which come first."""
 
 
 class PartSpread(Record):
-    """Standard deviations of the logarithm, on cards whose runs were fitted and on others."""
+    """Standard deviations of the logarithm, on cards with runs in the fit and on others."""
 
     seen_card: float
     new_card: float
 
 
 class Relatedness(Record):
-    """Which shares of the variance of a forecast's error are common to all that one user measures, to a device, to a model: as
-    far as two steps are made of the same parts, and once more (`_near`) as far as they also take about as long; and to one run
-    at several batch sizes, on its device and elsewhere. They add up to 1.
+    """Shares of the variance of a forecast's error that different steps have in common.
 
-    batch_scale: the factors of e between two batch sizes over which errors of one run fade to 1 / e. time_scale, shares_scale:
-    the factors of e between two step times, and the distance between two vectors of shares, at which `_near` has faded to
-    1 / sqrt(e).
+    They are common to one user, to a device and to a model: as far as two steps are made of the
+    same parts, and once more (`_near`) as far as they also take about as long; and to one run at
+    several batch sizes, on its device and elsewhere. They add up to 1.
+
+    batch_scale: the factors of e between two batch sizes over which errors of one run fade to 1 / e.
+    time_scale, shares_scale: the factors of e between two step times, and the distance between two
+    vectors of shares, at which `_near` has faded to 1 / sqrt(e).
     """
 
     user: float
@@ -73,8 +76,11 @@ class Relatedness(Record):
 
 
 class Spreads(Record):
-    """`model_sd`: deviation of every model and software; `low`, `high`: quantiles of the error in a step's own deviations;
-    n: runs that they come from; devices: the cards whose runs were fitted."""
+    """The fitted deviations.
+
+    model_sd: deviation of every model and software. low, high: quantiles of the error in a step's
+    own deviations. n: runs that they come from. devices: the cards with runs in the fit.
+    """
 
     devices: tuple[str, ...]
     parts: dict[Part, PartSpread]
@@ -86,7 +92,7 @@ class Spreads(Record):
 
 
 class Spread(NamedTuple):
-    """Factors on the central forecast."""
+    """The ends of an interval, as factors on the central forecast."""
 
     low: float
     high: float
@@ -96,12 +102,12 @@ class Spread(NamedTuple):
 
 @cache
 def fitted_spreads() -> Spreads:
-    """The deviations that the package brings."""
+    """Return the package's deviations."""
     return from_package("forecast/intervals.json", Spreads)
 
 
 def parts_of(operators: Operators) -> np.ndarray:
-    """The position in PARTS of every row."""
+    """Return the position in PARTS of every row."""
     kind = np.array(operators.kind)
     grouped = operators.dims[:, CONV.groups].sum(axis=1) > 1
     convolution = np.isin(kind, CONVOLUTION_KINDS)
@@ -116,7 +122,7 @@ def parts_of(operators: Operators) -> np.ndarray:
 
 
 def shares_of(step: StepTime, part: np.ndarray, device_s: Floats) -> Floats:
-    """The share of each of PARTS in a step, whose rows (of the given parts) take `device_s`."""
+    """Return the share of each of PARTS in a step whose rows (of the given parts) take `device_s`."""
     total = step.total_ms
     outside = np.array([step.host_overhead_ms, step.communication_ms]) / total
     operators = np.bincount(part, device_s, minlength=OPERATOR_PARTS)
@@ -125,19 +131,22 @@ def shares_of(step: StepTime, part: np.ndarray, device_s: Floats) -> Floats:
 
 
 def deviations(spreads: Spreads, shares: Floats, seen: bool) -> Floats:
-    """Standard deviations of the logarithms of steps of such shares (n x parts)."""
+    """Return the standard deviations of the logarithms of steps with these shares (n x parts).
+
+    `seen`: their card has runs in the fit.
+    """
     parts = [spreads.parts[name] for name in PARTS]
     sd = np.array([part.seen_card if seen else part.new_card for part in parts])
     return np.asarray(np.sqrt(spreads.model_sd**2 + ((shares * sd) ** 2).sum(axis=-1)))
 
 
 def deviation(spreads: Spreads, shares: Floats | Sequence[float], seen: bool) -> float:
-    """Of one step."""
+    """Return `deviations` of one step."""
     return float(deviations(spreads, np.asarray(shares), seen))
 
 
 def card_deviations(spreads: Spreads, shares: Floats, device: str) -> Floats:
-    """The standard deviations, of those which intervals stand for, that a card adds of which no run was fitted; else 0."""
+    """Return the part of the intervals' standard deviations that a card without runs in the fit adds."""
     if device in spreads.devices:
         return np.zeros(shares.shape[:-1])
     new, seen = (deviations(spreads, shares, known) for known in (False, True))
@@ -145,33 +154,35 @@ def card_deviations(spreads: Spreads, shares: Floats, device: str) -> Floats:
 
 
 def card_deviation(spreads: Spreads, shares: Floats | Sequence[float], device: str) -> float:
-    """Of one step."""
+    """Return `card_deviations` of one step."""
     return float(card_deviations(spreads, np.asarray(shares), device))
 
 
 def interval_deviations(
     spreads: Spreads, shares: Floats, device: str, outside_sd: Floats | float = 0.0
 ) -> Floats:
-    """The standard deviations that the fitted intervals of steps stand for, with what no part of a step tells (`outside_sd`)."""
+    """Return the standard deviations that the fitted intervals of steps stand for.
+
+    `outside_sd` comes from causes outside of a step's parts.
+    """
     sd = deviations(spreads, shares, device in spreads.devices)
     ends = [np.hypot(end * sd, Z_95 * outside_sd) for end in (spreads.low, spreads.high)]
     return np.asarray((ends[0] + ends[1]) / (2 * Z_95))
 
 
 def composed_spread(shares: Floats, device: Device) -> Spread:
-    """The spread of a step of such shares on a device."""
+    """Return the spread of a step with these shares on a device."""
     spreads = fitted_spreads()
     seen = device.name in spreads.devices
     sd = deviation(spreads, shares, seen)
     largest = PARTS[int(np.argmax(shares))]
-    basis = (
-        f"{'a card' if seen else 'no card'} of the fit, mostly {largest}: {spreads.n} held-out runs"
-    )
+    card = "known card" if seen else "new card"
+    basis = f"calibrated on {spreads.n:,} held-out runs ({card}, mostly {largest})"
     return Spread(math.exp(spreads.low * sd), math.exp(spreads.high * sd), COVERAGE, basis)
 
 
 def widened(spread: Spread, log_sd: float) -> Spread:
-    """A spread with one more normal error of the step's logarithm, independent of the others."""
+    """Return a spread with one more independent normal error of the step's logarithm."""
     if not log_sd:
         return spread
     low, high = (math.log(end) for end in (spread.low, spread.high))

@@ -1,12 +1,13 @@
 """Memory of one rank at the peak of a step, from the replayed trace.
 
-A plain step's moments come from the trace as they are. Sharding scales them: states by what a rank holds of the parameters,
-activations by the ratio of what its blocks keep to what all of them keep in one piece (Korthikanti et al. 2022), times the
-micro-batches in flight (Narayanan et al. 2021).
+A plain step's moments come from the trace as they are. Sharding scales them: states by a rank's
+share of the parameters, activations by the ratio of what its blocks keep to what all of them keep
+in one piece (Korthikanti et al. 2022), times the micro-batches in flight (Narayanan et al. 2021).
 
-The trace holds torch's plain way: gradients and states as wide as their parameters, so that training in 16 bits on one device
-or under DDP keeps 2 + 2 + 4 bytes a parameter with Adam. Engines that shard keep an fp32 copy of the weights and fp32 states
-besides. Bytes a parameter with Adam on d data-parallel ranks (weights, gradients, states), 16-bit weights:
+The trace has torch's plain way: gradients and states as wide as their parameters, so that training
+in 16 bits on one device or under DDP keeps 2 + 2 + 4 bytes per parameter with Adam. Engines that
+shard keep an fp32 copy of the weights and fp32 states besides. Bytes per parameter with Adam on d
+data-parallel ranks (weights, gradients, states), 16-bit weights:
 
 | sharded by | one precision | source |
 |---|---|---|
@@ -18,9 +19,10 @@ besides. Bytes a parameter with Adam on d data-parallel ranks (weights, gradient
 | FSDP | 4/d + 4/d + 8/d, gathered blocks besides | FSDP2 keeps the user's fp32 parameters as shards |
 | FSDP of a model in 16 bits (`pure_16_bit`) | 2/d + 2/d + 4/d, gathered blocks besides | fms-acceleration's runs, to 4 % |
 
-DeepSpeed's update flattens its share of the 16-bit gradients and makes an fp32 copy of it: 6/d while it lasts. Its pipelines in
-bf16 keep 16-bit gradients beside fp32 ones (bf16_optimizer.py), 2 bytes more than here. From ZeRO 2 on gradients are a
-shard's. fp32 and autocast train with 4 + 4 + 8 whatever shards them.
+DeepSpeed's update flattens its share of the 16-bit gradients and makes an fp32 copy of it: 6/d
+while it lasts. Its pipelines in bf16 keep 16-bit gradients beside fp32 ones (bf16_optimizer.py), 2
+bytes more than here. From ZeRO 2 on gradients are a shard's. fp32 and autocast train with 4 + 4 + 8
+whatever shards them.
 """
 
 from __future__ import annotations
@@ -39,46 +41,53 @@ from trainpace.forecast.ranks import gives_up_attention, kept_bytes
 from trainpace.workload import Blocks, Counts, Flags, Floats, TracedForm
 
 RESERVED_FACTOR = 1.18
-"""Reserved over allocated while there is room: torch's caching allocator keeps what it once took, cuDNN's trial workspaces
-included. ResNet-50 runs in NVIDIA's containers show 1.14 to 1.32 times the forecast's allocated memory on their monitors,
-context included."""
+"""Reserved over allocated memory if there is room: torch's caching allocator keeps what it once took,
+cuDNN's trial workspaces included. ResNet-50 runs in NVIDIA's containers show 1.14 to 1.32 times the
+forecast's allocated memory on their monitors, context included."""
 FRAGMENTATION = 1.06
-"""Reserved over allocated memory when memory is short: segments of 2 and 20 MiB stay partly empty. 770 of 781 timm runs that
-fitted 24 GB fit by this rule; the others have other normalisations today than when they were measured."""
+"""Reserved over allocated memory if memory is short: segments of 2 and 20 MiB stay partly empty. 770
+of 781 timm runs that fitted 24 GB fit by this rule; the others have other normalisations today than
+when they were measured."""
 CONTEXT_GIB = 0.45
 """CUDA context with cuBLAS and cuDNN loaded: 0.3 to 0.6 GiB from Pascal to Hopper. Nothing on a CPU."""
 COMMUNICATOR_GIB = 0.25
-"""NCCL's buffers of one communicator, which no allocator of torch's sees. A connection has 4 MiB for the Simple protocol, 4.7
-for LL128 and 0.5 for LL (NCCL's DEFAULT_BUFFSIZE and its like in src/include/comm.h); a ring and a tree make about three a
-channel: 28 MiB, times 2 channels over PCIe and about 8 over several network cards."""
+"""NCCL's buffers of one communicator, which torch's allocators do not see. A connection has 4 MiB for
+the Simple protocol, 4.7 for LL128 and 0.5 for LL (NCCL's DEFAULT_BUFFSIZE and others in
+src/include/comm.h); a ring and a tree make about three per channel: 28 MiB, times 2 channels over
+PCIe and about 8 over several network cards."""
 INSIDE_COMMUNICATOR_GIB = 0.65
-"""The same inside a node with NVSwitch, where tensor-parallel groups are: 24 channels on A100."""
+"""The same for tensor-parallel groups, inside a node with NVSwitch: 24 channels on A100."""
 
 NEED_SD = 0.13
-"""Standard deviation of log(memory needed / forecast) in eager mode: the likeliest for 50 measured peaks and 19 runs that fitted
-or ran out, of six models (benchmarks/results/memory.md). Five other models have 0.065."""
+"""Standard deviation of log(memory needed / forecast) in eager mode: the likeliest for 50 measured
+peaks and 19 runs that fitted or ran out, of six models (benchmarks/results/memory.md). Five other
+models have 0.065."""
 COMPILED_NEED_SD = 0.18
-"""The same under torch.compile, which computes some activations again instead of keeping them, unlike the trace: 77 runs of three
-models. Two others have 0.31, always on the safe side."""
+"""The same under torch.compile, which recomputes some activations instead of keeping them, unlike the
+trace: 77 runs of three models. Two others have 0.31, always on the safe side."""
 MOST_SAMPLES = 2**24
 MOST_BETWEEN = 10
-"""Batches that are tried at once on the way to the largest that fits."""
+"""Batches that the search for the largest one tries at once."""
 FIT_MARGIN = 0.97
-"""Share of the card that is counted as usable: the driver, the display and fragmentation take the rest."""
+"""Usable share of the card: the driver, the display and fragmentation take the rest."""
 OFFLOAD_BUCKET = 5e8
-"""Numbers in the gradients that wait for their copy to the host: DeepSpeed's default reduce_bucket_size."""
+"""Gradients that wait for their copy to the host: DeepSpeed's default reduce_bucket_size."""
 MOST_FRONTS = 4096
 Front = tuple[tuple[float, float], ...]
 """Pairs of gradient and activation bytes."""
 UPDATE_COPIES = 3.0
-"""Copies of a shard's 16-bit gradients during an update: a flat one, and one in fp32 that counts twice."""
+"""Copies of a shard's 16-bit gradients during an update: a flat one, and one in fp32, which counts
+twice."""
 GATHERED_BLOCKS = 2.0
-"""Blocks whose parameters are whole at a time under FSDP: the one that computes and the one that is prefetched."""
+"""Blocks whose parameters are gathered at a time under FSDP: the one that computes and the one that
+is prefetched."""
 
 
 class RankMemory(NamedTuple):
-    """GiB on the fullest rank, n each; the parts are those of `Memory`. paged: optimizer states besides, which CUDA pages to the
-    host where the device is full."""
+    """GiB on the fullest rank, n each; the parts are those of `Memory`.
+
+    paged: further optimizer states, which CUDA pages to the host if the device is full.
+    """
 
     parameters_gib: Floats
     gradients_gib: Floats
@@ -94,8 +103,11 @@ class RankMemory(NamedTuple):
 
 
 class _Lasting(NamedTuple):
-    """What each kind of stage holds all the time (n x 3): its share of the model, the ranks that divide a sharded byte, and the
-    bytes of its parameters, those that FSDP gathers aside, and of its states."""
+    """What each kind of stage holds all the time (n x 3).
+
+    held: its share of the model. shard: the ranks that divide a sharded byte. parameters: bytes,
+    without those that FSDP gathers. states: bytes of optimizer states.
+    """
 
     groups: Groups
     stages: Stages
@@ -109,8 +121,9 @@ class _Lasting(NamedTuple):
 class Widths(NamedTuple):
     """Factors on the bytes of the trace, n x 1 each, before anything is divided among ranks.
 
-    shards: on parameters where FSDP shards them. gathered: on parameters in one piece under FSDP. states: on optimizer states;
-    masters: on parameters, counted among the states. gradients: on gradients. update: on parameters, alive in the update.
+    shards: on parameters that FSDP shards. gathered: on parameters in one piece under FSDP. states:
+    on optimizer states; masters: on parameters, counted among the states. gradients: on gradients.
+    update: on parameters, alive in the update.
     """
 
     shards: Floats
@@ -122,8 +135,14 @@ class Widths(NamedTuple):
 
 
 def widths(grid: Grid, half: bool, trains: bool, wide_states: bool = False) -> Widths:
-    """The widths of every execution. `half`: the trace's weights are 16 bits wide; `trains`: it has an optimizer; `wide_states`:
-    whose states do not have their parameters' dtype."""
+    """Return the widths of every execution.
+
+    Args:
+        grid: the executions.
+        half: the trace's weights are 16 bits wide.
+        trains: it has an optimizer.
+        wide_states: its states do not have their parameters' dtype.
+    """
     stage, pure = grid.zero_stage[:, None], grid.pure_16_bit[:, None]
     one, zero = np.ones(stage.shape), np.zeros(stage.shape)
     keeps_fp32 = trains & half & ((stage > 0) | grid.is_megatron[:, None]) & ~pure
@@ -142,8 +161,10 @@ def widths(grid: Grid, half: bool, trains: bool, wide_states: bool = False) -> W
 
 
 class MemoryModel:
-    """The memory of one traced form. `checkpointed`: the trace recomputes activations already. `wide_states`:
-    the optimizer's states are as wide whatever the weights are. `adapted`: what is trained is in fp32 already.
+    """The memory of one traced form.
+
+    checkpointed: the trace recomputes activations already. wide_states: the optimizer's states are
+    equally wide for all weights. adapted: the trained parameters are in fp32 already.
     """
 
     def __init__(
@@ -164,7 +185,7 @@ class MemoryModel:
         )
 
     def least_gib(self, grid: Grid) -> Floats:
-        """What lasts on the fullest stage of every execution: its parameters and states, below any peak."""
+        """Return the parameters and states on the fullest stage, which are below any peak."""
         lasting = self._lasting(grid)
         return np.asarray((lasting.parameters + lasting.states).max(axis=1) / BYTES_PER_GIB)
 
@@ -183,22 +204,15 @@ class MemoryModel:
         return _Lasting(groups, stages, held, shard, width, parameters, states)
 
     def at(self, grid: Grid, on_gpu: bool) -> RankMemory:
-        """Peak memory of every execution, each on its fullest stage.
+        """Return the peak memory of every execution, each on its fullest stage.
 
-        With accumulation or a pipeline the gradients stay over all micro-steps, so they count in full at the peak. ZeRO shards
-        optimizer states from stage 1, gradients from 2, parameters from 3 (Rajbhandari et al. 2020). With the optimizer on the
-        host sharded gradients leave as they come (Ren et al. 2021), so that one bucket of them stays.
+        With accumulation or a pipeline the gradients stay over all micro-steps, so they count in
+        full at the peak. ZeRO shards optimizer states from stage 1, gradients from 2, parameters
+        from 3 (Rajbhandari et al. 2020). With the optimizer on the host, sharded gradients leave as
+        they come (Ren et al. 2021), so one bucket of them stays.
         """
-        form, half, blocks = self.form, self.half, self.form.blocks
-        lasting = self._lasting(grid)
-        groups, stages, held, shard, width = (
-            lasting.groups,
-            lasting.stages,
-            lasting.held,
-            lasting.shard,
-            lasting.width,
-        )
-        stage, states, parameters = grid.zero_stage[:, None], lasting.states, lasting.parameters
+        form, half, blocks, stage = self.form, self.half, self.form.blocks, grid.zero_stage[:, None]
+        groups, stages, held, shard, width, parameters, states = self._lasting(grid)
         whole = held * form.memory.parameter_bytes
         trained_bytes = form.memory.parameter_bytes - form.memory.frozen_bytes
         paged = held * form.memory.paged_bytes / np.where(stage >= 1, shard, 1.0)
@@ -263,10 +277,10 @@ class MemoryModel:
         )
 
     def largest_micro_batch(self, execution: Execution, capacity_gib: float) -> int:
-        """The largest micro-batch that fits a GPU; 0 where not even one does."""
+        """Return the largest micro-batch that fits a GPU; 0 if not even one sample does."""
 
         def first_that_does_not(batches: Counts) -> int:
-            """Position of the first of these ascending batches that does not fit; their number where all do."""
+            """Return the position of the first batch that does not fit, or their number."""
             within = fits(self.at(Grid.vary(execution, micro_batch=batches), True), capacity_gib)
             return len(batches) if within.all() else int(np.argmin(within))
 
@@ -284,9 +298,12 @@ class MemoryModel:
 
 
 def _communicators_gib(grid: Grid, groups: Groups) -> Floats:
-    """NCCL's buffers on a rank (n): a communicator for each kind of parallelism, two more to its neighbours in a pipeline, and
-    where tensor or pipeline parallelism meets data parallelism those of all ranks and of one replica, which sum gradient
-    norms (Megatron-LM's parallel_state.py)."""
+    """Return NCCL's buffers on a rank (n).
+
+    There is a communicator for each kind of parallelism, and two more to its neighbours in a
+    pipeline. If tensor or pipeline parallelism meets data parallelism, those of all ranks and of
+    one replica sum gradient norms (Megatron-LM's parallel_state.py).
+    """
     several = (groups.data > 1) & (grid.tp * grid.pp > 1)
     kinds = (groups.data > 1) * 1.0 + ((groups.replicas > 1) & (groups.shard > 1)) + (grid.cp > 1)
     return COMMUNICATOR_GIB * (
@@ -295,9 +312,9 @@ def _communicators_gib(grid: Grid, groups: Groups) -> Floats:
 
 
 def _upper_hull(peaks: Floats, batch: float) -> Front:
-    """The moments that are the highest under some weights of gradients and activations: their upper convex hull.
+    """Return the upper convex hull of a MemoryProfile's peaks.
 
-    `peaks` are rows of a MemoryProfile's.
+    These are the moments that are highest under some weights of gradients and activations.
     """
     gradients, activations = peaks[:, 0], peaks[:, 1] + peaks[:, 2] * batch
     front: list[tuple[float, float]] = []
@@ -321,15 +338,14 @@ def _upper_hull(peaks: Floats, batch: float) -> Front:
 def _gathered(
     grid: Grid, blocks: Blocks | None, stages: Stages, whole: Floats, is_sharded: Flags
 ) -> Floats:
-    """FSDP's gathered parameters: those of two blocks and all outside of the blocks; all where they stay gathered, as in a
-    pipeline, or where there are no blocks to gather one by one."""
+    """Return FSDP's gathered parameters: those of two blocks and all outside of the blocks.
+
+    It is all of them if they stay gathered, as in a pipeline, or if there are no blocks.
+    """
     if blocks is None:
         return np.where(is_sharded, whole, 0.0)
-    block = (
-        blocks.parameters
-        - blocks.expert_parameters
-        - blocks.tensor_parameters * (1 - 1 / grid.tp)[:, None]
-    )
+    divided = blocks.tensor_parameters * (1 - 1 / grid.tp)[:, None]
+    block = blocks.parameters - blocks.expert_parameters - divided
     block = block + (blocks.expert_parameters / (grid.ep * grid.experts_tp))[:, None]
     a_block = np.divide(
         whole * block, stages.parameters, out=np.zeros_like(whole), where=stages.parameters > 0
@@ -343,10 +359,11 @@ def _gathered(
 def _activations(
     grid: Grid, form: TracedForm, stages: Stages, checkpointed: bool
 ) -> tuple[Floats, Floats, Flags]:
-    """Activations of a stage's micro-batches in flight over those of the whole model in one piece (n x 3), the bytes that are
-    alive at the end of the backward pass, and which executions are in one piece.
+    """Return (activations, bytes alive at the end of the backward pass, executions in one piece).
 
-    The part of the trace's peak beyond the blocks belongs to the head and the loss, temporaries included: to the last stage.
+    Activations are those of a stage's micro-batches in flight over those of the whole model in one
+    piece (n x 3). The part of the trace's peak beyond the blocks belongs to the head and the loss,
+    temporaries included: to the last stage.
     """
     blocks, operators = form.blocks, form.operators
     shape = stages.blocks.shape
@@ -355,28 +372,22 @@ def _activations(
     batch = grid.micro_batch.astype(np.float64)
 
     def at(pair: tuple[float, float], ranks: Counts | int = 1) -> Floats:
-        """Context-parallel ranks divide the bytes that grow with the samples, not the constant ones."""
+        """Return bytes. Context-parallel ranks divide those that grow with the samples."""
         return pair[0] + pair[1] * batch / ranks
 
     def kept(pair: tuple[float, float]) -> Floats:
-        """Without the constant bytes where FSDP casts weights: these are autocast's copies of them."""
+        """Return bytes without the constant ones, autocast's copies, if FSDP casts weights."""
         return at(pair, grid.cp) - np.where(grid.casts_shards, pair[0], 0.0)
 
     saved, divided = kept(blocks.saved_bytes), kept(blocks.sharded_saved_bytes)
     core, working = at(blocks.attention_saved_bytes, grid.cp), at(blocks.working_bytes, grid.cp)
-    entering, outside, in_all = (
-        at(blocks.input_bytes, grid.cp),
-        at(blocks.outside_saved_bytes),
-        at(blocks.saved_bytes),
-    )
+    entering = at(blocks.input_bytes, grid.cp)
+    outside, in_all = at(blocks.outside_saved_bytes), at(blocks.saved_bytes)
     sequence = np.where(grid.sequence_parallel, grid.tp, 1)
-    partition = np.where(
-        grid.partition_activations, grid.tp, sequence
-    )  # Rajbhandari et al. 2020, section 6.1
-    has_backward = (
-        "backward" in operators.phase
-    )  # without one nothing is kept that could be computed again
-    recomputes = has_backward and not checkpointed
+    # Rajbhandari et al. 2020, section 6.1
+    partition = np.where(grid.partition_activations, grid.tp, sequence)
+    # without a backward pass nothing is kept that could be recomputed
+    recomputes = "backward" in operators.phase and not checkpointed
     full, some = (
         grid.has("activation_checkpointing", name) & recomputes for name in ("full", "selective")
     )
@@ -416,11 +427,12 @@ def _activations(
 
 
 def _torch_head(grid: Grid, form: TracedForm, entering: Floats) -> Floats:
-    """Bytes that a vocabulary's head holds under torch's tensor parallelism beyond its share of the traced head (n).
+    """Return the bytes of a vocabulary's head under torch's tensor parallelism beyond its share (n).
 
-    Its loss makes both steps of the backward pass in one (torch/distributed/tensor/parallel/loss.py), for which four fp32 tensors
-    of the logits' size are alive instead of three; and where the sequence is divided, the linear layer saves its input gathered.
-    Megatron's kernels work in place, and gather again.
+    Its loss makes both steps of the backward pass in one
+    (torch/distributed/tensor/parallel/loss.py), for which four fp32 tensors of the logits' size are
+    alive instead of three; and if the sequence is divided, the linear layer saves its input
+    gathered. Megatron's kernels work in place, and gather again.
     """
     operators, blocks = form.operators, form.blocks
     if blocks is None or not has_vocabulary_head(blocks):
@@ -436,11 +448,15 @@ def _torch_head(grid: Grid, form: TracedForm, entering: Floats) -> Floats:
 
 
 def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats, Floats]:
-    """Activations that a stage keeps at most, in blocks (n x 3); results that it has sent on and keeps for its backward pass, in
-    micro-batches (n x 3); and micro-batches that the last stage keeps.
+    """Return what a stage keeps at most while micro-batches are in flight.
 
-    1f1b: stage i of pp keeps pp - i micro-batches. Interleaved: of v chunks a device, 2 (pp - 1 - i) + (v - 1) pp + 1
-    chunks are in flight (Narayanan et al. 2021, section 2.2), for the first stage 1 + (pp - 1) / (pp v) of all. DualPipe: pp + 1.
+    1f1b: stage i of pp keeps pp - i micro-batches. Interleaved: of v chunks per device, 2 (pp - 1 -
+    i) + (v - 1) pp + 1 chunks are in flight (Narayanan et al. 2021, section 2.2), for the first
+    stage 1 + (pp - 1) / (pp v) of all. DualPipe: pp + 1.
+
+    Returns:
+        Activations in blocks (n x 3); results that were sent on and are kept for the backward pass,
+        in micro-batches (n x 3); and micro-batches that the last stage keeps.
     """
     m, pp, v = (a.astype(np.float64) for a in (grid.accumulation, grid.pp, grid.virtual_stages))
     position = np.stack([np.zeros_like(pp), np.minimum(1, pp - 1), pp - 1], axis=1)
@@ -461,21 +477,26 @@ def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats, Floats]:
 
 
 def needed_gib(memory: Memory | RankMemory) -> Floats:
-    """Memory that one device must have: allocated tensors, the waste of fragmentation on a GPU, and the context."""
+    """Return the memory that one device must have.
+
+    It has allocated tensors, the waste of fragmentation on a GPU, and the context.
+    """
     context = np.asarray(memory.device_gib - memory.reserved_gib)
     return memory.allocated_gib * np.where(context > 0, FRAGMENTATION, 1.0) + context
 
 
 def room_gib(capacity_gib: float) -> float:
-    """The part of a device's memory that a training can use."""
+    """Return the part of a device's memory that a training can use."""
     return capacity_gib * FIT_MARGIN
 
 
 def fit_probability(
     memory: Memory | RankMemory, capacity_gib: float, compiles: bool = False
 ) -> Floats:
-    """How likely a training is to fit: what it needs is forecast with a relative error of `NEED_SD`, under torch.compile of
-    `COMPILED_NEED_SD`."""
+    """Return the probability that a training fits.
+
+    Its need is forecast with a relative error of `NEED_SD`, under torch.compile `COMPILED_NEED_SD`.
+    """
     sd = COMPILED_NEED_SD if compiles else NEED_SD
     distance = np.log(room_gib(capacity_gib) / np.maximum(needed_gib(memory), 1e-9)) / sd
     return np.asarray(np.vectorize(NormalDist().cdf, otypes=[float])(distance))

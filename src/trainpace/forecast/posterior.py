@@ -1,12 +1,13 @@
-"""Forecasts corrected by measurements: of the same run, of others on the same device, of the same model elsewhere.
+"""Forecasts corrected by measurements of the same run, the same device or the same model.
 
-log(measured / forecast) of a step is a sum of errors, each shared with other steps: with all of one user's measurements (the same
-software, the same way of timing), with those on the same device, with those of the same model, and with the same run at other
-batch sizes, on its device and on others. `Relatedness` says which share of an error's variance each has; errors of one user,
-device or model are correlated as far as the two steps are made of the same parts, and those of steps that take about as long
-and are made of the same parts once more. Given measurements, the correction and what stays unknown are those of a Gaussian
-process (Rasmussen and Williams 2006, section 2.2): a loosely related measurement moves a forecast little, and many narrow its
-interval. One model serves `--transfer-from`, the journal and `measure`.
+log(measured / forecast) of a step is a sum of errors, each shared with other steps: with all of one
+user's measurements (the same software, the same way of timing), with those on the same device, with
+those of the same model, and with the same run at other batch sizes, on its device and on others.
+`Relatedness` has the share of each in an error's variance. Errors of one user, device or model are
+correlated as far as the two steps are made of the same parts, and once more if they also take about
+as long. Given measurements, the correction and the remaining error are those of a Gaussian process
+(Rasmussen and Williams 2006, section 2.2): a loosely related measurement moves a forecast little,
+and many narrow its interval. One model serves `--transfer-from`, the journal and `measure`.
 """
 
 from __future__ import annotations
@@ -32,19 +33,22 @@ if TYPE_CHECKING:
     from trainpace.forecast.target import KernelModel
 
 LARGEST_RATIO = 5.0
-"""Beyond this the measurement is of another workload."""
+"""Ratio of measured and forecast above which the measurement is of another workload."""
 AT_A_MEASURED_BATCH_SD = 0.03
-"""Standard deviation of the logarithm of a step that was measured before and is measured again (ten models on one CPU)."""
+"""Standard deviation of the logarithm of a step between two measurements (ten models on one CPU)."""
 MEASURING_SD = AT_A_MEASURED_BATCH_SD / math.sqrt(2)
-"""Of one measurement alone."""
+"""The same of one measurement."""
 SURPRISE = 2.0
-"""A measured error of more standard deviations than this says that the deviation is too small: it is taken to be so many."""
+"""Standard deviations above which a measured error shows that the deviation is too small. It is then
+raised until the error has this many."""
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
 
 
 class Variant(NamedTuple):
-    """What is the same in runs of one workload at several batch sizes and on several devices: the execution, its batch aside,
-    and the size of a sample."""
+    """What runs of one workload at several batch sizes and on several devices have in common.
+
+    It is the execution without its batch, and the size of a sample.
+    """
 
     execution: Execution
     image_side: int | None = None
@@ -57,9 +61,12 @@ class Variant(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A step as far as others can be related to it. variant: what makes it the same run, but for model, device and batch.
-    shares: what the step is made of, by `intervals.PARTS`. log_sd: the forecast's own standard deviation, and card_sd what of
-    it a card adds that has no run in the fit. step_ms: as forecast."""
+    """What relates a step to others.
+
+    variant: what makes it the same run, apart from model, device and batch. shares: what the step
+    is made of, by `intervals.PARTS`. log_sd: the forecast's own standard deviation; card_sd: the
+    part of it that a card without a run in the fit adds. step_ms: as forecast.
+    """
 
     model: str
     device: str
@@ -72,8 +79,10 @@ class Run(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """A run that was measured. log_ratios: log(measured / forecast) of the step, then of its forward, backward and optimizer
-    phase. noise_sd: of the measurement alone. repeat_sd: of one more measurement of the same, where repeats told it.
+    """A run that was measured.
+
+    log_ratios: log(measured / forecast) of the step, then of its forward, backward and optimizer
+    phase. noise_sd: of the measurement alone. repeat_sd: of one more measurement of the same.
     """
 
     run: Run
@@ -83,7 +92,7 @@ class Observed(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """n runs as arrays of n, models, devices and variants as numbers; shares: n x parts."""
+    """n runs as arrays of n. Models, devices and variants are numbers; shares: n x parts."""
 
     model: Counts
     device: Counts
@@ -96,12 +105,12 @@ class Runs(NamedTuple):
 
     @property
     def variances(self) -> Floats:
-        """Of the forecasts, without what a new card adds and without the noise of the measurement that they are compared with."""
+        """Variances of the forecasts, without what a new card adds and the noise of measuring."""
         known_card = self.log_sd**2 - self.card_sd**2
         return np.maximum(np.maximum(known_card - MEASURING_SD**2, 0.25 * known_card), 1e-6)
 
     def same_run(self, other: Runs) -> Flags:
-        """Which of these are the same run as which of others, but for the batch (n x m)."""
+        """Return which of these are the same run as which of others, at any batch (n x m)."""
         return (
             _same(self.model, other.model)
             & _same(self.device, other.device)
@@ -110,7 +119,7 @@ class Runs(NamedTuple):
 
 
 class Posterior:
-    """What measurements say of other runs."""
+    """What measurements predict of other runs."""
 
     def __init__(self, known: Sequence[Observed], relatedness: Relatedness | None = None) -> None:
         self._r = relatedness or fitted_spreads().relatedness
@@ -120,7 +129,7 @@ class Posterior:
         self._runs = self.runs_of([o.run for o in known])
         self._ratios = np.array([o.log_ratios for o in known])
         self._noise, self._repeat_sd = (np.array([o[i] for o in known]) for i in (2, 3))
-        # the largest of a run's own errors says that its other batch sizes err as much
+        # other batch sizes of a run are assumed to err as much as its largest error
         self._surprises = (self._ratios[:, 0] / SURPRISE) ** 2
         self.least_variance = self._no_surprise()
         self._known_variances = self._variances(self._runs, self.least_variance)
@@ -131,15 +140,17 @@ class Posterior:
         )
 
     def _between(self, least: float) -> Floats:
-        """The covariance of the measured errors (n x n), no forecast's variance below `least`."""
+        """Return the covariance of the measured errors (n x n), with variances of at least `least`."""
         variances = self._variances(self._runs, least)
         return covariance(self._runs, self._runs, variances, variances, self._r) + np.diag(
             self._noise**2
         )
 
     def _no_surprise(self) -> float:
-        """The least variance of a forecast at which all errors together are no surprise: a user's forecasts may err by more than
-        their deviations say."""
+        """Return the least variance of a forecast at which all errors together are plausible.
+
+        A user's forecasts may err by more than their deviations predict.
+        """
         errors, most = self._ratios[:, 0], len(self.known) - 1 + SURPRISE**2
         low, high = 0.0, max(float((errors**2).max()), 1e-6)
 
@@ -159,15 +170,15 @@ class Posterior:
 
     @property
     def variants(self) -> tuple[Hashable, ...]:
-        """Those of the measurements."""
+        """Variants of the measurements."""
         return tuple(dict.fromkeys(o.run.variant for o in self.known))
 
     def number(self, name: Hashable) -> int:
-        """The number of a model, device or variant in `Runs`; -1 for one of which nothing was measured."""
+        """Return the number of a model, device or variant in `Runs`; -1 if it was not measured."""
         return self._numbers.get(name, -1)
 
     def runs_of(self, runs: Sequence[Run]) -> Runs:
-        """Runs as arrays."""
+        """Return runs as arrays."""
         model, device, variant, batch, shares, log_sd, card_sd, step_ms = zip(*runs, strict=True)
         numbers = (
             np.array([self.number(name) for name in names]) for names in (model, device, variant)
@@ -179,7 +190,7 @@ class Posterior:
         return Runs(*numbers, *floats)
 
     def means(self, runs: Runs) -> Floats:
-        """The expected logarithms of measured / forecast of steps and of their phases (n x 4)."""
+        """Return the expected log(measured / forecast) of steps and of their phases (n x 4)."""
         return np.asarray(
             self._with_known(runs, self._variances(runs, self.least_variance)).T @ self._weights
         )
@@ -188,10 +199,10 @@ class Posterior:
         return covariance(self._runs, runs, self._known_variances, variances, self._r)
 
     def log_sd(self, runs: Runs) -> Floats:
-        """The standard deviations of the logarithms of measured / corrected forecast (n)."""
+        """Return the standard deviations of log(measured / corrected forecast) (n)."""
         variances = self._variances(runs, self.least_variance)
-        told = np.linalg.solve(self._factor, self._with_known(runs, variances))
-        left = np.maximum(variances + runs.card_sd**2 - (told**2).sum(axis=0), 0.0)
+        explained = np.linalg.solve(self._factor, self._with_known(runs, variances))
+        left = np.maximum(variances + runs.card_sd**2 - (explained**2).sum(axis=0), 0.0)
         # the forecast is of one more measurement, which is as noisy as those before
         noise = np.where(self._runs.same_run(runs), self._repeat_sd[:, None], MEASURING_SD).max(
             axis=0
@@ -203,15 +214,18 @@ class Knowledge(Protocol):
     """Measurements for forecasts on any target."""
 
     def posterior(self, forecaster: Forecaster) -> Posterior | None:
-        """What is known for a forecaster's target; None where nothing is."""
+        """Return what is known for a forecaster's target, or None."""
 
     def source(self, forecaster: Forecaster) -> str:
-        """In words, for the intervals' basis."""
+        """Return the source in words, for the intervals' basis."""
 
 
 def covariance(a: Runs, b: Runs, of_a: Floats, of_b: Floats, r: Relatedness) -> Floats:
-    """The covariance of the errors of runs `a` (n) with those of runs `b` (m), n x m, without the noise of measuring. of_a, of_b:
-    their variances, without that of new cards."""
+    """Return the covariance of the errors of runs `a` (n) with those of runs `b` (m), n x m.
+
+    It is without the noise of measuring. `of_a` and `of_b` are their variances without that of new
+    cards.
+    """
     # the smaller of two variances, so that no measurement moves a forecast by more than its own error
     alike = _directions(a.shares) @ _directions(b.shares).T
     device, model, variant = (
@@ -230,7 +244,7 @@ def covariance(a: Runs, b: Runs, of_a: Floats, of_b: Floats, r: Relatedness) -> 
 
 
 def run_of(plain: Forecast, shares: Floats, variant: Hashable) -> Run:
-    """The run of a forecast that has a time, made of `shares`, and is not yet corrected."""
+    """Return the run of an uncorrected forecast with a time, which is made of `shares`."""
     interval = plain.step_time_interval_ms
     assert interval is not None
     assert plain.step is not None
@@ -261,7 +275,10 @@ def run_beside(
     shares: Sequence[float],
     step_ms: float,
 ) -> Run:
-    """The run of a forecast of which only its shares and its time were kept, as unsure as that kernel model is of such."""
+    """Return the run of a forecast of which only its shares and its time were stored.
+
+    Its deviation is that of the kernel model for these shares.
+    """
     made_of = np.asarray(shares)
     spread = kernels.spread(made_of, device, np.zeros(1), np.zeros(1))
     card_sd = (
@@ -279,8 +296,10 @@ def observe(
     step: StepTime | None = None,
     interval: Interval | None = None,
 ) -> Observed | None:
-    """A measured step beside its forecast; None where either has no time. `step`: its measured parts; `interval`: how far its
-    repeats differ."""
+    """Return a measured step beside its forecast, or None if either has no time.
+
+    `step` are its measured parts; `interval` is how far its repeats differ.
+    """
     table = forecaster.plain.at([execution])
     plain = table.brief(0)
     if plain.step is None or not 0 < measured_ms < math.inf:
@@ -297,7 +316,11 @@ def observe(
 
 
 def observe_elsewhere(measurement: Measurement, there: Forecaster) -> Observed:
-    """A measurement beside its forecast, by a forecaster for the measured device. Raises where they cannot be of one workload."""
+    """Return a measurement beside its forecast, by a forecaster for the measured device.
+
+    Raises:
+        TrainpaceError: if they cannot be of one workload.
+    """
     if measurement.model != there.workload.model:
         raise TrainpaceError(
             f"the measurement is of {measurement.model}, and the forecast of"
@@ -314,7 +337,7 @@ def observe_elsewhere(measurement: Measurement, there: Forecaster) -> Observed:
             f"the measurement has sequence length {m.sequence_length}, and the forecast {length}."
         )
     if not 0 < m.median_ms < math.inf:
-        raise TrainpaceError(f"a measured step of {m.median_ms:.4g} ms cannot be.")
+        raise TrainpaceError(f"a measured step of {m.median_ms:.4g} ms is impossible.")
     seen = observe(there, m.execution, m.median_ms, m.step, m.interval_ms)
     if seen is None:
         reason = there.forecast(m.execution).reason
@@ -324,8 +347,8 @@ def observe_elsewhere(measurement: Measurement, there: Forecaster) -> Observed:
     ratio = math.exp(seen.log_ratios[0])
     if not 1 / LARGEST_RATIO <= ratio <= LARGEST_RATIO:
         raise TrainpaceError(
-            f"measured {m.median_ms:.4g} ms where {m.median_ms / ratio:.4g} ms are forecast: too"
-            " far apart to transfer.",
+            f"measured {m.median_ms:.4g} ms, forecast {m.median_ms / ratio:.4g} ms: too far apart to"
+            " transfer.",
             "Check that model, batch size and precision are the measured ones.",
         )
     return seen
@@ -349,7 +372,7 @@ def _log_sd(ends: Interval | Spread) -> float:
 
 
 def _directions(shares: Floats) -> Floats:
-    """What each run is made of, as a vector of length 1."""
+    """Return what each run is made of, as a vector of length 1."""
     return np.asarray(shares / np.linalg.norm(shares, axis=1)[:, None])
 
 
@@ -360,13 +383,16 @@ def _same(a: NDArray[np.int64], b: NDArray[np.int64]) -> Flags:
 def _log_ratios(
     forecast: StepTime, measured_ms: float, measured: StepTime | None
 ) -> tuple[float, float, float, float]:
-    """Of a step and its phases; a step's parts beside the phases count to each phase by its share."""
+    """Return the log ratios of a step and its phases.
+
+    A step's parts besides the phases count to each phase by its share.
+    """
     ratio = measured_ms / forecast.total_ms
     expected = [getattr(forecast, name) for name in PHASES]
     observed = [0.0] * 3 if measured is None else [getattr(measured, name) for name in PHASES]
     if min(expected) <= 0 or min(observed) <= 0:
         return (math.log(ratio),) * 4
-    # so that the phases add up to the median step, which is no sum of medians
+    # so that the phases add up to the median step, which is not the sum of medians
     scale = (measured_ms / sum(observed)) * (sum(expected) / forecast.total_ms)
     forward, backward, optimizer = (
         math.log(scale * o / e) for o, e in zip(observed, expected, strict=True)

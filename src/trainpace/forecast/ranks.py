@@ -1,21 +1,24 @@
-"""What one rank runs and what its kernels cost, by repeated block, before the blocks and behind them.
+"""What one rank runs and what its kernels cost: in the repeated blocks, before and after them.
 
-Tensor parallelism divides a column's weight by outputs and a row's by inputs (Shoeybi et al. 2019), and whatever lies
-between them by heads or features. Sequence parallelism divides the rest along the sequence (Korthikanti et al. 2022).
-Context parallelism divides the tokens everywhere; attention keeps whole keys and values, and under a causal mask the rank with
-the last tokens is timed: forecasts of six of torchtitan's runs of 2024-12 are 9 % short to 16 % long so, where ranks that share
-the work evenly would be 1.2 to 1.7 times as fast as measured. Sizes shrink in the table itself, so that small products are as
-slow as small products are. Limits: keys and values are divided by as much as queries, although more ranks than key-value heads
-hold copies; under context parallelism their reads are divided although they are whole.
+Tensor parallelism divides a column's weight by outputs and a row's by inputs (Shoeybi et al. 2019),
+and whatever lies between them by heads or features. Sequence parallelism divides the rest along the
+sequence (Korthikanti et al. 2022). Context parallelism divides the tokens everywhere; attention
+keeps whole keys and values, and under a causal mask the rank with the last tokens is timed:
+forecasts of six of torchtitan's runs of 2024-12 are then 9% short to 16% long, while ranks that
+share the work evenly would be 1.2 to 1.7 times as fast as measured. Sizes shrink in the table
+itself, so small matmuls get the time of small matmuls. Limits: keys and values are divided by as
+much as queries, although more ranks than key-value heads hold copies; under context parallelism
+their reads are divided although they are whole.
 
-Selective recomputation repeats attention's products, softmax and dropout where these are kernels of their own (Korthikanti et
-al. 2022, section 5). Where attention is one fused kernel it keeps nothing that could be given up; selective then means what it
-means in torchtitan: the results of attention and of every second product are kept, all else is repeated
-(models/llama3/parallelize.py, option "op").
+Selective recomputation repeats attention's matmuls, softmax and dropout if these are kernels of
+their own (Korthikanti et al. 2022, section 5). If attention is one fused kernel it keeps nothing
+that could be dropped; selective then means the same as in torchtitan: the results of attention and
+of every second matmul are kept, all else is repeated (models/llama3/parallelize.py, option "op").
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -51,9 +54,10 @@ def rank_operators(
     expert_tp: int = 1,
     expert_load: float = 1.0,
 ) -> Operators:
-    """The operators of one of tp x cp ranks, in a table of the same rows. Optimizer rows stay whole.
+    """Return the operators of one of tp x cp ranks, in a table of the same rows.
 
-    Of the experts it has those of one of ep x expert_tp ranks, the fullest if the router does not balance.
+    Optimizer rows stay whole. The rank has the experts of one of ep x expert_tp ranks, the fullest
+    if the router is not balanced.
     """
     if blocks is None or tp * cp * ep * expert_tp == 1:
         return operators
@@ -77,8 +81,8 @@ def rank_operators(
     for table in tables.values():
         table[role == "expert"] *= load
     _divide_experts(dims, tables, role, grouped, phase, (tp, ep, expert_tp), load)
-    # what sends tokens to other ranks knows where they came from: its gradient is a gather too, not a sum by index
-    # (Megatron-Core's fused permute and unpermute, DeepEP)
+    # a rank that sends tokens to others knows where they came from: its gradient is a gather too,
+    # not a sum by index (Megatron-Core's fused permute and unpermute, DeepEP)
     scattered = (
         np.isin(operators.function, SCATTERS) & works & (blocks.operator_counts > 0) & (ep > 1)
     )
@@ -87,17 +91,48 @@ def rank_operators(
 
 
 def _divide_tokens(dims: Floats, kind: NDArray[np.str_], works: Flags, cp: int) -> None:
-    products = (kind == "gemm") & works
-    batched = products & (
-        dims[:, GEMM.batch, 1] > 0
-    )  # products inside attention, one a sample and head
+    matmuls = (kind == "gemm") & works
+    # matmuls inside attention, one for each sample and head
+    batched = matmuls & (dims[:, GEMM.batch, 1] > 0)
     dims[batched, GEMM.m] /= cp
-    for axis in (
-        GEMM.m,
-        GEMM.k,
-    ):  # tokens are the rows of an output, or what a weight's gradient sums over
-        dims[products & ~batched, axis, 1] /= cp
+    # tokens are the rows of an output, or what a weight's gradient sums over
+    for axis in (GEMM.m, GEMM.k):
+        dims[matmuls & ~batched, axis, 1] /= cp
     dims[np.isin(kind, ATTENTION_KINDS), ATTENTION.queries] /= cp
+
+
+def _divided_axis(column: Flags, forward: Flags, of_weight: Flags) -> NDArray[np.intp]:
+    """Return which size of a matmul tensor parallelism divides.
+
+    It depends on whether the weight is a column's or a row's, and on the pass.
+    """
+    m, n, k = GEMM.m, GEMM.n, GEMM.k
+    cases = [forward & column, forward, of_weight & column, of_weight, column]
+    return np.select(cases, [n, k, m, n, k], n)
+
+
+def _sums_over_tokens(dims: Floats) -> Flags:
+    """Return the matmuls that make a weight's gradient."""
+    return np.asarray((dims[:, GEMM.k, 1] > 0) & (dims[:, GEMM.m, 1] == 0))
+
+
+class _Moved:
+    """The bytes of matmuls before their sizes change, to scale those of the table."""
+
+    def __init__(self, dims: Floats) -> None:
+        self._before = self._bytes(dims)
+
+    @staticmethod
+    def _bytes(dims: Floats) -> dict[str, Floats]:
+        m, n, k = GEMM.m, GEMM.n, GEMM.k
+        read = _product(dims, m, k) + _product(dims, k, n)
+        return {"read_bytes": read, "written_bytes": _product(dims, m, n)}
+
+    def shares(self, dims: Floats) -> Iterator[tuple[str, Floats]]:
+        """Yield what is left of the read and the written bytes."""
+        for name, new in self._bytes(dims).items():
+            old = self._before[name]
+            yield name, np.divide(new, old, out=np.full_like(new, 1.0), where=old > 0)
 
 
 def _divide_features(
@@ -109,27 +144,12 @@ def _divide_features(
     tp: int,
     sequence_parallel: bool,
 ) -> None:
-    weight = (kind == "gemm") & np.isin(role, ("column", "row")) & (dims[:, GEMM.batch, 1] == 0)
-    of_weight = (
-        weight & (dims[:, GEMM.k, 1] > 0) & (dims[:, GEMM.m, 1] == 0)
-    )  # a weight's gradient sums over tokens
-    forward = weight & (phase == "forward")
     column, row = role == "column", role == "row"
-    m, n, k = GEMM.m, GEMM.n, GEMM.k
-    axis = np.select(
-        [forward & column, forward & row, of_weight & column, of_weight & row, weight & column],
-        [n, k, m, n, k],
-        n,
-    )
-    old_read, old_written = _product(dims, m, k) + _product(dims, k, n), _product(dims, m, n)
-    rows = np.flatnonzero(weight)
+    weight = (kind == "gemm") & (column | row) & (dims[:, GEMM.batch, 1] == 0)
+    axis = _divided_axis(column, phase == "forward", _sums_over_tokens(dims))
+    rows, moved = np.flatnonzero(weight), _Moved(dims)
     dims[rows, axis[rows]] /= tp
-    new_read, new_written = _product(dims, m, k) + _product(dims, k, n), _product(dims, m, n)
-    for name, old, new in (
-        ("read_bytes", old_read, new_read),
-        ("written_bytes", old_written, new_written),
-    ):
-        share = np.divide(new, old, out=np.full_like(new, 1.0), where=old > 0)
+    for name, share in moved.shares(dims):
         tables[name][weight] *= share[weight]
     tables["flops"][weight] /= tp
     divided = np.isin(role, ("sharded", "expert")) | (column & ~weight)
@@ -151,44 +171,40 @@ def _divide_experts(
     ranks: tuple[int, int, int],
     load: float,
 ) -> None:
-    """Grouped products on one of (tp, ep, expert_tp) ranks: ep divides the groups, and sends each of them the rows that all ep
-    ranks have for it. A tensor-parallel rank brings its part of the tokens, as sequence parallelism divides them; expert_tp
-    gathers those of as many ranks, and divides each expert as tensor parallelism does."""
+    """Divide grouped matmuls for one of (tp, ep, expert_tp) ranks.
+
+    ep divides the groups, and sends each of them the rows that all ep ranks have for it. A
+    tensor-parallel rank brings its part of the tokens, as sequence parallelism divides them;
+    expert_tp gathers those of that many ranks, and divides each expert as tensor parallelism does.
+    """
     tp, ep, expert_tp = ranks
-    rows = np.flatnonzero(grouped)
-    of_weight = (dims[rows, GEMM.k, 1] > 0) & (dims[rows, GEMM.m, 1] == 0)
-    m, n, k = GEMM.m, GEMM.n, GEMM.k
-    column, forward = role[rows] == "column", phase[rows] == "forward"
-    feature = np.select(
-        [forward & column, forward, of_weight & column, of_weight, column], [n, k, m, n, k], n
-    )
-    old_read, old_written = _product(dims, m, k) + _product(dims, k, n), _product(dims, m, n)
+    rows, moved = np.flatnonzero(grouped), _Moved(dims)
+    of_weight = _sums_over_tokens(dims)[rows]
+    feature = _divided_axis(role[rows] == "column", phase[rows] == "forward", of_weight)
     dims[rows, GEMM.batch] /= ep
-    dims[rows, np.where(of_weight, k, m)] *= load * ep * expert_tp / tp
+    dims[rows, np.where(of_weight, GEMM.k, GEMM.m)] *= load * ep * expert_tp / tp
     dims[rows, feature] /= expert_tp
-    new_read, new_written = _product(dims, m, k) + _product(dims, k, n), _product(dims, m, n)
-    for name, old, new in (
-        ("read_bytes", old_read, new_read),
-        ("written_bytes", old_written, new_written),
-    ):
-        share = np.divide(new, old, out=np.full_like(new, 1.0), where=old > 0)
+    for name, share in moved.shares(dims):
         tables[name][rows] *= share[rows] / ep
     tables["flops"][rows] *= load / tp
 
 
 def _product(dims: Floats, a: int, b: int) -> Floats:
-    """Coefficients of the product of two sizes of which at most one grows with the batch."""
+    """Return the coefficients of the product of two sizes, at most one of which grows with batch."""
     x, y = dims[:, a], dims[:, b]
     return np.stack([x[:, 0] * y[:, 0], x[:, 0] * y[:, 1] + x[:, 1] * y[:, 0]], axis=1)
 
 
 def gives_up_attention(blocks: Blocks) -> bool:
-    """Whether attention keeps products and softmax for its backward pass, which selective recomputation can give up."""
+    """Return True if attention keeps matmuls and softmax, which can be recomputed selectively."""
     return max(blocks.attention_saved_bytes) > 0
 
 
 def repeated_share(operators: Operators, blocks: Blocks | None) -> Floats:
-    """The share of each row's forward operators inside the blocks that selective recomputation repeats, from 0 to 1 (n)."""
+    """Return the share of each row's forward operators in the blocks that is repeated (n).
+
+    This is under selective recomputation, from 0 to 1.
+    """
     if blocks is None:
         return np.zeros(len(operators))
     kind = np.array(operators.kind)
@@ -204,8 +220,10 @@ def repeated_share(operators: Operators, blocks: Blocks | None) -> Floats:
 
 
 def kept_bytes(operators: Operators, blocks: Blocks) -> tuple[float, float]:
-    """Bytes that one block keeps under selective recomputation where attention is fused: its input and the results that are
-    not repeated. Affine in the batch size: (constant, per sample)."""
+    """Return the bytes that one block keeps under selective recomputation with fused attention.
+
+    These are its input and the results that are not repeated: (constant, per sample).
+    """
     kind = np.array(operators.kind)
     results = (np.array(operators.phase) == "forward") & np.isin(kind, ("gemm", "attention"))
     share = (

@@ -1,9 +1,10 @@
 """Operator times of one machine, learnt from its own micro-benchmarks.
 
-A bounded physical form says most of it (a roofline on a CPU, the fitted kernel model on a GPU); what is left, the logarithm
-of measured over formula, is interpolated between the micro-benchmarks by Gaussian-process regression (Rasmussen and Williams
-2006, section 2.2) over the logarithms of the operator's sizes, a process for each class. Far from every micro-benchmark it
-returns to the median of its class and says that it is unsure.
+A bounded physical form gives most of it (a roofline). The rest, the logarithm of measured over
+formula, is interpolated between the micro-benchmarks by Gaussian-process regression (Rasmussen and
+Williams 2006, section 2.2) over the logarithms of the operator's sizes, with a process for each
+class. Far from every micro-benchmark it returns to the median of its class, with a large standard
+deviation.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from trainpace.workload import (
 )
 
 UNTIMED_SD = 0.7
-"""Standard deviation, in logarithms, of a class of operators without any micro-benchmark: a factor of two."""
+"""Standard deviation of the logarithm, for operators without a micro-benchmark: a factor of two."""
 WHOLE_STEP_SD = 0.2
-"""Standard deviation of a whole step's forecast, in logarithms, where a profile has no networks to learn it from."""
+"""Standard deviation of the logarithm of a step, for a profile without networks to learn it from."""
 MOST_OF_A_KIND = 300
 FUSED = ("conv_bias", "conv_bias_backward")
-"""Rows that a CPU's convolution does on the way; on a GPU they are kernels of their own."""
+"""Rows that a CPU's convolution includes; on a GPU they are kernels of their own."""
 
 
 class ClassFit(Record):
@@ -50,7 +51,10 @@ class ClassFit(Record):
 
 
 class OperatorTimings(Record):
-    """n timed operators. flops, bytes, seconds, half: n. dims: n x 16, in the order of its kind (see `Operators`)."""
+    """n timed operators: flops, bytes, seconds and half have n values.
+
+    dims: n x 16, in the order of its kind (see `Operators`).
+    """
 
     kind: tuple[str, ...]
     function: tuple[str, ...]
@@ -86,25 +90,25 @@ class OperatorTimings(Record):
         return len(self.kind)
 
     def classes(self) -> list[str]:
-        """The class of every timed operator."""
+        """Return the class of every timed operator."""
         return classes_of(self.kind, self.function, self.half)
 
 
 class MachineRoofline(NamedTuple):
-    """The physical form on a CPU: the later of arithmetic and traffic, and what the smallest operator takes."""
+    """The physical form on a CPU: the later of arithmetic and traffic, plus the smallest operator."""
 
     flop_per_s: float
     bytes_per_s: float
     start_s: float
 
     def seconds(self, kind: tuple[str, ...], flops: Floats, traffic: Floats) -> Floats:
-        """One operator's time, for each."""
+        """Return the seconds of one operator of each row."""
         compute = np.where(np.isin(kind, list(MATRIX_KINDS)), flops, 0.0) / self.flop_per_s
         return np.maximum(compute, traffic / self.bytes_per_s) + self.start_s
 
 
 class MachineModel(Record):
-    """The calibration of one machine's CPU: rates of the roofline, timed operators, and the host's own work."""
+    """The calibration of one machine's CPU: roofline, timed operators, and the host's own work."""
 
     timings: OperatorTimings
     flop_per_s: float
@@ -115,8 +119,10 @@ class MachineModel(Record):
     host_us_per_module: float
     basis: str
     step_factors: tuple[float, ...] = ()
-    """measured / forecast of whole steps of random networks, run beside the micro-benchmarks: what lies between the
-    operators (colder caches, the allocator) and how far a forecast is off."""
+    """measured / forecast of whole steps of random networks, run beside the micro-benchmarks.
+
+    They show what lies between the operators (colder caches, the allocator) and how far a forecast
+    is off."""
 
     @property
     def form(self) -> MachineRoofline:
@@ -132,7 +138,7 @@ class Predicted(NamedTuple):
 
 
 def classes_of(kind: tuple[str, ...], function: tuple[str, ...], half: np.ndarray) -> list[str]:
-    """Matrix operators by kind, whose functions are one algorithm; all others by function."""
+    """Return the class of every operator: matrix operators by kind, all others by function."""
     names = [k if k in MATRIX_KINDS else f for k, f in zip(kind, function, strict=True)]
     return [
         f"{name}/half" if is_half else name
@@ -141,7 +147,10 @@ def classes_of(kind: tuple[str, ...], function: tuple[str, ...], half: np.ndarra
 
 
 def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
-    """(rows, features): logarithms of the sizes that decide how well an operator of this kind runs."""
+    """Return the logarithms of the sizes that decide how well an operator of this kind runs.
+
+    The result is rows x features.
+    """
 
     def log(x: Floats) -> Floats:
         return np.log(np.maximum(x, 1.0))
@@ -150,7 +159,7 @@ def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
         groups = np.maximum(dims[:, CONV.groups], 1.0)
         channels = dims[:, CONV.c_in] / groups, dims[:, CONV.c_out] / groups
         sizes = [dims[:, CONV.images], *channels, groups, dims[:, CONV_OUT].prod(axis=1)]
-        # kernel and stride choose the algorithm: a step in them is a longer way than one in the number of channels
+        # kernel and stride choose the algorithm, so a step in them counts more than one in channels
         shapes = [dims[:, CONV_KERNEL].prod(axis=1), dims[:, CONV_STRIDE].prod(axis=1)]
         return np.stack([*map(log, sizes), *(1.5 * log(shape) for shape in shapes)], axis=1)
     if kind == "gemm":
@@ -159,7 +168,7 @@ def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
         return np.concatenate(
             [log(dims[:, ATTENTION[: ATTENTION.causal]]), 2.0 * dims[:, [ATTENTION.causal]]], axis=1
         )
-    # how much more goes in than comes out: a sum, a table that is looked up, a broadcast
+    # the ratio of inputs to outputs shows a sum, a lookup or a broadcast
     general = [
         log(traffic),
         0.5 * (log(dims[:, OTHER.elements_in]) - log(dims[:, OTHER.elements_out])),
@@ -170,7 +179,7 @@ def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
 
 
 class Interpolator:
-    """The processes of one machine's timings, each solved for once, when an operator of its class is asked for."""
+    """The Gaussian processes of one machine's timings, each solved once, at the first use."""
 
     def __init__(self, timings: OperatorTimings, form: MachineRoofline) -> None:
         self._timings, self._form = timings, form
@@ -181,7 +190,7 @@ class Interpolator:
         self._processes: dict[tuple[str, str], Process | None] = {}
 
     def predict(self, operators: Operators, batch: int) -> Predicted:
-        """Time of one operator of every row at a batch size. Rows of the host alone take none."""
+        """Return the time of one operator of every row at a batch size; 0 for rows of the host."""
         flops, dims = at_batch(operators.flops, batch), at_batch(operators.dims, batch)
         traffic = operators.moved_bytes(batch)
         wanted = np.array(classes_of(operators.kind, operators.function, operators.half))
@@ -218,7 +227,10 @@ class Interpolator:
 def machine_times(
     operators: Operators, batch: int, model: MachineModel, interpolator: Interpolator
 ) -> tuple[KernelTimes, Floats]:
-    """(times of every row, all its operators together; the standard deviation of each one's logarithm)."""
+    """Return (times of every row, the standard deviation of each one's logarithm).
+
+    Times are of all operators of a row together.
+    """
     predicted, count = interpolator.predict(operators, batch), operators.count
     flops = np.where(operators.is_matrix, at_batch(operators.flops, batch), 0.0)
     compute, memory = (
@@ -230,21 +242,22 @@ def machine_times(
 
 
 def step_factor(model: MachineModel) -> float:
-    """The correction of a whole step: the geometric mean over the random networks; 1 without any."""
+    """Return the correction of a whole step: the mean over the random networks, 1 without any."""
     return float(np.exp(np.mean(np.log(model.step_factors)))) if model.step_factors else 1.0
 
 
 def machine_spread(model: MachineModel, device_s: Floats, log_sd: Floats) -> Spread:
-    """Factors on a corrected step for a 90 % interval, from the scatter of the random networks and the operators' uncertainty.
+    """Return the 90% interval of a corrected step.
 
-    Operators err apart from each other, so that their shares' errors add up in squares.
+    It follows from the scatter of the random networks and the operators' uncertainty. Errors of
+    operators are independent, so their squares add up.
     """
     n = len(model.step_factors)
     shares = device_s / max(float(device_s.sum()), 1e-12)
     variance = float(((shares * log_sd) ** 2).sum())
     scatter = float(np.var(np.log(model.step_factors), ddof=1)) if n > 1 else WHOLE_STEP_SD**2
     half = student_t_95(n - 1 if n > 1 else 30) * np.sqrt(scatter * (1 + 1 / max(n, 1)) + variance)
-    basis = f"{n} random networks timed on this machine" if n else "micro-benchmarks alone"
+    basis = f"{n} random networks timed on this machine" if n else "only micro-benchmarks"
     return Spread(float(np.exp(-half)), float(np.exp(half)), COVERAGE, basis)
 
 
@@ -260,7 +273,10 @@ class Process:
         self._weights = self._inverse @ (y - self._centre)
 
     def at(self, x: Floats) -> tuple[Floats, Floats]:
-        """(mean, standard deviation) at each row of x. Beyond the sizes that are known the ratio to the formula stays."""
+        """Return (mean, standard deviation) at each row of x.
+
+        Beyond the known sizes the ratio to the formula stays constant.
+        """
         x = np.clip(x, self._x.min(axis=0), self._x.max(axis=0))
         cross = self._kernel(x, self._x)
         mean = self._centre + cross @ self._weights
@@ -270,7 +286,7 @@ class Process:
         return mean, np.sqrt(np.maximum(variance, 1e-6))
 
     def left_out(self) -> Floats:
-        """The error at each timed point of a process without it (Rasmussen and Williams, equation 5.12)."""
+        """Return the leave-one-out error at each point (Rasmussen and Williams, equation 5.12)."""
         return self._weights / np.diag(self._inverse)
 
     def _kernel(self, a: Floats, b: Floats) -> Floats:
@@ -279,7 +295,7 @@ class Process:
 
 
 def fit_classes(timings: OperatorTimings, form: MachineRoofline) -> dict[str, ClassFit]:
-    """The smoothness of each class, and of each kind of all its functions, by leaving one micro-benchmark out."""
+    """Return the smoothness of each class and each kind, by leave-one-out cross-validation."""
     log_ratio = np.log(timings.seconds / form.seconds(timings.kind, timings.flops, timings.bytes))
     classes, kinds = np.array(timings.classes()), np.array(timings.kind)
     fits = {}
