@@ -108,7 +108,7 @@ def test_more_work_never_takes_less_time(
     rows,
     st.sampled_from((64, 128)),
 )
-def test_a_causal_mask_never_costs_time(card, name, kind, batch, length, head):
+def test_causal_mask_is_never_slower(card, name, kind, batch, length, head):
     causal, whole = (
         seconds(card, name, kind, batch, 16, length, head, mask) for mask in (True, False)
     )
@@ -154,7 +154,7 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize("case", PUBLISHED, ids=lambda c: f"{c[0]}, {c[1]}, {c[2]}, {c[6]}")
-def test_published_figures_come_out(case):
+def test_attention_reaches_published_rates(case):
     *shape, published, within = case
     assert published / within < tflops(*shape) < published * within
 
@@ -198,7 +198,7 @@ def test_fp32_takes_far_longer_than_16_bits():
         ("MI300X", "flash2"),
     ],
 )
-def test_what_torch_takes_by_default(card, name):
+def test_default_implementation_by_compute_capability(card, name):
     device = find_device(card)
     assert default_implementation(device) == implementation_on(device) == name
 
@@ -208,7 +208,7 @@ def test_flash_attention_needs_ampere():
     assert implementation_on(find_device("A100"), "flash1") == "flash1"
 
 
-def test_kernels_for_hopper_run_on_hopper_and_later_alone():
+def test_hopper_kernels_need_hopper_or_later():
     for name in ("flash3", "flash4", "cudnn"):
         assert (
             implementation_on(find_device("A100"), name)
@@ -251,7 +251,7 @@ def busy_s(table, card, attention, precision="amp_bf16"):
     return found.times.device_s
 
 
-def test_a_forecast_takes_the_implementation_that_it_is_told_or_else_torchs_own():
+def test_forecast_uses_given_implementation_or_torchs_default():
     table = layer()
     own, cudnn, flash2, efficient = (
         busy_s(table, "H100 SXM", name) for name in (None, "cudnn", "flash2", "efficient")
@@ -262,7 +262,7 @@ def test_a_forecast_takes_the_implementation_that_it_is_told_or_else_torchs_own(
     assert cudnn[:, 2] == pytest.approx(flash2[:, 2])
 
 
-def test_attention_with_a_bias_is_the_memory_efficient_one_in_16_bits_too():
+def test_attention_with_bias_is_memory_efficient_in_16_bits():
     plain = layer()
     named = (*(f"scaled_dot_product_efficient_{kind}" for kind in PASSES), "_foreach_add_")
     biased = KernelTable(replace(plain.operators, function=named))
@@ -274,13 +274,13 @@ def test_attention_with_a_bias_is_the_memory_efficient_one_in_16_bits_too():
     ).all()
 
 
-def test_all_layers_take_what_one_takes_as_often():
+def test_attention_time_is_proportional_to_count():
     compute, memory, start = parts("A100 SXM 80GB", "flash2", "attention", 8, 16, 1024, 64, True)
     assert 12 * (compute + start) <= busy_s(layer(), "A100 SXM 80GB", "flash2")[1, 0] * (1 + 1e-9)
     assert busy_s(layer(), "A100 SXM 80GB", "flash2")[1, 0] < 12 * (compute + 2 * memory + start)
 
 
-def test_attention_in_fp32_is_the_memory_efficient_one_whatever_is_asked():
+def test_fp32_attention_is_always_memory_efficient():
     table = layer(half=False)
     assert busy_s(table, "A100 SXM 80GB", "flash2", "fp32") == pytest.approx(
         busy_s(table, "A100 SXM 80GB", "efficient", "fp32")
@@ -289,7 +289,7 @@ def test_attention_in_fp32_is_the_memory_efficient_one_whatever_is_asked():
 
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("kind", PASSES)
-def test_a_window_takes_time_by_its_keys(card, kind):
+def test_windowed_attention_time_depends_on_visible_keys(card, kind):
     """Between the time of so many keys alone and of all; the whole length as a window is no window."""
     device = find_device(card)
     rates = sustained_rates(

@@ -25,16 +25,16 @@ CARDS = CardConstants(families={"copy": HOPPER})
 
 
 @pytest.mark.parametrize(("device", "share"), [("H100 SXM", 0.66), ("H200 SXM", 0.6)])
-def test_a_measured_card_takes_its_own_constants_and_a_relative_its_generations(device, share):
+def test_constants_of_measured_card_and_of_its_generation(device, share):
     assert CARDS.of(fitted_constants(), find_device(device)).traffic_copy == pytest.approx(share)
 
 
 @pytest.mark.parametrize("device", ["A100 SXM 80GB", "MI100"])
-def test_a_card_of_no_measured_generation_keeps_what_all_share(device):
+def test_card_of_unmeasured_generation_has_shared_constants(device):
     assert CARDS.of(fitted_constants(), find_device(device)) == fitted_constants()
 
 
-def test_the_packages_families_name_constants_each_once_and_known_cards_by_the_catalogues_names():
+def test_packaged_families_have_unique_constants_and_catalogue_cards():
     families = measured_cards().families.values()
     names = [name for family in families for name in family.names]
     assert len(names) == len(set(names)) > 20
@@ -48,7 +48,7 @@ def test_the_packages_families_name_constants_each_once_and_known_cards_by_the_c
         )
 
 
-def test_a_forecast_asks_for_the_constants_of_its_card():
+def test_forecast_uses_constants_of_its_card():
     slow = Pooled(
         names=("traffic_optimizer",),
         shared=(np.log(0.01),),

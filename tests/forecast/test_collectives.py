@@ -171,7 +171,7 @@ def test_boards_without_a_switch_give_a_pair_part_of_their_links():
         )
 
 
-def test_what_is_missing_is_said():
+def test_missing_link_figure_is_a_reason():
     unlinked = Cluster(device=A100.device, devices_per_node=8, nodes=2)
     assert "network's bandwidth" in collective_ms("all_reduce", 1e6, 16, 8, unlinked)
     assert collective_ms("all_reduce", 1e6, 8, 8, unlinked) > 0

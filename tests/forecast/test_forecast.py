@@ -94,7 +94,7 @@ def test_precision_chooses_the_rate():
     assert "no bf16" in matrix_peak(v100, "bf16", True)
 
 
-def test_what_a_device_cannot_do_is_a_reason():
+def test_unsupported_precision_is_a_reason():
     for device, precision, word in (("T4", "bf16", "bf16"), ("A100", "fp8", "FP8")):
         f = one(device, precision=precision)
         assert f.step is None
@@ -109,7 +109,7 @@ def test_what_a_device_cannot_do_is_a_reason():
         ({"activation_checkpointing": "full"}, "no repeated"),
     ],
 )
-def test_what_needs_repeated_blocks_is_refused_without(changes, word):
+def test_model_parallelism_needs_repeated_blocks(changes, word):
     f = one(**changes)
     assert f.step is None
     assert word in f.reason
@@ -137,7 +137,7 @@ def test_several_nodes_need_a_network():
     assert times[0] > times[1] > 0
 
 
-def test_memory_that_does_not_fit_is_a_value():
+def test_out_of_memory_is_a_result():
     small, large = one("T4", batch=8), one("T4", batch=4096)
     assert small.fits
     assert large.fits is False
@@ -157,13 +157,13 @@ def test_training_time_and_cost():
     )
 
 
-def test_small_batches_are_launch_bound_and_say_so():
+def test_launch_bound_steps_have_a_warning():
     f = forecast(workload(m=1, n=64, k=64), Execution(), Cluster(device=find_device("H100")))
     assert f.step.host_overhead_ms > 0
     assert any("launch-bound" in w for w in f.warnings)
 
 
-def test_a_workload_without_the_asked_form_says_how_to_get_it():
+def test_untraced_number_format_is_an_error_with_a_hint():
     partial = replace(WORKLOAD, forms={"fp32": WORKLOAD.forms["fp32"]})
     with pytest.raises(TrainpaceError, match="`save_workload`"):
         forecast(partial, Execution(precision="bf16"), Cluster(device=find_device("A100")))

@@ -38,7 +38,7 @@ def test_a_curve_is_the_forecast_of_every_batch(model):
         assert curve.fits[i] == alone.fits
 
 
-def test_a_calibrated_machine_is_a_target_like_others():
+def test_calibrated_machine_is_a_target():
     target = Target(Cluster(device=cpu()), CalibratedKernels(machine_model()))
     curve = Forecaster(workload(), target).over_batches(Execution(), range(1, 71))
     for i in (0, 40, 69):
@@ -50,7 +50,7 @@ def test_a_calibrated_machine_is_a_target_like_others():
     assert "has to be calibrated" in refused.reason
 
 
-def test_a_machine_whose_highest_rate_was_measured_in_a_bad_moment_has_no_mfu():
+def test_impossible_mfu_of_a_calibrated_machine_is_none():
     made = cpu()
     slow = replace(made, fp32_tflops=replace(made.fp32_tflops, value=1e-6))
     sound, damaged = (
@@ -64,7 +64,7 @@ def test_a_machine_whose_highest_rate_was_measured_in_a_bad_moment_has_no_mfu():
     assert damaged.step == sound.step
 
 
-def test_rows_that_cannot_be_say_why_and_leave_the_others_alone():
+def test_refused_rows_have_a_reason_and_others_a_time():
     rows = [
         RUN,
         replace(RUN, precision="fp8"),
@@ -83,7 +83,7 @@ def test_rows_that_cannot_be_say_why_and_leave_the_others_alone():
     assert np.isnan(several.low_ms[1:]).all()
 
 
-def test_a_workload_of_one_batch_is_forecast_at_no_other():
+def test_workload_traced_at_one_batch_has_only_that_batch():
     only = replace(workload(), traced_batches=(7,))
     rows = Forecaster(only, Target(FOUR)).over_batches(RUN, [1, 7, 8])
     assert rows.timed.tolist() == [False, True, False]
@@ -105,7 +105,7 @@ def test_executions_of_several_engines_and_memory_formats_in_one_grid():
         assert together.grid.execution(i) == execution
 
 
-def test_siblings_share_tables_but_not_answers():
+def test_forecasters_share_kernel_tables_but_not_answers():
     first = Forecaster(stacked(), on("T4"))
     run = Execution(micro_batch=4, precision="fp32")
     slow = first.forecast(run)

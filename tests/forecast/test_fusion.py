@@ -95,7 +95,7 @@ def test_a_chain_reads_once_and_writes_once_in_one_kernel(length):
     assert kernels(chain) == 1
 
 
-def test_what_a_chain_has_read_it_reads_again_for_nothing():
+def test_chain_reads_each_tensor_once():
     swish = table(product(), Call("sigmoid"), Call("mul", inputs=2), product())
     assert tensors(swish) == 2
 
@@ -112,7 +112,7 @@ def test_a_residual_is_read_from_another_chain():
     assert tensors(with_residual) == tensors(without) + 1
 
 
-def test_products_next_to_each_other_part_what_is_read_between_them():
+def test_matmuls_separate_chains():
     """The results of two chains are each written for a product, and each product's result is read."""
     assert tensors(table(product(), Call("relu"), product(), Call("gelu"), product())) == 4
 
@@ -138,7 +138,7 @@ def test_the_backward_pass_reads_what_the_forward_pass_read_and_computes_the_res
     assert tensors(table(*forward, *backward)) == 5
 
 
-def test_the_optimizer_and_lookups_are_left_alone():
+def test_optimizer_and_lookups_are_not_fused():
     operators = table(
         Call("embedding"), Call("relu"), Call("_foreach_add_", inputs=2, phase="optimizer")
     )
@@ -177,7 +177,7 @@ def test_a_call_without_a_result_still_reads():
 
 
 @pytest.mark.parametrize("function", ["clone", "fill", "relu", "native_batch_norm"])
-def test_a_lone_operator_is_no_slower_for_being_compiled(function):
+def test_compiling_a_lone_operator_is_not_slower(function):
     kernel_table, c, device = (
         KernelTable(table(product(), Call(function), product())),
         fitted_constants(),
@@ -204,7 +204,7 @@ def test_compiled_never_moves_or_launches_more_than_eager(rows):
 
 
 @given(st.lists(calls, min_size=1, max_size=12), st.integers(2, 7))
-def test_a_table_of_many_alike_layers_is_that_of_one_many_times(rows, layers):
+def test_fusion_of_alike_layers_equals_one_layer_repeated(rows, layers):
     one, many = table(*rows), table(*(row._replace(count=row.count * layers) for row in rows))
     for single, several in zip(fused(one), fused(many), strict=True):
         assert several == pytest.approx(single)

@@ -85,7 +85,7 @@ def test_a_grid_gives_what_forecasts_give_one_by_one(many):
         assert Grid.of(many).execution(i) == execution
 
 
-def test_memory_is_worked_out_once_for_all_devices(monkeypatch):
+def test_memory_is_computed_once_for_all_devices(monkeypatch):
     many = Grid.vary(run(), micro_batch=[1, 2, 4], zero_stage=[0, 1, 3])
     forecaster = Forecaster(WORKLOAD, Target(cluster()))
     whole = forecaster.at(many)
@@ -95,7 +95,7 @@ def test_memory_is_worked_out_once_for_all_devices(monkeypatch):
     assert (again.step_ms > whole.step_ms).all()
 
 
-def test_one_piece_is_the_plain_forecast():
+def test_undivided_execution_is_the_plain_forecast():
     alone = replace(cluster(), nodes=1, devices_per_node=1)
     plain = forecast(
         replace(WORKLOAD, forms=without_blocks()), Execution(precision="bf16", micro_batch=4), alone
@@ -169,7 +169,7 @@ def blocks_alone():
 
 
 @given(st.sampled_from([2, 4, 8]), st.integers(1, 6), st.booleans())
-def test_bubbles_of_equal_stages_are_what_theory_says(pp, times, interleaved):
+def test_bubble_of_equal_stages_matches_theory(pp, times, interleaved):
     even = blocks_alone()
     m, v = pp * times, (LAYERS // pp if interleaved else 1)
     assume(not interleaved or v > 1)
@@ -273,7 +273,7 @@ def test_impossible_shapes_name_the_numbers_that_clash(changes, words):
         assert word in str(error.value)
 
 
-def test_a_sequence_that_cannot_be_divided():
+def test_cp_must_divide_the_sequence():
     odd = replace(WORKLOAD, sequence_length=511)
     with pytest.raises(Contradiction, match="cp 2 does not divide the sequence length 511"):
         forecast(odd, run(cp=2), cluster())
@@ -287,14 +287,14 @@ def test_uneven_stages_are_forecast_with_a_warning():
     assert any("8 blocks over 3 stages" in warning for warning in f.warnings)
 
 
-def test_a_grid_says_which_of_its_executions_are_impossible():
+def test_grid_reports_broken_rules_by_name():
     found = at(Grid.vary(run(), tp=[1, 2, 32], pp=[1, 3, 1]))
     assert [CLASHES[i] for i in found.clash] == ["", "tp x pp x cp", "tp"]
     assert np.isfinite(found.step_ms).tolist() == [True, False, False]
     assert found.feasible.tolist() == [bool(found.fits[0]), False, False]
 
 
-def test_offloading_moves_states_to_the_host_at_a_price():
+def test_offloading_frees_memory_and_takes_time():
     here, away = (forecast(WORKLOAD, run(offload_optimizer=o), cluster()) for o in (False, True))
     assert away.memory.optimizer_states_gib == 0 < here.memory.optimizer_states_gib
     assert away.step.total_ms > here.step.total_ms
@@ -382,7 +382,7 @@ def test_gradients_that_are_sharded_are_added_up_in_shards():
     assert added(2) == pytest.approx(added(1) / 32)
 
 
-def test_gradients_leave_with_the_optimizer():
+def test_sharded_gradients_are_offloaded_with_the_optimizer():
     kept, gone = (memory(zero_stage=1, offload_optimizer=o).gradients_gib for o in (False, True))
     assert gone == kept  # smaller than a bucket
     form = WORKLOAD.forms["half"]
@@ -415,13 +415,13 @@ def exchanges_of(mode, **changes):
     return found.exposed_ms
 
 
-def test_without_an_optimizer_nothing_is_gathered_after_the_step():
+def test_no_gathering_after_the_step_without_optimizer():
     assert exchanges_of("train", zero_stage=1)["parameters"] > 0
     assert "parameters" not in exchanges_of("forward_backward", zero_stage=1)
     assert "parameters" not in exchanges_of("inference", zero_stage=2)
 
 
-def test_inference_exchanges_for_one_pass():
+def test_inference_communicates_in_one_pass():
     for kind, changes in (
         ("tensor_parallel", {"tp": 2}),
         ("parameters", {"zero_stage": 3}),
@@ -453,7 +453,7 @@ def test_sgd_without_momentum_has_master_copies_too():
     assert step_memory(plain, run(), True).optimizer_states_gib == 0.0
 
 
-def test_the_turns_of_uneven_stages_are_those_of_all_blocks():
+def test_uneven_stages_compute_all_blocks():
     found = forecast(
         blocks_alone(), run(5, micro_batch=32, pp=5, accumulation=10), cluster(5, network=1e9)
     )
@@ -471,7 +471,7 @@ def test_the_turns_of_uneven_stages_are_those_of_all_blocks():
         (14, 2, 8, (7, 0, 7)),
     ],
 )
-def test_the_ends_of_a_pipeline_may_stand_for_a_block(layers, pp, virtual, held):
+def test_embedding_and_head_may_count_as_blocks(layers, pp, virtual, held):
     """Llama 3 of 405 billion parameters: 126 layers on 16 x 8 stages (Llama team 2024, section 3.3.2)."""
     schedule = "interleaved" if virtual > 1 else "1f1b"
     grid = Grid.of(
@@ -495,7 +495,7 @@ def test_the_ends_of_a_pipeline_may_stand_for_a_block(layers, pp, virtual, held)
     assert clashes(grid, Facts.of(WORKLOAD, fewer, one_node)).all()
 
 
-def test_an_embedding_without_a_head_is_the_first_stage_s():
+def test_embedding_without_head_is_on_the_first_stage():
     form = WORKLOAD.forms["half"]
     roles = tuple(
         "" if not n else r
@@ -520,7 +520,7 @@ def test_context_parallelism_divides_samples_not_constants():
     assert activations_gib(8) >= constant / 2**30
 
 
-def test_a_convolution_that_cuts_patches_is_the_first_stage_s():
+def test_patch_convolution_is_on_the_first_stage():
     form = WORKLOAD.forms["half"]
     rows = np.array(form.operators.kind) == "embedding"
     kinds = tuple(

@@ -20,7 +20,7 @@ def test_every_interval_straddles_the_forecast():
     assert spreads.n >= 100
 
 
-def test_more_of_a_part_that_is_less_known_is_less_sure():
+def test_larger_share_of_uncertain_part_widens_interval():
     spreads = fitted_spreads()
     one_part = [deviation(spreads, np.eye(len(PARTS))[i], seen=True) for i in range(len(PARTS))]
     mixed = deviation(spreads, np.full(len(PARTS), 1 / len(PARTS)), seen=True)
@@ -41,7 +41,7 @@ def test_the_fitted_cards_are_in_the_catalogue():
     assert set(fitted_spreads().devices) <= {device.name for device in catalogue()}
 
 
-def test_a_new_card_is_less_sure():
+def test_new_card_has_wider_interval():
     def width(name):
         run = Execution(micro_batch=64, precision="amp_fp16")
         interval = forecast(model, run, Cluster(device=find_device(name))).step_time_interval_ms
@@ -51,7 +51,7 @@ def test_a_new_card_is_less_sure():
     assert width("RTX 3090") < width("RTX 3060")
 
 
-def test_the_basis_says_what_it_rests_on():
+def test_basis_names_runs_and_card():
     f = forecast(workload(), Execution(micro_batch=64), Cluster(device=find_device("V100")))
     assert "held-out runs" in f.step_time_interval_ms.basis
     assert f.step_time_interval_ms.coverage == pytest.approx(0.9)

@@ -22,12 +22,12 @@ BATCHES = list(range(1, 71))
 
 
 @given(st.floats(0.1, 10), st.floats(0, 100))
-def test_a_line_has_none(slope, start):
+def test_linear_steps_have_no_jumps(slope, start):
     assert find_jumps(BATCHES, start + slope * np.array(BATCHES)) == []
 
 
 @given(st.integers(12, 58), st.floats(0.2, 1.0))
-def test_a_step_is_found_with_its_size(at, share):
+def test_jump_is_found_with_its_size(at, share):
     line = 5 + 2.0 * np.array(BATCHES, dtype=float)
     size = share * line[at]
     line[at:] += size
@@ -53,7 +53,7 @@ def test_vgg_jumps_after_multiples_of_16_and_resnet_does_not(device):
         assert jump.next_good == jump.before + 16
 
 
-def test_few_points_have_none():
+def test_few_points_have_no_jumps():
     assert find_jumps([1, 2, 3], np.array([1.0, 2.0, 30.0])) == []
 
 
@@ -62,7 +62,7 @@ def forecaster(model, gpu, precision, **kernels):
     return Forecaster(load_workload(model, (form_of(precision),), PLAIN), target)
 
 
-def test_without_the_padding_that_is_named_the_jumps_are_gone(monkeypatch):
+def test_jumps_vanish_without_the_named_padding(monkeypatch):
     run = Execution(precision="fp32")
     assert {jump.mechanism for jump in forecaster("vgg16", "V100", "fp32").jumps(run, BATCHES)} == {
         "padded batch"
@@ -72,7 +72,7 @@ def test_without_the_padding_that_is_named_the_jumps_are_gone(monkeypatch):
     assert forecaster("vgg16", "V100", "fp32").jumps(run, BATCHES) == ()
 
 
-def test_without_the_waves_that_are_named_the_jumps_are_gone():
+def test_jumps_vanish_without_the_named_waves():
     run, sizes = Execution(precision="tf32"), range(1, 200)
     found = forecaster("resnet50", "H100", "tf32").jumps(run, sizes)
     assert [jump.before for jump in found] == [43, 86, 172]
@@ -142,7 +142,7 @@ def test_tiling_of_one_row_equals_its_tiling_in_the_table():
             np.testing.assert_array_equal(one[:, 0], column[:, j])
 
 
-def test_the_page_and_the_forecast_agree():
+def test_jumps_page_shows_forecast_jumps():
     text = (Path(__file__).parents[2] / "docs/jumps.md").read_text()
     _, *cards = [
         cell.strip()

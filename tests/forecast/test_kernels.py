@@ -61,7 +61,7 @@ def test_a_product_of_whole_waves_loses_nothing():
 
 
 @pytest.mark.parametrize(("share", "paid"), [(1.0, 2.0), (0.5, 1.625), (0.0, 1.25)])
-def test_of_the_empty_part_of_a_last_wave_a_share_is_paid(share, paid):
+def test_empty_part_of_last_wave_is_paid_in_part(share, paid):
     model = FREE._replace(quantisation=np.array(share))
     assert took(1280, 128, 16, 4, model, tiles=((256, 128),)) == pytest.approx((paid / 1.25, 1.25))
 
@@ -99,7 +99,7 @@ def test_few_blocks_split_a_long_reduction_over_the_device():
     assert took(128, 768, 12_800, 10, tiles=((128, 128),)) == pytest.approx((10 / 6, 0.6))
 
 
-def test_constants_are_of_matrix_units_or_of_cores_and_convolutions_have_their_own():
+def test_tile_constants_by_unit_and_family():
     constants = fitted_constants()
     for family in ("tile", "conv_tile"):
         model = tile_model(np.array([0.9, 0.5]), np.array([True, False]), constants, family)
@@ -151,7 +151,7 @@ def test_products_of_unaligned_heads_leave_the_matrix_units_of_an_a100(precision
         assert scores_s(precision, size, "H100 SXM") < 0.2 * scores_s(precision, size)
 
 
-def test_a_device_that_cannot_is_nan_in_a_sweep():
+def test_unsupported_device_is_nan_in_a_sweep():
     old, new = (
         Forecaster(workload(), Target(Cluster(device=find_device(name)))).over_batches(
             Execution(precision="bf16"), [1, 2]

@@ -44,7 +44,7 @@ def test_a_host_half_as_fast_takes_twice_as_long():
     assert quick.step.computing_ms == pytest.approx(slow.step.computing_ms)
 
 
-def test_calls_of_libraries_cost_the_host_what_they_do():
+def test_library_calls_have_their_own_host_time():
     c = replace(
         fitted_constants(), host_launch_us=3.0, host_library_us=20.0, host_optimizer_us=40.0
     )
@@ -58,14 +58,14 @@ def test_calls_of_libraries_cost_the_host_what_they_do():
     assert fitted_host_us(elementwise, c).tolist() == [3.0, 6.0, 40.0]
 
 
-def test_an_unnamed_host_is_the_typical_one_and_said_to_be():
+def test_unnamed_host_is_assumed_typical():
     unnamed, typical = forecast(), forecast(typical_host(H100.device).name)
     assert unnamed.step.total_ms == pytest.approx(typical.step.total_ms, rel=1e-3)
     assert (unnamed.host, unnamed.host_assumed) == (typical.host, True)
     assert not typical.host_assumed
 
 
-def test_naming_the_host_narrows_the_interval_where_it_decides():
+def test_named_host_narrows_launch_bound_interval():
     def width(f):
         return math.log(f.step_time_interval_ms.high / f.step_time_interval_ms.low)
 

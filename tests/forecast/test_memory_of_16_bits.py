@@ -47,7 +47,7 @@ def test_nothing_is_gathered_while_fsdp_updates():
     assert memory(**ranks).parameters_gib > shard
 
 
-def test_a_training_that_needs_all_of_its_room_fits_every_other_time():
+def test_fit_probability_is_half_at_full_memory():
     m = memory()
     capacity = float(needed_gib(m)) / room_gib(1.0)
     assert fit_probability(m, capacity) == pytest.approx(0.5)
@@ -57,7 +57,7 @@ def test_a_training_that_needs_all_of_its_room_fits_every_other_time():
     assert compiled == pytest.approx(0.841, abs=0.001)
 
 
-def test_states_that_find_no_room_come_over_pcie():
+def test_paged_states_come_over_pcie():
     device = find_device("T4")
     room = room_gib(device.memory_gib.value)
 

@@ -22,7 +22,7 @@ def model():
 @pytest.mark.parametrize("batch", [1, 8, 64])
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("devices", [1, 4])
-def test_its_highest_moment_is_the_peak(model, batch, accumulation, devices):
+def test_highest_moment_is_the_peak(model, batch, accumulation, devices):
     e = Execution(
         micro_batch=batch,
         accumulation=accumulation,
@@ -41,14 +41,14 @@ def test_its_highest_moment_is_the_peak(model, batch, accumulation, devices):
     assert curve.activations_gib[-1] < 0.5 * curve.activations_gib.max()
 
 
-def test_other_executions_have_none(model):
+def test_divided_executions_have_no_curve(model):
     for change in ({"zero_stage": 2, "nproc_per_node": 4},):
         e = Execution(micro_batch=8, optimizer=model.optimizer, **change)
         f = forecast(model, e, Cluster(device=T4, devices_per_node=4))
         assert memory_over_step(model.form("fp32"), e, f.step, f.memory) is None
 
 
-def test_a_trace_of_before_has_none():
+def test_trace_without_moments_has_no_curve():
     old = workload()
     e = Execution(micro_batch=8, optimizer=old.optimizer)
     f = forecast(old, e, Cluster(device=T4))

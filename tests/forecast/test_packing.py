@@ -21,7 +21,7 @@ def row_of(lengths):
     return Documents.of(lengths, "here").packed(TOKENS)
 
 
-def test_scores_are_those_of_the_documents_and_all_else_is_as_it_was():
+def test_packing_changes_only_attention():
     whole = half_only()
     lengths = {256: 1, 128: 1, 64: 2}  # one full row
     found = packed(whole, row_of(lengths))
@@ -58,7 +58,7 @@ def test_shorter_documents_take_less_time():
     assert times[2] < times[0]
 
 
-def test_windows_are_refused_by_name():
+def test_packing_refuses_windowed_attention():
     whole = half_only()
     operators = whole.forms["half"].operators
     dims, flops = operators.dims.astype(float), operators.flops.astype(float)
@@ -70,6 +70,6 @@ def test_windows_are_refused_by_name():
         packed(replace(whole, forms={"half": form}), row_of({64: 8}))
 
 
-def test_no_kernel_of_variable_length_takes_fp32():
+def test_packing_refuses_fp32_attention():
     with pytest.raises(TrainpaceError, match="16-bit"):
         packed(stacked(), row_of({64: 8}))

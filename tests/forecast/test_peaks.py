@@ -54,7 +54,7 @@ def test_cudnns_trials_fill_the_card_whatever_its_size():
     assert large == pytest.approx(shown * 40 / 32)
 
 
-def test_what_the_allocator_reserved():
+def test_reserved_memory_is_compared_with_reserved():
     assert stated_peak_gib(case(peak_memory_kind="reserved"), SMALL) == SMALL.reserved_gib
 
 

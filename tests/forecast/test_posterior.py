@@ -103,7 +103,7 @@ def test_a_run_that_was_measured_is_forecast_as_measured():
     assert width(near) < width(far) < width(farther)
 
 
-def test_the_closer_kin_says_more():
+def test_closely_related_measurement_corrects_more():
     kin = [
         {"model": "b", "device": "y"},
         {"device": "y"},
@@ -119,7 +119,7 @@ def test_the_closer_kin_says_more():
     assert means[5] == pytest.approx(0.3, rel=0.03)
 
 
-def test_steps_of_other_parts_say_little():
+def test_steps_of_other_parts_correct_little():
     (alike, _), (unlike, _) = (
         posterior(run(), [observed(0.3, model="b", part=part)], KIN) for part in (0, 3)
     )
@@ -140,7 +140,7 @@ def test_no_measurement_moves_a_forecast_by_more_than_its_own_error():
             assert 0 < moved <= 0.3
 
 
-def test_a_new_cards_own_error_is_told_by_runs_on_it_alone():
+def test_new_cards_error_is_learnt_only_from_its_runs():
     new = run()._replace(log_sd=0.5, card_sd=0.45)
     on_it, elsewhere = (
         posterior(
@@ -159,14 +159,14 @@ def test_a_new_cards_own_error_is_told_by_runs_on_it_alone():
     assert on_it[1] < 0.75 * elsewhere[1]
 
 
-def test_a_run_measured_far_from_a_narrow_forecast_is_believed():
+def test_measurement_far_from_narrow_forecast_is_believed():
     asked = run(log_sd=0.04)
     means, log_sd = posterior(asked, [observed(0.5, log_sd=0.04)], KIN)
     assert means[0] == pytest.approx(0.5, rel=0.03)
     assert log_sd == pytest.approx(0.03, rel=0.1)
 
 
-def test_many_models_on_a_device_tell_of_the_device():
+def test_many_models_on_a_device_correct_the_device():
     few, many = (
         posterior(run(), [observed(0.3, model=f"m{i}") for i in range(n)], KIN) for n in (1, 10)
     )
@@ -199,7 +199,7 @@ def test_errors_are_covariant_and_measuring_never_widens(places):
     assert 0 < log_sd <= 0.2 + 1e-9
 
 
-def test_noisy_repeats_say_less():
+def test_noisy_repeats_correct_less():
     steady, noisy = (Observed(run(), (0.3,) * 4, noise) for noise in (0.03, 0.3))
     assert posterior(run(), [noisy], KIN)[0][0] < 0.5 * posterior(run(), [steady], KIN)[0][0]
 
@@ -240,7 +240,7 @@ def test_the_fitted_shares_add_up():
     assert min(shares) > 0
 
 
-def test_other_models_on_both_devices_tell_how_a_model_carries_over():
+def test_other_models_on_both_devices_improve_transfer():
     """Device y is slower than forecast by more than x, for every model; the asked one was measured on x alone."""
     others = [observed(on, model=m, device=d) for m in "bcde" for d, on in (("x", 0.1), ("y", 0.5))]
     (alone, _), (among, _) = (
@@ -250,7 +250,7 @@ def test_other_models_on_both_devices_tell_how_a_model_carries_over():
     assert 0.2 < among[0] < 0.5
 
 
-def test_steps_that_take_about_as_long_tell_more():
+def test_steps_of_similar_length_correct_more():
     near, far = (
         posterior(run(), [Observed(run(model="b")._replace(step_ms=ms), (0.3,) * 4)], KIN)[0][0]
         for ms in (2.0, 200.0)
@@ -258,7 +258,7 @@ def test_steps_that_take_about_as_long_tell_more():
     assert 0 < far < near
 
 
-def test_a_user_whose_forecasts_err_much_is_believed_much():
+def test_large_errors_of_a_user_raise_all_variances():
     """Ten runs that are far off by far more than their deviations: the eleventh may be as far off."""
     off = [observed(0.8 if i % 2 else -0.8, model=f"m{i}", log_sd=0.05) for i in range(10)]
     assert posterior(run(log_sd=0.05), off, KIN)[1] > 0.3

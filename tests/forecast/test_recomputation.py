@@ -73,11 +73,11 @@ def test_with_fused_attention_every_second_product_and_all_cheap_operators_are_r
     assert repeated_share(FUSED, blocks(FUSED, 0.0)).tolist() == [0, 1, 0.5, 0, 0]
 
 
-def test_what_it_keeps_is_the_input_attention_and_half_of_the_products():
+def test_selective_keeps_input_attention_and_half_of_matmuls():
     assert kept_bytes(FUSED, blocks(FUSED, 0.0)) == pytest.approx((0.0, 10 + 0.5 * 60 + 20))
 
 
-def test_with_attention_in_pieces_they_alone_are_repeated():
+def test_selective_repeats_only_unfused_attention():
     pieces = table(
         ("norm", "forward", 10),
         ("gemm", "forward", 60),

@@ -36,7 +36,7 @@ def test_the_role_of_a_layer(module, kind, role):
     assert role_of(module, kind, "forward") == role
 
 
-def test_updates_are_the_optimizers_whatever_they_update():
+def test_updates_belong_to_the_optimizer():
     assert role_of("model.layers.0.mlp.up_proj", "elementwise", "optimizer") == "optimizer"
 
 
@@ -65,6 +65,6 @@ def test_the_longest_is_first_and_what_takes_no_time_is_left_out():
     ]
 
 
-def test_numbers_that_are_the_only_names_are_no_layers():
+def test_modules_named_by_numbers_are_not_layers():
     (linear, _) = shares(("3.3", "3.6", ""), (0.001, 0.002, 0.001))
     assert (linear.role, linear.layers) == ("linear layers", 0)

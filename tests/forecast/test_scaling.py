@@ -67,7 +67,7 @@ def test_the_fewest_devices_that_hold_the_model_are_the_reference(nodes, devices
     )  # what is left above 1 is that of shards of the optimizer's states
 
 
-def test_where_no_fewer_devices_hold_it_there_is_none():
+def test_no_reference_if_fewer_devices_do_not_fit():
     found = forecast(WORKLOAD, run(zero_stage=3), on(card_for(run(zero_stage=3))))
     assert found.fits
     assert found.scaling_efficiency is found.scaling_reference_devices is None

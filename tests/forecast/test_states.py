@@ -37,11 +37,11 @@ def bytes_a_parameter(precision="bf16", **changes):
         ({"zero_stage": 3}, (4, 4, 8, 0)),  # FSDP2's shards are the fp32 parameters
     ],
 )
-def test_engines_keep_what_they_say(changes, stated):
+def test_engines_keep_documented_bytes(changes, stated):
     assert bytes_a_parameter(**changes) == stated
 
 
-def test_the_update_is_the_peak_where_nothing_shares_it():
+def test_unsharded_update_is_the_peak():
     """DeepSpeed's ZeRO 1 on one data-parallel rank: 2 + 2 + 12 + 6 bytes a parameter, without activations."""
     run = Execution(
         micro_batch=1,

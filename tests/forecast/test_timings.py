@@ -23,7 +23,7 @@ from trainpace.forecast.timings import (
 )
 
 
-def test_a_slowdown_that_is_everywhere_is_found_where_nothing_was_timed():
+def test_uniform_slowdown_extends_to_untimed_sizes():
     known = timed_products(slowdown=1.5)
     other = timed_products(slowdown=1.5, noise=0.0, seed=9)
     process = Process(
@@ -36,7 +36,7 @@ def test_a_slowdown_that_is_everywhere_is_found_where_nothing_was_timed():
     assert (sd < 0.3).all()
 
 
-def test_a_process_returns_to_what_it_knows_and_is_less_sure_elsewhere():
+def test_process_interpolates_and_is_uncertain_far_away():
     x = np.linspace(0, 8, 30)[:, None]
     y = np.sin(x[:, 0])
     process = Process(x, y, ClassFit(length_scale=1.0, noise=0.05))
@@ -49,7 +49,7 @@ def test_a_process_returns_to_what_it_knows_and_is_less_sure_elsewhere():
     assert np.abs(process.left_out()[5:-5]).max() < 0.1
 
 
-def test_an_operator_that_nothing_like_it_was_timed_is_the_formula_and_unsure():
+def test_untimed_operator_is_the_formula_with_wide_spread():
     o = operators()
     predicted = Interpolator(timed_products(), FORM).predict(o, 4)
     assert predicted.log_sd[2] == UNTIMED_SD
@@ -93,7 +93,7 @@ def test_operators_that_are_not_known_widen_the_interval():
     assert unsure.high > sure.high
 
 
-def test_a_machine_that_was_timed_in_fp32_is_not_forecast_in_half():
+def test_fp32_calibration_refuses_16_bits():
     run = Execution(micro_batch=8, precision="bf16")
     found = forecast(workload(), run, Cluster(device=cpu()), model=machine_model())
     assert found.step is None
@@ -108,6 +108,6 @@ def test_a_trip_through_json_changes_nothing():
 
 
 @pytest.mark.parametrize("change", [{"seconds": np.zeros(60)}, {"flops": np.ones(3)}, {"kind": ()}])
-def test_timings_that_make_no_sense(change):
+def test_invalid_timings_raise(change):
     with pytest.raises(TrainpaceError):
         replace(timed_products(), **change)

@@ -3,10 +3,10 @@
 A block of threads takes `block_rows` queries of one head past all keys that they see. A score (a
 query and a key) costs two matmuls over the head's size, five in the backward pass, and one
 exponential. Hopper's and Blackwell's wide matrix units wait for the exponentials most if heads are
-small (Shah et al. 2024); the two overlap in part. Blocks go over the multiprocessors in waves. Under
-a causal mask they are of unequal length, so the last ones run on. A device with few blocks waits
-for the longest. Queries, keys, values and results move once through memory. After FlashAttention-2
-(Dao 2023, arXiv:2307.08691).
+small (Shah et al. 2024); the two overlap in part. Blocks go over the multiprocessors in waves.
+Under a causal mask they are of unequal length, so the last ones run on. A device with few blocks
+waits for the longest. Queries, keys, values and results move once through memory. After
+FlashAttention-2 (Dao 2023, arXiv:2307.08691).
 
 The figures of `kernel_models/attention.json` are fitted only on measured kernels, by
 fitting/attention.py.
@@ -23,8 +23,8 @@ from trainpace.forecast.constants import Pooled
 from trainpace.workload import ATTENTION, Floats, attention_widths
 
 Implementation = Literal["efficient", "flash1", "flash2", "flash3", "flash4", "cudnn"]
-"""Kernels of 16-bit fused attention. efficient: torch's memory-efficient ones (xFormers'). flash1 to
-flash4: FlashAttention's versions; torch has the second, the third is Hopper's and the fourth
+"""Kernels of 16-bit fused attention. efficient: torch's memory-efficient ones (xFormers'). flash1
+to flash4: FlashAttention's versions; torch has the second, the third is Hopper's and the fourth
 Blackwell's. cudnn: cuDNN's own. flash4 was only measured with heads of 64 to 80: with heads of 128
 it is forecast a third slower than published (1,605 TFLOP/s on B200)."""
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
@@ -46,7 +46,8 @@ PARAMETERS = (
 `kernel_models/attention.json`."""
 
 MASKED, FULL = "efficient", "efficient_full"
-"""Implementations for 16-bit masks and biases of numbers, and for fp32: memory-efficient attention."""
+"""Implementations for 16-bit masks and biases of numbers, and for fp32: memory-efficient
+attention."""
 FIRST = 0.5
 """Speed of FlashAttention's first version as a share of its second ("about 2x", Dao 2023)."""
 EXPONENTIALS_PER_CLOCK = 16.0
@@ -81,10 +82,10 @@ class AttentionFigures(NamedTuple):
 
     flop_per_s: of the matmuls; wide: factor on it for each doubling of the head beyond 128.
     score_per_s: scores whose softmax is finished. overlap: how far the two hide each other, from 0,
-    one after the other. prologue: start and end of a block, in keys. quantum: the share of the empty
-    part of a last wave that is paid for. tail: what the unequal blocks of a causal mask add, in
-    longest blocks. alone: what a longest block takes with at most one block per multiprocessor, in
-    blocks of a full device; below 1 if keys are divided over several. bytes_per_s: of memory.
+    one after the other. prologue: start and end of a block, in keys. quantum: the share of the
+    empty part of a last wave that is paid for. tail: what the unequal blocks of a causal mask add,
+    in longest blocks. alone: what a longest block takes with at most one block per multiprocessor,
+    in blocks of a full device; below 1 if keys are divided over several. bytes_per_s: of memory.
     start_s: start and end of the call. block_rows: queries per block.
     """
 
@@ -105,7 +106,8 @@ class AttentionRates(NamedTuple):
     """The figures of both passes by operands.
 
     half: 16-bit. masked: 16-bit with a mask or bias of numbers, which only memory-efficient
-    attention takes. full: fp32. uneven: 16-bit with values that are not as wide as queries and keys.
+    attention takes. full: fp32. uneven: 16-bit with values that are not as wide as queries and
+    keys.
     """
 
     half: AttentionFigures

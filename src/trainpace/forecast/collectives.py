@@ -52,8 +52,8 @@ another two RTX 6000 Ada 0.36 (PipeWeave's); but training steps on four and eigh
 (lambda's, n 8) are 8% slower against those on one with 0.75, and 28% with 0.17 and 96% with 0.05.
 So no figure of the card predicts what a host's root complexes let through."""
 NETWORK_EFFICIENCY = 0.95
-"""Share of a node's network bandwidth that a ring reaches with the largest payloads: 365 of 400 GB/s
-over four H200 nodes with 4 GiB (collectives.csv), where NVLink was the limit, so at least this
+"""Share of a node's network bandwidth that a ring reaches with the largest payloads: 365 of 400
+GB/s over four H200 nodes with 4 GiB (collectives.csv), where NVLink was the limit, so at least this
 before the ramp."""
 NETWORK_SEND_EFFICIENCY = 0.75
 """The same for one send: 35.4 of 50 GB/s between two H100 nodes with 64 MiB (Vidur's tables)."""

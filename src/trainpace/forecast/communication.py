@@ -244,7 +244,7 @@ class Communication(NamedTuple):
     def _context(
         self, blocks: Blocks, hidden_bytes: Floats, attention_ms: Floats, passes: Passes
     ) -> Floats:
-        """Return the time of keys and values that go round once forward, and with gradients back."""
+        """Return the time of keys and values that go round, backward with their gradients."""
         grid, share = self.grid, 1.0
         if blocks.heads and blocks.key_value_heads:
             share = blocks.key_value_heads / blocks.heads

@@ -40,9 +40,10 @@ class _Constants(Record):
 
     winograd_*: 3x3 convolutions on CUDA cores by F(4x4, 3x3) in three kernels, winograd_fused_* by
     F(2x2, 3x3) in one. transposes: passes over a convolution's tensors that NCHW costs on matrix
-    units, which need NHWC. grouped_*: share of the rate at 16 channels per group, grouped_*channels:
-    how it grows with them; odd_nhwc is cuDNN's slow path. depthwise_*: share of the CUDA cores'
-    rate for a 3x3 window, depthwise_*window: how it grows with the window, 1 for not at all.
+    units, which need NHWC. grouped_*: share of the rate at 16 channels per group,
+    grouped_*channels: how it grows with them; odd_nhwc is cuDNN's slow path. depthwise_*: share of
+    the CUDA cores' rate for a 3x3 window, depthwise_*window: how it grows with the window, 1 for
+    not at all.
 
     traffic_*: share of the memory bandwidth by class of operator. work_*, row_work_*: FLOPs of the
     CUDA cores for each element read or written, and for each normalised row. l2_gain: how much

@@ -1,4 +1,4 @@
-"""What explains a forecast: heaviest operators, time by role of layers, roofline, memory over a step.
+"""What explains a forecast: heaviest operators, roles of layers, roofline, memory over a step.
 
 The roofline sets operators against the roofs of a device (Williams, Waterman and Patterson 2009):
 work per byte, and the rate that it reaches.

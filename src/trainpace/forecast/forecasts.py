@@ -105,7 +105,7 @@ class ForecastTable:
         self.reasons.append(reason)
 
     def page_states(self) -> None:
-        """Add up the step, with optimizer states that move to the host and back if memory is full."""
+        """Add up the step, with optimizer states that move to the host if memory is full."""
         cluster = self.forecaster.target.cluster
         capacity = cluster.device.memory_gib
         gib = None if capacity is None else capacity.value

@@ -1,12 +1,12 @@
-"""What torch.compile leaves of a table: the share of its bytes that each row moves, and its kernels.
+"""What torch.compile leaves of a table: each row's share of its bytes and of its kernels.
 
 Inductor joins chains of element-wise operators, casts and reductions into one kernel (Ansel et al.
 2024, section 4.4): what one of them writes and the next reads stays in registers. Matmuls,
 convolutions, attention, lookups and pooling are the boundaries of chains, and the optimizer is not
-compiled. So a fused row reads only what comes from a boundary or from another chain, and writes only
-what a boundary, another chain or nobody reads. The backward pass reads again no more of the forward
-pass than what the fused kernels read there: the rest is computed again (the min-cut partitioner of
-AOTAutograd).
+compiled. So a fused row reads only what comes from a boundary or from another chain, and writes
+only what a boundary, another chain or nobody reads. The backward pass reads again no more of the
+forward pass than what the fused kernels read there: the rest is computed again (the min-cut
+partitioner of AOTAutograd).
 
 A table does not say which operator reads what, but how large every operand is, and rows stand in
 the order in which they first ran. An operand is assumed to be the last tensor of its size that
@@ -109,7 +109,7 @@ class _Graph(NamedTuple):
 
 
 def fused(operators: Operators) -> Fused:
-    """Return the shares that torch.compile leaves of every row; 1 for rows that it does not fuse."""
+    """Return the shares that torch.compile leaves of every row; 1 if it does not fuse the row."""
     n, count = len(operators), operators.count
     read, wrote = (
         at_batch(column, REFERENCE_BATCH)

@@ -1,11 +1,13 @@
 """How far a forecast may be off: what its step is made of, and how well each part is known.
 
-`intervals.json` holds, fitted on runs whose card, or whose family of models, was left out of the fit (`python -m benchmarks accuracy`), a
-standard deviation of log(measured / forecast) for each part of a step (products, attention, convolutions, memory traffic,
-launches, exchanges), on cards with runs in the fit and on others. Errors of one part go together over its operators, those
-of different parts do not: a step's variance is the sum of squared shares times deviations, and one of the model's own. What
-is left over, log(measured / forecast) in such deviations, gives the interval's quantiles (split-conformal prediction; Vovk
-et al. 2005, Lei et al. 2018. The guarantee holds for cases drawn as these runs were, which nobody can promise.)
+`intervals.json` has a standard deviation of log(measured / forecast) for each part of a step
+(matmuls, attention, convolutions, memory traffic, launches, communication), on cards with runs in
+the fit and on others. They are fitted on runs whose card, or whose family of models, was left out
+of the fit (`python -m benchmarks accuracy`). Errors of one part are fully correlated over its
+operators, those of different parts are independent: a step's variance is the sum of squared shares
+times deviations, plus one of the model's own. The error in units of this deviation gives the
+interval's quantiles (split-conformal prediction; Vovk et al. 2005, Lei et al. 2018). Its guarantee
+holds for cases drawn like these runs, which cannot be promised.
 """
 
 import math
@@ -23,8 +25,8 @@ from trainpace.workload import ATTENTION_KINDS, CONV, CONVOLUTION_KINDS, Floats,
 
 COVERAGE = 0.9
 EXPERTS_SD = 0.28
-"""Standard deviation of the logarithm of a step with layers of experts, beside that of its parts: 90
-of 100 measured steps with divided experts lie in the intervals that it makes, 88 if it is fitted
+"""Standard deviation of the logarithm of a step with layers of experts, beside that of its parts:
+90 of 100 measured steps with divided experts lie in the intervals that it makes, 88 if it is fitted
 without the maker's models (`python -m benchmarks experts`; most were vendors' recipes on Hopper and
 Blackwell, 25.11 to 26.08). Its causes are unknown: routing, hosts or releases."""
 Part = Literal[
@@ -57,9 +59,9 @@ class Relatedness(Record):
     same parts, and once more (`_near`) as far as they also take about as long; and to one run at
     several batch sizes, on its device and elsewhere. They add up to 1.
 
-    batch_scale: the factors of e between two batch sizes over which errors of one run fade to 1 / e.
-    time_scale, shares_scale: the factors of e between two step times, and the distance between two
-    vectors of shares, at which `_near` has faded to 1 / sqrt(e).
+    batch_scale: the factors of e between two batch sizes over which errors of one run fade to 1 /
+    e. time_scale, shares_scale: the factors of e between two step times, and the distance between
+    two vectors of shares, at which `_near` has faded to 1 / sqrt(e).
     """
 
     user: float
@@ -122,7 +124,7 @@ def parts_of(operators: Operators) -> np.ndarray:
 
 
 def shares_of(step: StepTime, part: np.ndarray, device_s: Floats) -> Floats:
-    """Return the share of each of PARTS in a step whose rows (of the given parts) take `device_s`."""
+    """Return the share of each of PARTS in a step whose rows take `device_s`."""
     total = step.total_ms
     outside = np.array([step.host_overhead_ms, step.communication_ms]) / total
     operators = np.bincount(part, device_s, minlength=OPERATOR_PARTS)
@@ -146,7 +148,7 @@ def deviation(spreads: Spreads, shares: Floats | Sequence[float], seen: bool) ->
 
 
 def card_deviations(spreads: Spreads, shares: Floats, device: str) -> Floats:
-    """Return the part of the intervals' standard deviations that a card without runs in the fit adds."""
+    """Return the standard deviations that a card without runs in the fit adds; else 0."""
     if device in spreads.devices:
         return np.zeros(shares.shape[:-1])
     new, seen = (deviations(spreads, shares, known) for known in (False, True))

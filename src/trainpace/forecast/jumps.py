@@ -1,4 +1,4 @@
-"""Jumps of the step time over the batch size: where, which operators cause them, the next good size.
+"""Jumps of the step time over the batch size: where, why, and the next good size.
 
 A step grows by about the same time with every sample. If one more sample costs far more (another
 wave of tiles, a padded batch, another algorithm), there is a jump: the batch before it is the

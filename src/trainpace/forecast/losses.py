@@ -163,18 +163,17 @@ def _with_copies(loss: _Loss, kept: _Bytes, width: float) -> _Bytes:
 
 def _chunked(operators: Operators, loss: _Loss, parts: Parts, name: Form) -> _Bytes:
     """The gradients of input and weight are made beside one chunk's logits, and then wait."""
+    sizes = operators.dims[list(loss.head)][:, MATMUL_SIZES].reshape(-1, 2)
+    others = (sizes[:, 0] > 1) & (sizes[:, 0] != loss.vocabulary)
     # as many chunks as make their logits as large as the hidden states
-    sizes = [operators.dims[i, MATMUL_SIZES] for i in loss.head]
-    lengths = [size[0] for three in sizes for size in three if size[1] == 0]
-    hidden = [float(length) for length in lengths if length not in (1, loss.vocabulary)]
-    chunks = math.ceil(loss.vocabulary / min(hidden)) if hidden else 1
+    hidden = sizes[others & (sizes[:, 1] == 0), 0]
+    chunks = math.ceil(loss.vocabulary / float(hidden.min())) if len(hidden) else 1
     plain = loss._replace(is_copied=False, is_returned_wide=False)
     logits = _fused(operators, plain, parts, name, chunks)
     if chunks > 1:
         parts |= {i: [_in_chunks(operators, i, chunks)] for i in loss.head}
-    fixed_lengths = [float(size[0]) for three in sizes for size in three if size[0] > 1]
-    widest = max((length for length in fixed_lengths if length != loss.vocabulary), default=0.0)
-    numbers = loss.vocabulary * widest  # of the head's weight
+    # of the head's weight
+    numbers = loss.vocabulary * float(sizes[others, 0].max(initial=0.0))
     # a frozen head's gradient sums over no tokens
     trained = any(operators.dims[i, GEMM.k, 1] for i in loss.head)
     weight = (2.0 if name == "half" else FP32) * numbers * trained

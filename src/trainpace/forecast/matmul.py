@@ -15,7 +15,7 @@ Three families use this form:
   leaves. The network sees sizes, waves and what bounds a matmul, but not the card: with the card's
   figures among its inputs it learnt the cards by heart, and was 57% off on an A100 that it had not
   seen, where it is 12% without them (docs/log.md). fitting/products.py fits all of it on single
-  measured kernels: aiconfigurator's, Vidur's and LLMServingSim's tables, and those of two lent GPUs;
+  measured kernels: aiconfigurator's, Vidur's and LLMServingSim's tables, and those of two GPUs;
 - convolutions: matmuls too (implicit GEMM), except in groups, depthwise, and by Winograd with the
   batch that cuDNN pads.
 """
@@ -35,7 +35,8 @@ from trainpace.workload import CONV, GEMM, Flags, Floats
 # ---- tiles and waves
 
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (32, 64))
-"""Tile sizes of the output, either way round. Kernel names in gpu_ops_fp32 show 128x128 to 32x32."""
+"""Tile sizes of the output, either way round. Kernel names in gpu_ops_fp32 show 128x128 to
+32x32."""
 K_UNIT = 16.0
 MOST_SPLITS = 32.0
 SHORTEST_SPLIT = 128.0
@@ -440,7 +441,8 @@ def _through(layer: Layer, x: Floats) -> Floats:
 def network_inputs(
     b: Floats, m: Floats, n: Floats, k: Floats, form: FormTimes, latency_s: Floats
 ) -> Floats:
-    """Return the network's inputs on a last axis, behind the shape that the arguments broadcast to."""
+    """Return the network's inputs on a last axis, behind the shape that the arguments broadcast
+    to."""
     few, bounded = np.minimum(form.waves, 8.0), form.compute_s + form.memory_s
     inputs = (
         np.log(m),

@@ -41,18 +41,19 @@ from trainpace.forecast.ranks import gives_up_attention, kept_bytes
 from trainpace.workload import Blocks, Counts, Flags, Floats, TracedForm
 
 RESERVED_FACTOR = 1.18
-"""Reserved over allocated memory if there is room: torch's caching allocator keeps what it once took,
-cuDNN's trial workspaces included. ResNet-50 runs in NVIDIA's containers show 1.14 to 1.32 times the
-forecast's allocated memory on their monitors, context included."""
+"""Reserved over allocated memory if there is room: torch's caching allocator keeps what it once
+took, cuDNN's trial workspaces included. ResNet-50 runs in NVIDIA's containers show 1.14 to 1.32
+times the forecast's allocated memory on their monitors, context included."""
 FRAGMENTATION = 1.06
-"""Reserved over allocated memory if memory is short: segments of 2 and 20 MiB stay partly empty. 770
-of 781 timm runs that fitted 24 GB fit by this rule; the others have other normalisations today than
-when they were measured."""
+"""Reserved over allocated memory if memory is short: segments of 2 and 20 MiB stay partly empty.
+770 of 781 timm runs that fitted 24 GB fit by this rule; the others have other normalisations today
+than when they were measured."""
 CONTEXT_GIB = 0.45
-"""CUDA context with cuBLAS and cuDNN loaded: 0.3 to 0.6 GiB from Pascal to Hopper. Nothing on a CPU."""
+"""CUDA context with cuBLAS and cuDNN loaded: 0.3 to 0.6 GiB from Pascal to Hopper. Nothing on a
+CPU."""
 COMMUNICATOR_GIB = 0.25
-"""NCCL's buffers of one communicator, which torch's allocators do not see. A connection has 4 MiB for
-the Simple protocol, 4.7 for LL128 and 0.5 for LL (NCCL's DEFAULT_BUFFSIZE and others in
+"""NCCL's buffers of one communicator, which torch's allocators do not see. A connection has 4 MiB
+for the Simple protocol, 4.7 for LL128 and 0.5 for LL (NCCL's DEFAULT_BUFFSIZE and others in
 src/include/comm.h); a ring and a tree make about three per channel: 28 MiB, times 2 channels over
 PCIe and about 8 over several network cards."""
 INSIDE_COMMUNICATOR_GIB = 0.65
@@ -63,8 +64,8 @@ NEED_SD = 0.13
 peaks and 19 runs that fitted or ran out, of six models (benchmarks/results/memory.md). Five other
 models have 0.065."""
 COMPILED_NEED_SD = 0.18
-"""The same under torch.compile, which recomputes some activations instead of keeping them, unlike the
-trace: 77 runs of three models. Two others have 0.31, always on the safe side."""
+"""The same under torch.compile, which recomputes some activations instead of keeping them, unlike
+the trace: 77 runs of three models. Two others have 0.31, always on the safe side."""
 MOST_SAMPLES = 2**24
 MOST_BETWEEN = 10
 """Batches that the search for the largest one tries at once."""
@@ -240,7 +241,8 @@ class MemoryModel:
             for highest, values in ((alive, more), (active, activation), (beside, whole_blocks)):
                 np.copyto(highest, values, where=higher)
 
-        # the update has its own temporaries, sharded as its states are, and gathered parameters only where they stay
+        # the update has its own temporaries, sharded as its states are, and only those gathered
+        # parameters that stay
         stays = np.where(
             (grid.collects_gradients | ~grid.reshard_after_forward)[:, None], gathered, 0.0
         )
@@ -263,14 +265,13 @@ class MemoryModel:
         parts = [values[every, fullest] for values in (parameters, alive, states, active)]
         parameters, gradients, states, activation = (values / BYTES_PER_GIB for values in parts)
         total_gib = parameters + gradients + states + activation
-        # the update's flat copies are larger than any block that was freed before them, and the allocator never joins segments
-        flat = update[every, fullest] / BYTES_PER_GIB
-        reserved = (
-            total_gib * RESERVED_FACTOR + np.where(activation > flat, flat, 0.0)
-            if on_gpu
-            else total_gib
-        )
-        device = reserved + (CONTEXT_GIB + _communicators_gib(grid, groups) if on_gpu else 0.0)
+        reserved = device = total_gib
+        if on_gpu:
+            # the update's flat copies are larger than any block that was freed before them, and the
+            # allocator never joins segments
+            flat = update[every, fullest] / BYTES_PER_GIB
+            reserved = total_gib * RESERVED_FACTOR + np.where(activation > flat, flat, 0.0)
+            device = reserved + (CONTEXT_GIB + _communicators_gib(grid, groups))
         paged_gib = paged[every, fullest] / BYTES_PER_GIB
         return RankMemory(
             parameters, gradients, states, activation, total_gib, reserved, device, paged_gib
@@ -318,17 +319,15 @@ def _upper_hull(peaks: Floats, batch: float) -> Front:
     """
     gradients, activations = peaks[:, 0], peaks[:, 1] + peaks[:, 2] * batch
     front: list[tuple[float, float]] = []
-    for i in np.lexsort((gradients, activations)).tolist()[
-        ::-1
-    ]:  # activations fall from one to the next
+    # activations fall from one to the next
+    for i in np.lexsort((gradients, activations)).tolist()[::-1]:
         x, y = float(gradients[i]), float(activations[i])
         if front and x <= front[-1][0]:
             continue
         while len(front) > 1:
             (x0, y0), (x1, y1) = front[-2:]
-            if (x - x0) * (y1 - y0) > (x1 - x0) * (
-                y - y0
-            ):  # the last one lies above the line to the new one
+            # stop if the last one lies above the line to the new one
+            if (x - x0) * (y1 - y0) > (x1 - x0) * (y - y0):
                 break
             front.pop()
         front.append((x, y))
@@ -427,7 +426,7 @@ def _activations(
 
 
 def _torch_head(grid: Grid, form: TracedForm, entering: Floats) -> Floats:
-    """Return the bytes of a vocabulary's head under torch's tensor parallelism beyond its share (n).
+    """Return what a vocabulary's head holds under torch's tensor parallelism beyond its share (n).
 
     Its loss makes both steps of the backward pass in one
     (torch/distributed/tensor/parallel/loss.py), for which four fp32 tensors of the logits' size are
@@ -471,7 +470,8 @@ def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats, Floats]:
     cases = [gpipe[:, None], interleaved[:, None], (grid.copies > 1)[:, None]]
     staged = np.select(cases, [everything, chunks, both_ways], one_by_one)
     flying = np.where(pp[:, None] > 1, staged, 1.0)
-    # DeepSpeed's and torch's pipelines keep them; Megatron frees their data (Korthikanti et al. 2022, appendix B)
+    # DeepSpeed's and torch's pipelines keep them; Megatron frees their data (Korthikanti et al.
+    # 2022, appendix B)
     waiting = flying * ((grid.pp > 1) & (grid.zero_stage > 0))[:, None]
     return flying * stages.blocks, waiting, np.where(gpipe & (grid.pp > 1), m, 1.0)
 

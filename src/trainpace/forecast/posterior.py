@@ -35,12 +35,13 @@ if TYPE_CHECKING:
 LARGEST_RATIO = 5.0
 """Ratio of measured and forecast above which the measurement is of another workload."""
 AT_A_MEASURED_BATCH_SD = 0.03
-"""Standard deviation of the logarithm of a step between two measurements (ten models on one CPU)."""
+"""Standard deviation of the logarithm of a step between two measurements (ten models on one
+CPU)."""
 MEASURING_SD = AT_A_MEASURED_BATCH_SD / math.sqrt(2)
 """The same of one measurement."""
 SURPRISE = 2.0
-"""Standard deviations above which a measured error shows that the deviation is too small. It is then
-raised until the error has this many."""
+"""Standard deviations above which a measured error shows that the deviation is too small. It is
+then raised until the error has this many."""
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
 
 
@@ -140,7 +141,7 @@ class Posterior:
         )
 
     def _between(self, least: float) -> Floats:
-        """Return the covariance of the measured errors (n x n), with variances of at least `least`."""
+        """Return the covariance of the measured errors (n x n), with variances from `least` on."""
         variances = self._variances(self._runs, least)
         return covariance(self._runs, self._runs, variances, variances, self._r) + np.diag(
             self._noise**2
@@ -226,7 +227,7 @@ def covariance(a: Runs, b: Runs, of_a: Floats, of_b: Floats, r: Relatedness) -> 
     It is without the noise of measuring. `of_a` and `of_b` are their variances without that of new
     cards.
     """
-    # the smaller of two variances, so that no measurement moves a forecast by more than its own error
+    # the smaller of two variances, so that a measurement moves a forecast by its own error at most
     alike = _directions(a.shares) @ _directions(b.shares).T
     device, model, variant = (
         _same(x, y) for x, y in ((a.device, b.device), (a.model, b.model), (a.variant, b.variant))

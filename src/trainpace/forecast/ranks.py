@@ -190,7 +190,7 @@ def _divide_experts(
 
 
 def _product(dims: Floats, a: int, b: int) -> Floats:
-    """Return the coefficients of the product of two sizes, at most one of which grows with batch."""
+    """Return the coefficients of the product of two sizes, one of which may grow with batch."""
     x, y = dims[:, a], dims[:, b]
     return np.stack([x[:, 0] * y[:, 0], x[:, 0] * y[:, 1] + x[:, 1] * y[:, 0]], axis=1)
 

@@ -183,7 +183,7 @@ def sustained_rates(
         in_16_bits = half if isinstance(bf16, str) else bf16
         weights = _measured_matmuls(device, half, "8", model)
         batched = _measured_matmuls(device, in_16_bits, "16", model)
-        # an 8-bit matmul takes about half the energy of a 16-bit one, so it starves the card no more
+        # an 8-bit matmul takes about half the energy of a 16-bit one, and starves the card no more
         half = half._replace(flop_per_s=half.flop_per_s * constants.fp8)
     sustained_half = _sustained(device, in_16_bits, constants)
     sustained_plain = _sustained(device, plain, constants)

@@ -106,26 +106,22 @@ def replaced(form: TracedForm, parts: Mapping[int, Sequence[Part]]) -> TracedFor
     if not parts:
         return form
     old, blocks = form.operators, form.blocks
-    picks: list[tuple[int, Part | None]] = []
-    for i in range(len(old)):
-        picks += [(i, part) for part in parts[i]] if i in parts else [(i, None)]
+    kept: Sequence[Part | None] = (None,)
+    picks = [(i, part) for i in range(len(old)) for part in parts.get(i, kept)]
     rows = np.array([i for i, _ in picks])
-    each = np.array([1 if part is None else part.each for _, part in picks])
+    each = np.array([part.each if part else 1 for _, part in picks])
     columns = {name: np.array(getattr(old, name)[rows]) for name in ("half", "launches")}
     floats = ("flops", "read_bytes", "written_bytes", "dims")
     columns |= {name: getattr(old, name)[rows].astype(np.float64) for name in floats}
-    kind, function = [old.kind[i] for i in rows], [old.function[i] for i in rows]
     for position, (_, part) in enumerate(picks):
-        if part is None:
-            continue
-        kind[position], function[position] = part.kind, part.function
-        for name in ("half", "launches", "flops", "read_bytes", "written_bytes"):
-            columns[name][position] = getattr(part, name)
-        columns["dims"][position] = np.zeros((MOST_SIZES, 2))
-        columns["dims"][position, : len(part.dims)] = np.reshape(part.dims, (-1, 2))
+        if part:
+            for name in ("half", "launches", "flops", "read_bytes", "written_bytes"):
+                columns[name][position] = getattr(part, name)
+            columns["dims"][position] = np.zeros((MOST_SIZES, 2))
+            columns["dims"][position, : len(part.dims)] = np.reshape(part.dims, (-1, 2))
     operators = Operators(
-        kind=tuple(kind),
-        function=tuple(function),
+        kind=tuple(part.kind if part else old.kind[i] for i, part in picks),
+        function=tuple(part.function if part else old.function[i] for i, part in picks),
         phase=tuple(old.phase[i] for i in rows),
         module=tuple(old.module[i] for i in rows),
         count=old.count[rows] * each,

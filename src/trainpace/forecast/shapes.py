@@ -253,7 +253,7 @@ AUTOCAST_EXPERTS = (
 def unsupported(
     grid: Grid, workload: Workload, precision: Precision
 ) -> Iterator[tuple[Flags, str]]:
-    """Yield executions of one precision that cannot be forecast for this workload, with the reason."""
+    """Yield the executions of one precision that cannot be forecast, with the reason."""
     form = workload.form(precision)
     if NUMBER_FORMATS[precision].autocasts and GROUPED in form.operators.function:
         yield grid.zero_stage < 3, AUTOCAST_EXPERTS

@@ -37,7 +37,8 @@ from trainpace.workload import (
 UNTIMED_SD = 0.7
 """Standard deviation of the logarithm, for operators without a micro-benchmark: a factor of two."""
 WHOLE_STEP_SD = 0.2
-"""Standard deviation of the logarithm of a step, for a profile without networks to learn it from."""
+"""Standard deviation of the logarithm of a step, for a profile without networks to learn it
+from."""
 MOST_OF_A_KIND = 300
 FUSED = ("conv_bias", "conv_bias_backward")
 """Rows that a CPU's convolution includes; on a GPU they are kernels of their own."""
@@ -67,13 +68,9 @@ class OperatorTimings(Record):
 
     def __post_init__(self) -> None:
         n = len(self.kind)
-        lengths = {array.shape for array in (self.half, self.flops, self.bytes, self.seconds)}
-        if (
-            n == 0
-            or len(self.function) != n
-            or lengths != {(n,)}
-            or self.dims.shape != (n, MOST_SIZES)
-        ):
+        columns = {array.shape for array in (self.half, self.flops, self.bytes, self.seconds)}
+        shapes = len(self.function), columns, self.dims.shape
+        if n == 0 or shapes != (n, {(n,)}, (n, MOST_SIZES)):
             raise TrainpaceError(
                 "the operator timings are empty, or their columns differ in length."
             )
@@ -81,7 +78,7 @@ class OperatorTimings(Record):
             (np.abs(a) < LARGEST).all() for a in (self.flops, self.bytes, self.dims)
         ):
             raise TrainpaceError(
-                "the operator timings should be finite numbers, and `half` yes or no."
+                "the operator timings must be finite numbers, and `half` true or false."
             )
         if not ((self.seconds > 0).all() and (self.seconds < LARGEST).all()):
             raise TrainpaceError("an operator's time in the timings is not above zero.")
@@ -95,7 +92,7 @@ class OperatorTimings(Record):
 
 
 class MachineRoofline(NamedTuple):
-    """The physical form on a CPU: the later of arithmetic and traffic, plus the smallest operator."""
+    """The physical form on a CPU: the later of arithmetic and traffic, plus a start."""
 
     flop_per_s: float
     bytes_per_s: float
@@ -262,7 +259,7 @@ def machine_spread(model: MachineModel, device_s: Floats, log_sd: Floats) -> Spr
 
 
 class Process:
-    """Gaussian-process regression with a squared-exponential kernel around the median of the timings."""
+    """Gaussian-process regression with a squared-exponential kernel around the median."""
 
     def __init__(self, x: Floats, y: Floats, fit: ClassFit) -> None:
         self._x, self._fit = x, fit

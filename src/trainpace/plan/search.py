@@ -24,7 +24,7 @@ from trainpace.core.execution import (
 )
 from trainpace.core.hardware import Cluster, Device
 from trainpace.core.records import Record
-from trainpace.forecast import Grid, divisors, doublings
+from trainpace.forecast import Grid, divisors, doublings, usable
 from trainpace.plan.changes import Choice, DataPath
 from trainpace.plan.evaluate import (
     Evaluation,
@@ -158,33 +158,12 @@ def executions_on(
     )
     varied["pipeline_schedule"] = np.where(varied["virtual_stages"] > 1, interleaved, plainly)
     grid = Grid.vary(start, **varied)
-    return grid.at(_legal(grid, start))
+    return grid.at(usable(grid, start))
 
 
 def is_legal(execution: Execution, start: Execution) -> bool:
     """Return True if a search from `start` may consider the execution."""
-    return bool(_legal(Grid.of([execution]), start)[0])
-
-
-def _legal(grid: Grid, start: Execution) -> NDArray[np.bool_]:
-    ranks, stage = grid.data_parallel_size, grid.zero_stage
-    # DeepSpeed also offloads from one GPU, with stage 2, whose gradients leave as they come
-    legal = (
-        (stage == 0)
-        | (ranks > 1)
-        | (stage == start.zero_stage)
-        | (grid.offload_optimizer & (stage == 2))
-    )
-    legal &= ~grid.offload_optimizer | (stage >= 1) | (ranks == 1)
-    legal &= ~grid.offload_parameters | (stage == 3)
-    legal &= ~grid.sequence_parallel | (grid.tp > 1)
-    # torch splits matmuls to hide their communication only in compiled code, along the sequence
-    legal &= ~grid.async_tensor_parallel | (grid.sequence_parallel & grid.compile)
-    legal &= (stage == 3) | (grid.reshard_after_forward == start.reshard_after_forward)
-    legal &= (grid.virtual_stages == 1) | (grid.accumulation % grid.pp == 0)
-    if start.shard_size is not None:
-        legal &= ranks % start.shard_size == 0
-    return np.asarray(legal)
+    return bool(usable(Grid.of([execution]), start)[0])
 
 
 def _meshes(

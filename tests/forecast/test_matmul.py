@@ -74,13 +74,13 @@ def test_twice_the_work_takes_longer(m: float, n: float, k: float) -> None:
 
 
 @given(m=sizes, n=sizes, k=sizes)
-def test_no_product_beats_the_sheet(m: float, n: float, k: float) -> None:
+def test_no_matmul_beats_the_datasheet(m: float, n: float, k: float) -> None:
     peak = find_device("A100 SXM 80GB").bf16_tensor_tflops
     assert peak is not None
     assert tflops("A100 SXM 80GB", int(m), int(n), int(k)) < peak.value
 
 
-def test_a_card_without_measurements_takes_its_generation_s() -> None:
+def test_unmeasured_card_uses_its_generation() -> None:
     parameters = fitted_matmuls().widths["16"].parameters
     a10 = find_device("A10")
     assert parameters.familiarity(a10) == "generation"
@@ -92,7 +92,7 @@ def test_a_card_without_measurements_takes_its_generation_s() -> None:
     )
 
 
-def test_cards_without_matrix_units_and_other_vendors_are_left_to_the_shared_constants() -> None:
+def test_unmodelled_cards_use_shared_constants() -> None:
     assert not is_modelled(find_device("P100 SXM2"))
     assert not is_modelled(find_device("MI250X"))
     assert is_modelled(find_device("T4"))

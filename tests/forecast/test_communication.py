@@ -56,7 +56,7 @@ def test_what_is_reduced_after_the_backward_pass_is_not_hidden():
     )
 
 
-def test_the_network_must_be_known_and_is_felt():
+def test_network_bandwidth_is_required_and_matters():
     assert "network" in at(nodes=2).reason
     assert (
         at(nodes=2, network=1.0).step.communication_ms
@@ -77,7 +77,7 @@ def test_nodes_of_one_nvlink_domain_exchange_without_a_network():
     )  # 76 devices, of which a domain has 72
 
 
-def test_kinds_of_exchanges():
+def test_kinds_of_communication():
     assert set(at().exposed_ms) == {"data_parallel"}
     assert (
         set(at(zero_stage=1).exposed_ms)

@@ -140,7 +140,7 @@ def test_a_fused_update_is_one_kernel_and_2_to_4_times_as_fast(traced):
     assert 2 < ms[0] / forecast(fused, precision="amp_bf16").step.optimizer_ms < 5
 
 
-def test_nothing_changes_where_nothing_is_said(traced):
+def test_default_software_changes_nothing(traced):
     now = traced["gpt2", False]
     assert as_run(now, TODAY.rewrites) is now
     assert as_run(now, Rewrites(optimizer="foreach")) is now
