@@ -103,33 +103,19 @@ class AttentionFigures(NamedTuple):
 
 
 class AttentionRates(NamedTuple):
-    """The figures of both passes by operands.
+    """The figures of both passes, each a tuple by operands.
 
-    half: 16-bit. masked: 16-bit with a mask or bias of numbers, which only memory-efficient
-    attention takes. full: fp32. uneven: 16-bit with values that are not as wide as queries and
-    keys.
+    These are 16-bit operands; 16-bit operands with a mask or bias of numbers, which only
+    memory-efficient attention takes; fp32 operands; and 16-bit operands with values that are not as
+    wide as queries and keys.
     """
 
-    half: AttentionFigures
-    half_backward: AttentionFigures
-    masked: AttentionFigures
-    masked_backward: AttentionFigures
-    full: AttentionFigures
-    full_backward: AttentionFigures
-    uneven: AttentionFigures
-    uneven_backward: AttentionFigures
-
-    def of(
-        self, kind: str
-    ) -> tuple[AttentionFigures, AttentionFigures, AttentionFigures, AttentionFigures]:
-        """Return the (16-bit, masked, fp32, uneven) figures of a kind of operators."""
-        if kind == "attention":
-            return self.half, self.masked, self.full, self.uneven
-        return self.half_backward, self.masked_backward, self.full_backward, self.uneven_backward
+    forward: tuple[AttentionFigures, ...]
+    backward: tuple[AttentionFigures, ...]
 
 
 _NONE = AttentionFigures(*(np.asarray(1.0) for _ in AttentionFigures._fields))
-NO_ATTENTION = AttentionRates(*(_NONE,) * 8)
+NO_ATTENTION = AttentionRates(*((_NONE,) * 4,) * 2)
 """A placeholder for figures that no operator needs."""
 
 
@@ -197,22 +183,21 @@ def attention_rates(
     """
     model = attention_model().passes
     name = "flash2" if implementation == "flash1" else implementation
-    passes = [
-        figures(model[key].of(device), device, peak * instruction_share(device, key), plain)
-        for way, peak in (
-            (name, half),
-            (MASKED, half),
-            (FULL, full),
-            (name if name in TAKES_UNEVEN else MASKED, half),
+    uneven = name if name in TAKES_UNEVEN else MASKED
+    ways = (name, half), (MASKED, half), (FULL, full), (uneven, half)
+
+    def of_pass(suffix: str) -> tuple[AttentionFigures, ...]:
+        keys = [(way + suffix, peak) for way, peak in ways]
+        first, *others = (
+            figures(model[key].of(device), device, peak * instruction_share(device, key), plain)
+            for key, peak in keys
         )
-        for key in (way, f"{way}_backward")
-    ]
-    if implementation == "flash1":
-        passes[:2] = [
-            p._replace(flop_per_s=FIRST * p.flop_per_s, score_per_s=FIRST * p.score_per_s)
-            for p in passes[:2]
-        ]
-    return AttentionRates(*passes)
+        if implementation == "flash1":
+            slower = FIRST * first.flop_per_s, FIRST * first.score_per_s
+            first = first._replace(flop_per_s=slower[0], score_per_s=slower[1])
+        return first, *others
+
+    return AttentionRates(of_pass(""), of_pass("_backward"))
 
 
 def figures(

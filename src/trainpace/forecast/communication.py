@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from trainpace.core.execution import Engine
 from trainpace.core.hardware import Cluster
 from trainpace.forecast.collectives import Collective, collective_ms, pcie_gb_per_s
-from trainpace.forecast.grid import ExpertGroups, Grid, Groups, Stages
+from trainpace.forecast.grid import Copies, Grid, Groups, Stages
 from trainpace.workload import GROUPED, Blocks, Counts, Flags, Floats, Mode, TracedForm
 
 BUCKET_BYTES = 25 * 2**20
@@ -216,7 +216,7 @@ class Communication(NamedTuple):
 
         Tokens of experts that several ranks divide are gathered there, and scattered afterwards.
         """
-        grid, inside = self.grid, self.groups.experts.expert_inside
+        grid, inside = self.grid, self.groups.expert_inside
         rows = blocks.dispatched_bytes[0] + blocks.dispatched_bytes[1] * grid.micro_batch
         payload = np.where(grid.ep > 1, rows * grid.expert_load / (grid.cp * grid.tp), 0.0)
         each_copy = self.ms("all_to_all", payload, grid.ep, inside)
@@ -236,7 +236,7 @@ class Communication(NamedTuple):
             grid.has("expert_exchange", "all_to_all"), each_copy, np.minimum(once_a_node, each_copy)
         )
         gathered = payload * grid.experts_tp
-        tensor_inside = self.groups.experts.tensor_inside
+        tensor_inside = self.groups.expert_tensor_inside
         one = one + self.ms("all_gather", gathered, grid.experts_tp, tensor_inside)
         there = np.where(grid.has("expert_exchange", "overlapped_fp8"), FP8_DISPATCH, 1.0)
         return np.asarray((there + 1) * one * (passes.forward + passes.backward))
@@ -285,14 +285,14 @@ class Communication(NamedTuple):
             """Return the number of pieces in which bytes are sent: FSDP's units, or buckets."""
             return np.where(fully, blocks + 1, np.maximum(1.0, np.ceil(whole / BUCKET_BYTES)))
 
-        def gathered(payload: Floats, group: Groups | ExpertGroups) -> Floats:
+        def gathered(payload: Floats, group: Copies) -> Floats:
             shard, inside = group.shard[:, None], group.shard_inside[:, None]
             return self.ms("all_gather", payload, shard, inside)
 
         units, parts = pieces(gradient_bytes), pieces(parameter_bytes)
         bucket, part = gradient_bytes / units, np.where(stage >= 1, parameter_bytes / parts, 0.0)
-        reduced = self._reduced(bucket * (1 - of_experts), groups)
-        gather = gathered(part * (1 - of_experts), groups)
+        reduced = self._reduced(bucket * (1 - of_experts), groups.whole)
+        gather = gathered(part * (1 - of_experts), groups.whole)
         if of_experts.any():
             reduced = reduced + self._reduced(bucket * of_experts, groups.experts)
             gather = gather + gathered(part * of_experts, groups.experts)
@@ -320,7 +320,7 @@ class Communication(NamedTuple):
         gradients = times * (behind - gathered_backward) + afterwards
         return StepCommunication(gradients, parameters, offload)
 
-    def _reduced(self, bucket: Floats, groups: Groups | ExpertGroups) -> Floats:
+    def _reduced(self, bucket: Floats, groups: Copies) -> Floats:
         """Return the time to sum a bucket of gradients over the ranks that share it.
 
         Each rank keeps its part if they are sharded.

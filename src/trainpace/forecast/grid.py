@@ -172,12 +172,10 @@ def _coded(field: ExecutionField, values: ArrayLike) -> NDArray[Any]:
     return np.array([field.encode(name) for name in names.tolist()])[positions].reshape(array.shape)
 
 
-class ExpertGroups(NamedTuple):
-    """Sizes of the groups of ranks that hold experts, n each, named as in `Groups`.
+class Copies(NamedTuple):
+    """Sizes of the groups of ranks with the same parameters, n each, and how many share a node.
 
-    `data` counts the data-parallel copies of a rank's experts, `shard` the ranks over which their
-    states are divided. expert_inside, tensor_inside: ranks of ep and of expert_tp that share a
-    node.
+    data: all of them. shard: those over which states are divided. replicas: the copies of that.
     """
 
     data: Counts
@@ -186,67 +184,52 @@ class ExpertGroups(NamedTuple):
     data_inside: Counts
     shard_inside: Counts
     replicas_inside: Counts
-    expert_inside: Counts
-    tensor_inside: Counts
 
 
 class Groups(NamedTuple):
-    """Sizes of the groups of ranks that communicate, n each, and how many of a group share a node.
+    """The groups of ranks that communicate, n each: copies, and how many of a group share a node.
 
     Context-parallel ranks hold the same parameters, so they reduce gradients and shard states
-    together with the data-parallel ones: `data` counts both, `shard` those over which states are
-    divided, `replicas` the copies of that.
+    together with the data-parallel ones: `whole` counts both. `experts` are the copies of a rank's
+    experts, which ep and expert_tp divide.
     """
 
-    data: Counts
-    shard: Counts
-    replicas: Counts
+    whole: Copies
+    experts: Copies
     tensor_inside: Counts
     context_inside: Counts
-    data_inside: Counts
-    shard_inside: Counts
-    replicas_inside: Counts
     pipeline_inside: Counts
-    experts: ExpertGroups
+    expert_inside: Counts
+    expert_tensor_inside: Counts
 
 
 def groups_of(grid: Grid, devices_per_node: int) -> Groups:
     """Return the groups if `devices_per_node` devices share a node, or a domain of NVLink."""
     data = np.maximum(grid.data_parallel_size, 1) * grid.cp * grid.copies
     shard = np.where(grid.shard_size > 0, grid.shard_size * grid.cp, data)
-    replicas = np.maximum(data // shard, 1)
     one = np.ones_like(grid.tp)
 
     def inside(size: Counts, stride: Counts) -> Counts:
         """Return how many of `size` ranks that lie `stride` apart share a node."""
         return np.minimum(np.maximum(devices_per_node // stride, 1), size)
 
+    def copies(data: Counts, shard: Counts, stride: Counts) -> Copies:
+        replicas = np.maximum(data // shard, 1)
+        apart = ((data, stride), (shard, stride), (replicas, stride * shard))
+        return Copies(data, shard, replicas, *(inside(*group) for group in apart))
+
     experts_of_one = grid.ep * grid.experts_tp
-    copies = np.maximum(data * grid.tp // experts_of_one, 1)
-    divided = np.maximum(np.minimum(shard * grid.tp // experts_of_one, copies), 1)
-    expert_replicas = np.maximum(copies // divided, 1)
-    experts = ExpertGroups(
-        data=copies,
-        shard=divided,
-        replicas=expert_replicas,
-        data_inside=inside(copies, experts_of_one),
-        shard_inside=inside(divided, experts_of_one),
-        replicas_inside=inside(expert_replicas, experts_of_one * divided),
-        expert_inside=inside(grid.ep, grid.experts_tp),
-        tensor_inside=inside(grid.experts_tp, one),
-    )
+    of_experts = np.maximum(data * grid.tp // experts_of_one, 1)
+    divided = np.maximum(np.minimum(shard * grid.tp // experts_of_one, of_experts), 1)
     return Groups(
-        data=data,
-        shard=shard,
-        replicas=replicas,
+        whole=copies(data, shard, grid.tp),
+        experts=copies(of_experts, divided, experts_of_one),
         tensor_inside=inside(grid.tp, one),
         context_inside=inside(grid.cp, grid.tp),
-        data_inside=inside(data, grid.tp),
-        shard_inside=inside(shard, grid.tp),
-        replicas_inside=inside(replicas, grid.tp * shard),
         # the slowest of the boundaries between neighbouring stages sets the pace
         pipeline_inside=np.where(grid.world_size <= devices_per_node, 2, 1),
-        experts=experts,
+        expert_inside=inside(grid.ep, grid.experts_tp),
+        expert_tensor_inside=inside(grid.experts_tp, one),
     )
 
 
@@ -282,7 +265,8 @@ class Stages(NamedTuple):
         It is a mean over all parameters, as those of experts have fewer copies.
         """
         of_experts = self.expert_share / groups.experts.shard[:, None]
-        return np.asarray(1 / ((1 - self.expert_share) / groups.shard[:, None] + of_experts))
+        of_rest = (1 - self.expert_share) / groups.whole.shard[:, None]
+        return np.asarray(1 / (of_rest + of_experts))
 
 
 def has_vocabulary_head(blocks: Blocks) -> bool:

@@ -224,7 +224,7 @@ class MemoryModel:
         leaves = (grid.offload_optimizer & (grid.zero_stage >= 1))[:, None] & ~collected
         bucket = OFFLOAD_BUCKET * (2.0 if half else 4.0) / np.maximum(held * gradient_bytes, 1.0)
         wide = np.where(leaves, np.minimum(wide, bucket), wide)
-        buckets = (grid.zero_stage == 0) & (groups.data > 1) & (grid.tp * grid.pp == 1)
+        buckets = (grid.zero_stage == 0) & (groups.whole.data > 1) & (grid.tp * grid.pp == 1)
         buckets &= ~grid.has("engine", "data_parallel")
         reduced = held * gradient_bytes * buckets[:, None]
         activations, working, is_plain = _activations(grid, form, stages, self.checkpointed)
@@ -305,8 +305,9 @@ def _communicators_gib(grid: Grid, groups: Groups) -> Floats:
     pipeline. If tensor or pipeline parallelism meets data parallelism, those of all ranks and of
     one replica sum gradient norms (Megatron-LM's parallel_state.py).
     """
-    several = (groups.data > 1) & (grid.tp * grid.pp > 1)
-    kinds = (groups.data > 1) * 1.0 + ((groups.replicas > 1) & (groups.shard > 1)) + (grid.cp > 1)
+    copies = groups.whole
+    several = (copies.data > 1) & (grid.tp * grid.pp > 1)
+    kinds = (copies.data > 1) * 1.0 + ((copies.replicas > 1) & (copies.shard > 1)) + (grid.cp > 1)
     return COMMUNICATOR_GIB * (
         kinds + 3.0 * (grid.pp > 1) + 2.0 * several + (grid.ep > 1)
     ) + INSIDE_COMMUNICATOR_GIB * (grid.tp > 1)
