@@ -54,7 +54,8 @@ def stack_of(frame: FrameType | None) -> list[Function]:
 def profiled(arguments: tuple[str, ...]) -> tuple[Counter[Function], int, list[Function]]:
     """Return (calls of every function, deepest nesting, the stack at the first arithmetic)."""
     calls: Counter[Function] = Counter()
-    deepest, first = 0, []
+    deepest = 0
+    first: list[Function] = []
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal deepest, first

@@ -34,7 +34,7 @@ _READS = (
 )
 MODULES = {
     "schedule": ["trainpace.schedule.*"],
-    "forecast/tiles": ["trainpace.forecast.matmul.*"],
+    "forecast/matmul": ["trainpace.forecast.matmul.*"],
     "measure/changes": ["trainpace.measure.changes.*"],
     "configs: files as a whole": [
         *(
