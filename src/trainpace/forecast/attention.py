@@ -113,6 +113,10 @@ class AttentionRates(NamedTuple):
     forward: tuple[AttentionFigures, ...]
     backward: tuple[AttentionFigures, ...]
 
+    def of(self, kind: str) -> tuple[AttentionFigures, ...]:
+        """Return the figures of a kind of operators."""
+        return self.forward if kind == "attention" else self.backward
+
 
 _NONE = AttentionFigures(*(np.asarray(1.0) for _ in AttentionFigures._fields))
 NO_ATTENTION = AttentionRates(*((_NONE,) * 4,) * 2)

@@ -407,8 +407,7 @@ class KernelTable:
         """Return the times of fused attention, which has its own memory traffic and start."""
         half = self.operators.half[rows]
         which = np.select([~half, self._masked[rows], self._uneven[rows]], [2, 1, 3], 0)
-        which_pass = rates.attention.forward if kind == "attention" else rates.attention.backward
-        of_kind = zip(*which_pass, strict=True)
+        of_kind = zip(*rates.attention.of(kind), strict=True)
         figures = AttentionFigures(
             *(np.choose(which, [part(figure, rows) for figure in each]) for each in of_kind)
         )
