@@ -181,12 +181,12 @@ def test_filters_of_the_journal_are_not_preset(ask):
         ("[plan]\nbatches = 3", "forecast", "unknown key 'batches'. Nearest: batch"),
         ("gpu = 3090", "forecast", "--gpu takes text in quotation marks."),
         ("batch = [[1]]", "forecast", "--batch takes plain values."),
-        ("batch = true", "forecast", "is no value of --batch"),
+        ("batch = true", "forecast", "is not a value of --batch"),
         ("batch = 'many'", "forecast", "../trainpace.toml, batch: 'many' is not a"),
         (
             "gpu = ['T4', 'A100']",
             "plan",
-            "takes one --gpu, not a list. Give plan one of its own below [plan].",
+            "takes one --gpu, not a list. Set one for plan under [plan].",
         ),
         ("gpu = [" + "'T4'," * 101 + "]", "forecast", "has more than 100 values"),
         ("batch = ", "forecast", "is not valid TOML"),
@@ -197,11 +197,11 @@ def test_filters_of_the_journal_are_not_preset(ask):
         ("[validate]\nrun_code = true", "forecast", "must not set"),
         ("html = '../.bashrc'", "forecast", "must not set"),
         ("[serve]\nhost = '0.0.0.0'", "serve", "unknown key 'host'"),
-        ("journal = 'postgresql://u:p@evil.example/db'", "journal", "must not name a server"),
-        ("journal = '../../x.db'", "journal", "lies outside of the folder of ../trainpace.toml"),
-        ("journal = '/etc/passwd'", "journal", "lies outside of the folder"),
-        ("hardware = '/etc/shadow'", "forecast", "lies outside of the folder"),
-        ('journal = "a\\u0000b"', "journal", "is no path"),
+        ("journal = 'postgresql://u:p@evil.example/db'", "journal", "must not be a server"),
+        ("journal = '../../x.db'", "journal", "is outside the folder of ../trainpace.toml"),
+        ("journal = '/etc/passwd'", "journal", "is outside the folder"),
+        ("hardware = '/etc/shadow'", "forecast", "is outside the folder"),
+        ('journal = "a\\u0000b"', "journal", "is not a path"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(ask, project, text, verb, part):
@@ -216,7 +216,7 @@ def test_a_link_out_of_the_project_is_refused(ask, project, tmp_path_factory):
     secret.write_text("secret = 1\n")
     (project / "devices.toml").symlink_to(secret)
     code, _, err = ask('hardware = "devices.toml"\n', *FORECAST)
-    assert (code, "lies outside" in err, "secret" in err) == (2, True, False)
+    assert (code, "is outside" in err, "secret" in err) == (2, True, False)
 
 
 def test_a_pipe_is_not_waited_for(project):

@@ -134,7 +134,7 @@ def test_json_keeps_the_scripts_output_apart(train, tmp_path):
     ("arguments", "said"),
     [
         (("watch",), "command"),
-        (("diagnose",), "give a command"),
+        (("diagnose",), "command"),
         (("watch", "--", "no-such-command"), "there is no command no-such-command"),
         (
             ("diagnose", "--", sys.executable, "-c", "pass"),

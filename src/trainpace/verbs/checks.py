@@ -27,7 +27,7 @@ from trainpace.verbs.traced import ImageSize, ModelArgument, SequenceLength
 
 Way = Literal["accumulate", "data_parallel", "ddp", "fsdp2", "deepspeed"]
 EVERYWHERE: tuple[Way, ...] = ("accumulate", "data_parallel", "ddp", "fsdp2")
-"""Ways that need torch alone."""
+"""Ways that need only torch."""
 DIFFERENCE = within("difference", ABOVE_0, 0.1)
 
 
@@ -104,7 +104,7 @@ class ValidateRequest(Request):
 
 
 class ValidatedRuns(Record, Rows[Row]):
-    """Forecasts against measured runs. Iterates over `rows`, one a run in the order of its file.
+    """Forecasts against measured runs. Iterates over `rows`, one per run in the order of its file.
 
     `overall`: the errors of all; `groups`: those by "file", "gpu" and "family".
     """
@@ -122,7 +122,7 @@ def validate(request: ValidateRequest, progress: Progress) -> ValidatedRuns:
         runs = [run for run in runs if run.file in r.file]
         if not runs:
             raise TrainpaceError(
-                f"no row of {path} is of the file {', '.join(r.file)}.",
+                f"No row of {path} belongs to the file {', '.join(r.file)}.",
                 f"It has {', '.join(files[:20])}.",
             )
     if not runs:

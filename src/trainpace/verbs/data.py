@@ -37,26 +37,26 @@ class LoaderRequest(Request):
     ] = None
     workers: Annotated[
         tuple[int, ...] | None,
-        Field("4, or 0,2,4, or 0:4.  [default: 0 up to where more stop gaining]", WORKERS),
+        Field(
+            "Workers: 4, or 0,2,4, or 0:4.  [default: 0 up to the number after which gains stop]",
+            WORKERS,
+        ),
     ] = None
     compute_ms: Annotated[
         float | None,
-        Field("Step time with its data at hand.  [default: measured for a task]", MILLISECONDS),
+        Field("Step time without loading.  [default: measured for a task]", MILLISECONDS),
     ] = None
     seconds: Annotated[float, Field("Timed part of one run of the loader.", DURATION)] = 0.5
     repeats: Annotated[int, Field("Runs of each setting.", COUNT)] = 3
     timeout: Annotated[float, Field("Give up after this.", DURATION)] = 600.0
     compare: Annotated[
         str | None,
-        Field(
-            "A second one, such as the test's: which is slower, and through what?",
-            metavar="FILE.py:NAME",
-        ),
+        Field("A second loader to compare, such as the test set's.", metavar="FILE.py:NAME"),
     ] = None
 
 
 class MeasuredLoader(Record):
-    """`other` and `comparison`: of the second loader, where one was to be compared."""
+    """A measured loader with advice; `other` and `comparison` are of a second loader to compare."""
 
     measurement: LoaderMeasurement
     advice: LoaderAdvice
@@ -97,7 +97,7 @@ def _measured(request: LoaderRequest, target: str, progress: Progress) -> Loader
         repeats=request.repeats,
         timeout_s=request.timeout,
     )
-    progress.note("measuring the loader alone, for half a minute or so; let nothing else run")
+    progress.note("measuring the loader alone, for about half a minute; let nothing else run")
     with progress.work(f"measuring {target}"):
         return measure_loader(conditions)
 
@@ -105,7 +105,7 @@ def _measured(request: LoaderRequest, target: str, progress: Progress) -> Loader
 def _compute(
     request: LoaderRequest, batch_size: int, progress: Progress
 ) -> tuple[float | None, float]:
-    """(ms of a step that has its data, cores that it keeps busy), or no ms where the task does not train by itself."""
+    """Return (step time with data at hand in ms, busy cores), or None for the time if the task does not train by itself."""
     from trainpace.measure import Conditions, measure
 
     progress.note("measuring the task's compute")
@@ -119,27 +119,25 @@ def _compute(
 
 class PrecomputeRequest(Request):
     target: Annotated[str | None, Argument("The dataset: FILE.py:NAME.")] = None
-    out: Annotated[str, Field("Where the shards are, or are to be.", metavar="FOLDER")] = "shards"
+    out: Annotated[str, Field("Folder of the shards.", metavar="FOLDER")] = "shards"
     workers: Annotated[int | None, Field("Processes.  [default: as many as cores]", COUNT)] = None
     shard_samples: Annotated[
         int | None, Field("Samples in a shard.  [default: about 64 MiB of them]", COUNT)
     ] = None
-    max_bad: Annotated[float, Field("Share that may be set aside.", within("share", 0, 1))] = 0.05
+    max_bad: Annotated[
+        float, Field("Largest share of samples that may fail.", within("share", 0, 1))
+    ] = 0.05
     part: Annotated[
         str | None,
         Field("Compute part I of N.  [default: this task's, in a Slurm array]", metavar="I/N"),
     ] = None
-    again: Annotated[bool, Field("Throw away what the folder holds, and begin anew.")] = False
-    verify: Annotated[bool, Field("Read every byte of every shard, and name the damaged ones.")] = (
-        False
-    )
-    repair: Annotated[
-        bool, Field("Verify, then compute the damaged shards again, and only those.")
-    ] = False
+    again: Annotated[bool, Field("Delete the folder's shards and start again.")] = False
+    verify: Annotated[bool, Field("Read every shard completely and list the damaged ones.")] = False
+    repair: Annotated[bool, Field("Verify, then compute only the damaged shards again.")] = False
     estimate: Annotated[
-        bool, Field("Say what it costs and saves, from some samples; compute nothing else.")
+        bool, Field("Estimate cost and savings from some samples; compute nothing else.")
     ] = False
-    seconds: Annotated[float, Field("Time for `estimate` to compute samples.", DURATION)] = 20.0
+    seconds: Annotated[float, Field("Time to compute samples for `estimate`.", DURATION)] = 20.0
     step_ms: Annotated[
         float | None,
         Field(
@@ -155,14 +153,14 @@ class PrecomputeRequest(Request):
 
 
 class Verified(Record):
-    """How many shards a folder should have, and which of them are damaged."""
+    """The number of shards that a folder should have, and the damaged ones."""
 
     shards: int
     damaged: tuple[Damage, ...]
 
 
 def precompute(request: PrecomputeRequest, progress: Progress) -> Precomputed | Estimate | Verified:
-    """`Verified` with `verify` (or `repair` where nothing is damaged), `Estimate` with `estimate`, else `Precomputed`."""
+    """Return `Verified` with `verify` (or `repair` without damage), `Estimate` with `estimate`, else `Precomputed`."""
     from trainpace import shards
 
     r, folder = request, Path(request.out)
@@ -213,7 +211,7 @@ def precompute(request: PrecomputeRequest, progress: Progress) -> Precomputed | 
 
 
 def array_script(request: PrecomputeRequest, parts: int, limit_s: float) -> str:
-    """A Slurm batch script of `parts` array tasks, each of which may take `limit_s`."""
+    """Return a Slurm batch script of `parts` array tasks with a time limit each."""
     from trainpace.shards import array_script
 
     return array_script(

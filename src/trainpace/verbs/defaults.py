@@ -1,4 +1,4 @@
-"""A project's defaults: `trainpace.toml`, or `[tool.trainpace]` of `pyproject.toml`, found without being named.
+"""A project's defaults: `trainpace.toml`, or `[tool.trainpace]` of `pyproject.toml`, found automatically.
 
     gpu = ["A100", "H100"]      # for every verb that has the option
     epochs = 90
@@ -6,9 +6,9 @@
     [plan]                      # for one verb
     num_gpus = 4
 
-A found file is a stranger's until its user has read it: a clone brings one along. So it may set what `SETTABLE` lists and nothing
-else: numbers, names of hardware and of settings, and files in its own folder that are read as data. Code to run, files to write,
-servers to speak to and flags, which no command line could unset, are refused.
+A found file is not trusted, since a clone may bring one along. It can set only what `SETTABLE` lists: numbers, names of hardware
+and settings, and files in its own folder that are read as data. It cannot set code to run, files to write, servers to contact, or
+flags, which no command line could unset.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PYPROJECT, TABLE = "pyproject.toml", "trainpace"
 MOST_BYTES = 1 << 20
 ROOTS = (".git", ".hg")
 FILES = frozenset("cluster hardware journal machines".split())
-"""Settable options that name a file, which has to lie in the project."""
+"""Settable options that are files, which have to be in the project."""
 SETTABLE = FILES | frozenset(
     "accumulate attention batch budget by checkpoint_every checkpoint_time cp data_gb deadline"
     " device download epochs evaluate_every evaluation_samples evaluation_time evidence"
@@ -39,15 +39,15 @@ SETTABLE = FILES | frozenset(
     " step_variation timeout tokens top tp zero".split()
 )
 ONLY_JOURNAL = ("journal", "serve")
-"""Verbs that take the journal's place alone: their other options choose among runs, or open a port."""
+"""Verbs that use only the journal's place: their other options choose among runs, or open a port."""
 CONSULT_JOURNAL = ("forecast", "match", "plan")
 MOST_VALUES = 100
 SHOWN = 40
-"""Characters of a value in the line that tells of it."""
+"""Longest shown value in the message about defaults."""
 
 
 class Found(NamedTuple):
-    """A file and the values in it, `name` as it is told: from the current folder."""
+    """A file and its values; `name` is its path from the current folder."""
 
     name: str
     folder: Path
@@ -107,7 +107,7 @@ def _journal_applies(found: Found, verb: str, candidates: Mapping[str, Any]) -> 
 
 
 def find(folder: Path) -> Found | None:
-    """The nearest file, from `folder` up to the root of its repository; outside of a repository in `folder` alone."""
+    """Find the nearest file from `folder` up to the root of its repository; outside a repository only in `folder`."""
     parents = [folder, *folder.parents]
     root = next((p for p in parents if any(os.path.exists(p / name) for name in ROOTS)), folder)
     for place in parents[: parents.index(root) + 1]:
@@ -118,7 +118,9 @@ def find(folder: Path) -> Found | None:
         beside = place / PYPROJECT
         if os.path.isfile(beside):
             name = os.path.relpath(beside, folder)
-            with contextlib.suppress(TrainpaceError):  # what cannot be read is no business of ours
+            with contextlib.suppress(
+                TrainpaceError
+            ):  # another tool reports an unreadable pyproject.toml
                 text = read_bytes(beside, MOST_BYTES)
                 table = toml_of(text, name).get("tool", {}) if b"tool.trainpace" in text else {}
                 if isinstance(table, dict) and isinstance(table.get(TABLE), dict):
@@ -129,14 +131,14 @@ def find(folder: Path) -> Found | None:
 def _checked(
     found: Found, verb: str, fields: Mapping[str, ResolvedField]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values for all verbs, and those for this one."""
+    """Return the values for all verbs, and those for this one."""
     for_all: dict[str, Any] = {}
     for_verb: dict[str, Any] = {}
     for key, value in found.values.items():
         if isinstance(value, dict):
             if key not in SUMMARIES:
                 raise UnknownName(
-                    "table", key, SUMMARIES, f"{found.name} has tables by the names of verbs."
+                    "table", key, SUMMARIES, f"Tables in {found.name} are named after commands."
                 )
             own = {_name(found, inner, known=None): one for inner, one in value.items()}
             if key != verb:
@@ -149,7 +151,7 @@ def _checked(
                 ]
                 if name not in of_verb:
                     raise UnknownName(
-                        "key", name, of_verb, f"It stands in {found.name} under [{verb}]."
+                        "key", name, of_verb, f"It is in {found.name} under [{verb}]."
                     )
             for_verb |= own
         else:
@@ -163,14 +165,14 @@ def _name(found: Found, key: str, known: Mapping[str, ResolvedField] | None) -> 
         return name
     if name in REFUSED or (known and name in known and isinstance(known[name].about, Argument)):
         raise TrainpaceError(
-            f"{found.name} sets {key!r}, which a file that was found must not set.",
-            "Code to run, files to write, servers and flags are named on the command line.",
+            f"{found.name} must not set {key!r}.",
+            "Give code to run, files to write, servers and flags on the command line.",
         )
     raise UnknownName(
         "key",
         key,
         [*SETTABLE, *SUMMARIES],
-        f"It stands in {found.name}; docs/defaults.md lists what may.",
+        f"It is in {found.name}; docs/defaults.md lists the possible keys.",
     )
 
 
@@ -180,19 +182,19 @@ REFUSED = frozenset(
     " sbatch launcher partition account name port no_journal watched recorded from baseline lengths"
     " calibrated transfer_from noise_scale refresh models".split()
 )
-"""Well-known options that no file may set, for a sentence of their own; what neither list has is refused as unknown."""
+"""Options that a file must not set, which get their own message. Options in neither list are unknown."""
 
 
 def _value(found: Found, name: str, field: ResolvedField, value: Any, own: bool, verb: str) -> Any:
     try:
         if field.is_flag or isinstance(value, bool):
-            raise TrainpaceError(f"{value!r} is no value of --{field.option}.")
+            raise TrainpaceError(f"{value!r} is not a value of --{field.option}.")
         if (
             isinstance(value, list)
             and not field.several
             and not (field.about.unit and field.about.unit.is_list)
         ):
-            hint = "" if own else f"Give {verb} one of its own below [{verb}]."
+            hint = "" if own else f"Set one for {verb} under [{verb}]."
             raise TrainpaceError(f"trainpace {verb} takes one --{field.option}, not a list.", hint)
         several = value if isinstance(value, list) else [value]
         if len(several) > MOST_VALUES:
@@ -209,26 +211,25 @@ def _value(found: Found, name: str, field: ResolvedField, value: Any, own: bool,
 
 
 def _file_in(found: Found, value: str) -> str:
-    """A file of the project, from wherever in it the command is started. Raises TrainpaceError for one that lies elsewhere."""
+    """Return the path of a file in the project from the current folder. Raises TrainpaceError for a file outside it."""
     if "://" in value:
         raise TrainpaceError(
-            "a file that was found must not name a server.",
-            "Set $TRAINPACE_JOURNAL, or give --journal, yourself.",
+            "It must not be a server.", "Set $TRAINPACE_JOURNAL or give --journal."
         )
     try:
         folder, file = os.path.realpath(found.folder), os.path.realpath(found.folder / value)
         inside = os.path.commonpath([folder, file]) == folder
     except ValueError as error:  # a NUL byte
-        raise TrainpaceError(f"{value!r} is no path ({error}).") from None
+        raise TrainpaceError(f"{value!r} is not a path ({error}).") from None
     if not inside:
         raise TrainpaceError(
-            f"{value} lies outside of the folder of {found.name}.", "Name it on the command line."
+            f"{value} is outside the folder of {found.name}.", "Give it on the command line."
         )
     return os.path.relpath(file)
 
 
 def _shown(field: ResolvedField, value: Any) -> str:
-    """As it would stand on a command line."""
+    """Write an option with its values as on a command line."""
     several = value if isinstance(value, list) and field.several else [value]
     return " ".join(f"--{field.option} {_short(one)}" for one in several)
 

@@ -1,4 +1,4 @@
-"""`diagnose`: what slows a training script down, proved; or as a profiler's trace of it shows."""
+"""`diagnose`: what slows a training script down, proved, or as a profiler's trace shows it."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,13 +21,12 @@ from trainpace.watch import read_recording
 
 STEPS = within("count", 1, 1e9, COUNT.parse)
 PATIENCE_S = 600.0
-"""For which ranks wait for the first one's word beyond the time that interventions have."""
+"""Seconds that ranks wait for rank 0's decision beyond the time for interventions."""
 Intervention = Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads", "bf16"]
 
 
 class DiagnoseRequest(Request):
-    """A command whose causes are to be tried, a recording's folder, or a profiler's trace. `stdout`: where the command's output
-    goes in place of our own."""
+    """A command to diagnose, a recording's folder, or a profiler's trace. `stdout` receives the command's output instead of ours."""
 
     command: Command = ()
     epochs: Annotated[
@@ -57,7 +56,7 @@ class DiagnoseRequest(Request):
 
 
 class Diagnosed(Record):
-    """`was_read`: an earlier recording was; nothing was run."""
+    """A diagnosis. `was_read` is True for an earlier recording; then nothing was run."""
 
     diagnosis: Diagnosis
     watched: Watched
@@ -65,26 +64,23 @@ class Diagnosed(Record):
 
 
 class Profiled(Record):
-    """What a profiler's trace says, and the file or folder that holds it."""
+    """A diagnosed profiler's trace, and its file or folder."""
 
     training: ProfiledTraining
     place: Path
 
 
 def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed | Profiled | Watched:
-    """As one of several tasks, for which the first one reports, there is no more than that this one has ended."""
+    """Diagnose. One of several tasks whose results the first one reports only returns that it has ended."""
     r, command = request, request.command
     if not command:
         raise Misuse(
-            "give a command, as in: trainpace diagnose -- python train.py, a recording's folder, or"
+            "Give a command, as in: trainpace diagnose -- python train.py, a recording's folder, or"
             " a profiler's trace."
         )
     if is_trace(command[0]):
         if len(command) > 1:
-            raise Misuse(
-                f"{command[0]} is a profiler's trace: one file or folder is read, and nothing"
-                " behind it."
-            )
+            raise Misuse(f"{command[0]} is a profiler's trace, which takes no further arguments.")
         place = Path(command[0])
         with progress.work(f"reading {place}"):
             return Profiled(training=read_profiled(place), place=place)

@@ -1,4 +1,4 @@
-"""`journal` and `serve`: stored runs."""
+"""`journal` and `serve`: stored runs, and the options of the dashboard."""
 
 from itertools import chain
 from pathlib import Path
@@ -101,7 +101,7 @@ class ListRequest(FilteredRequest, kw_only=True):
 
 
 class Listing(Record):
-    """A page of runs, own or public, of `total` that fulfil the filters in the journal at `place`; or a page of sweeps."""
+    """A page of own or public runs, or of sweeps. `total` runs in the journal at `place` match the filters."""
 
     runs: tuple[Entry, ...] = ()
     public: tuple[PublicRun, ...] = ()
@@ -176,7 +176,7 @@ class Imports(Record):
 
 
 def import_runs(request: ImportRequest, progress: Progress) -> tuple[Imports, str]:
-    """What was imported, and the place of the journal that it is in now."""
+    """The imported files, and the place of the journal."""
     precision = as_precision(request.precision) if request.precision else None
     given = Given(request.device, precision, request.keep_identity, request.accept_odd)
     imported, refused = [], []
@@ -218,7 +218,7 @@ def export_runs(request: ExportRequest) -> Export:
                 where, journal.every(query)
             )
         elif Path(where).is_dir():
-            raise Misuse(f"{where} is a folder: name a file, or a tracker with `to`.")
+            raise Misuse(f"{where} is a folder: give a file, or a tracker with `to`.")
         else:
             sweeps = journal.sweeps() if query == Query() else ()
             count = export(Path(where), chain(sweeps, journal.every(query)))
@@ -237,22 +237,22 @@ class ShareRequest(FilteredRequest, kw_only=True):
 
 
 class Shared(Record):
-    """What others would see, and how many runs stay behind, by reason."""
+    """The runs to share, and the number of runs that are not shared by reason."""
 
     shared: SharedRuns
     left_out: dict[str, int]
 
     @property
     def text(self) -> str:
-        """The content of the file, to the letter."""
+        """The exact content of the file."""
         return text_of(self.shared)
 
 
 def share_runs(request: ShareRequest) -> Shared:
-    """Raises TrainpaceError where no run can be shared."""
+    """Choose runs to share. Raises TrainpaceError if there are none."""
     query = request.query()
     if request.runs and query != Query():
-        raise Misuse("`runs` are named, and filters choose others: use one of them.")
+        raise Misuse("`runs` cannot be combined with filters.")
     with request.opened() as journal:
         if request.runs:
             named = chain.from_iterable(journal.run_or_sweep(id_) for id_ in request.runs)
@@ -276,7 +276,7 @@ class MergeRequest(JournalRequest, kw_only=True):
 
 
 class Merge(Record):
-    """How many runs and sweeps came from one journal into another."""
+    """Numbers of runs and sweeps that were merged from another journal."""
 
     source: str = msgspec.field(name="from")
     into: str
@@ -363,9 +363,9 @@ def score(request: ScoreRequest, progress: Progress) -> "Scores | Score":
         )
 
         if request.query() != Query():
-            raise Misuse("`public` scores every public run: leave the filters out.")
+            raise Misuse("`public` cannot be combined with filters; it scores every public run.")
         with progress.work("forecasting the public runs", unit="runs") as work:
-            # the first ones wait for the traces to be read, and would tell of hours that are left
+            # the first runs wait for traces to be read, so an early estimate would be hours
             return score_public(
                 lambda done, of: work.to(done, of) if done % 50 == 0 or done == of else None
             )

@@ -26,16 +26,19 @@ if TYPE_CHECKING:
 class CalibrateRequest(Request):
     seconds: Annotated[float, Field("Time for the micro-benchmarks.", DURATION)] = 60.0
     ranks: Annotated[
-        int | None, Field("Also time all-reduce between so many processes on this machine.", COUNT)
+        int | None,
+        Field("Also time all-reduce between this number of processes on this machine.", COUNT),
     ] = None
-    backend: Annotated[Literal["gloo", "nccl"], Field("For `ranks`.")] = "gloo"
+    backend: Annotated[
+        Literal["gloo", "nccl"], Field("Backend of the processes.", needs=("ranks",))
+    ] = "gloo"
     storage: Annotated[
         str | None, Field("Also write and read 256 MiB in this folder.", metavar="FOLDER")
     ] = None
     output: Annotated[
         str | None,
         Field(
-            "Where to leave the profile, in place of the user's data folder.",
+            "File for the profile, in place of the user's data folder.",
             NEW_FILE,
             metavar="FILE.json",
         ),
@@ -47,7 +50,7 @@ class CalibrateRequest(Request):
 
 
 def machine_of(request: CalibrateRequest, progress: Progress) -> Machine:
-    """What machine this is, its storage measured where that is asked for."""
+    """Describe this machine, with its storage measured if requested."""
     machine = detected(progress)
     if request.storage is not None:
         from trainpace.measure import measure_storage
@@ -59,7 +62,7 @@ def machine_of(request: CalibrateRequest, progress: Progress) -> Machine:
 def calibrate_machine(
     request: CalibrateRequest, progress: Progress, machine: Machine | None = None
 ) -> MachineProfile:
-    """Measure this machine and save its profile. `machine`: what `machine_of` gave, where that was asked before."""
+    """Measure this machine and save its profile. `machine` is the result of `machine_of`, if already known."""
     from trainpace.measure import calibrate
 
     machine = machine or machine_of(request, progress)
@@ -78,7 +81,7 @@ def calibrate_machine(
 
 
 def run_hosts(request: CalibrateRequest, network_gb_per_s: float | None) -> HostLinks | None:
-    """The links between hosts, measured under torchrun, into the profile that an earlier calibration left.
+    """Measure the links between hosts under torchrun and add them to an earlier calibration's profile.
 
     None on ranks other than 0, which save nothing.
     """
@@ -87,7 +90,7 @@ def run_hosts(request: CalibrateRequest, network_gb_per_s: float | None) -> Host
     file = request.profile_file
     if not file.exists():
         raise TrainpaceError(
-            f"there is no profile at {file} to put the links into.", "First: trainpace calibrate"
+            f"There is no profile at {file} to add the links to.", "Run trainpace calibrate first."
         )
     profile = load(file, MachineProfile)
     links = measure_host_links(network_gb_per_s)
@@ -100,15 +103,14 @@ class DoctorRequest(Request):
     device: Annotated[
         str | None,
         Field(
-            "The kind to examine, as in measure.  [default: the accelerator that torch sees, or"
-            " cpu]",
+            "Kind of device to examine, as in measure.  [default: torch's accelerator, or cpu]",
             metavar="KIND",
         ),
     ] = None
 
 
 def examine_machine(request: DoctorRequest, progress: Progress) -> Examination:
-    """Examine the machine. Raises TrainpaceError where this torch has no device of the kind that was asked for."""
+    """Examine the machine. Raises TrainpaceError if this torch has no device of the requested kind."""
     from trainpace.diagnose import examine, unusable
     from trainpace.measure import detect, device_here
 
@@ -136,7 +138,7 @@ def examine_machine(request: DoctorRequest, progress: Progress) -> Examination:
 def _expected(
     measured: Measurement, kind: str, device: Device | None, progress: Progress
 ) -> Expected | None:
-    """The known step's forecast on a healthy device of the catalogue, or on this CPU where it was calibrated."""
+    """Forecast the known step on a healthy device of the catalogue, or on this calibrated CPU."""
     from trainpace.diagnose import Expected
     from trainpace.forecast import CalibratedKernels, Forecaster, Target
     from trainpace.workload import load_workload
@@ -162,7 +164,7 @@ def _expected(
 
 
 def _elsewhere(workload: Workload, execution: Execution, device: Device) -> tuple[Elsewhere, ...]:
-    """The nearest public measurements of training on one such card."""
+    """Return the nearest public measurements of training on one such card."""
     from trainpace.diagnose import Elsewhere
     from trainpace.forecast import nearest
 
@@ -191,6 +193,6 @@ class GpusRequest(Request):
 
 
 def list_gpus(request: GpusRequest, progress: Progress) -> tuple[Device, ...]:
-    """The device of that name, or all, the user's own first."""
+    """Return the device with the request's name, or all devices with the user's own first."""
     own = own_devices(request.hardware)
     return (*own, *catalogue()) if request.name is None else (find_device(request.name, own),)

@@ -165,8 +165,10 @@ class MeasuredSweep(Record, Rows[Measurement]):
 
     @property
     def jumps(self) -> tuple[Jump, ...]:
-        """Where the measured step jumps, as `Forecasts` has it: with the forecast's cause, and the next measured size that does
-        as well. `excess_ms` is below 0 where the step falls."""
+        """Jumps of the measured step, as in `Forecasts`, with the forecast's cause and the next measured size that is as good.
+
+        `excess_ms` is negative if the step gets faster.
+        """
         curve, best = self.analysis.curve, self.analysis.best
         fitted_ms = dict(zip(curve.batches, curve.fitted_ms, strict=True))
         pairs = zip(best.before_jumps, best.after_jumps, strict=True)
@@ -189,7 +191,7 @@ class MeasuredSweep(Record, Rows[Measurement]):
         return tuple(found)
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A row a batch size, over all its probes, with what was forecast for it."""
+        """Return one dict per batch size, over all its probes, with its forecast."""
         rows = []
         for point in self.analysis.points:
             forecast = self.forecasts.get(point.batch)
@@ -202,7 +204,7 @@ class MeasuredSweep(Record, Rows[Measurement]):
 
 
 def run(request: MeasureRequest, progress: Progress) -> MeasuredSweep:
-    """Raises UserCodeError where nothing could be measured."""
+    """Measure the request's model. Raises UserCodeError if nothing could be measured."""
     assert request.model is not None
     if request.noise_scale and not ModelSpec.of(request.model).runs_code:
         raise Misuse(
@@ -265,7 +267,7 @@ def _plan(r: MeasureRequest) -> SweepPlan:
 
 
 def prepared(request: MeasureRequest, progress: Progress) -> tuple[MeasureRequest, str]:
-    """The request as this machine carries it out, and the name of the device that is measured on.
+    """Return the request as this machine runs it, and the name of the device to measure on.
 
     A search for the largest batch on a CPU gets a memory limit: beyond it the system would end other programs.
     """
@@ -281,7 +283,7 @@ def prepared(request: MeasureRequest, progress: Progress) -> tuple[MeasureReques
         and memory_gib is not None
     ):
         limit_gib = round(0.7 * memory_gib, 1)
-        progress.note(f"a probe may take {limit_gib:.1f} GiB, unless a memory limit is given")
+        progress.note(f"probes are limited to {limit_gib:.1f} GiB; --memory-limit changes that")
         request = replace(request, memory_limit=limit_gib)
     return request, device
 
@@ -308,7 +310,7 @@ def _conditions(r: MeasureRequest, device: str) -> Conditions:
 
 
 def _default_precision(model: str, kind: str, device: str) -> Any:
-    """As of a script that says nothing of number formats. torch knows which cards have TF32, where the catalogue does not."""
+    """Return the precision of a script that sets none. torch knows which cards have TF32 if the catalogue does not."""
     try:
         known = find_device(device, own_devices(None)) if kind != "cpu" else Device(name=device)
     except TrainpaceError:
@@ -319,7 +321,7 @@ def _default_precision(model: str, kind: str, device: str) -> Any:
 def _forecaster(
     c: Conditions, device: str, journal: Journal | None, progress: Progress
 ) -> Forecaster | None:
-    """What is forecast on this machine; None, with a note on why, where it cannot be."""
+    """Return a forecaster for this machine, or None with a note on the reason."""
     from trainpace.forecast import CalibratedKernels, Forecaster, Target
     from trainpace.workload import load_workload
 
@@ -327,7 +329,7 @@ def _forecaster(
         if c.device == "cpu":
             profile = profile_here(progress)
             if profile is None:
-                raise TrainpaceError("trainpace calibrate first.")
+                raise TrainpaceError("Run trainpace calibrate first.")
             target = Target(Cluster(device=profile.device), CalibratedKernels(profile.kernels))
         else:
             target = Target(Cluster(device=find_device(device, own_devices(None))))
@@ -345,7 +347,7 @@ def _forecaster(
 def _forecast_jumps(
     forecaster: Forecaster, plan: SweepPlan, execution: Execution
 ) -> tuple[Jump, ...]:
-    """Where the forecast has its jumps: probes on both sides of them tell soonest whether they are there."""
+    """Return the jumps of the forecast. Probes on both sides of a jump show soonest whether it exists."""
     if not plan.adaptive or forecaster.target.kernels.traces_cpu:
         return ()
     return forecaster.jumps(execution, plan.batches)
@@ -394,7 +396,7 @@ def _record(
             raise
     if recorded.resumed:
         progress.note(
-            f"{recorded.resumed} probes were there from an interrupted run of the same sweep."
+            f"Resumed {recorded.resumed} probes from an interrupted run of the same sweep."
         )
     return recorded
 
@@ -410,7 +412,7 @@ def _commit() -> str | None:
 
 
 MOST_IN_AN_ARRAY = 1000
-"""Slurm's MaxArraySize is 1001 by default."""
+"""Tasks per array: Slurm's MaxArraySize is 1001 by default."""
 
 
 ON_SLURM = ("launcher=slurm",)
@@ -464,7 +466,7 @@ class SuiteRequest(MeasureRequest):
 
 
 class MeasuredSuite(Record):
-    """How many models there are, and how many of them could be measured. `device`: this machine's, None for an array."""
+    """Numbers of models and of measured models. `device` is this machine's; None for an array."""
 
     models: int
     measured: int
@@ -480,7 +482,7 @@ def check_suite(request: SuiteRequest) -> None:
 
 
 def run_suite(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
-    """Measure every model into the journal; one that fails is told and left out.
+    """Measure every model into the journal. Failures are reported and skipped.
 
     Raises TrainpaceError where Slurm is asked for and not here, or does not take the array.
     """
@@ -509,7 +511,7 @@ def run_suite(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
                 )
             except TrainpaceError as error:
                 failed += 1
-                progress.note(f"  left out: {error}")
+                progress.note(f"  skipped: {error}")
     return MeasuredSuite(models=len(items), measured=len(items) - failed, device=device)
 
 
@@ -555,7 +557,7 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
     todo = [job for job in jobs if not Path(job.result).exists()]
     if len(todo) < len(jobs):
         progress.note(
-            f"{len(jobs) - len(todo)} of {len(jobs)} are there from an earlier call; --fresh"
+            f"{len(jobs) - len(todo)} of {len(jobs)} were measured by an earlier call; --fresh"
             " measures them again."
         )
 
@@ -570,11 +572,9 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
                 if end.state != "done":
                     written = failure_file(job.result)
                     reason = written.read_text() if written.is_file() else end.reason
-                    progress.note(f"  {job.name} left out: {reason} Its log: {end.log}")
+                    progress.note(f"  {job.name} skipped: {reason} Its log: {end.log}")
     except KeyboardInterrupt:
-        progress.note(
-            "\nCancelled. What was measured is kept; the same command goes on from there."
-        )
+        progress.note("\nCancelled. Measurements are saved; the same command continues from there.")
         raise
     finally:
         done = _collect(jobs, r)
@@ -582,11 +582,13 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
 
 
 def _job(item: SuiteItem, number: int, folder: Path, request: SuiteRequest) -> Job:
-    """The task of one model, its request written. A result of other options, code or versions has another name."""
+    """Write the request of one model and return its task. Other options, code or versions give another name."""
     from trainpace.run import Job, failure_file, file_name, fingerprint
 
     r, code = request, ""
-    with contextlib.suppress(TrainpaceError):  # the task says the same, and the others are measured
+    with contextlib.suppress(
+        TrainpaceError
+    ):  # the task reports the same, and the others are measured
         code = fingerprint(item.spec)
     probes = replace(_one(item, r), fresh=False, journal=None, no_journal=False, command="")
     versions = {package: version(package) for package in ("trainpace", "torch")}
@@ -610,7 +612,7 @@ def _job(item: SuiteItem, number: int, folder: Path, request: SuiteRequest) -> J
 
 
 def _collect(jobs: Sequence[Job], request: SuiteRequest) -> int:
-    """Put the results into the journal, which stores each run once; how many there are."""
+    """Put the results into the journal, which stores each run once, and return their number."""
     from trainpace.journal import Journal, import_file
 
     results = [Path(job.result) for job in jobs if Path(job.result).exists()]
@@ -627,7 +629,7 @@ class _Log(Silent):
 
 
 def task() -> int:
-    """Measure one model of a suite where this runs; the exit code is 0 where that went well.
+    """Measure one model of a suite on this machine and return the exit code.
 
     It stores its probes in a journal of its own beside the result, so that one that was requeued or cancelled goes on where it
     was; the result is that journal's export, written whole as its last act. What went wrong is one sentence beside it.
@@ -647,9 +649,7 @@ def task() -> int:
             export(Path(result), (*journal.sweeps(), *journal.every()))
     except TrainpaceError as error:
         write_whole(failure_file(result), str(error))
-        Path(f"{result}.db").unlink(
-            missing_ok=True
-        )  # what failed throughout is tried anew by a later call
+        Path(f"{result}.db").unlink(missing_ok=True)  # a later call tries again
         log.note(f"Error: {error}")
         return 1
     return 0

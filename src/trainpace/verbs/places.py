@@ -1,4 +1,4 @@
-"""What belongs to the user and to this machine: files of their own, devices, and the machine's profile."""
+"""The user's own journal and devices, and this machine's profile."""
 
 from __future__ import annotations
 
@@ -26,25 +26,22 @@ JournalPlace = Annotated[
         metavar="PATH|URL",
     ),
 ]
-KeepIdentity = Annotated[bool, Field("Keep paths and names in the journal as they are.")]
+KeepIdentity = Annotated[bool, Field("Store paths and names in the journal unchanged.")]
 HostName = Annotated[
     str | None,
     Field(
-        "The CPU that launches the kernels: 'Xeon 8480+', 'EPYC 7742', i9-13900K.  [default: one"
-        " typical of such cards]",
+        "Host CPU: 'Xeon 8480+', 'EPYC 7742', i9-13900K.  [default: a typical one for the card]",
         metavar="CPU",
     ),
 ]
-HardwareFile = Annotated[
-    str | None, Field("Also read devices of your own from this file.", metavar="FILE.toml")
-]
+HardwareFile = Annotated[str | None, Field("File with your own devices.", metavar="FILE.toml")]
 
 
 @contextlib.contextmanager
 def opened_journal(
     place: str | None, no_journal: bool, create: bool = True
 ) -> Iterator[Journal | None]:
-    """The journal of a request, or None where it wants none."""
+    """Open the journal of a request; None with `no_journal`."""
     if no_journal:
         yield None
         return
@@ -58,7 +55,7 @@ def opened_journal(
 def consulted_journal(
     place: str | None, no_journal: bool, devices: Collection[str], models: Collection[str]
 ) -> Iterator[Journal | None]:
-    """The journal, if it may hold runs on one of the devices or of one of the models; else None, and nothing is opened."""
+    """Open the journal if it may have runs on one of the devices or of one of the models; else yield None."""
     from trainpace.journal import may_know
 
     with opened_journal(
@@ -73,7 +70,7 @@ def known_of(
     sequence_length: int | None = None,
     image_size: int | None = None,
 ) -> Knowledge | None:
-    """What a journal knows of a workload; None without one."""
+    """Return what a journal knows about a workload; None without a journal."""
     if journal is None:
         return None
     from trainpace.journal import Knowledge
@@ -82,7 +79,7 @@ def known_of(
 
 
 def own_devices(path: str | None) -> tuple[Device, ...]:
-    """Devices of the file at `path`, or of the one in the user's configuration folder where there is one."""
+    """Return the devices of the file at `path`, else of the one in the user's configuration folder."""
     if path is not None:
         return parse_catalogue(read_text(path), path)
     default = user_folder("config") / "hardware.toml"
@@ -90,12 +87,12 @@ def own_devices(path: str | None) -> tuple[Device, ...]:
 
 
 def named_host(name: str | None) -> HostCPU | None:
-    """The CPU of that name, None for None. Raises UnknownName."""
+    """Return the CPU with this name; None for None. Raises UnknownName."""
     return None if name is None else find_host(name)
 
 
 def device_of(kind: str, machine: Machine) -> str:
-    """The name of the device that is measured on; a GPU has the catalogue's name where that lists it, as in forecasts."""
+    """Return the name of the device to measure on. A GPU in the catalogue has its name there, as in forecasts."""
     if kind == "cpu":
         return machine.cpu.name or "CPU"
     names = {gpu.name or "NVIDIA GPU" for gpu in machine.gpus}
@@ -108,7 +105,7 @@ def device_of(kind: str, machine: Machine) -> str:
 
 
 def detected(progress: Progress) -> Machine:
-    """This machine, after a note on whatever disturbs measurements on it."""
+    """Describe this machine, with a note on anything that disturbs measurements."""
     from trainpace.measure import detect, warnings_of
 
     machine = detect()
@@ -118,7 +115,7 @@ def detected(progress: Progress) -> Machine:
 
 
 def profile_or_brief(progress: Progress) -> MachineProfile:
-    """The profile that `trainpace calibrate` left, else a brief calibration, which is not saved."""
+    """Return the profile from `trainpace calibrate`, else a brief calibration, which is not saved."""
     profile = profile_here(progress)
     if profile is not None:
         return profile
@@ -131,7 +128,7 @@ def profile_or_brief(progress: Progress) -> MachineProfile:
 
 
 def profile_here(progress: Progress) -> MachineProfile | None:
-    """The profile that `trainpace calibrate` left, if it is of this processor and this torch; else None, with a note on why."""
+    """Return the profile from `trainpace calibrate` if it is of this processor and torch; else None with a note."""
     file = user_folder("data") / "machine.json"
     if not file.exists():
         return None

@@ -1,4 +1,4 @@
-"""`run`: a ladder or a plan, climbed rung by rung."""
+"""`run`: try a ladder or a plan of changes step by step."""
 
 import contextlib
 import fcntl
@@ -181,7 +181,7 @@ class RunRequest(Request):
 
 
 def run(request: RunRequest, progress: Progress) -> LadderResult:
-    """Climb. What is measured is saved in the request's folder at once, and taken up again from there."""
+    """Try the changes in order. Measurements are saved in the request's folder at once, and resumed from there."""
     ladder = _ladder(request)
     _note_unread(ladder, progress)
     request.launchers.check(ladder)
@@ -198,18 +198,18 @@ def run(request: RunRequest, progress: Progress) -> LadderResult:
             climbed = climb(ladder, actions, before, request.stop_early)
         except KeyboardInterrupt:
             work.say(
-                f"the rungs measured so far are kept in {folder / STATE}; the same command goes on"
+                f"the measured rungs are saved in {folder / STATE}; the same command continues"
                 " from there"
             )
             raise
         if ladder.script is not None:
             files = keep_files(ladder, climbed.kept[0], folder)
-            work.say(f"the settings files as they are kept: {files}")
+            work.say(f"the resulting settings files: {files}")
     return climbed
 
 
 def dry_run(request: RunRequest, progress: Progress) -> tuple[list[RungPreview], list[list[str]]]:
-    """Setups and forecasts of all rungs, and the commands that would be started for each. Trains nothing."""
+    """Return setups, forecasts and start commands of all rungs without training."""
     ladder, folder = _ladder(request), request.folder
     _note_unread(ladder, progress)
     make_folder(folder)
@@ -219,7 +219,7 @@ def dry_run(request: RunRequest, progress: Progress) -> tuple[list[RungPreview],
 
 
 def _ladder(request: RunRequest) -> Ladder:
-    """The ladder as the request changes it. Raises TrainpaceError for whatever can be known to fail before anything starts."""
+    """Return the ladder with the request's changes. Raises TrainpaceError for failures that are known before anything starts."""
     script = (
         None if request.command is None else Script(command=request.command, configs=request.config)
     )
@@ -348,7 +348,7 @@ def _trial(ladder: Ladder, setup: Setup, seed: int) -> Any:
 
 
 def _commands(rung: RungPreview, ladder: Ladder, request: RunRequest) -> list[str]:
-    """What would be started; of a script, also how the copies differ from the user's files.
+    """Return what would be started; for a script, also how the copies differ from the user's files.
 
     The requests that a command names are written, so that it can be started by hand.
     """
@@ -403,7 +403,7 @@ def _keeper(
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Two climbs in one folder would write over each other's state. The lock goes with the process, however that ends."""
+    """Lock the folder, since two runs in it would overwrite each other's state. The lock ends with the process."""
     try:
         lock = (folder / ".lock").open("w")
     except OSError as error:
@@ -413,7 +413,7 @@ def _alone(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise TrainpaceError(
-                f"another trainpace run is at work in {folder}.",
+                f"Another trainpace run is working in {folder}.",
                 "Wait for it, or name another folder with `out`.",
             ) from None
         except OSError:  # a file system without locks

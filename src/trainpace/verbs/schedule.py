@@ -1,4 +1,4 @@
-"""`schedule`: the arithmetic of a training, and whichever of its numbers is missing."""
+"""`schedule`: steps, hours and dollars of a training, or whichever number is missing."""
 
 from typing import Annotated, NamedTuple
 
@@ -131,7 +131,7 @@ def run(request: ScheduleRequest, progress: Progress) -> Scheduled:
 
 
 def _question(r: ScheduleRequest, files: SettingsSource) -> Question:
-    """The question that the request and the settings files ask. Raises Contradiction where they disagree."""
+    """Return the question of the request and the settings files. Raises Contradiction if they disagree."""
     pick = files.pick
     schedule = Schedule(
         samples=r.samples,

@@ -67,8 +67,7 @@ ChannelsLast = Annotated[bool, Field("NHWC tensors (memory_format=torch.channels
 Model = Annotated[
     str | Workload,
     Argument(
-        "A name, FILE.py:FUNCTION, a saved WORKLOAD.json, or from Python a workload.",
-        metavar="MODEL",
+        "A name, FILE.py:FUNCTION, a saved WORKLOAD.json, or in Python a workload.", metavar="MODEL"
     ),
 ]
 PRECISION_HELP = (
@@ -79,7 +78,7 @@ EVERY_FORM: tuple[Form, ...] = ("fp32", "amp", "half")
 
 
 class TracedRequest(Request):
-    """A request about a model. `save_workload` is where faces want the workload to be saved, in every number format."""
+    """A request about a model. `save_workload` is a file for the workload in every number format."""
 
     model: Model
     optimizer: Optimizer = None
@@ -129,7 +128,7 @@ class TracedRequest(Request):
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The number formats in which to trace the model."""
+        """Number formats in which to trace the model."""
         return EVERY_FORM
 
     @property
@@ -182,7 +181,7 @@ def workload_of(
     forms: Sequence[Form] | None = None,
     variant: Variant | None = None,
 ) -> Workload:
-    """The workload of the request's model, in other forms or another variant than the request's where these are given."""
+    """Return the workload of the request's model, in the request's forms and variant unless others are given."""
     with workload_started(request, progress, forms, variant) as workload:
         return workload()
 
@@ -194,18 +193,16 @@ def workload_started(
     forms: Sequence[Form] | None = None,
     variant: Variant | None = None,
 ) -> Iterator[Callable[[], Workload]]:
-    """Start tracing the request's model, and give what waits for its workload, so that a verb can prepare the rest meanwhile.
+    """Start tracing the request's model and yield a function that waits for its workload, so that a verb can go on meanwhile.
 
-    Raises Contradiction where the request asks of a saved workload what it was not traced with.
+    Raises Contradiction if a saved workload was traced with other settings than the request's.
     """
     model, variant = request.model, variant or request.variant
     forms = EVERY_FORM if request.save_workload else request.forms if forms is None else forms
     spec = ModelSpec.of(model)
     name = spec.in_words
     if spec.is_saved and request.save_workload:
-        raise Misuse(
-            f"`save_workload` needs a model to trace, and {name} is a saved workload already."
-        )
+        raise Misuse(f"`save_workload` needs a model to trace; {name} is already a saved workload.")
     with workload_on_its_way(model, forms, variant, request.timeout) as traced:
 
         def workload() -> Workload:
@@ -252,23 +249,23 @@ def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
         raise Contradiction(
             f"{name} was traced with `{setting}` {shown}, and `{setting}` {value} needs a new"
             " trace, from the model.",
-            "Leave the option out, or name the model.",
+            "Leave the option out, or give the model.",
         )
     wanted = adaptation_of(request).in_words
     if wanted and wanted != workload.adaptation:
         raise Contradiction(
             f"{name} was traced with {workload.adaptation or 'no adapters'}, and {wanted} needs a"
             " new trace, from the model.",
-            "Leave the option out, or name the model.",
+            "Leave the option out, or give the model.",
         )
 
 
 def workloads_of(
     request: TracedRequest, lengths: Sequence[int], progress: Progress, variant: Variant
 ) -> tuple[tuple[int | None, Workload], ...]:
-    """The workload of the request's model at each length; at its usual one, beside None, where no length is given.
+    """Return the workload of the request's model at each length, or at its usual one with the key None.
 
-    Raises Misuse where several are to be saved, and TrainpaceError where the model has a length of its own.
+    Raises Misuse if several would be saved, and TrainpaceError if the model has a fixed length.
     """
     if len(lengths) < 2:
         length = lengths[0] if lengths else None
@@ -280,8 +277,7 @@ def workloads_of(
         )
     if request.save_workload:
         raise Misuse(
-            "`save_workload` keeps the trace of one sequence length, and this forecast needs"
-            " several."
+            "`save_workload` saves the trace of one sequence length; this forecast needs several."
         )
 
     def found(variant: Variant) -> dict[int, Workload]:
@@ -464,15 +460,12 @@ def _count(path: Path, row: int, value: Any) -> int:
 
 Evidence = Annotated[
     Literal["nearest", "none"],
-    Field(
-        "Measurements of others, packaged with their sources, beside the forecast: the nearest"
-        " ones, or none."
-    ),
+    Field("Public measurements to show beside the forecast: the nearest ones, or none."),
 ]
 MOST_DEVICES = 3
-"""With more devices the measurements would be longer than the answer."""
+"""Most devices with measurements; more would be longer than the answer."""
 ALONE = 3
-"""Measurements beside the forecast of one device; of several each has the nearest one."""
+"""Measurements beside the forecast of a single device; with several each has the nearest one."""
 
 Asked = tuple["Workload", "Execution", "Device"]
 
@@ -480,7 +473,7 @@ Asked = tuple["Workload", "Execution", "Device"]
 def evidence_for(
     wanted: Literal["nearest", "none"], asked: Iterable[Asked]
 ) -> tuple[Nearness, ...]:
-    """The nearest measurements of each GPU that is asked for; nothing for a machine's own CPU, of which nobody measured any."""
+    """Return the nearest public measurements for each GPU. There are none for CPUs."""
     if wanted == "none":
         return ()
     of_gpus = [
@@ -497,7 +490,7 @@ def evidence_for(
 
 
 def evidence_json(evidence: Sequence[Nearness]) -> list[dict[str, Any]]:
-    """The key `evidence` of JSON answers: runs with their sources, distances and what makes them near or far."""
+    """Return the key `evidence` of JSON answers: runs with sources, distances and differences."""
     return [
         {
             "model": nearness.model,
@@ -527,12 +520,14 @@ def _near_json(near: Near) -> dict[str, Any]:
 
 
 FEW_STEPS = 10
-"""Steps below which the times of a recording are called rough."""
+"""Fewest steps of a recording with reliable times."""
 
 
 class RecordedLoader(NamedTuple):
-    """A script's loader as it was seen. samples_per_s: of one process with its `workers`, on the recording's `cores`; with none
-    it loads between the steps. samples_per_core_s: what one core prepares."""
+    """A recorded loader: the rate of one process with its `workers` on the recording's `cores`, and the rate of one core.
+
+    Without workers it loads between steps.
+    """
 
     workers: int
     cores: int
@@ -549,7 +544,7 @@ class RecordedLoader(NamedTuple):
 
 
 def recording_of(model: str | Workload) -> Recording | None:
-    """The recording in whose folder a saved workload lies; None where there is none that can be read."""
+    """Return the recording in the folder of a saved workload; None if there is no readable one."""
     spec = ModelSpec.of(model)
     if not (spec.is_saved and spec.path):
         return None
@@ -566,7 +561,7 @@ def recording_of(model: str | Workload) -> Recording | None:
 
 
 def loader_of(recording: Recording) -> RecordedLoader | None:
-    """The first process' loader; None where it was not seen."""
+    """Return the loader of the first process; None if it was not recorded."""
     from trainpace.diagnose import loader_cost
     from trainpace.measure import batch_ms
 
@@ -584,15 +579,13 @@ def loader_of(recording: Recording) -> RecordedLoader | None:
 
 
 def caveats(recording: Recording) -> tuple[str, ...]:
-    """Why the recording's times may mislead, each as a clause."""
+    """Return reasons why the recording's times may mislead, as clauses."""
     first = recording.ranks[0]
     found = []
     if recording.busy:
         found.append(f"while the script was recorded, {recording.busy.rstrip('.')}")
     if first.steps < FEW_STEPS:
-        found.append(
-            f"the recording has only {first.steps} steps to count, so that its times are rough"
-        )
+        found.append(f"the recording has only {first.steps} steps, so its times are rough")
     if not first.accelerator:
         found.append(
             "the script was recorded on a CPU: its loader counts here, the time of its steps"

@@ -48,7 +48,7 @@ class WatchRequest(Request):
     recorded: Annotated[
         str | None,
         Field(
-            "Show a recording again, in place of running a command.",
+            "Show a recording instead of running a command.",
             metavar="FOLDER",
             option="from",
             excludes=("command",),
@@ -143,7 +143,7 @@ def _reported_elsewhere(command: Sequence[str], folder: Path, exit_code: int) ->
 
 
 def busy_words() -> str:
-    """That other programs keep this machine busy at this moment, as a sentence; empty where they do not. A load average would
+    """Return a sentence if other programs keep this machine busy now, else "". A load average would
     count what has just ended."""
     return busy_in_words(busy_cores(core_numbers()), usable_cores())
 

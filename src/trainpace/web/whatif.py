@@ -45,7 +45,7 @@ Text = Annotated[str, Meta(max_length=200)]
 
 @dataclass(frozen=True)
 class Slider(Field):
-    """A number that a form also offers as a slider from `low` to `high`; what may be asked is what its type says."""
+    """A number with a slider from `low` to `high` in forms. Its type has the possible range."""
 
     low: float = 1
     high: float = 1
@@ -103,10 +103,7 @@ class BatchCurve(NamedTuple):
 
 
 class WhatIf(NamedTuple):
-    """The forecast, the price that its cost rests on, and the curve over batch sizes.
-
-    What cannot be done has a `reason`, and no forecast where there is none.
-    """
+    """The forecast with its price, and the curve over batch sizes. `reason` says why there is no forecast."""
 
     request: WhatIfRequest
     forecast: Forecast | None = None
@@ -116,7 +113,7 @@ class WhatIf(NamedTuple):
 
 
 def price_of(offers: Sequence[Offer], device: str, gpus: int, nodes: int) -> Price | None:
-    """What one GPU of so many nodes costs an hour on the cheapest servers known that can be joined so, as `match` counts it."""
+    """Return the price of one GPU and hour on the cheapest known servers for these nodes, as in `match`."""
     offer = cheapest_offer(offers, device, gpus, nodes)
     if offer is None:
         return None
@@ -138,14 +135,14 @@ def price_of(offers: Sequence[Offer], device: str, gpus: int, nodes: int) -> Pri
 
 
 def forecaster_of(workload: Workload) -> Forecaster:
-    """A forecaster that `run` can ask again and again; which device it is made for does not matter."""
+    """Return a forecaster that `run` can reuse. Its device does not matter."""
     return Forecaster(workload, Target(Cluster(device=catalogue()[0])))
 
 
 def run(
     request: WhatIfRequest, forecaster: Forecaster, device: Device, price: Price | None
 ) -> WhatIf:
-    """Forecast what the request describes: the forecaster's workload is the one that its model names, the device its GPU."""
+    """Forecast a request with the forecaster of its model and the device of its GPU."""
     r, workload = request, forecaster.workload
     if r.price is not None:
         price = Price(usd_per_device_hour=r.price, source="as given")
@@ -167,7 +164,7 @@ def run(
         return WhatIf(r, forecast, price, reason=forecast.reason)
     sizes = sizes_around(execution.micro_batch)
     swept = forecaster.over_batches(execution, sizes)
-    every_size = sizes[-1] == len(sizes)  # between sizes that are far apart a step says little
+    every_size = sizes[-1] == len(sizes)  # jumps between distant sizes are not visible
     jumps = (
         forecaster.jumps_in(execution, sizes, swept.step_ms)
         if every_size and swept.timed.all()
@@ -179,7 +176,7 @@ def run(
 
 
 def sizes_around(batch: int) -> list[int]:
-    """CURVE_SIZES batch sizes, evenly up to twice this one at least, and this one."""
+    """Return about CURVE_SIZES batch sizes, evenly spaced up to at least twice this one, and this one."""
     most = max(CURVE_SIZES, 1 << (2 * batch - 1).bit_length())
     every = max(1, most // CURVE_SIZES)
     return sorted({batch, *range(every, most + 1, every)})
@@ -205,13 +202,13 @@ MOST_LISTED = 500
 
 
 class Models:
-    """The workloads in `folder` by their file names, and the built-in ones, each with a forecaster that all requests share."""
+    """The workloads in `folder` by file name, and the built-in ones. All requests share their forecasters."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def saved(self) -> list[str]:
-        """Names of the files of workloads, without their ending. Links that lead out of the folder are left out."""
+        """Return the names of saved workloads. Links that lead out of the folder are skipped."""
         try:
             root = self._folder.resolve(strict=True)
             names = [
@@ -222,7 +219,7 @@ class Models:
         return sorted(names)
 
     def get(self, name: str) -> Forecaster:
-        """The model of that name. Raises UnknownName, or TrainpaceError for a file that holds no workload."""
+        """Return the forecaster of a model. Raises UnknownName, or TrainpaceError if its file is not a workload."""
         saved = self.saved()
         if name not in saved and name not in BUILT_IN:
             raise UnknownName(
@@ -234,10 +231,10 @@ class Models:
         try:
             stat = file.stat()
         except OSError:
-            raise TrainpaceError(f"{file.name} is not there.") from None
+            raise TrainpaceError(f"{file.name} does not exist.") from None
         if stat.st_size > MOST_BYTES:
             raise TrainpaceError(
-                f"{file.name} is larger than {MOST_BYTES // 2**20} MiB, and so no workload."
+                f"{file.name} is larger than {MOST_BYTES // 2**20} MiB, so it is not a workload."
             )
         return _read(file, stat.st_mtime_ns, stat.st_size)
 
@@ -249,7 +246,7 @@ def _built_in(name: str) -> Forecaster:
 
 @lru_cache(MOST_CACHED)
 def _read(file: Path, mtime_ns: int, size: int) -> Forecaster:
-    """The workload in a file that is read again when its time or size changes."""
+    """Read a workload, again if its time or size changes."""
     try:
         return forecaster_of(load(file, Workload))
     except TrainpaceError as error:
@@ -257,7 +254,7 @@ def _read(file: Path, mtime_ns: int, size: int) -> Forecaster:
 
 
 class WhatIfAnswer(Record):
-    """The forecast, the price that its cost rests on, the ends of the cost, and the pictures. `verdict` says it in words."""
+    """The forecast with its price, cost interval and charts. `verdict` is the answer in words."""
 
     question: WhatIfRequest
     verdict: tuple[str, ...]
@@ -311,7 +308,7 @@ def _verdict(f: Forecast) -> tuple[str, ...]:
         lines.append(f"{would} {format_duration(time.total_s)}{dollars}.")
     if interval_s is not None:
         low, high = format_duration(interval_s.low), format_duration(interval_s.high)
-        lines.append(f"9 of 10 trainings like this one should take {low} to {high}.")
+        lines.append(f"90% interval: {low} to {high}.")
     if time is not None:
         lines.append(assumed_in_words(time.assumed))
     return tuple(line for line in lines if line)
@@ -354,7 +351,7 @@ def _chart(curve: BatchCurve, forecast: Forecast) -> Chart:
     else:
         finding += "No batch size fits in memory."
     line = Series(
-        name="forecast, with its 90 % interval",
+        name="forecast, with its 90% interval",
         kind="line",
         tone="forecast",
         x=tuple(map(float, sizes)),
