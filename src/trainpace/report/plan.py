@@ -110,7 +110,7 @@ def plan_sections(
         yield Headline(f"No: {plan.reason}", good=False)
         yield Lines([f"Nearest: {plan.nearest}"] if plan.nearest else [])
         return
-    yield Headline(verdict(plan, target))
+    yield Headline(verdict(plan, target, 0 if plan.in_code else len(code)))
     yield Lines([*_why(plan), *_costs(plan, target)])
     yield Charts(lambda: plan_pictures(answer))
     if plan.changes:
@@ -178,13 +178,15 @@ def _about(answer: Planned) -> str:
     )
 
 
-def verdict(plan: Plan, target: Projection) -> str:
+def verdict(plan: Plan, target: Projection, in_code: int = 0) -> str:
+    """Return the gain and the changes for it. `in_code` changes are missing in the written files."""
     if not plan.changes:
         return (
             f"Nothing to change: {job_range(target)}. No other configuration saves more than the"
             " forecast's error."
         )
     many = plural(len(plan.changes), "change")
+    many += f", {in_code} of which your own code has to make" if in_code else ""
     if plan.now is None or not plan.start_fits:
         return DOES_NOT_FIT.format(many=many, job=job_range(target))
     return (
