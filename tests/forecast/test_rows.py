@@ -102,7 +102,7 @@ def test_traces_are_kept_and_the_terminal_shows_the_worst(folder):
     assert done.returncode == 0, done.stderr
     assert "tracing" not in done.stderr
     assert "resnet18" in done.stdout
-    assert "90 % interval" in done.stdout
+    assert "interval" in done.stdout
 
 
 @pytest.mark.parametrize(

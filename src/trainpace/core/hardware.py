@@ -242,6 +242,11 @@ def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
     if not isinstance(sources, dict) or not isinstance(figure_sources, dict):
         raise UnreadableInput(f"{source}: sources and figure_sources must be tables.")
     devices = tuple(_device(entry, sources, figure_sources, source) for entry in entries)
+    _check_names(devices, source)
+    return devices
+
+
+def _check_names(devices: Iterable[Device], source: str) -> None:
     taken: dict[str, Device] = {}
     for device in devices:
         for name in _names(device):
@@ -250,7 +255,6 @@ def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
                 raise UnreadableInput(
                     f"{source}: {name!r} names both {other.name} and {device.name}."
                 )
-    return devices
 
 
 class _Entry(NamedTuple):
@@ -488,14 +492,16 @@ def typical_hosts() -> TypicalHosts:
     machines = {"superchip": {ANY_GENERATION: _middle(grace)}}
     for machine, kinds in MACHINES.items():
         able = [cpu for cpu in every if cpu.kind in kinds and cpu not in grace]
-        then = {
-            name: [c for c in able if year - OLDEST <= c.year <= year + NEWEST]
-            for name, year in SOLD.items()
-        }
-        machines[machine] = {ANY_GENERATION: _middle(able)} | {
-            name: _middle(cpus) for name, cpus in then.items() if cpus
-        }
+        machines[machine] = {ANY_GENERATION: _middle(able)} | _by_generation(able)
     return TypicalHosts(machines=machines)
+
+
+def _by_generation(cpus: Sequence[HostCPU]) -> dict[str, TypicalHost]:
+    sold_with = {
+        name: [cpu for cpu in cpus if year - OLDEST <= cpu.year <= year + NEWEST]
+        for name, year in SOLD.items()
+    }
+    return {name: _middle(some) for name, some in sold_with.items() if some}
 
 
 def _middle(cpus: Sequence[HostCPU]) -> TypicalHost:

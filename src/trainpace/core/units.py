@@ -54,11 +54,17 @@ def parse_duration_s(text: str) -> float:
     A bare number raises: 90 could be seconds or milliseconds.
     """
     clock = re.fullmatch(r"\s*(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d)\s*", text)
-    if clock:
-        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
-        return _finite(
-            days * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds, text, "a duration"
-        )
+    seconds = _clock_s(clock) if clock else _sum_of_parts_s(text)
+    return _finite(seconds, text, "a duration")
+
+
+def _clock_s(clock: re.Match[str]) -> float:
+    """Return seconds of the groups days, hours, minutes and seconds."""
+    sizes = (86400.0, 3600.0, 60.0, 1.0)
+    return sum(s * int(part or 0) for s, part in zip(sizes, clock.groups(), strict=True))
+
+
+def _sum_of_parts_s(text: str) -> float:
     parts = re.findall(rf"({_NUMBER})\s*([a-zA-Zµ]+)", text)
     rest = re.sub(rf"{_NUMBER}\s*[a-zA-Zµ]+", "", text).strip(" ,")
     if not parts or rest or any(unit.casefold() not in _SECONDS for _, unit in parts):
@@ -66,13 +72,10 @@ def parse_duration_s(text: str) -> float:
             f"{text!r} is not a duration.",
             "Write a number and a unit, such as 210ms, 90s, 1.5h or 2h30m.",
         )
-    if len(parts) > 1 and any(number.startswith(("+", "-")) for number, _ in parts):
+    signed = [number for number, _ in parts if number.startswith(("+", "-"))]
+    if len(parts) > 1 and signed:
         raise TrainpaceError(f"{text!r} is not a duration.", "A sign is only allowed at the start.")
-    return _finite(
-        sum(_number(number) * _SECONDS[unit.casefold()] for number, unit in parts),
-        text,
-        "a duration",
-    )
+    return sum(_number(number) * _SECONDS[unit.casefold()] for number, unit in parts)
 
 
 def parse_count(text: str) -> int:

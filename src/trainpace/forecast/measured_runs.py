@@ -246,24 +246,8 @@ def case_of(run: MeasuredRun, folder: Path) -> Case:
     execution = execution_of(run)
     device = find_device(run.gpu_canonical or run.gpu)
     version = _torch_version(run)
-    is_transformer = ModelSpec.of(spec).kind == "transformers"
-    variant = Variant(
-        optimizer=_optimizer(run) if execution.optimizer != "none" else "sgd",
-        sequence_length=int(run.seq_len) if run.seq_len and is_transformer else None,
-        image_size=int(run.img_size) if run.img_size and not is_transformer else None,
-        mode=mode_of(run),
-        legacy=version is not None and version < ((2, 1, 1) if is_transformer else (2, 0, 0)),
-        checkpointing=execution.activation_checkpointing == "full"
-        and execution.tp * execution.pp * execution.cp == 1,
-    )
-    assumed = [run.assumed] if run.assumed else []
     software, age = software_of(run, device)
-    network = network_gb_per_s(run.interconnect, execution.nproc_per_node)
-    if network is None and execution.nnodes > 1:
-        major = device.compute_capability.partition(".")[0]
-        newer = major.isdigit() and int(major) >= 9
-        network = HOPPER_NETWORK_GB_PER_S if newer else TYPICAL_NETWORK_GB_PER_S
-        assumed.append(f"a network of {network:g} GB/s per GPU")
+    network, typical = _network(run, execution, device)
     cluster = Cluster(
         device=device,
         devices_per_node=execution.nproc_per_node,
@@ -275,16 +259,42 @@ def case_of(run: MeasuredRun, folder: Path) -> Case:
         run=run,
         spec=spec,
         form=form_of(execution.precision),
-        variant=variant,
+        variant=_variant(run, spec, execution, version),
         execution=execution,
         cluster=cluster,
         measured_ms=measured_ms(run, execution),
         software=software,
         peak=run.peak_memory_kind or "allocated",
-        loads_all_kernels=version is not None
-        and version < (1, 13),  # torch before was built for CUDA up to 11.6
-        assumed=", ".join([*assumed, *([age] if age else [])]),
+        # torch before 1.13 was built for CUDA up to 11.6
+        loads_all_kernels=version is not None and version < (1, 13),
+        assumed=", ".join(filter(None, (run.assumed, typical, age))),
     )
+
+
+def _variant(
+    run: MeasuredRun, spec: str, execution: Execution, version: tuple[int, ...] | None
+) -> Variant:
+    is_transformer = ModelSpec.of(spec).kind == "transformers"
+    undivided = execution.tp * execution.pp * execution.cp == 1
+    return Variant(
+        optimizer=_optimizer(run) if execution.optimizer != "none" else "sgd",
+        sequence_length=int(run.seq_len) if run.seq_len and is_transformer else None,
+        image_size=int(run.img_size) if run.img_size and not is_transformer else None,
+        mode=mode_of(run),
+        legacy=version is not None and version < ((2, 1, 1) if is_transformer else (2, 0, 0)),
+        checkpointing=execution.activation_checkpointing == "full" and undivided,
+    )
+
+
+def _network(run: MeasuredRun, execution: Execution, device: Device) -> tuple[float | None, str]:
+    """Return (GB/s per GPU, the assumption about it in words)."""
+    network = network_gb_per_s(run.interconnect, execution.nproc_per_node)
+    if network is not None or execution.nnodes == 1:
+        return network, ""
+    major = device.compute_capability.partition(".")[0]
+    newer = major.isdigit() and int(major) >= 9
+    network = HOPPER_NETWORK_GB_PER_S if newer else TYPICAL_NETWORK_GB_PER_S
+    return network, f"a network of {network:g} GB/s per GPU"
 
 
 MOST = {
@@ -301,23 +311,16 @@ MOST = {
 
 def execution_of(run: MeasuredRun) -> Execution:
     """Return the execution of a run. Raises `TrainpaceError` for impossible sizes."""
-    for name, most in MOST.items():
-        value = getattr(run, name)
-        if value is not None and value > most:
-            raise TrainpaceError(f"{name} is {value:g}; it must be at most {most:g}.")
-    stated = read_parallelism(run.parallelism)
-    nodes, gpus, shards = (
-        max(1, int(run.num_nodes or 1)),
-        max(1, int(run.num_gpus or 1)),
-        stated.tp * stated.pp * stated.cp,
-    )
-    if gpus % nodes:
-        raise TrainpaceError(f"{gpus} GPUs cannot be divided over {nodes} nodes.")
-    if gpus % shards:
-        raise TrainpaceError(f"{gpus} GPUs cannot be divided by tp x pp x cp = {shards}.")
-    batch, accumulation = _batches(run, stated.pp, gpus // shards)
+    _check_sizes(run)
     if "act_cpu_offload=True" in run.parallelism:
         raise TrainpaceError("offloaded activations cannot be forecast.")
+    stated = read_parallelism(run.parallelism)
+    nodes, gpus = (max(1, int(count or 1)) for count in (run.num_nodes, run.num_gpus))
+    shards = stated.tp * stated.pp * stated.cp
+    for parts, name in ((nodes, "the number of nodes"), (shards, "tp x pp x cp")):
+        if gpus % parts:
+            raise TrainpaceError(f"{gpus} GPUs cannot be divided by {name}, {parts}.")
+    batch, accumulation = _batches(run, stated.pp, gpus // shards)
     in_node = nodes > 1 and re.search(r"\bfsdp=\w*HYBRID", run.parallelism, re.IGNORECASE)
     return replace(
         stated,
@@ -332,6 +335,13 @@ def execution_of(run: MeasuredRun) -> Execution:
         compile=run.compile in ("compile", "xla"),
         channels_last=run.memory_format == "nhwc" or run.framework.startswith("tensorflow"),
     )
+
+
+def _check_sizes(run: MeasuredRun) -> None:
+    for name, most in MOST.items():
+        value = getattr(run, name)
+        if value is not None and value > most:
+            raise TrainpaceError(f"{name} is {value:g}; it must be at most {most:g}.")
 
 
 def read_parallelism(text: str) -> Execution:
@@ -352,12 +362,9 @@ def read_parallelism(text: str) -> Execution:
     zero = _size(text, "zero", 0)
     if 0 in (tp, pp, cp, ep, expert_tp) or zero > 3:
         raise TrainpaceError(f"invalid parallelism {text!r}: sizes are 1 or more, ZeRO 0 to 3.")
-    sharding = re.search(r"\bfsdp(?:=(\w+))?", text)
-    strategy = (sharding[1] or "").upper() if sharding else ""
-    # one data-parallel rank shards nothing, but torchtitan also shards over context-parallel ranks
-    shards = sharding and strategy not in ("NO_SHARD", "0") and not (strategy == "1" and cp == 1)
     virtual_stages, schedule = _pipeline(text, pp)
     checkpointing = re.search(r"\bac=(full|selective)", text)
+    sequence = bool(re.search(r"\bsp\b(?!=[01])|\bsp=1", text))
     return Execution(
         nproc_per_node=tp * pp * cp * ep * expert_tp,
         tp=tp,
@@ -370,15 +377,25 @@ def read_parallelism(text: str) -> Execution:
         engine="data_parallel" if "DataParallel" in text and "Distributed" not in text else "ddp",
         virtual_stages=virtual_stages,
         pipeline_schedule=schedule,
-        zero_stage=3 if shards else zero,  # type: ignore[arg-type]
-        # torchtitan keeps parameters gathered in a pipeline, or every micro-batch would gather them
-        reshard_after_forward="SHARD_GRAD_OP" not in strategy
-        and "ZERO2" not in strategy
-        and pp == 1,
-        activation_checkpointing=checkpointing[1] if checkpointing else "none",  # type: ignore[arg-type]
-        sequence_parallel=tp > 1 and bool(re.search(r"\bsp\b(?!=[01])|\bsp=1", text)),
+        activation_checkpointing=checkpointing[1] if checkpointing else "none",  # type: ignore
+        sequence_parallel=tp > 1 and sequence,
         async_tensor_parallel=tp > 1 and "async_tp" in text,
+        **_sharding(text, zero, pp, cp),
     )
+
+
+def _sharding(text: str, zero: int, pp: int, cp: int) -> dict[str, Any]:
+    """Return the ZeRO stage, and if gathered parameters are freed after the forward pass."""
+    found = re.search(r"\bfsdp(?:=(\w+))?", text)
+    strategy = (found[1] or "").upper() if found else ""
+    # one data-parallel rank shards nothing, but torchtitan also shards over context-parallel ranks
+    alone = strategy in ("NO_SHARD", "0") or (strategy == "1" and cp == 1)
+    stays = "SHARD_GRAD_OP" in strategy or "ZERO2" in strategy
+    return {
+        "zero_stage": 3 if found and not alone else zero,
+        # torchtitan keeps parameters gathered in a pipeline, or every micro-batch would gather them
+        "reshard_after_forward": not stays and pp == 1,
+    }
 
 
 def _pipeline(text: str, pp: int) -> tuple[int, PipelineSchedule]:
@@ -408,19 +425,25 @@ def _size(text: str, name: str, default: int) -> int:
 
 def _batches(run: MeasuredRun, pp: int, ranks: int) -> tuple[int, int]:
     """Return (micro-batch, accumulation)."""
-    whole, batch, accumulation = run.global_batch, run.batch_per_gpu, run.grad_accum
-    if accumulation is None and whole and batch:
-        accumulation = whole / (batch * ranks)
-        if accumulation != int(accumulation):
+    whole, batch = run.global_batch, run.batch_per_gpu
+    given = run.grad_accum
+    if given is None and whole and batch:
+        given = whole / (batch * ranks)
+        if given != int(given):
             raise TrainpaceError(
                 f"a global batch of {whole:g} is not a multiple of {batch:g} samples on each of"
                 f" {ranks} ranks."
             )
-    if accumulation is None and pp > 1:
+    if given is None and pp > 1:
         raise TrainpaceError(
             "a pipeline needs a global batch or accumulation, and the run gives neither."
         )
-    accumulation = max(1, int(accumulation or 1))
+    return _micro_batch(whole, batch, ranks, max(1, int(given or 1)))
+
+
+def _micro_batch(
+    whole: float | None, batch: float | None, ranks: int, accumulation: int
+) -> tuple[int, int]:
     batch = batch or (whole or 0) / ranks / accumulation
     if batch < 1:
         raise TrainpaceError("the run gives no batch size of at least 1 per GPU.")
@@ -498,28 +521,25 @@ def software_of(run: MeasuredRun, device: Device) -> tuple[Software, str]:
     assumed to launch as slowly as torch did when the card was new.
     """
     native = implementation_on(device) if run.attention == "native" else None
-    stated: dict[str, Any] = {
-        "attention": native or run.attention or None,
-        "optimizer": run.optimizer_implementation or None,
-        "cross_entropy": run.cross_entropy or None,
-        "fp8_recipe": run.fp8_recipe or None,
-        "router": "16_bit" if run.engine == "megatron_core" else None,
+    named = {
+        "attention": native or run.attention,
+        "optimizer": run.optimizer_implementation,
+        "cross_entropy": run.cross_entropy,
+        "fp8_recipe": run.fp8_recipe,
+        "router": "16_bit" if run.engine == "megatron_core" else "",
     }
+    given: dict[str, Any] = {name: value for name, value in named.items() if value}
     if run.framework.startswith("tensorflow"):
-        return (
-            Software(
-                framework="tensorflow", version=parse_version(run.framework_version), **stated
-            ),
-            "",
-        )
-    version = _torch_version(run)
-    if version is not None:
-        return Software(version=version, **stated), ""
-    stated["attention"] = stated["attention"] or "flash2"
+        version = parse_version(run.framework_version)
+        return Software(framework="tensorflow", version=version, **given), ""
+    torch = _torch_version(run)
+    if torch is not None:
+        return Software(version=torch, **given), ""
+    given.setdefault("attention", "flash2")
     if not re.match(r"[1-7]\.", device.compute_capability):
-        return Software(**stated), ""
-    stated["optimizer"] = stated["optimizer"] or "foreach"  # as in the trace
-    return Software(version=AS_OLD_AS_ITS_CARD, **stated), "a host that launches as torch 1.9 did"
+        return Software(**given), ""
+    given.setdefault("optimizer", "foreach")  # as in the trace
+    return Software(version=AS_OLD_AS_ITS_CARD, **given), "a host that launches as torch 1.9 did"
 
 
 def network_gb_per_s(text: str, gpus_per_node: int) -> float | None:

@@ -224,26 +224,29 @@ def _row(run: MeasuredRun, case: Case | str, workload: Workload | str) -> Row:
     result = _or_reason(forecast_case, case, workload)
     if isinstance(result, str):
         return replace(row, unsupported=result)
+    return _compared(replace(row, assumed=case.assumed), case, result)
+
+
+def _compared(row: Row, case: Case, result: Forecast) -> Row:
+    """Return the row with its forecast and the errors."""
     memory = stated_peak_gib(case, result.memory) if result.memory else None
     row = replace(row, unsupported=result.reason, forecast_memory_gib=memory, fits=result.fits)
     if result.step is None or result.step_time_interval_ms is None:
-        return row
+        return replace(row, assumed="")
     ms, interval, measured = result.step.total_ms, result.step_time_interval_ms, row.measured_ms
-    return replace(
+    row = replace(
         row,
         forecast_ms=ms,
         low_ms=interval.low,
         high_ms=interval.high,
-        error_pct=None if measured is None else 100 * (ms / measured - 1),
-        in_interval=None if measured is None else interval.low <= measured <= interval.high,
-        memory_error_pct=(
-            100 * (memory / run.peak_mem_gib - 1)
-            if run.peak_mem_gib and memory is not None
-            else None
-        ),
         provenance=result.provenance,
-        assumed=case.assumed,
     )
+    if measured is not None:
+        inside = interval.low <= measured <= interval.high
+        row = replace(row, error_pct=100 * (ms / measured - 1), in_interval=inside)
+    if row.measured_memory_gib and memory is not None:
+        row = replace(row, memory_error_pct=100 * (memory / row.measured_memory_gib - 1))
+    return row
 
 
 def stated_peak_gib(case: Case, memory: Memory) -> float:
@@ -296,28 +299,35 @@ class Summary(Record):
 def summarise(name: str, rows: Iterable[Row]) -> Summary:
     rows = list(rows)
     errors = [row.error_pct for row in rows if row.error_pct is not None]
-    size = [abs(error) for error in errors]
-    inside = [row.in_interval for row in rows if row.in_interval is not None]
-    widths = [
-        50 * (row.high_ms - row.low_ms) / row.forecast_ms
-        for row in rows
-        if row.forecast_ms and row.low_ms is not None and row.high_ms is not None
-    ]
+    sizes = [abs(error) for error in errors]
+    inside = [100.0 * row.in_interval for row in rows if row.in_interval is not None]
     memory = [abs(row.memory_error_pct) for row in rows if row.memory_error_pct is not None]
     return Summary(
         name=name,
         n=len(errors),
         unsupported=sum(bool(row.unsupported) for row in rows),
-        mape=statistics.fmean(size) if size else None,
-        median=statistics.median(size) if size else None,
-        p90=float(np.quantile(size, 0.90)) if size else None,
-        p95=float(np.quantile(size, 0.95)) if size else None,
-        bias=statistics.median(errors) if errors else None,
-        coverage=100 * sum(inside) / len(inside) if inside else None,
-        half_width=statistics.median(widths) if widths else None,
+        mape=_if_any(statistics.fmean, sizes),
+        median=_if_any(statistics.median, sizes),
+        p90=_if_any(lambda values: float(np.quantile(values, 0.90)), sizes),
+        p95=_if_any(lambda values: float(np.quantile(values, 0.95)), sizes),
+        bias=_if_any(statistics.median, errors),
+        coverage=_if_any(lambda values: sum(values) / len(values), inside),
+        half_width=_if_any(statistics.median, _half_widths(rows)),
         memory_n=len(memory),
-        memory_mape=statistics.fmean(memory) if memory else None,
+        memory_mape=_if_any(statistics.fmean, memory),
     )
+
+
+def _if_any(statistic: Callable[[list[float]], float], values: list[float]) -> float | None:
+    return statistic(values) if values else None
+
+
+def _half_widths(rows: Iterable[Row]) -> list[float]:
+    return [
+        50 * (row.high_ms - row.low_ms) / row.forecast_ms
+        for row in rows
+        if row.forecast_ms and row.low_ms is not None and row.high_ms is not None
+    ]
 
 
 def by(rows: Iterable[Row], key: Callable[[Row], str]) -> list[Summary]:

@@ -168,22 +168,7 @@ def data_parallel_for_deadline(
         )
 
     if keep_global_batch:
-        product = execution.accumulation * execution.data_parallel_size
-        choices = [
-            choice(ranks, product // ranks)
-            for ranks in range(1, product + 1)
-            if product % ranks == 0
-        ]
-        meeting = next((c for c in choices if c.time.total_s <= deadline_s), None)
-        if meeting is not None:
-            return meeting
-        fastest = min(c.time.total_s for c in choices)
-        raise Contradiction(
-            f"at a constant global batch of {execution.global_batch} and micro-batch"
-            f" {execution.micro_batch} the most ranks are {product}, which take"
-            f" {format_duration(fastest)}; the deadline is {format_duration(deadline_s)}.",
-            "Let the global batch grow, use a smaller micro-batch, or a faster step.",
-        )
+        return _at_constant_batch(execution, choice, deadline_s)
     most = MAX_RANKS
     if schedule.drop_last or schedule.partial_accumulation == "drop":
         samples = schedule.samples_per_epoch or 0
@@ -199,6 +184,23 @@ def data_parallel_for_deadline(
     if choice(1).time.total_s <= deadline_s:
         return choice(1)
     return choice(_last_true(lambda n: choice(n).time.total_s > deadline_s, most) + 1)
+
+
+def _at_constant_batch(
+    execution: Execution, choice: Callable[[int, int], DataParallelChoice], deadline_s: float
+) -> DataParallelChoice:
+    most = execution.accumulation * execution.data_parallel_size
+    choices = [choice(ranks, most // ranks) for ranks in range(1, most + 1) if most % ranks == 0]
+    meeting = [c for c in choices if c.time.total_s <= deadline_s]
+    if meeting:
+        return meeting[0]
+    fastest = min(c.time.total_s for c in choices)
+    raise Contradiction(
+        f"at a constant global batch of {execution.global_batch} and micro-batch"
+        f" {execution.micro_batch} the most ranks are {most}, which take"
+        f" {format_duration(fastest)}; the deadline is {format_duration(deadline_s)}.",
+        "Let the global batch grow, use a smaller micro-batch, or a faster step.",
+    )
 
 
 def _on_one_node(execution: Execution, ranks: int, accumulation: int) -> Execution:
@@ -422,23 +424,9 @@ class _Solver:
 
 def _answer_from_epoch_time(q: Question) -> Answer:
     """Return repeats x epochs x time of an epoch, without the number of samples."""
-    if q.schedule.epochs is None:
-        raise TrainpaceError("the number of epochs is unknown.", "Add `epochs`.")
-    if q.step_time_s is not None or q.throughput_samples_per_s is not None:
-        raise Contradiction(
-            "an epoch time together with a step time or throughput needs `samples`.",
-            "Add `samples`, or give one of them.",
-        )
+    _check_epoch_time(q)
     assert q.epoch_time_s is not None
-    if (
-        q.conditions.evaluate_every_steps
-        or q.conditions.checkpoint_every_steps
-        or q.schedule.max_steps
-    ):
-        raise TrainpaceError(
-            "options in steps need the number of steps of an epoch.",
-            "Add `samples` and a batch size.",
-        )
+    assert q.schedule.epochs is not None
     world_size = (q.nnodes or 1) * (q.nproc_per_node or 1)
     # the whole run counts as one step here
     run = Training(
@@ -462,6 +450,25 @@ def _answer_from_epoch_time(q: Question) -> Answer:
         solved=("time",),
         speedups=q.speedups,
     )
+
+
+def _check_epoch_time(q: Question) -> None:
+    if q.schedule.epochs is None:
+        raise TrainpaceError("the number of epochs is unknown.", "Add `epochs`.")
+    if q.step_time_s is not None or q.throughput_samples_per_s is not None:
+        raise Contradiction(
+            "an epoch time together with a step time or throughput needs `samples`.",
+            "Add `samples`, or give one of them.",
+        )
+    if (
+        q.conditions.evaluate_every_steps
+        or q.conditions.checkpoint_every_steps
+        or q.schedule.max_steps
+    ):
+        raise TrainpaceError(
+            "options in steps need the number of steps of an epoch.",
+            "Add `samples` and a batch size.",
+        )
 
 
 def _shape(q: Question) -> Execution:

@@ -189,20 +189,25 @@ def assumptions(conditions: JobConditions, compiles: bool = False) -> tuple[str,
     def assumed(name: str) -> bool:
         return name not in conditions.stated and getattr(conditions, name) == getattr(ASSUMED, name)
 
-    c, lines = conditions, []
-    if assumed("startup_s"):
-        lines.append(f"a start takes {format_duration(STARTUP_S)}")
-    if compiles and assumed("compiling_s"):
-        lines.append(f"compiling takes {format_duration(COMPILING_S)}")
-    if c.device_mtbf_h and c.mean_time_between_failures_s is None and assumed("device_mtbf_h"):
-        restart = (
-            f" and is replaced in {format_duration(RESTART_S)}" if assumed("restart_s") else ""
-        )
-        lines.append(f"a GPU fails every {format_number(DEVICE_MTBF_H)} h{restart}")
-    if c.spot and assumed("preemption_mean_h"):
-        lines.append(f"a spot server is preempted every {format_number(PREEMPTION_MEAN_H)} h")
-    if c.checkpoint_s is None and assumed("storage_gb_per_s"):
-        lines.append(f"checkpoints go to storage of {format_number(STORAGE_GB_PER_S)} GB/s")
+    c = conditions
+    fails = c.device_mtbf_h is not None and c.mean_time_between_failures_s is None
+    replaced = f" and is replaced in {format_duration(RESTART_S)}" * assumed("restart_s")
+    counted = (
+        (True, "startup_s", f"a start takes {format_duration(STARTUP_S)}"),
+        (compiles, "compiling_s", f"compiling takes {format_duration(COMPILING_S)}"),
+        (fails, "device_mtbf_h", f"a GPU fails every {format_number(DEVICE_MTBF_H)} h{replaced}"),
+        (
+            c.spot,
+            "preemption_mean_h",
+            f"a spot server is preempted every {format_number(PREEMPTION_MEAN_H)} h",
+        ),
+        (
+            c.checkpoint_s is None,
+            "storage_gb_per_s",
+            f"checkpoints go to storage of {format_number(STORAGE_GB_PER_S)} GB/s",
+        ),
+    )
+    lines = [sentence for counts, name, sentence in counted if counts and assumed(name)]
     if c.samples_per_cpu_s:
         lines.append(
             f"a core prepares samples up to {format_number(CORE_SPREAD)} times faster or slower"
@@ -575,16 +580,15 @@ def job_ranges(forecasts: Sequence[tuple[Training, StepTime, Interval]]) -> list
             )
         )
         for i, (training, _, interval) in zip(members, some, strict=True):
-            middle, *ends = (
-                _priced(next(times), training.conditions, training.devices) for _ in range(3)
-            )
-            usd = [end.usd for end in ends if end.usd is not None]
-            ranges[i] = JobRange(
-                middle,
-                _between([end.total_s for end in ends], interval),
-                _between(usd, interval) if usd else None,
-            )
+            ranges[i] = _range(training, interval, [next(times) for _ in range(3)])
     return [ranges[i] for i in range(len(forecasts))]
+
+
+def _range(training: Training, interval: Interval, times: list[JobTime]) -> JobRange:
+    middle, *ends = (_priced(time, training.conditions, training.devices) for time in times)
+    seconds = _between([end.total_s for end in ends], interval)
+    usd = [end.usd for end in ends if end.usd is not None]
+    return JobRange(middle, seconds, _between(usd, interval) if usd else None)
 
 
 _CORE_SPEEDS = np.array([[1.0, CORE_SPREAD, 1 / CORE_SPREAD]])

@@ -306,15 +306,20 @@ class Evaluator:
         time = self.job(choice)
         return math.inf if time is None else time.total_s
 
+    def _ends_s(self, choice: Choice, f: Forecast) -> tuple[float | None, float | None]:
+        """Return the job at the ends of the step's 90% interval, None if unknown."""
+        ends = f.step_time_interval_ms
+        if ends is None or not math.isfinite(ends.high):
+            return None, None
+        low, high = (self._job_at(choice, f, ms) for ms in (ends.low, ends.high))
+        return (None, None) if low is None or high is None else (low.total_s, high.total_s)
+
     def projection(self, choice: Choice, changes: int) -> Projection:
         """Return everything that a choice is forecast to take. Data is taken as given."""
         f = self.forecast(choice.execution)
         assert f is not None
-        time, ends, jobs = self.job(choice), f.step_time_interval_ms, []
-        if ends is not None and math.isfinite(ends.high):
-            found = [self._job_at(choice, f, ms) for ms in (ends.low, ends.high)]
-            jobs = [job.total_s for job in found if job is not None]
-        low_s, high_s = jobs if len(jobs) == 2 else (None, None)
+        time = self.job(choice)
+        low_s, high_s = self._ends_s(choice, f)
         return Projection(
             choice=choice,
             changes=changes,

@@ -58,7 +58,7 @@ def rejected(
     Executions that were not compared are included, with the reason. `limits` excluded executions.
     Alternatives that are forecast to be faster are in `worth_measuring`.
     """
-    chosen, device = result.choice(best).execution, problem.cluster.device
+    chosen = result.choice(best).execution
     subjects = [
         *_value_subjects(result.grid, chosen, _model_states(evaluator, chosen)),
         *_gpu_subjects(problem, result, chosen),
@@ -67,19 +67,27 @@ def rejected(
     entries = [_weigh(result, best, subject) for subject in subjects if subject.executions.any()]
     entries += _other_data_paths(result, best)
     entries = [entry for entry in entries if entry.why]
+    limited = [Rejected(title=x.title, why=f"not compared: {x.why}") for x in limits]
+    entries += [*_forbidden(problem, result, chosen, space), *limited]
+    if problem.cluster.num_devices > 1 and space.may("model parallelism"):
+        entries += _undivided(problem, result.grid, chosen, {limit.field for limit in limits})
+    return tuple(entries)
+
+
+def _forbidden(
+    problem: Problem, result: SearchResult, chosen: Execution, space: SearchSpace
+) -> Iterator[Rejected]:
+    """Yield what only an option of the command allows."""
+    device = problem.cluster.device
     if not space.allow_global_batch:
         why = (
             f"stays {result.start.global_batch:,}, because it changes how the model learns;"
             " --allow-global-batch compares multiples"
         )
-        entries.append(Rejected(title="another global batch", why=why))
+        yield Rejected(title="another global batch", why=why)
     if not space.allow_fp8 and device.fp8_tensor_tflops and chosen.precision != "fp8":
         why = "may hurt convergence; --allow-fp8 compares it"
-        entries.append(Rejected(title="fp8", why=why))
-    entries += [Rejected(title=x.title, why=f"not compared: {x.why}") for x in limits]
-    if problem.cluster.num_devices > 1 and space.may("model parallelism"):
-        entries += _undivided(problem, result.grid, chosen, {limit.field for limit in limits})
-    return tuple(entries)
+        yield Rejected(title="fp8", why=why)
 
 
 def _value_subjects(grid: Grid, chosen: Execution, needless: str) -> Iterator[_Subject]:

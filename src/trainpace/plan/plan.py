@@ -27,6 +27,7 @@ from trainpace.plan.settings import (
     resolution,
     risk_of,
 )
+from trainpace.workload import Workload
 
 LARGER_FACTORS = (2, 4, 8, 16)
 SHARED_NETWORK = 0.5
@@ -60,9 +61,7 @@ def plan_changes(
         TrainpaceError: the current execution cannot be forecast
     """
     space, problem = space or SearchSpace(), problem.with_forecaster()
-    current = forecast_of(problem, start)
-    if current.step is None:
-        raise TrainpaceError(f"cannot forecast the current setup on these GPUs: {current.reason}")
+    _check_start(problem, start)
     paths = data if space.may("data") else data[:1]
     now = Choice(execution=start, data=paths[0])
     grid, limits = space.within(executions_on(problem.cluster, problem.workload, start, space))
@@ -105,6 +104,12 @@ def plan_changes(
         conditions=problem.conditions,
         assumed=assumptions(problem.conditions, start.compile or target.execution.compile),
     )
+
+
+def _check_start(problem: Problem, start: Execution) -> None:
+    current = forecast_of(problem, start)
+    if current.step is None:
+        raise TrainpaceError(f"cannot forecast the current setup on these GPUs: {current.reason}")
 
 
 def _elsewhere(problem: Problem, result: SearchResult) -> list[SearchResult]:
@@ -246,10 +251,7 @@ def _next(
 
 def _change(evaluator: Evaluator, step: _Step) -> Change:
     settings, before, after, fitted = step
-    workload = evaluator.problem.workload
-    risks = [risk_of(setting, before, after, workload) for setting in settings]
-    worst = max((risk for risk, _ in risks), key=_RISKS.index)
-    reasons = dict.fromkeys(reason for risk, reason in risks if risk == worst)
+    worst, reasons = _worst_risk(evaluator.problem.workload, step)
     keys: dict[str, int | str | bool] = {}
     for setting in settings:
         keys |= setting.keys(after)
@@ -267,7 +269,14 @@ def _change(evaluator: Evaluator, step: _Step) -> Change:
         saved_at_least_s=before_s - longest_s if fitted else None,
         effort=max((effort_of(setting, after) for setting in settings), key=_EFFORTS.index),
         risk=worst,
-        risk_reason="; ".join(reasons),
+        risk_reason=reasons,
         settings=keys,
-        code=code_of(settings, before, after, workload),
+        code=code_of(settings, before, after, evaluator.problem.workload),
     )
+
+
+def _worst_risk(workload: Workload, step: _Step) -> tuple[Risk, str]:
+    """Return the largest risk of a step's settings with its reasons."""
+    risks = [risk_of(setting, step.before, step.after, workload) for setting in step.settings]
+    worst = max((risk for risk, _ in risks), key=_RISKS.index)
+    return worst, "; ".join(dict.fromkeys(reason for risk, reason in risks if risk == worst))

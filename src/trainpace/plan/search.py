@@ -44,7 +44,7 @@ LEAST_TOKENS_A_RANK = 2048
 LARGEST_VIRTUAL = 8
 ROUNDING = 1e-9
 GLOBAL_BATCH_FACTORS = (1, 2, 4, 8)
-STEPS_DOWN = ("fp32", "torch_fp32", "tf32", "amp_bf16", "amp_fp16")
+STEPS_DOWN: tuple[Precision, ...] = ("fp32", "torch_fp32", "tf32", "amp_bf16", "amp_fp16")
 """Precisions with fp32 weights. Storage in 16 bits is never chosen for the user."""
 PARALLELISM = {
     "tp": "tensor parallelism",
@@ -143,7 +143,12 @@ def executions_on(
             f"a global batch of {batch} cannot be divided over these devices or a part of them.",
             "Give a global batch that is a multiple of the number of GPUs.",
         )
-    other = _other(workload, start, cluster.device, space, blocks)
+    grid = _grid(start, batched, _other(workload, start, cluster.device, space, blocks))
+    return grid.at(usable(grid, start))
+
+
+def _grid(start: Execution, batched: NDArray[np.int64], other: list[tuple[Any, ...]]) -> Grid:
+    """Combine every row of mesh and batch sizes with every combination of the other fields."""
     varied = {
         name: np.repeat(column, len(other))
         for name, column in zip((*MESH, *BATCH), batched.T, strict=True)
@@ -157,8 +162,7 @@ def executions_on(
         EXECUTION_FIELDS["pipeline_schedule"].encode(name) for name in ("interleaved", plain)
     )
     varied["pipeline_schedule"] = np.where(varied["virtual_stages"] > 1, interleaved, plainly)
-    grid = Grid.vary(start, **varied)
-    return grid.at(usable(grid, start))
+    return Grid.vary(start, **varied)
 
 
 def is_legal(execution: Execution, start: Execution) -> bool:
@@ -176,8 +180,7 @@ def _meshes(
     """Yield values of the fields of MESH."""
     shapes = {(start.nnodes, start.nproc_per_node)}
     if space.may("GPUs"):
-        most = cluster.devices_per_node
-        shapes |= {(n, most) for n in doublings(cluster.nodes)} | {(1, k) for k in doublings(most)}
+        shapes |= _parts(cluster)
     layouts: set[tuple[int, ...]] = {
         (start.tp, start.pp, start.cp, start.virtual_stages, start.ep, start.expert_tp or 0)
     }
@@ -185,9 +188,16 @@ def _meshes(
         layouts |= set(_layouts(workload, blocks, max(k for _, k in shapes)))
     for (nodes, processes), layout in product(sorted(shapes), sorted(layouts)):
         tp, pp, cp, _, ep, expert_tp = layout
-        whole = ep == 1 or nodes * processes % (pp * ep * (expert_tp or tp)) == 0
-        if nodes * processes % (tp * pp * cp) == 0 and whole:
+        world = nodes * processes
+        experts = pp * ep * (expert_tp or tp) if ep > 1 else 1
+        if world % (tp * pp * cp) == 0 and world % experts == 0:
             yield nodes, processes, *layout
+
+
+def _parts(cluster: Cluster) -> set[tuple[int, int]]:
+    """Return (nodes, GPUs per node) of the parts of a cluster, by doubling."""
+    most = cluster.devices_per_node
+    return {(n, most) for n in doublings(cluster.nodes)} | {(1, k) for k in doublings(most)}
 
 
 def _layouts(
@@ -198,23 +208,27 @@ def _layouts(
     Tensor parallelism stays inside a node, because its communication is never hidden. Experts that
     are divided over ranks stay whole, because their matmuls are small already.
     """
+    for tp, pp, cp in product(
+        _tensor_sizes(blocks, devices_per_node),
+        divisors(blocks.count),
+        _context_sizes(workload.sequence_length or 0),
+    ):
+        stages = divisors(blocks.count // pp) if pp > 1 else [1]
+        virtual_stages = [v for v in stages if v <= LARGEST_VIRTUAL]
+        for v, ep in product(virtual_stages, divisors(blocks.experts) if blocks.experts else [1]):
+            yield tp, pp, cp, v, ep, int(ep > 1)
+
+
+def _tensor_sizes(blocks: Blocks, most: int) -> list[int]:
+    """Return sizes that divide the heads, and divide the key-value heads or copy them evenly."""
     heads = max(1, blocks.heads)
     groups = blocks.key_value_heads or heads
-    tensor = [
-        t
-        for t in divisors(devices_per_node)
-        if heads % t == 0 and (groups % t == 0 or t % groups == 0)
-    ]
-    context = [1]
-    if workload.sequence_length:
-        context = [
-            c for c in (1, 2, 4, 8) if c == 1 or workload.sequence_length >= c * LEAST_TOKENS_A_RANK
-        ]
-    for tp, pp, cp in product(tensor, divisors(blocks.count), context):
-        for virtual in divisors(blocks.count // pp) if pp > 1 else [1]:
-            if virtual <= LARGEST_VIRTUAL:
-                for ep in divisors(blocks.experts) if blocks.experts else [1]:
-                    yield tp, pp, cp, virtual, ep, int(ep > 1)
+    sizes = [t for t in divisors(most) if heads % t == 0]
+    return [t for t in sizes if groups % t == 0 or t % groups == 0]
+
+
+def _context_sizes(tokens: int) -> list[int]:
+    return [1, *(c for c in (2, 4, 8) if tokens >= c * LEAST_TOKENS_A_RANK)]
 
 
 def _batches(
@@ -289,13 +303,13 @@ def precisions(
     allowed: list[Precision] = [start.precision]
     if start.precision in STEPS_DOWN:
         first = min(STEPS_DOWN.index(start.precision), STEPS_DOWN.index("amp_bf16"))
-        allowed += [p for p in STEPS_DOWN[first:] if p not in allowed]  # type: ignore[misc]
-    if space.allow_fp8 and "fp8" not in allowed:
+        allowed += STEPS_DOWN[first:]
+    if space.allow_fp8:
         allowed.append("fp8")
     # without TF32 units torch computes TF32 in fp32
-    if device.tf32_tensor_tflops is None and start.precision != "tf32":
-        allowed = [p for p in allowed if p != "tf32"]
-    return [p for p in allowed if form_of(p) in workload.forms]
+    unsupported = device.tf32_tensor_tflops is None and start.precision != "tf32"
+    possible = [p for p in allowed if form_of(p) in workload.forms]
+    return [p for p in dict.fromkeys(possible) if p != "tf32" or not unsupported]
 
 
 # ---- the search
@@ -352,22 +366,21 @@ class SearchResult(NamedTuple):
         for result in everywhere:
             left &= result.as_fast_as(result.best() or (0, 0))
         while left.any():
-            rows, paths = np.nonzero(left)
-            pick = np.lexsort(
-                (self.job_s[rows, paths], self.changes[rows, paths], self.points[rows, paths])
-            )[0]
-            picked = int(rows[pick]), int(paths[pick])
-            rivals = [
-                (result, rival)
-                for result in everywhere
-                if (rival := result.rival(picked)) is not None
-            ]
-            if not rivals:
+            picked = self._simplest(left)
+            rivals = [result.rival(picked) for result in everywhere]
+            if not any(rivals):
                 return picked
             left[picked] = False
-            for result, rival in rivals:
-                left &= result.as_fast_as(rival)
+            for result, rival in zip(everywhere, rivals, strict=True):
+                left &= True if rival is None else result.as_fast_as(rival)
         return self.recommended() if elsewhere else self.best()
+
+    def _simplest(self, among: NDArray[np.bool_]) -> tuple[int, int]:
+        """Return the choice with the fewest points, among equals the fewest changes, the fastest."""
+        rows, paths = np.nonzero(among)
+        keys = [values[rows, paths] for values in (self.job_s, self.changes, self.points)]
+        pick = np.lexsort(keys)[0]
+        return int(rows[pick]), int(paths[pick])
 
     def rival(self, index: tuple[int, int]) -> tuple[int, int] | None:
         """Return the choice that is distinguishably faster by most, or None."""
