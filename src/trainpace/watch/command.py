@@ -38,7 +38,7 @@ def environment(
     stop_after_s: float | None = None,
     task: Task | None = None,
 ) -> dict[str, str]:
-    """Return the command's environment: the recorder's folder on Python's path, and its settings."""
+    """Return the command's environment, with the recorder's folder on Python's path."""
     path = os.pathsep.join(p for p in (str(INJECT), before.get("PYTHONPATH", "")) if p)
     changed = {**before, "PYTHONPATH": path, "TRAINPACE_WATCH": str(folder.resolve())}
     number = None if task is None else task.number
@@ -87,18 +87,7 @@ def watch(
     """
     if shutil.which(command[0]) is None:
         raise no_command(command[0])
-    begun = time.monotonic()
-    note: dict[str, Any] = {
-        "command": list(command),
-        "started": time.time(),
-        "seconds": None,
-        "exit_code": None,
-        "trials": trials,
-    }
-    if busy:
-        note["busy"] = busy
-    if task is not None:
-        note["together_by"] = "torchrun" if task.is_node else "srun"
+    begun, note = time.monotonic(), _first_note(command, trials, task, busy)
     make_folder(folder)
     if task is not None:
         tasks.arrive(folder, task)
@@ -132,6 +121,23 @@ def watch(
         if reports:
             write_whole(folder / COMMAND_FILE, json.dumps(note))
     return shown
+
+
+def _first_note(
+    command: Sequence[str], trials: Mapping[str, object] | None, task: Task | None, busy: str
+) -> dict[str, Any]:
+    note: dict[str, Any] = {
+        "command": list(command),
+        "started": time.time(),
+        "seconds": None,
+        "exit_code": None,
+        "trials": trials,
+    }
+    if busy:
+        note["busy"] = busy
+    if task is not None:
+        note["together_by"] = "torchrun" if task.is_node else "srun"
+    return note
 
 
 def _limit_s(trials: Mapping[str, object]) -> float:

@@ -1,4 +1,4 @@
-"""A folder of event logs as one recording: the command, its ranks, and their effects on each other."""
+"""A folder of event logs as one recording: the command and its ranks."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -91,12 +91,7 @@ def read_recording(folder: Path) -> Recording:
             f"{folder / COMMAND_FILE} is damaged.", "Record the command again."
         ) from None
     logs = [(log, list(records_of(log.path))) for log in process_logs(folder)]
-    found: list[tuple[Rank, list[Any]]] = []
-    for log, records in logs:
-        if sum(isinstance(r, Step) for r in records) > 1:
-            with readable(log.path):
-                workers = [list(fetches_of(path)) for path, _ in log.workers]
-                found.append((_undamaged(rank_of(log.header, records, workers)), records))
+    found = [(_rank(log, records), records) for log, records in logs if _trains(records)]
     found.sort(key=lambda pair: pair[0].steps)
     by_rank = {rank.rank: (rank, records) for rank, records in found}
     longest = {
@@ -120,6 +115,16 @@ def read_recording(folder: Path) -> Recording:
         together_by=ended.together_by,
         together=_together(folder, longest, records_by_rank, _wall_ms(logs)),
     )
+
+
+def _trains(records: Sequence[Any]) -> bool:
+    return sum(isinstance(r, Step) for r in records) > 1
+
+
+def _rank(log: ProcessLog, records: Sequence[Any]) -> Rank:
+    with readable(log.path):
+        workers = [list(fetches_of(path)) for path, _ in log.workers]
+        return _undamaged(rank_of(log.header, records, workers))
 
 
 def _beside(rank: Rank, records: Sequence[Any], found: Sequence[tuple[Rank, Sequence[Any]]]) -> int:

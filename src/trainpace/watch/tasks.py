@@ -14,7 +14,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -302,15 +302,19 @@ def ends_in_words(folder: Path, task: Task, missing: Sequence[int], gave_up: str
         words.append(f"{_which([e.number for e in first], task)}{on} {how}.")
     if gave_up:
         words.append(f"Trainpace ended the command of {task.word} {task.number}, {gave_up}.")
+    words += _missing_in_words(folder, task, missing)
+    return " ".join(f"{sentence[:1].upper()}{sentence[1:]}" for sentence in words)
+
+
+def _missing_in_words(folder: Path, task: Task, missing: Sequence[int]) -> Iterator[str]:
     came = {n for n in missing for kind in (HERE, END) if _is_there(_file(folder, n, kind))}
     if never := [n for n in missing if n not in came]:
-        words.append(f"{_which(never, task)} left nothing in {folder}. Every node has to see it.")
+        yield f"{_which(never, task)} left nothing in {folder}. Every node has to see it."
     if late := sorted(came):
-        words.append(
+        yield (
             f"{_which(late, task)} had not ended {PATIENCE_S:.0f} s after the first one. Their"
             " recordings may end early."
         )
-    return " ".join(f"{sentence[:1].upper()}{sentence[1:]}" for sentence in words)
 
 
 # ---- putting back what was written over, in turn

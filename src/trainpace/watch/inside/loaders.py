@@ -325,7 +325,6 @@ def copy_of(value: Any, size: int, keep: int, device: Any = None) -> Any:
     def copied(part: Any) -> Any:
         return copy_of(part, size, keep, device)
 
-    fewer = keep != size
     if isinstance(value, dict):
         same = copy.copy(value)
         same.update({key: copied(part) for key, part in value.items()})
@@ -335,15 +334,12 @@ def copy_of(value: Any, size: int, keep: int, device: Any = None) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(copied, value))
     if isinstance(value, list | tuple):
-        if fewer and len(value) == size and not hasattr(value[0], "shape"):
-            value = value[:keep]
-        return type(value)(map(copied, value))
+        is_batch = len(value) == size and not hasattr(value[0], "shape")
+        return type(value)(map(copied, value[:keep] if is_batch and keep != size else value))
     if device is not None and hasattr(value, "is_floating_point"):
         value = value.to(device)
-    shape = getattr(value, "shape", None)
-    return (
-        value[:keep] if fewer and shape is not None and len(shape) and shape[0] == size else value
-    )
+    is_batch = keep != size and next(iter(getattr(value, "shape", None) or ()), None) == size
+    return value[:keep] if is_batch else value
 
 
 # ---- padding

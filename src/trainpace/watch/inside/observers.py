@@ -272,18 +272,25 @@ def note_optimizers(recorder: Recorder, within_s: float = math.inf) -> None:
     optimizer = recorder.optimizer() if recorder.optimizer is not None else None
     if optimizer is None or not _can_be_copied(optimizer):
         return
+    stepping, first_ns = _variants_of(optimizer)
+    repeats = int(max(1, min(REPEATS, within_s * 1e9 / max(1, first_ns * len(stepping)))))
+    rounds = [{name: _time_ns(step) for name, step in stepping.items()} for _ in range(repeats)]
+    medians = {name: sorted(each[name] for each in rounds)[repeats // 2] for name in stepping}
+    recorder.log.note({"optimizer_variants_ms": {name: ns / 1e6 for name, ns in medians.items()}})
+
+
+def _variants_of(optimizer: Any) -> tuple[dict[str, Callable[[], Any]], int]:
+    """Return the steps of copies by implementation, and the longest first step in ns."""
     variants = [variant for variant in VARIANTS if variant in optimizer.defaults]
-    stepping, took_ns = {}, 0
+    steps, longest_ns = {}, 0
     for name in ("as it is", *variants):
         chosen = {} if name == "as it is" else {v: v == name or None for v in variants}
         # an implementation may lack some devices and types
         with contextlib.suppress(Exception):
-            stepping[name] = _copy(optimizer, chosen).step
-            took_ns = max(took_ns, _time_ns(stepping[name]))
-    repeats = int(max(1, min(REPEATS, within_s * 1e9 / max(1, took_ns * len(stepping)))))
-    rounds = [{name: _time_ns(step) for name, step in stepping.items()} for _ in range(repeats)]
-    medians = {name: sorted(each[name] for each in rounds)[repeats // 2] for name in stepping}
-    recorder.log.note({"optimizer_variants_ms": {name: ns / 1e6 for name, ns in medians.items()}})
+            step = _copy(optimizer, chosen).step
+            longest_ns = max(longest_ns, _time_ns(step))
+            steps[name] = step
+    return steps, longest_ns
 
 
 def _can_be_copied(optimizer: Any) -> bool:

@@ -802,18 +802,21 @@ class DirectCalls:
         groups = [group for one in optimizers for group in one.param_groups]
         trained = [p for group in groups for p in group["params"]] or self.by_hand()
         left = {id(p) for p in trained if p.requires_grad} - _parameters(self.calls.models_called())
-        if not left:
-            return
-        found = holding(left)
-        left -= _parameters(module for module in found if type(module) in classes)
-        kinds = {type(module) for module in found if left & _parameters([module])}
-        kinds -= self.watched.keys()
-        kinds = {kind for kind in kinds if not kind.__module__.startswith("torch.")}
+        kinds = self._kinds_holding(left, classes) if left else set()
         for kind in kinds:
             self._watch(kind)
         if kinds:
             last = self.recorder.steps + WATCHED_FOR
             self.recorder.once(last, lambda: self._unwatch(kinds - self.used))
+
+    def _kinds_holding(self, left: set[int], classes: Collection[type]) -> set[type]:
+        """Return the classes of modules that hold these parameters and are not watched yet."""
+        found = holding(left)
+        left = left - _parameters(module for module in found if type(module) in classes)
+        kinds = {type(module) for module in found if left & _parameters([module])}
+        return {
+            kind for kind in kinds - self.watched.keys() if not kind.__module__.startswith("torch.")
+        }
 
     def _watch(self, kind: Any) -> None:
         plain, calls, is_compiling = kind.forward, self.calls, self.calls.is_compiling

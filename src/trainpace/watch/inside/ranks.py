@@ -134,7 +134,7 @@ def elements(args: Any, kwargs: Any) -> int:
 
 
 def _elements(value: Any, deeper: int) -> int:
-    # A subclass of Tensor may stand for one in a traced graph, and a question would extend the graph.
+    # A subclass of Tensor may belong to a traced graph, and a question would extend the graph.
     if type(value) is sys.modules["torch"].Tensor:
         return int(value.numel())
     if deeper and isinstance(value, list | tuple | dict):
@@ -144,9 +144,9 @@ def _elements(value: Any, deeper: int) -> int:
 
 
 def note_links(recorder: Recorder, step: Step) -> None:
-    """Log the size of the step's inputs, and now and then the traffic of this rank's connections."""
+    """Log the size of the step's inputs, and now and then the traffic of the connections."""
     size, recorder.input_elements = recorder.input_elements, 0
-    is_due = step.number in LINKS_AT or (step.number and step.number % LINKS_AGAIN_EVERY == 0)
+    is_due = step.number in LINKS_AT or step.number % LINKS_AGAIN_EVERY == 0 < step.number
     if not (size or is_due):
         return
     among_others = is_distributed()

@@ -228,11 +228,7 @@ class Trials:
         Settling steps come before each block. Before a block with the loader's own data there are
         as many more as the loader had prefetched.
         """
-        most = max(self._steps_fed.values(), default=0)
-        # an evaluation's dataset is not read in every step
-        self.remembered = {
-            key: batch for key, batch in self.remembered.items() if 2 * self._steps_fed[key] >= most
-        }
+        self._forget_evaluations()
         self.device = self.accelerator()
         if "fewer_threads" not in self.without:
             fewer = 0 if self.device is not None else observers.fewer_threads(self.recorder)
@@ -246,19 +242,21 @@ class Trials:
             # The workers have prefetched more than there is time to train on. Without these trials
             # the wait for data is seen, and not proved.
             kinds, self.stock = [kind for kind in kinds if kind not in REPLACING], 0
-        last = self.last_kinds(CACHED_BATCH in kinds)
+        few, bf16 = self.last_kinds(CACHED_BATCH in kinds)
         if self.budget_s is not None:
-            bf16 = sum(kind in (BF16, PLAIN) for kind in last) * (SETTLE_STEPS + LEAST_BLOCK)
-            affordable -= min(bf16, affordable * MOST_FOR_BF16)
+            affordable -= min(len(bf16) * (SETTLE_STEPS + LEAST_BLOCK), affordable * MOST_FOR_BF16)
             self.block, self.rounds = fitted(
                 affordable, 1 + len(kinds), SETTLE_STEPS + self.stock, self.block, self.rounds
             )
-        few = [kind for kind in last if kind in REPLACING]
-        return (
-            self.blocks_of([PLAIN, *kinds]),
-            self.blocks_of(few) + self.blocks_of(last[len(few) :]),
-            self.rounds,
-        )
+        last = self.blocks_of(few) + self.blocks_of(bf16)
+        return self.blocks_of([PLAIN, *kinds]), last, self.rounds
+
+    def _forget_evaluations(self) -> None:
+        """Forget batches of an evaluation's dataset, which is not read in every step."""
+        most = max(self._steps_fed.values(), default=0)
+        self.remembered = {
+            key: batch for key, batch in self.remembered.items() if 2 * self._steps_fed[key] >= most
+        }
 
     def applicable(self, steps: int) -> Iterator[int]:
         """Yield the trials that remove something from this training's steps."""
@@ -273,13 +271,15 @@ class Trials:
         if self.fewer_threads:
             yield FEWER_THREADS
 
-    def last_kinds(self, replaces: bool) -> list[int]:
-        """Return the trials that come last, because not every script survives them."""
+    def last_kinds(self, replaces: bool) -> tuple[list[int], list[int]]:
+        """Return the trials that come last, because not every script survives them.
+
+        They are few samples per batch, and bf16.
+        """
         few = replaces and "few_samples" not in self.without
         few = few and all(map(_may_be_few, self.remembered.values()))
         bf16 = "bf16" not in self.without and self.device is None and self.in_bf16.may_gain()
-        few_kinds = [FEW_SAMPLES, CACHED_BATCH] * 2 if few else []
-        return few_kinds + ([BF16, PLAIN] * PAIRS if bf16 else [])
+        return [FEW_SAMPLES, CACHED_BATCH] * 2 if few else [], [BF16, PLAIN] * PAIRS if bf16 else []
 
     def blocks_of(self, kinds: Sequence[int]) -> list[Block]:
         blocks: list[Block] = []
@@ -291,7 +291,7 @@ class Trials:
         return blocks
 
     def needs_another_round(self) -> bool:
-        """Return True if noise hides what an intervention saves, and there is time to look again."""
+        """Return True if noise hides a saving, and there is time to look again."""
         if self.budget_s is None or self.rounds_made >= MOST_ROUNDS * self.rounds:
             return False
         tried = {block.counted_as for block in self.round} - {SETTLING, PLAIN}
@@ -337,7 +337,7 @@ class Trials:
     # ---- batches
 
     def fetched(self, iterator: Any, fetch: Callable[[Any], Any]) -> Any:
-        """Return the loader's next batch, or the remembered one if the current trial replaces it."""
+        """Return the loader's next batch, or the remembered one if the trial replaces it."""
         if not self.replaces(iterator):
             batch = fetch(iterator)
             if self.programme is None:
