@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import get_args
 
 import pytest
@@ -11,10 +12,26 @@ import pytest
 from trainpace.core.hardware import Device, Figure, FigureKind, catalogue
 
 
-def having(*names: str) -> pytest.MarkDecorator:
-    """Every device that brings all of these figures."""
+def having(*names: str) -> Callable[[Callable[[Device], None]], Callable[[], None]]:
+    """Run a test on every device that has all of these figures, and report all failures at once."""
     devices = [d for d in catalogue() if all(getattr(d, name) is not None for name in names)]
-    return pytest.mark.parametrize("device", devices, ids=lambda device: device.name)
+
+    def decorate(test: Callable[[Device], None]) -> Callable[[], None]:
+        def over_devices() -> None:
+            failures = []
+            for device in devices:
+                try:
+                    test(device)
+                except pytest.skip.Exception:
+                    continue
+                except AssertionError as error:
+                    failures.append(f"{device.name}: {error}")
+            assert not failures, "\n".join(failures)
+
+        over_devices.__name__, over_devices.__doc__ = test.__name__, test.__doc__
+        return over_devices
+
+    return decorate
 
 
 GEFORCE = re.compile(r"RTX [2-5]0[5-9]0\b")
