@@ -178,6 +178,7 @@ def test_the_largest_batch_that_fits(simulated):
         "1",
         memory_mib=28,
     )
+    assert run.returncode == 0, run.stderr
     analysis = json.loads(run.stdout)["analysis"]
     assert max(point["batch"] for point in analysis["points"]) == 3
     assert {f["failure"] for f in analysis["failures"]} == {"out_of_memory"}
@@ -227,6 +228,7 @@ def test_a_watched_script_has_the_same_loss(simulated):
     assert plain.stdout in watched.stdout  # to the last digit
 
 
+@pytest.mark.long
 def test_a_ladder_is_climbed(simulated, tmp_path):
     (tmp_path / "ladder.toml").write_text(
         """task = "planted.py:task"
