@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         unusable,
     )
     from trainpace.diagnose.loader_advice import HANDOVER_MS, SEND_MS, loader_cost, with_workers_ms
-    from trainpace.diagnose.profiled import Bound, ProfiledTraining, read_profiled
+    from trainpace.diagnose.profiled import ProfiledTraining, read_profiled
     from trainpace.diagnose.profiled_ranks import Kernel, RankShares
     from trainpace.diagnose.shares import IN_WORDS, split
     from trainpace.diagnose.traces import is_trace

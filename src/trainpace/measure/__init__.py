@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.core.host import drop_from_cache, filesystem_of, share_in_cache
     from trainpace.measure.calibration import (
         AllReduce,
         MachineProfile,
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from trainpace.measure.changes import MeasuredJump
     from trainpace.measure.collectives import measure_host_links
     from trainpace.measure.detection import (
-        DeviceHere,
         Machine,
         cpu_name,
         detect,
@@ -39,9 +37,7 @@ if TYPE_CHECKING:
         free_gib,
         in_use,
         is_capturing,
-        launch_ms,
         peak_allocated_gib,
-        queued_ms,
         reserved_gib,
         set_up_device,
         synchronize,
@@ -62,7 +58,6 @@ if TYPE_CHECKING:
         KERNEL_KINDS,
         OPTIMIZER_RANGE,
         STEP_RANGE,
-        DeviceWork,
         device_work,
         is_collective,
         kind_of,
@@ -70,7 +65,6 @@ if TYPE_CHECKING:
         short,
         waits_for_data,
         waits_for_device,
-        work_of,
     )
     from trainpace.measure.loader import (
         LoaderAdvice,
