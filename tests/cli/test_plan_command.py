@@ -107,7 +107,7 @@ def test_a_plan(model, tmp_path):
         "Now",
         "Recommended",
         "plain DDP is right for",
-        "in 9 of 10 cases",
+        "90% interval",
         "Considered and rejected",
         "What could change this",
     ):

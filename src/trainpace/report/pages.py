@@ -151,7 +151,8 @@ def _part(section: Section) -> dict[str, Any]:
     }
     match section:
         case Charts():
-            part["pictures"] = [chart for chart in section.draw() if chart is not None]
+            pictures = [chart for chart in section.draw() if chart is not None]
+            part |= {"pictures": pictures, "heading": "Charts" if pictures else ""}
         case Drawing():
             part |= {"html": section.html and section.html(), "styles": section.styles}
         case Table():

@@ -103,7 +103,9 @@ def recording_sections(recording: Recording, folder: str = "") -> Iterator[Secti
     columns = [words("part of a step", least=18), Column("ms"), Column("share"), words("", 1, 8)]
     columns += [Column(f"rank {r.rank}", 2) for r in ranks[:MOST_RANKS] if len(ranks) > 1]
     command = " ".join(recording.command)
-    yield Lines([f"{command}: trained {trained_on(first)}, recorded{folder and f' in {folder}'}"])
+    where = f", recorded in {folder}" if folder else ""
+    trained = f"{command}: trained" if command else "Trained"
+    yield Lines([f"{trained} {trained_on(first)}{where}"])
     rows = _rows(ranks, step_ms)
     after = f" after {first.warm_up} of warm-up" if first.warm_up else ""
     yield Headline(
