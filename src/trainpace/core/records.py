@@ -66,7 +66,7 @@ def to_jsonable(record: Record) -> dict[str, Any]:
 
 
 def to_json(record: Record, indent: int = 0) -> str:
-    """The record as JSON text; `indent` spaces per level, 0 for one line."""
+    """Return the record as JSON text with `indent` spaces per level, 0 for one line."""
     encoded = msgspec.json.encode(to_jsonable(record))
     return (msgspec.json.format(encoded, indent=indent) if indent else encoded).decode()
 

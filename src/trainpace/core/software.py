@@ -192,7 +192,8 @@ def parse_software(text: str) -> Software:
     if words is None or framework is None:
         raise UnknownName("framework", name, _NAMES, _FORMS)
     version = parse_version(words[2] or "")
-    if framework == "torch" and ((words[2] and not version) or (version and version[0] >= NEWEST)):
+    known = version[0] < NEWEST if version else not words[2]
+    if framework == "torch" and not known:
         raise TrainpaceError(f"unknown version of torch {text!r}: there are 0.4 to 2.x.", _FORMS)
     # Keras has its own version numbers, and no forecast depends on them
     return Software(framework=framework, version=() if name == "keras" else version)

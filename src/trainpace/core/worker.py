@@ -405,14 +405,20 @@ def load_name(path: Path, name: str, what: str = "name") -> Any:
     sys.path.insert(0, str(path.resolve().parent))
     module = _as_part_of_a_package(path.resolve(), nodes) or _alone(path)
     if not hasattr(module, name):
-        own = [n for n, v in vars(module).items() if not n.startswith("_") and _is_from(v, module)]
-        mentioned = {node.id for node in nodes if isinstance(node, ast.Name)}
-        hidden = (
-            "Names defined in a function or under `if __name__ == ...` do not exist when the"
-            " file is imported."
-        )
-        raise UnknownName(f"{what} in {path}", name, own, hidden if name in mentioned else "")
+        raise _unknown_name(module, nodes, f"{what} in {path}", name)
     return getattr(module, name)
+
+
+def _unknown_name(
+    module: ModuleType, nodes: Sequence[ast.AST], what: str, name: str
+) -> UnknownName:
+    own = [n for n, v in vars(module).items() if not n.startswith("_") and _is_from(v, module)]
+    mentioned = {node.id for node in nodes if isinstance(node, ast.Name)}
+    hidden = (
+        "Names defined in a function or under `if __name__ == ...` do not exist when the"
+        " file is imported."
+    )
+    return UnknownName(what, name, own, hidden if name in mentioned else "")
 
 
 _MACHINES = ("sitecustomize.py", "usercustomize.py")

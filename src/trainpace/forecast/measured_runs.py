@@ -122,18 +122,11 @@ def run_of(path: Path, index: int, row: dict[str, Any]) -> MeasuredRun:
         **{name: value for name, value in row.items() if name != "file" or value},
     }
     for name, default in _DEFAULTS.items():
-        value = row.get(name)
-        if default is None:
-            try:
-                values[name] = number(value)
-            except TrainpaceError as error:
-                raise UnreadableInput(
-                    f"{path} row {index}, column {name}: {error.message}"
-                ) from None
-        else:
-            values[name] = (
-                "" if value is None or value != value else str(value).strip()
-            )  # only NaN differs from itself
+        read = number if default is None else _text
+        try:
+            values[name] = read(row.get(name))
+        except TrainpaceError as error:
+            raise UnreadableInput(f"{path} row {index}, column {name}: {error.message}") from None
     for name, choices in _CHOICES.items():
         if values[name] not in choices:
             raise UnreadableInput(
@@ -141,6 +134,11 @@ def run_of(path: Path, index: int, row: dict[str, Any]) -> MeasuredRun:
                 f" {', '.join(choices[1:])}, or empty."
             )
     return MeasuredRun(**values)
+
+
+def _text(value: Any) -> str:
+    # only NaN differs from itself
+    return "" if value is None or value != value else str(value).strip()
 
 
 def number(value: Any) -> float | None:
@@ -164,7 +162,7 @@ def read_table(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
 
 
 def _csv(path: Path) -> Iterator[Sequence[Any]]:
-    """The names of the columns, then the rows."""
+    """Yield the names of the columns, then the rows."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a run of many steps is a long record
     try:
         with opened_text(path, newline="") as file:
@@ -174,7 +172,7 @@ def _csv(path: Path) -> Iterator[Sequence[Any]]:
 
 
 def _parquet(path: Path) -> Iterator[Sequence[Any]]:
-    """The names of the columns, then the rows."""
+    """Yield the names of the columns, then the rows."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -491,19 +491,8 @@ def _execution(q: Question, shape: Execution) -> tuple[Execution, list[str]]:
     micro, accumulation, total = q.micro_batch, q.accumulation, q.global_batch
     solved = ["global_batch"] if total is None else []
     if micro is None:
-        if total is None:
-            raise TrainpaceError(
-                "the batch size is unknown.",
-                "Add `micro_batch` (samples per GPU), or `global_batch`.",
-            )
         accumulation, solved = accumulation or 1, ["micro_batch"]
-        micro, rest = divmod(total, accumulation * dp)
-        if rest:
-            raise Contradiction(
-                f"global batch {total} cannot be split into accumulation {accumulation} x"
-                f" data-parallel size {dp} = {accumulation * dp} equal micro-batches.",
-                f"Use a global batch that is a multiple of {accumulation * dp}.",
-            )
+        micro = _equal_micro_batches(total, accumulation, dp)
     elif total is not None and accumulation is None:
         accumulation, solved = accumulation_for_global_batch(total, micro, dp), ["accumulation"]
     execution = replace(shape, micro_batch=micro, accumulation=accumulation or 1)
@@ -514,6 +503,21 @@ def _execution(q: Question, shape: Execution) -> tuple[Execution, list[str]]:
             "Drop one of them, and it is computed.",
         )
     return execution, solved
+
+
+def _equal_micro_batches(total: int | None, accumulation: int, dp: int) -> int:
+    if total is None:
+        raise TrainpaceError(
+            "the batch size is unknown.", "Add `micro_batch` (samples per GPU), or `global_batch`."
+        )
+    micro, rest = divmod(total, accumulation * dp)
+    if rest:
+        raise Contradiction(
+            f"global batch {total} cannot be split into accumulation {accumulation} x"
+            f" data-parallel size {dp} = {accumulation * dp} equal micro-batches.",
+            f"Use a global batch that is a multiple of {accumulation * dp}.",
+        )
+    return micro
 
 
 def _step_time(q: Question, execution: Execution, epoch: EpochSteps | None) -> float | None:
