@@ -44,7 +44,7 @@ def trace(
     loss: Any = ...,
     task_optimizer: Any = ...,
 ) -> Workload:
-    """What one micro-batch of a model computes, for forecasts at any batch size. A spec is traced in a process of its own.
+    """Return the operators of one micro-batch, for forecasts at any batch size. A spec is traced in its own process.
 
     A live `nn.Module` is traced here, without its weights, and stays as it is. It needs `example`, a batch of at least one sample
     as its training has it, and `loss`: of an example (input, ..., target) it takes (output, target); of a dict it may be left
@@ -136,7 +136,7 @@ def forecast(
     loss: Any = ...,
     task_optimizer: Any = ...,
 ) -> Forecasts:
-    """Step time, memory and cost of a model on GPUs you don't have: a forecast for each `gpu` and `batch`.
+    """Forecast step time, memory and cost of a model on GPUs you don't have, for each `gpu` and `batch`.
 
     trainpace.forecast("resnet50", gpu=["T4", "A100"], batch=64, precision="amp_fp16").to_pandas()
     """
@@ -205,7 +205,7 @@ def match(
     loss: Any = ...,
     task_optimizer: Any = ...,
 ) -> Ranking:
-    """Servers ranked by what the whole training costs or how long it takes.
+    """Rank servers by what the whole training costs or how long it takes.
 
     trainpace.match("resnet50", samples="1.28M", epochs=90, deadline="24h").matches[0].offer
     """
@@ -287,7 +287,7 @@ def plan(
     loss: Any = ...,
     task_optimizer: Any = ...,
 ) -> Plan:
-    """What to change about a training, in which order, and what each change saves of the whole job.
+    """Recommend what to change about a training, in which order, and what each change saves of the whole job.
 
     trainpace.plan("resnet50", gpu="A100", num_gpus=4, batch=64, samples="1.28M", epochs=90).changes
     """
@@ -319,7 +319,7 @@ def measure(
     notes: str | os.PathLike[str] = ...,
     keep_identity: bool = ...,
 ) -> MeasuredSweep:
-    """Real steps of a model on this machine over batch sizes, each probe in a process of its own, and kept in the journal.
+    """Measure real steps of a model on this machine over batch sizes, each in its own process, into the journal.
 
     trainpace.measure("train.py:task", batch=[8, 16, 32]).to_pandas()
     """
@@ -363,7 +363,7 @@ def schedule(
     learning_rate: float | None = ...,
     base_global_batch: int | str | None = ...,
 ) -> Answer:
-    """Steps, hours and dollars of a training run, or whichever number is missing.
+    """Compute steps, hours and dollars of a training run, or whichever number is missing.
 
     trainpace.schedule(samples=1_281_167, epochs=90, global_batch=256, deadline="24h").step_time_s
     """
@@ -378,7 +378,7 @@ def look(
     gpu: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = ...,
     output: str | os.PathLike[str] | None = ...,
 ) -> Looked:
-    """Let a training script train for some seconds: how long it will take here, what slows it down, and what it costs elsewhere.
+    """Let a script train for some seconds and report how long it will take, what slows it down, and its cost elsewhere.
 
     trainpace.look("train.py --epochs 30").interval_s
     """
@@ -408,7 +408,7 @@ def diagnose(
     ] = ...,
     output: str | os.PathLike[str] | None = ...,
 ) -> Diagnosis | ProfiledTraining:
-    """What slows a training script down, proved by taking one cause after another away; or of a recording's folder, unproved.
+    """Find what slows a training script down and prove it by removing one suspect at a time.
     Of a profiler's trace, or a folder with one for each rank: a `ProfiledTraining`, with what each change could save at most.
 
     trainpace.diagnose("trace.json.gz").bounds
@@ -425,7 +425,7 @@ def loader(
     timeout: float | str = ...,
     compare: str | os.PathLike[str] | None = ...,
 ) -> MeasuredLoader:
-    """A DataLoader measured alone: samples/s over workers, what a sample costs, and the settings for this machine.
+    """Measure a DataLoader alone: samples/s over workers, the cost of a sample, and settings for this machine.
 
     trainpace.loader("train.py:make_dataset", batch=64).advice
     """
@@ -462,10 +462,10 @@ def calibrate(
     storage: str | os.PathLike[str] | None = ...,
     output: str | os.PathLike[str] | None = ...,
 ) -> MachineProfile:
-    """Measure what this machine's CPU can do, for a minute, and keep it for forecasts."""
+    """Measure what this machine's CPU can do, for a minute, and save it for forecasts."""
 
 def doctor(*, device: str | os.PathLike[str] | None = ...) -> Examination:
-    """Examine this machine, and whether measuring works on it: `checks`, and `is_well`."""
+    """Examine this machine and whether it can be measured: `checks`, and `is_well`."""
 
 def verify(
     model: str,
@@ -484,7 +484,7 @@ def verify(
     seed: int = ...,
     timeout: float | str = ...,
 ) -> Equivalence:
-    """Do accumulation, ranks and one big batch give the same training? The largest difference, and its cause."""
+    """Compare accumulation, ranks and one big batch: the largest difference and its cause."""
 
 def validate(
     runs: str | os.PathLike[str],
@@ -525,7 +525,7 @@ def run(
     no_journal: bool = ...,
     keep_identity: bool = ...,
 ) -> LadderResult:
-    """Carry a ladder or a plan out rung by rung: forecast, measure, keep what helps, undo what does not."""
+    """Try a ladder or a plan step by step: forecast, measure, keep what helps, undo what does not."""
 
 def offers(
     *,
@@ -536,10 +536,10 @@ def offers(
     hardware: str | os.PathLike[str] | None = ...,
     refresh: bool = ...,
 ) -> list[Offer]:
-    """Servers on offer, with their prices."""
+    """List servers on offer with their prices."""
 
 def gpus(hardware: str | None = ...) -> list[Device]:
-    """The hardware catalogue, each figure with its source; before it the devices of a file of one's own."""
+    """List the devices of your own file and the hardware catalogue, with the source of each figure."""
 
 def journal(where: str | None = ..., create: bool = ...) -> Journal:
-    """The journal at a path or URL, by default the user's own, to be used in a ``with`` block."""
+    """Open the journal at a path or URL, by default the user's own, for a ``with`` block."""

@@ -38,11 +38,11 @@ COVERAGE = 0.9
 LEAST_BLOCK = 8
 BLOCKS = 8
 SHIFT = 0.08
-"""Medians of neighbouring blocks that differ by more than this share, and by more than their noise, are two paces."""
+"""Smallest relative difference of neighbouring blocks' medians, beyond noise, that counts as a change of pace."""
 UNSEEN = 2.0
-"""Work that was never timed may take this many times its estimate, or this fraction of it."""
+"""Factor between the estimate of work that was never timed and the ends of its interval."""
 SEEN_ONCE = 0.25
-"""The spread expected of a second evaluation, as a share of the only one that was timed."""
+"""Expected spread of a second evaluation, relative to the only timed one."""
 
 
 class Other(NamedTuple):
@@ -61,8 +61,8 @@ class Other(NamedTuple):
 class TimeLeft(Record):
     """Seconds until the end of a training, as estimated at `step` of `total_steps`.
 
-    `other_s`: the part of `seconds` for each kind of work outside steps. `unseen`: kinds that are still to come but
-    have no estimate, and are left out.
+    `other_s`: the part of `seconds` for each kind of work outside steps. `unseen`: kinds of future work without an estimate, which
+    are not included.
     """
 
     step: int
@@ -103,7 +103,7 @@ def time_left(
         or any(o.times_left < 0 for o in others)
         or any(s < 0 for s in step_s)
     ):
-        raise TrainpaceError("steps, times and what is left of them are 0 or more.")
+        raise TrainpaceError("Steps, times and remaining counts must be 0 or more.")
     if not step_s:
         return None
     pace = pace_of(step_s, steps_left)
@@ -155,7 +155,7 @@ def pace_of(step_s: Sequence[float], steps_left: float) -> Pace:
     mean = holds * statistics.fmean(_winsorised(recent)) + (1 - holds) * whole
     if n < 3:
         return Pace(mean, mean / 2, n)
-    # where the pace has changed, it may change again, as the whole shows
+    # a pace that has changed may change again
     chance = max(
         _chance(recent, steps_left), _chance(steady, steps_left) if n < len(steady) else 0.0
     )
@@ -176,7 +176,7 @@ def _chance(values: Sequence[float], steps_left: float) -> float:
 
 
 def multiples_in(every: int, after: int, last: int) -> int:
-    """How many multiples of `every` lie in (after, last]; 0 where `every` is not above 0."""
+    """Count the multiples of `every` in (after, last]; 0 if `every` is not positive."""
     return 0 if every <= 0 or last <= after else last // every - after // every
 
 
@@ -223,7 +223,7 @@ def _winsorised(values: Sequence[float]) -> list[float]:
 
 
 def _each(other: Other) -> tuple[float, float, float] | None:
-    """(low, mean, high) seconds of one occurrence; None where there is no estimate."""
+    """Return (low, mean, high) seconds of one occurrence, or None without an estimate."""
     if not other.seconds:
         return (
             None
@@ -266,7 +266,7 @@ class FitState(NamedTuple):
 
 
 class Remaining(NamedTuple):
-    """Remaining counts; `total_batches` includes those that are done."""
+    """Remaining counts; `total_batches` includes completed batches."""
 
     batches: int
     evaluations: int
@@ -275,7 +275,7 @@ class Remaining(NamedTuple):
 
 
 def remaining_counts(s: FitState) -> Remaining | None:
-    """The remaining counts, None where the end is unknown (no limit, or a stream of unknown length).
+    """Return the remaining counts, or None if the end is unknown (no limit, or a stream of unknown length).
 
     The rules are those of lightning 2.6, loops/training_epoch_loop.py and loops/fit_loop.py.
     """
@@ -362,7 +362,7 @@ class Stopwatch:
         self._clock = clock
         self._last = self.begun = clock()
         self.pending: dict[Work, float] = {}
-        """Seconds charged to work that is not complete."""
+        """Seconds of work that is not complete."""
         works: tuple[Work, ...] = get_args(Work)
         self.times = {work: deque[float](maxlen=4096 if work == "step" else 64) for work in works}
         self.total_s: dict[Work, float] = dict.fromkeys(self.times, 0.0)
@@ -393,7 +393,7 @@ class Stopwatch:
 
 
 def harmless(hook: Hook) -> Hook:
-    """A hook that cannot break the training: its first error is reported, and the callback is inactive from then on."""
+    """Make a hook that cannot break the training. Its first error is reported and turns the callback off."""
 
     @functools.wraps(hook)
     def guarded(self: Reporter, *args: Any, **kwargs: Any) -> None:
@@ -404,13 +404,15 @@ def harmless(hook: Hook) -> Hook:
         except Exception as error:
             self.off = True
             why = f"{type(error).__name__}: {error}"
-            say(f"trainpace: no time left from here on ({why}); the training is not affected.")
+            say(
+                f"trainpace: the remaining time is no longer reported ({why}). The training is not affected."
+            )
 
     return guarded
 
 
 def in_training(hook: Hook) -> Hook:
-    """A harmless hook that does nothing before a training has begun and after it has ended."""
+    """Make a harmless hook that is inactive before and after a training."""
 
     @functools.wraps(hook)
     def timed(self: Reporter, *args: Any, **kwargs: Any) -> None:
@@ -421,14 +423,14 @@ def in_training(hook: Hook) -> Hook:
 
 
 def say(words: str) -> None:
-    """Print one line on stderr, above a progress bar where tqdm draws one."""
+    """Print one line on stderr, above tqdm's progress bar if there is one."""
     tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
     try:
         if tqdm is not None:
             tqdm.write(words, file=sys.stderr)
         else:
             print(words, file=sys.stderr, flush=True)
-    except (OSError, ValueError):  # nobody listens any more
+    except (OSError, ValueError):  # stderr is closed
         pass
 
 

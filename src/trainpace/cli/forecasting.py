@@ -1,4 +1,4 @@
-"""The commands that compute: forecasts, servers, plans, and forecasts against measured runs."""
+"""Commands that compute: forecasts, servers, plans, schedules, and forecasts against measured runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TracedView(PicturedView):
     save_workload: Annotated[
         str | None,
         Field(
-            "Keep the trace, in every number format, so that later answers take a moment.",
+            "Save the trace in every number format, so that later answers are quick.",
             metavar="FILE.json",
         ),
     ] = None
@@ -73,7 +73,7 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
 
 class MatchView(TracedView):
     top: Annotated[
-        int, Field("Rows of the ranking that --details prints, besides the Pareto front.", COUNT)
+        int, Field("Rows of the ranking with --details, besides the Pareto front.", COUNT)
     ] = 6
 
 
@@ -89,7 +89,7 @@ def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
     trainpace match WORKLOAD.json --samples 1.28M --epochs 90 --by hours --budget 100 --json
 
     \b
-    A file for --machines; price is dollars an hour for one machine, network_gb_per_s joins several:
+    A file for --machines; price is dollars per hour of one machine, network_gb_per_s joins several:
       [[machine]]
       name = "lab"
       device = "RTX 4090"
@@ -188,10 +188,10 @@ def validate(request: verbs.checks.ValidateRequest, view: View) -> int:
     seq_len, img_size, optimizer, parallelism, mode (train, forward_backward, inference), memory_format (nchw, nhwc),
     compile (eager, compile), framework, framework_version, peak_mem_gib, notes, file; and engine, attention,
     optimizer_implementation, cross_entropy, fp8_recipe, peak_memory_kind, host_copy, cudnn_benchmark, host, assumed
-    (docs/verbs/validate.md). An empty field was not stated.
+    (docs/verbs/validate.md). Leave unknown fields empty.
 
-    With --json: `rows[]`, one for each run with its forecast or why there is none, and `summary`, the errors overall and by file,
-    GPU and family.
+    With --json: `rows[]`, one per run with its forecast or the reason for its absence, and `summary`, the errors overall and by
+    file, GPU and family.
 
     \b
     trainpace validate runs.csv
@@ -213,7 +213,7 @@ def validate(request: verbs.checks.ValidateRequest, view: View) -> int:
 
 
 class PlanView(PicturedView):
-    output: Annotated[str | None, Field("Keep the plan.", NEW_FILE, metavar="FILE.json")] = None
+    output: Annotated[str | None, Field("Save the plan.", NEW_FILE, metavar="FILE.json")] = None
     write: Annotated[
         bool,
         Field(
@@ -243,16 +243,15 @@ class PlanView(PicturedView):
 
 
 def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
-    """Say what to change about a training, in which order, and how many seconds of the whole job each change saves.
+    """Recommend what to change about a training, in which order, and how many seconds of the whole job each change saves.
 
-    MODEL is named as in trainpace forecast. How it trains now comes from options, from config files or from a recording; the
-    global batch and the optimizer stay. Exit code 1: nothing fits in memory.
+    MODEL is given as in trainpace forecast. How it trains now comes from options, settings files or a recording; the global
+    batch and the optimizer do not change. Exit code 1: nothing fits in memory.
 
     \b
     trainpace plan resnet50 --gpu A100 --num-gpus 4 --batch 64 --samples 1281167 --epochs 90
     trainpace plan transformers:config.json --gpu H100 --num-gpus 8 --nodes 64 --network 400 --precision bf16 \\
         --global-batch 1024 --tokens 1T --max-steps 100000 --optimizer adamw
-        (8 cards of 400 Gbit/s in each node are 400 GB/s)
     trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json --write
     """
     _check_write(request, view)
@@ -281,7 +280,7 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
 
 
 def _without_write(typed: Sequence[str]) -> list[str]:
-    """The command without what it has written: it would find its new files there already."""
+    """Return the command without its writing options, since its new files exist now."""
     left: list[str] = []
     for word, before in zip(typed, ("", *typed), strict=False):
         if (
@@ -294,7 +293,7 @@ def _without_write(typed: Sequence[str]) -> list[str]:
 
 
 def _check_write(request: verbs.plan.PlanRequest, view: PlanView) -> None:
-    """Refuse options that cannot mean anything, before anything is computed."""
+    """Raise Misuse for impossible options before anything is computed."""
     if (
         view.write
         and not (request.command or view.new)

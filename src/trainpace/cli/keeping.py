@@ -18,9 +18,9 @@ from trainpace.verbs.request import Request
 @click.group(invoke_without_command=True)
 @click.pass_context
 def journal(context: click.Context) -> int:
-    """Every measured run: list, show, compare, import, export, share, and how good the forecasts were.
+    """List, show, compare, import, export and share measured runs, and score their forecasts.
 
-    Beside your own runs stands the public journal: packaged measurements of others, each with its source (--public).
+    Besides your own runs there is the public journal: packaged measurements of others with their sources (--public).
 
     \b
     trainpace journal list --model resnet --since 2026-11-01
@@ -34,7 +34,7 @@ def journal(context: click.Context) -> int:
 
 
 def _list(request: verb.ListRequest, view: View) -> int:
-    """List runs, the newest first."""
+    """List runs, newest first."""
     listing = verb.list_runs(request)
     if view.json:
         echo_json([to_jsonable(row) for row in listing.sweeps or listing.public or listing.runs])
@@ -50,7 +50,7 @@ def _list(request: verb.ListRequest, view: View) -> int:
 
 
 def show(request: verb.ShowRequest, view: View) -> int:
-    """Show all of one run. ID is its id, or the first digits of it; public:ID is a run of the public journal."""
+    """Show one run. ID is its id or the first digits of it; public:ID is a run of the public journal."""
     run = verb.show(request)
     if view.json:
         echo_json(to_jsonable(run))
@@ -62,10 +62,10 @@ def show(request: verb.ShowRequest, view: View) -> int:
 
 
 def compare(request: verb.CompareRequest, view: View) -> int:
-    """Compare two runs or two sweeps: what differs, the parts of the step, and whether the ratio is beyond the noise.
+    """Compare two runs or two sweeps: differences, parts of the step, and whether the ratio is beyond the noise.
 
-    public:ID is a run of the public journal, and mine your newest run that is most like the other one.
-    Exit code 1 if they have no batch size in common that was timed on both sides.
+    public:ID is a run of the public journal, and mine your newest run that is most similar to the other one.
+    Exit code 1 if no batch size was timed on both sides.
     """
     comparison = verb.compare_runs(request)
     if view.json:
@@ -76,14 +76,13 @@ def compare(request: verb.CompareRequest, view: View) -> int:
 
 
 def _import(request: verb.ImportRequest, view: View) -> int:
-    """Bring in runs from elsewhere; what is there already is not doubled.
+    """Import runs from elsewhere; existing runs are not duplicated.
 
     FILE is an export of a journal, runs that others shared (see share), what
     `measure --output` wrote, a table with the columns of `trainpace validate`, timm's
     benchmark CSV, Hugging Face's all_results.json or trainer_state.json, MLflow's folder mlruns or its mlflow.db.
-    A file that cannot be read is left out whole, and the exit code is 2; 1 if a file held no run.
-    Shared runs are checked first: their form, whether their card could have done it, whether they are there already, and how far
-    they are from the forecast of this version.
+    An unreadable file is skipped completely, and the exit code is 2; 1 if a file has no runs. Shared runs are checked first: their
+    format, whether their card could have done it, duplicates, and the distance from the forecast of this version.
     """
     imports, place = verb.import_runs(request, report.TerminalProgress())
     if view.json:
@@ -98,9 +97,9 @@ def _import(request: verb.ImportRequest, view: View) -> int:
 
 
 def export(request: verb.ExportRequest, view: View) -> int:
-    """Write runs to a file, the oldest first; without filters, all runs and sweeps. Importing it gives the same again.
+    """Write runs to a file, oldest first; without filters, all runs and sweeps. Importing the file restores them.
 
-    With --to, runs go into an experiment tracker; those that are there already, by their id, are not added again.
+    With --to, runs go into an experiment tracker; runs with a known id are not added again.
 
     \b
     trainpace journal export runs.parquet
@@ -117,12 +116,11 @@ def export(request: verb.ExportRequest, view: View) -> int:
 
 
 def share(request: verb.ShareRequest, view: View) -> int:
-    """Show, and with --output write, your own runs as a file that says nothing about you. Nothing is sent anywhere.
+    """Show, and with --output write, your own runs as an anonymous file. Nothing is sent anywhere.
 
-    RUNS are runs or sweeps, by their ids; without them the filters choose. The file holds numbers, settings, names of cards and
-    public models, and versions: no path, name, host, code, command line, note or time of day. docs/sharing.md lists every field.
-    What you imported from tables or shared files of others stays; a journal of somebody else that you imported or merged counts
-    as yours.
+    RUNS are ids of runs or sweeps; without them the filters choose. The file has numbers, settings, names of cards and public
+    models, and versions, but no path, name, host, code, command line, note or time of day. docs/sharing.md lists every field. Runs
+    from imported tables or shared files are not included; an imported or merged journal counts as yours.
 
     \b
     trainpace journal share --device T4
@@ -145,7 +143,7 @@ def share(request: verb.ShareRequest, view: View) -> int:
 
 
 def merge(request: verb.MergeRequest, view: View) -> int:
-    """Bring in all runs and sweeps of another journal, OTHER, a path or URL; those that are here already stay as they are."""
+    """Merge all runs and sweeps of another journal, OTHER, a path or URL; existing runs do not change."""
     done = verb.merge(request)
     return _answer(
         done,
@@ -155,19 +153,19 @@ def merge(request: verb.MergeRequest, view: View) -> int:
 
 
 def annotate(request: verb.AnnotateRequest, view: View) -> int:
-    """Write TEXT as the notes of a run, in place of what was there."""
+    """Replace the notes of a run with TEXT."""
     entry = verb.annotate(request)
     return _answer(entry, f"{entry.id[:8]}: {entry.notes}", view)
 
 
 def delete(request: verb.DeleteRequest, view: View) -> int:
-    """Delete runs for good."""
+    """Delete runs permanently."""
     done = verb.delete(request)
     return _answer(done, f"deleted {', '.join(id_[:8] for id_ in done.deleted)}", view)
 
 
 def path(request: verb.JournalRequest, view: View) -> int:
-    """Say where the journal is, its schema version, and how many runs it holds."""
+    """Show the journal's place, schema version and number of runs."""
     facts = verb.path(request)
     words = (
         f"{facts.journal} ({facts.database}, schema version {facts.database_version},"
@@ -177,10 +175,9 @@ def path(request: verb.JournalRequest, view: View) -> int:
 
 
 def score(request: verb.ScoreRequest, view: View) -> int:
-    """Say how good the forecasts were that were made before their runs. Exit code 1 if there are none.
+    """Score the forecasts that were made before their runs. Exit code 1 if there are none.
 
-    With --public, how good the forecasts of this version are of the public journal's runs, each computed anew under
-    the conditions of its run.
+    With --public, score this version's forecasts of the public journal's runs, each under the conditions of its run.
     """
     scores = verb.score(request, report.TerminalProgress())
     if view.json:
@@ -217,21 +214,21 @@ for function in (
 
 
 def serve(request: verbs.journal.ServeRequest, view: Request) -> int:
-    """Show the journal, and what-if, in the browser.
+    """Show the journal and what-if in the browser.
 
-    Listens on loopback, so that only this machine reaches it. It only reads the journal; of models it knows the built-in ones
-    and the workloads that `trainpace forecast --save-workload` left in the data folder's workloads/.
+    Listens on loopback, so that only this machine reaches it, and only reads the journal. Models are the built-in ones and the
+    workloads from `trainpace forecast --save-workload` in the data folder's workloads/.
 
     \b
     trainpace serve
     trainpace serve --port 9000 --journal team.db
     """
-    try:  # a program of its own, as by `python -m trainpace.web`: a face starts another, and imports nothing of it
+    try:  # a separate program, since interfaces do not import each other
         runpy.run_module("trainpace.web", {"REQUEST": request}, run_name="__main__")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("trainpace"):
             raise
         raise TrainpaceError(
-            f"the dashboard needs {error.name}.", "pip install 'trainpace[serve]'"
+            f"The dashboard needs {error.name}.", "pip install 'trainpace[serve]'"
         ) from None
     return 0

@@ -1,4 +1,4 @@
-"""The commands that train, time or watch something on this machine or on a cluster."""
+"""Commands that train, time or watch something on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def _parse_steps(text: str) -> range:
 LONGEST_RANGE = 32
 STEPS = Unit("steps", _parse_steps)
 FEWEST_MEASURED = 2
-"""Sizes that a sweep must have measured to be a success where others failed."""
-JsonAlone = Annotated[bool, Field("Print JSON, and let the command's output go to stderr.")]
+"""Fewest measured sizes of a successful sweep if other sizes crashed."""
+JsonAlone = Annotated[bool, Field("Print JSON, and send the command's output to stderr.")]
 
 
 class MeasureView(PicturedView):
@@ -57,11 +57,10 @@ class MeasureView(PicturedView):
 
 
 def measure(request: verbs.measure.SuiteRequest, view: MeasureView) -> int:
-    """Train MODEL for some steps on this machine at several batch sizes, each probe in a process of its own, and time them.
+    """Train MODEL for some steps on this machine at several batch sizes, each in its own process, and time them.
 
-    Prints the step time with the interval that a repeat should fall into, the jumps, the batch with the best throughput and
-    the largest that fits, beside the forecast. Every probe goes into the journal at once: Ctrl-C keeps what is done, and
-    the same command takes it up again.
+    Prints the step time with the interval of a repeat, the jumps, the batch with the best throughput and the largest that fits,
+    beside the forecast. Every probe is saved in the journal at once, so the same command continues after Ctrl-C.
 
     MODEL is a name (resnet50, vgg16, mobilenet_v2), torchvision:NAME, timm:NAME, transformers:CONFIG.json,
     diffusers:CONFIG.json, or FILE.py:FUNCTION, where FUNCTION returns (model, loss,
@@ -102,7 +101,8 @@ def _measure_suite(request: verbs.measure.SuiteRequest, view: MeasureView) -> in
     for name in ("output", "html", "figure", "share", "json"):
         if getattr(view, name):
             raise Misuse(
-                f"--{name} is for one model here; trainpace journal export has the suite's runs."
+                f"--{name} needs one model on this machine.",
+                "trainpace journal export has the suite's runs.",
             )
     answer = verbs.measure.run_suite(request, report.TerminalProgress())
     device = f" on {answer.device}" if answer.device else ""
@@ -113,20 +113,20 @@ def _measure_suite(request: verbs.measure.SuiteRequest, view: MeasureView) -> in
 
 class CalibrateView(View):
     hosts: Annotated[
-        bool, Field("Under torchrun: add only the links between hosts to the profile.")
+        bool, Field("Under torchrun: only add the links between hosts to the profile.")
     ] = False
     network: Annotated[
         float | None, Field("Bandwidth of the link, if known.", GB_PER_S, needs=("hosts",))
     ] = None
-    detect_only: Annotated[bool, Field("Say what machine this is, and measure nothing.")] = False
+    detect_only: Annotated[bool, Field("Describe this machine without measuring.")] = False
 
 
 def calibrate(request: verbs.machine.CalibrateRequest, view: CalibrateView) -> int:
-    """Measure what this machine's CPU can do, for a minute, and keep it for forecasts.
+    """Measure what this machine's CPU can do, for a minute, and save it for forecasts.
 
-    Small blocks of layers are trained, every operator timed on its own; then whole random networks, for what lies between
-    operators. `trainpace forecast MODEL --gpu cpu` and `trainpace measure` use the profile from then on. Nothing else should
-    run meanwhile: it says how steady the machine was.
+    Small blocks of layers are trained with every operator timed, then whole random networks for the time between operators.
+    `trainpace forecast MODEL --gpu cpu` and `trainpace measure` use the profile from then on. Nothing else should run meanwhile;
+    the answer shows how steady the machine was.
 
     \b
     trainpace calibrate
@@ -162,9 +162,7 @@ class DoctorView(SharedView):
     trace: Annotated[
         str | None,
         Field(
-            "Where to write the traces of parts that failed, to send to us.",
-            NEW_FILE,
-            metavar="FILE.txt",
+            "File for stack traces of failed parts, to send to us.", NEW_FILE, metavar="FILE.txt"
         ),
     ] = None
     html: Annotated[
@@ -173,12 +171,12 @@ class DoctorView(SharedView):
 
 
 def doctor(request: verbs.machine.DoctorRequest, view: DoctorView) -> int:
-    """Examine this machine, and whether measuring works on it, in about a minute.
+    """Examine this machine and whether it can be measured, in about a minute.
 
-    Driver, build of torch, clocks, other programs, copies, memory, a known training step beside its forecast, the recorder of
-    watch, a DataLoader and the disk: each part is tried in a process of its own, so that one that fails stops no other. Exit
-    code 0: all is in order. 1: a part failed, the driver is broken, or something costs speed; each says what to do. 2: this
-    torch has no device of the kind that was asked for.
+    Driver, torch build, clocks, other programs, copies, memory, a known training step beside its forecast, the recorder of watch,
+    a DataLoader and the disk. Each part runs in its own process, so that failures are independent. Exit code 0: no problems.
+    1: a part failed, the driver is broken, or something costs speed, each with a remedy. 2: this torch has no device of the
+    requested kind.
 
     \b
     trainpace doctor
@@ -208,11 +206,11 @@ class LoaderView(View):
 
 
 def loader(request: verbs.data.LoaderRequest, view: LoaderView) -> int:
-    """Measure a DataLoader alone: samples/s over workers, where a sample's time goes, and the settings for this machine.
+    """Measure a DataLoader alone: samples/s over workers, where a sample's time goes, and settings for this machine.
 
-    NAME is a Dataset, a DataLoader or a task (model, loss, optimizer, dataset), its class, or a function that returns it. Of a
-    task the compute is measured too, and a step takes the slower of the two. With --compute-ms the compute is taken to
-    keep one core busy, as a GPU's host does.
+    NAME is a Dataset, a DataLoader or a task (model, loss, optimizer, dataset), its class, or a function that returns it. For a
+    task, compute is measured too, and a step takes the slower of the two. With --compute-ms, compute is assumed to keep one core
+    busy, as a GPU's host does.
 
     \b
     trainpace loader train.py:make_dataset --batch 64
@@ -240,16 +238,16 @@ class PrecomputeView(View):
     sbatch: Annotated[
         int | None, Field("Print a Slurm batch script of N array tasks.", COUNT, metavar="N")
     ] = None
-    time: Annotated[float, Field("For --sbatch: of each task.", DURATION)] = 86400.0
+    time: Annotated[float, Field("Time limit of each task of --sbatch.", DURATION)] = 86400.0
 
 
 def precompute(request: verbs.data.PrecomputeRequest, view: PrecomputeView) -> int:
     """Compute the samples of TARGET once, in parallel processes, into Parquet shards that ShardDataset reads back.
 
-    TARGET is FILE.py:NAME, a dataset with __len__ and __getitem__, its class, or a function that returns it; of a DataLoader or
-    a task (model, loss, optimizer, dataset) its dataset is taken. Samples must be the same whenever they are computed: random
-    augmentation stays online, as ShardDataset's transform. What is finished survives a kill, and the same command goes on
-    from there. Samples that raise are set aside in bad_samples.jsonl.
+    TARGET is FILE.py:NAME: a dataset with __len__ and __getitem__, its class, or a function that returns it. A DataLoader or a
+    task (model, loss, optimizer, dataset) stands for its dataset. Samples must be deterministic: random augmentation stays
+    online, as ShardDataset's transform. Finished shards survive a kill, and the same command continues from there. Samples that
+    raise are listed in bad_samples.jsonl.
 
     \b
     trainpace precompute faces.py:Faces --out shards --estimate
@@ -276,11 +274,11 @@ def precompute(request: verbs.data.PrecomputeRequest, view: PrecomputeView) -> i
 
 
 def verify(request: verbs.checks.VerifyRequest, view: View) -> int:
-    """Train MODEL for some steps as one big batch, by accumulation and on ranks, and say whether the weights come out the same.
+    """Train MODEL for some steps as one big batch, by accumulation and on ranks, and compare the resulting weights.
 
-    All trainings begin with the same weights and take the same samples, on the CPU. Where weights differ by more than
-    rounding, one thing after another is changed on both sides until they agree: that is the cause. MODEL is named as in
-    trainpace measure. Exit code 1: they differ.
+    All trainings start with the same weights and samples, on the CPU. If weights differ by more than rounding, one thing at a
+    time is changed on both sides until they agree; that is the cause. MODEL is given as in trainpace measure. Exit code 1: they
+    differ.
 
     \b
     trainpace verify train.py:task
@@ -312,12 +310,12 @@ class RunView(PicturedView):
 
 
 def run(request: verbs.run.RunRequest, view: RunView) -> int:
-    """Carry a list of changes out rung by rung: forecast, measure, keep what helps, undo what does not.
+    """Try a list of changes step by step: forecast, measure, keep what helps, undo what does not.
 
-    LADDER is a ladder.toml (a task, how it trains now, and rungs to try), or a plan that trainpace plan --output kept. Every rung
-    is a few real steps in processes of its own, on engines that exist (DDP, FSDP2, DeepSpeed); your checkpoints are not touched.
-    With --command an unchanged script climbs, by its own launcher on changed copies of its settings files.
-    Interrupted, the same command goes on where it stopped. Exit code 1: no rung helped.
+    LADDER is a ladder.toml (a task, how it trains now, and rungs to try), or a plan from trainpace plan --output. Every rung is a
+    few real steps in separate processes, on existing engines (DDP, FSDP2, DeepSpeed); your checkpoints are not touched. With
+    --command, an unchanged script runs with its own launcher on changed copies of its settings files. After an interrupt, the
+    same command continues. Exit code 1: no rung helped.
 
     \b
     trainpace run examples/ladder/ladder.toml
@@ -349,9 +347,9 @@ class WatchView(SharedView):
         range | None,
         Field("Steps of the timeline.  [default: about ten in the middle]", STEPS, metavar="A:B"),
     ] = None
-    timeline: Annotated[
-        bool, Field("Print the timeline: the loader's workers against the training steps.")
-    ] = False
+    timeline: Annotated[bool, Field("Print the timeline of loader workers and training steps.")] = (
+        False
+    )
     html: Annotated[
         str | None, Field("Save the timeline as a page.", NEW_FILE, metavar="FILE.html")
     ] = None
@@ -369,8 +367,7 @@ class WatchView(SharedView):
     baseline: Annotated[
         str | None,
         Field(
-            "An earlier recording's folder, or a run of the journal: is this one slower?",
-            metavar="RUN",
+            "An earlier recording's folder or a run in the journal to compare with.", metavar="RUN"
         ),
     ] = None
     tolerance: Annotated[
@@ -409,12 +406,12 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
     if (
         request.command and sys.stderr.isatty()
     ):  # a bar would stand in the way of what the command prints
-        tell("Recording; what the command prints follows, and the report when it ends.", err=True)
+        tell("Recording. The command's output follows, and the report when it ends.", err=True)
     watched = verbs.watch.run(replace(request, stdout=json_stdout(view)), report.TerminalProgress())
     recording, folder, code = watched.recording, watched.folder, watched.exit_code
     if not watched.reports:
         return code
-    # the exit code is the command's, also where there is nothing to show
+    # the exit code is the command's, even if there is nothing to show
     own = bool(request.command) and baseline is None
     with ending_with(code if own else code or TrainpaceError.exit_code):
         comparison = None
@@ -448,18 +445,17 @@ class DiagnoseView(PicturedView):
 
 
 def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int:
-    """Say what slows a training script down, prove it, and what a change would save.
+    """Find what slows a training script down, prove it, and estimate what changes save.
 
-    Runs the script for some hundred steps, and in blocks of them takes one cause away: the same batch in place of the loader, no
-    exchange between ranks, a batch of two samples, no output. The differences are the proof. The script then ends: its losses
-    mean nothing in such a run, and its checkpoints are discarded. Other files that it overwrites are restored, as after a
-    `look`; new ones stay. The exit code is the command's own where it failed before anything was proved, or a signal ended it.
-    As tasks of srun, or before torchrun on each node, with one --output folder that all nodes see, it is one diagnosis of the
-    whole job.
+    Runs the script for some hundred steps and removes one suspect at a time in blocks of them: the same batch instead of the
+    loader, no communication between ranks, a batch of two samples, no output. The differences are the proof. The script then
+    ends; its losses mean nothing in such a run, and its checkpoints are discarded. Other overwritten files are restored, as after
+    a `look`; new ones stay. The exit code is the command's own if it failed before anything was proved, or a signal ended it.
+    As tasks of srun, or before torchrun on each node with one shared --output folder, it is one diagnosis of the whole job.
 
-    In place of a command, the folder of a `trainpace watch`: then the shares are those seen, and unproved. Or a trace from
-    elsewhere, of which nothing runs here: torch.profiler's (.json, .json.gz, or a folder with one for each rank) or a report of
-    Nsight Systems as nsys export --type sqlite writes it. Then savings are the most that a change could save.
+    Instead of a command, give the folder of a `trainpace watch`: shares are then as recorded, without proof. Or give a profiler's
+    trace: torch.profiler's (.json, .json.gz, or a folder with one per rank) or Nsight Systems' (nsys export --type sqlite).
+    Savings are then upper bounds.
 
     \b
     trainpace diagnose -- python train.py
@@ -522,14 +518,13 @@ def _show_profiled(answer: verbs.diagnose.Profiled, view: DiagnoseView) -> int:
 
 
 def look(request: verbs.look.LookRequest, view: View) -> int:
-    """Let a training script train for some seconds; say how long it will take, what slows it down, and what it costs elsewhere.
+    """Let a training script train for some seconds and report how long it will take, what slows it down, and its cost elsewhere.
 
-    `trainpace train.py --epochs 30` is short for `trainpace look python train.py --epochs 30`. Options of trainpace stand before
-    the script, and the script's own after it. The script trains as it always does, and is ended after some seconds of steps.
-    Files of earlier runs that it overwrites, such as checkpoints and logs, are restored then, except those into which another
-    program has written meanwhile. What it prints goes into output.txt in the recording's folder. The number of epochs or steps is
-    that of the command or of the script's variables, or as --epochs or --max-steps says. Savings are estimated, and trainpace
-    diagnose proves them.
+    `trainpace train.py --epochs 30` is short for `trainpace look python train.py --epochs 30`. Options of trainpace come before
+    the script, and the script's own after it. The script trains as usual and is ended after some seconds of steps. Files of earlier
+    runs that it overwrites, such as checkpoints and logs, are then restored, unless another program has changed them. Its output
+    goes to output.txt in the recording's folder. The number of epochs or steps comes from the command, the script's variables,
+    --epochs or --max-steps. Savings are estimates; trainpace diagnose proves them.
 
     \b
     trainpace train.py --epochs 30

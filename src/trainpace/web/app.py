@@ -1,4 +1,4 @@
-"""The application: which address shows what. Every page is a record; its template shows it, and its JSON twin is it."""
+"""The application: addresses and their pages. Every page is a record, shown by its template or as JSON."""
 
 import contextlib
 import sys
@@ -37,10 +37,10 @@ from trainpace.web.whatif import (
 )
 
 THREADS = 8
-"""Pages that are made at once; others wait. Each may have a connection of its own to the journal."""
+"""Pages that are made at the same time. Each may open its own connection to the journal."""
 
 
-# the first that fits is taken, so that kinds of errors stand before the one that they are kinds of
+# the first match counts, so subclasses come first
 STATUSES: dict[type[TrainpaceError], int] = {
     UnknownName: 404,
     JournalUnusable: 503,
@@ -57,7 +57,7 @@ class State(NamedTuple):
 
 
 class Page(NamedTuple):
-    """An address, the record of its query, and the function that answers."""
+    """An address, the record of its query, and the function that answers it."""
 
     path: str
     title: str
@@ -68,19 +68,19 @@ class Page(NamedTuple):
 
 def _whatif(state: State, request: WhatIfRequest) -> WhatIfAnswer:
     device = find_device(request.gpu, state.devices)
-    request = replace(request, gpu=device.name)  # whichever of its names was given
+    request = replace(request, gpu=device.name)  # the catalogue's name
     price = price_of(state.offers, device.name, request.gpus, request.nodes)
     return page_of(whatif.run(request, state.models.get(request.model), device, price))
 
 
 def _of_journal(path: str, title: str, answer: Callable[[Journal, Any], Record]) -> Page:
-    """A page that a function of the journal and a query answers; its types say which records these are."""
+    """Make a page from a function of the journal and a query. Its types give the records."""
     hints = get_type_hints(answer)
     return Page(path, title, hints["q"], lambda state, q: answer(state.journal, q), hints["return"])
 
 
 def _of_public(path: str, title: str, answer: Callable[[Any], Record]) -> Page:
-    """A page that a function of a query answers from what is packaged."""
+    """Make a page from a function of a query on packaged data."""
     hints = get_type_hints(answer)
     return Page(path, title, hints["q"], lambda state, q: answer(q), hints["return"])
 
@@ -102,7 +102,7 @@ PAGES = (
 def application(
     journal: Journal, models: Models, own_devices: tuple[Device, ...], offers: tuple[Offer, ...]
 ) -> Starlette:
-    """The pages over a journal, without the policy of `security`."""
+    """Make the application for a journal, without access control."""
     devices = (*own_devices, *(d for d in catalogue() if d.kind == "gpu"))
     state = State(journal, models, devices, offers)
     described = msgspec.json.encode(openapi(version("trainpace")))
@@ -180,12 +180,12 @@ def _json(page: Page, state: State) -> Callable[[Request], Response]:
 
 
 def _explained(error: Exception) -> tuple[int, str, str]:
-    """(status, one sentence, hint) of whatever stopped a page."""
+    """Return (status, message, hint) for an error."""
     for kind, status in STATUSES.items():
         if isinstance(error, kind):
             return status, error.message, error.hint
     traceback.print_exception(error, file=sys.stderr)
-    return 500, "this page could not be made; the server's terminal says why.", "Please report it."
+    return 500, "This page failed; the server's terminal shows the error.", "Please report it."
 
 
 def _static(request: Request) -> Response:
@@ -208,18 +208,18 @@ def _error(
 
 def _not_found(request: Request, error: Exception) -> Response:
     return _error(
-        error.status_code if isinstance(error, HTTPException) else 404, "there is no such page."
+        error.status_code if isinstance(error, HTTPException) else 404, "There is no such page."
     )
 
 
 def openapi(version: str) -> dict[str, Any]:
     error = {
-        "description": "One sentence on what cannot be answered.",
+        "description": "One sentence about the error.",
         "content": {
             "application/json": {"schema": {"type": "object", "required": ["message", "status"]}}
         },
     }
-    # what is refused before any page sees it (too long, not allowed) is told as a page of one sentence
+    # requests refused before any page sees them (too long, not allowed) get a page with one sentence
     refused = {"description": "Refused.", "content": {"text/html": {"schema": {"type": "string"}}}}
     paths = {}
     for page in PAGES:

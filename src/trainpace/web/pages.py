@@ -41,7 +41,7 @@ from trainpace.web.whatif import STEP_TIME, Text
 
 PAGE = 25
 MOST_SCORED = 2000
-"""Forecast runs that are scored, the newest."""
+"""Newest forecast runs to score."""
 MOST_OF_SWEEP = 5000
 MOST_NAMES_SHOWN = 300
 Order = Literal["newest", "oldest", "fastest", "slowest", "model", "device"]
@@ -79,7 +79,7 @@ class RunLine(Record):
 
 
 class RunsQuestion(Record):
-    """Which runs, in which order. `after`: where the page before ended."""
+    """Filters and order of runs. `after` is the end of the page before."""
 
     model: Text = ""
     device: Text = ""
@@ -97,7 +97,7 @@ class RunsQuestion(Record):
 
 
 class RunsPage(Record):
-    """A page of runs. `count`: how many from here on, None for more than are counted. `following`: the query of the next page."""
+    """A page of runs. `count` is the number from here on, None if too many to count; `following` the query of the next page."""
 
     question: RunsQuestion
     runs: tuple[RunLine, ...]
@@ -160,7 +160,7 @@ class ScoreQuestion(Record):
 
 
 class ScorePage(Record):
-    """How good the newest forecasts were. `all_of_them`: there are no older ones."""
+    """The score of the newest forecasts. `all_of_them` is True if there are no older ones."""
 
     question: ScoreQuestion
     scores: Scores
@@ -287,14 +287,14 @@ def sweep_page(journal: Journal, q: SweepQuestion) -> SweepPage:
         raise (
             UnknownName("sweep", q.id, ())
             if not sweeps
-            else TrainpaceError(f"several sweeps start with {q.id}.")
+            else TrainpaceError(f"Several sweeps start with {q.id}.")
         )
     (sweep,) = sweeps
     entries = journal.find(Query(sweep=sweep.id), limit=MOST_OF_SWEEP, newest_first=False)
     try:
         outcomes = [probe_of(entry) for entry in entries]
         if not any(isinstance(outcome, Measurement) for outcome in outcomes):
-            raise TrainpaceError("no batch size of this sweep was measured.")
+            raise TrainpaceError("No batch size of this sweep was measured.")
         analysis, reason = analyse(outcomes), ""
     except (TrainpaceError, ValueError) as error:
         analysis, reason = None, str(error)
@@ -333,7 +333,7 @@ def _sweep_chart(a: SweepAnalysis, entries: list[Entry]) -> report.Chart:
         return chart
     forecast = [foreseen[batch] for batch in sorted(foreseen)]
     line = report.Series(
-        name="forecast before it, 90 % interval",
+        name="forecast before it, 90% interval",
         kind="line",
         tone="forecast",
         dashed=True,
@@ -356,8 +356,8 @@ def _score_chart(s: Scores) -> report.Chart | None:
         x=report.Axis(label="forecast runs, the oldest first"),
         y=report.Axis(label="mean absolute error", unit="%", low=0.0),
         finding=(
-            f"Over {len(s.over_time):,} runs the forecasts were off by {s.overall.mean_pct:.1f} %"
-            f" on average, lately by {s.over_time[-1].lately_pct:.1f} %."
+            f"Over {len(s.over_time):,} runs the forecasts were off by {s.overall.mean_pct:.1f}%"
+            f" on average, lately by {s.over_time[-1].lately_pct:.1f}%."
         ),
         series=(
             report.series(f"of the {s.lately.name} runs", "line", "measured", lately),
@@ -372,7 +372,7 @@ Fit = Literal["not_in_fit", "in_fit"]
 
 
 class PublicQuestion(Record):
-    """Which public runs; `kind` is that of the model."""
+    """Filters of public runs; `kind` is the model's kind."""
 
     model: Text = ""
     device: Text = ""
@@ -386,7 +386,7 @@ class PublicQuestion(Record):
 
 
 class PublicPage(Record):
-    """A page of the `count` public runs that fulfil the filters. `following`: the query of the next page."""
+    """A page of the `count` public runs that match the filters. `following` is the query of the next page."""
 
     question: PublicQuestion
     runs: tuple[PublicRun, ...]
@@ -410,7 +410,7 @@ class PublicRunPage(Record):
 
 
 class AccuracyQuestion(Record):
-    """`card` and `kind`: as the public journal writes them."""
+    """`card` and `kind` as in the public journal."""
 
     card: Text = ""
     kind: Text = ""
@@ -418,7 +418,7 @@ class AccuracyQuestion(Record):
 
 
 class AccuracyPage(Record):
-    """Forecasts of the public runs against what was measured. `without_forecast`: runs of the choice that have none."""
+    """Forecasts of public runs against measurements. `without_forecast` counts chosen runs that have none."""
 
     question: AccuracyQuestion
     chart: report.Chart | None
@@ -463,7 +463,7 @@ def public_run_page(q: PublicRunQuestion) -> PublicRunPage:
 
 
 def accuracy_page(q: AccuracyQuestion) -> AccuracyPage:
-    """Raises UnknownName for a card or a kind that no public run has."""
+    """Score public runs. Raises UnknownName for a card or kind without public runs."""
     cards, kinds = _names("device"), _names("model_kind")
     for what, name, known in (("card", q.card, cards), ("kind of model", q.kind, kinds)):
         if name and name not in known:

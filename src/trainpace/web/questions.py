@@ -1,6 +1,6 @@
-"""Questions that a page can be asked: its query string as a record.
+"""The query string of a page as a record.
 
-The whole state of a page is in it, so that an address can be shared; a value that cannot be right is refused in one sentence.
+It holds the whole state of a page, so that an address can be shared. A bad value gives a one-sentence error.
 """
 
 from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -16,26 +16,26 @@ Q = TypeVar("Q", bound=Record)
 
 
 class BadQuestion(TrainpaceError):
-    """An address that asks for what cannot be: status 400."""
+    """A bad query: status 400."""
 
 
 def read_question(kind: type[Q], query: str) -> Q:
-    """The question in a query string; fields left empty, as forms send them, are not asked. Raises BadQuestion."""
+    """Read a query string. Empty fields, as forms send them, are ignored. Raises BadQuestion."""
     try:
         pairs = parse_qsl(
             query, keep_blank_values=True, max_num_fields=MOST_PARAMETERS, errors="strict"
         )
     except UnicodeDecodeError:
-        raise BadQuestion("the address is not UTF-8.") from None
+        raise BadQuestion("The address is not UTF-8.") from None
     except ValueError:
-        raise BadQuestion(f"more than {MOST_PARAMETERS} parameters.") from None
+        raise BadQuestion(f"More than {MOST_PARAMETERS} parameters.") from None
     given: dict[str, str] = {}
     fields = kind.__struct_fields__
     for name, value in pairs:
         if name not in fields:
             near = nearest_names(name[:40], fields)
             raise BadQuestion(
-                f"this page has no parameter {name[:40]!r}.",
+                f"This page has no parameter {name[:40]!r}.",
                 f"It has {', '.join(fields)}." if not near else f"Nearest: {near[0]}.",
             )
         if name in given:
@@ -55,7 +55,7 @@ def read_question(kind: type[Q], query: str) -> Q:
 
 
 def _choices(hint: object) -> list[object]:
-    """The values of a Literal, in whatever it stands."""
+    """Return the values of a Literal inside any type."""
     if get_origin(hint) is Literal:
         return [c for arg in get_args(hint) for c in _choices(arg) or [arg]]
     return [c for arg in get_args(hint) for c in _choices(arg)] if hint is not None else []
@@ -79,7 +79,7 @@ def _plain(what: str) -> str:
 
 
 def query_of(question: Record, **changed: object) -> str:
-    """The shortest query string that asks this, with some fields changed."""
+    """Return the shortest query string for a question, with some fields changed."""
     plain = {f.name: f.default for f in msgspec.structs.fields(question)}
     values = msgspec.structs.asdict(question) | changed
     stated = {
@@ -94,5 +94,5 @@ def query_of(question: Record, **changed: object) -> str:
 
 
 def exact(value: float) -> str:
-    """The shortest digits that are read back as this number."""
+    """Return the shortest digits that are read back as this number."""
     return repr(value).removesuffix(".0")

@@ -1,4 +1,4 @@
-"""Records as HTML, by Jinja templates that escape everything, and the scripts and styles that pages load."""
+"""Records as HTML, with Jinja templates that escape everything, and the scripts and styles of pages."""
 
 import hashlib
 from functools import cache
@@ -53,4 +53,4 @@ FILES = {
         for name in OWN
     },
 }
-"""The files that are sent, read once from the package: a request chooses among these names and opens no file."""
+"""Static files, read once from the package. A request chooses among these names and opens no file."""
