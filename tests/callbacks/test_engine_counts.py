@@ -107,4 +107,4 @@ def test_an_error_of_ours_ends_the_callback_and_not_the_training():
     (found,), said = train("counting_transformers.py", [{**NO_SAVE, "max_steps": 12, "raises": 1}])
     assert found["end"][0] == 12
     assert found["off"]
-    assert said.count("trainpace: no time left from here on") == 1
+    assert said.count("trainpace: the remaining time is no longer reported") == 1

@@ -66,7 +66,7 @@ def test_a_noise_scale_counts_to_the_same_loss(tmp_path):
     )  # as trainpace run keeps it
     assert ask(*job, "--noise-scale", file)["best"] == by_loss["best"]
     file.write_text("[{}]")
-    assert "holds no gradient noise scale" in refuse(*job, "--noise-scale", file)
+    assert "has no gradient noise scale" in refuse(*job, "--noise-scale", file)
     assert "--allow-global-batch" in refuse(*job[:-1], "--noise-scale", "64")
     assert "negative" in refuse(*job, "--noise-scale", "-3")
 

@@ -95,8 +95,8 @@ def test_files_that_are_not_there_are_made_by_name(folder):
         end["nproc_per_node"],
     )
     assert said["time_limit_s"] >= json.loads(done.stdout)["best"]["job_s"]
-    assert "is there already" in plan(folder, *options).stderr
-    assert "tells no format" in plan(folder, "--epochs", "3", "--write", "--new", "ds.toml").stderr
+    assert "already exists" in plan(folder, *options).stderr
+    assert "the format of" in plan(folder, "--epochs", "3", "--write", "--new", "ds.toml").stderr
     assert "--new is for --write" in plan(folder, "--epochs", "3", "--new", "a.json").stderr
 
 
@@ -377,6 +377,6 @@ def test_files_that_would_contradict_each_other_are_not_written(tmp_path):
         Path(path).write_text(text)
     files = rewrite(paths, Changes(before=before, after=replace(before, pp=2)))
     assert [bool(f.diff) for f in files.files] == [True, False]
-    with pytest.raises(Contradiction, match="nothing was written, for then global_batch 16"):
+    with pytest.raises(Contradiction, match="contradict each other: global_batch 16"):
         save_all(files)
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == texts

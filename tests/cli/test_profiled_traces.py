@@ -128,7 +128,7 @@ def test_python_gets_the_record(ranks):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["TRACE", "another"], "one file or folder is read"),
+        (["TRACE", "another"], "takes no further arguments"),
         (["watch", "--from", "TRACE"], "trainpace diagnose reads"),
         (["look", "TRACE"], "trainpace diagnose reads"),
         (["diagnose", "CUT"], "cut short or damaged"),

@@ -71,7 +71,7 @@ def test_misuse_is_one_sentence_before_anything_starts(folder):
     for arguments, said in (
         (["none.toml"], "no such file"),
         (["ladder.toml", "--html", "no/where.html"], "does not exist"),
-        (["ladder.toml", "--seconds", "0s"], "cannot be right"),
+        (["ladder.toml", "--seconds", "0s"], "out of range"),
     ):
         done = trainpace(folder, *arguments)
         assert done.returncode == 2, done.stderr
@@ -100,7 +100,7 @@ def test_two_climbs_in_one_folder_are_refused(folder):
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = trainpace(folder, "ladder.toml", "--out", "run", "--no-journal", "--no-forecast")
     assert done.returncode == 2
-    assert "another trainpace run" in done.stderr
+    assert "Another trainpace run" in done.stderr
 
 
 def test_a_folder_that_takes_no_lock_is_one_sentence(folder):

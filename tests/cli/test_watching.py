@@ -142,7 +142,7 @@ def test_json_keeps_the_scripts_output_apart(train, tmp_path):
         ),
         (("watch", "--from", "/nonexistent"), "holds no recording"),
         (("watch", "--from", "/nonexistent", "--steps", "9:3"), "is not a range of steps"),
-        (("watch", "--output", "/", "--", "python"), "is there already"),
+        (("watch", "--output", "/", "--", "python"), "already exists"),
         (("diagnose", "--rounds", "0", "--", "python"), "--rounds"),
     ],
 )

@@ -160,7 +160,7 @@ def test_tasks_record_together_and_the_first_reports(tmp_path, monkeypatch):
         command, env={**STEP, "SLURM_STEP_ID": "1"}, capture_output=True, text=True, check=False
     )
     assert refused.returncode == 2
-    assert "is there already" in refused.stderr
+    assert "already exists" in refused.stderr
 
 
 @pytest.mark.slow

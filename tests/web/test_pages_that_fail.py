@@ -103,7 +103,7 @@ def test_a_page_that_cannot_be_drawn_is_said_as_every_error(client, monkeypatch,
     monkeypatch.setattr("trainpace.web.app.render", failing)
     answer = client.get("/runs")
     assert answer.status == 500
-    assert "This page could not be made" in answer.text
+    assert "This page failed" in answer.text
     assert "<nav" in answer.text
     assert "ZeroDivisionError" in capsys.readouterr().err
 
