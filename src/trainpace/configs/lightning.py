@@ -88,11 +88,8 @@ def _read_precision(reading: Reading, precision: Any) -> None:
 
 
 def _read_devices(reading: Reading, devices: Any) -> None:
-    key, indices = "trainer.devices", devices
-    if isinstance(devices, str) and "," in devices:
-        parts = [part.strip() for part in devices.split(",") if part.strip()]
-        indices = [int(part) if re.fullmatch(r"[0-9]{1,6}", part) else part for part in parts]
-    if isinstance(indices, list):
+    key, indices = "trainer.devices", _indices(devices)
+    if indices is not None:
         whole = {i for i in indices if type(i) is int and i >= 0}
         if not indices or len(whole) != len(indices):
             expected = 'a number, a list of different device indices, or "auto"'
@@ -106,6 +103,14 @@ def _read_devices(reading: Reading, devices: Any) -> None:
         reading.note(key, text, leaves_open="nproc_per_node")
     else:
         reading.read("nproc_per_node", devices, key)
+
+
+def _indices(devices: Any) -> list[Any] | None:
+    """Return the device indices of a list or of text such as "0, 1", or None."""
+    if isinstance(devices, str) and "," in devices:
+        parts = [part.strip() for part in devices.split(",") if part.strip()]
+        return [int(part) if re.fullmatch(r"[0-9]{1,6}", part) else part for part in parts]
+    return devices if isinstance(devices, list) else None
 
 
 def _read_length(reading: Reading, trainer: dict[str, Any]) -> None:
@@ -232,29 +237,25 @@ def _read_optimizer(reading: Reading, value: Any) -> None:
 def _read_validation(reading: Reading, trainer: dict[str, Any]) -> None:
     """Read val_check_interval, which Lightning counts in micro-batches."""
     every, accumulation = trainer.get("val_check_interval"), reading.stated("accumulation")
-    key, why = "trainer.val_check_interval", ""
-    if isinstance(every, int) and not isinstance(every, bool) and every > 0:
+    key, why = "trainer.val_check_interval", "is a time, not a number of steps"
+    steps = None
+    if type(every) is int and every > 0:
+        why = "is in micro-batches, which are not a known whole number of steps"
         if isinstance(accumulation, int) and every % accumulation == 0:
-            reading.put("evaluate_every_steps", every // accumulation, key)
-            reading.note(key, f"{every} micro-batches, which are {every // accumulation} steps")
-        else:
-            why = "is in micro-batches, which are not a known whole number of steps"
+            steps = every // accumulation
     elif isinstance(every, float) and 0 <= every <= 1:
         why = "is a share of an epoch, not a number of steps"
-    elif isinstance(every, str | dict) and every:
-        why = "is a time, not a number of steps"
-    elif every is not None:
+    elif every is not None and not (isinstance(every, str | dict) and every):
         raise reading.fail(key, every, "a number of micro-batches, a share of an epoch, or a time")
-    if why:
+    if steps is not None:
+        reading.put("evaluate_every_steps", steps, key)
+        reading.note(key, f"{every} micro-batches, which are {steps} steps")
+    elif every is not None:
         reading.note(key, f"{every} {why}", leaves_open="evaluate_every_steps")
-    epochs = reading.whole(
-        trainer.get("check_val_every_n_epoch"), "trainer.check_val_every_n_epoch"
-    )
-    if epochs is not None:
+    key = "trainer.check_val_every_n_epoch"
+    if epochs := reading.whole(trainer.get("check_val_every_n_epoch"), key):
         text = f"evaluates every {epochs} epochs" if epochs > 1 else "evaluates every epoch"
-        reading.note(
-            "trainer.check_val_every_n_epoch", (f"{text}, which is not converted to steps")
-        )
+        reading.note(key, f"{text}, which is not converted to steps")
 
 
 def write_lightning(draft: Draft) -> None:

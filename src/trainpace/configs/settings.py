@@ -395,20 +395,26 @@ class _Arithmetic:
             self._add("nproc_per_node", text, processes, gpus)
         per_node = processes or (None if "nproc_per_node" in self._unsure else gpus)
         if world and nodes and per_node:
-            product = int(nodes.value) * int(per_node.value)
-            if world.value != product:
-                text = (
-                    f"world size {_located(world)} is not nnodes {_located(nodes)} x"
-                    f" {_located(per_node)} = {product}."
-                )
-                self._add("world_size", text, world, nodes, per_node)
-                if processes:
-                    return None
+            clashes = self._check_world(world, nodes, per_node)
+            if clashes and processes:
+                return None
+        if world:
+            return int(world.value), [world]
+        if not processes or self._missing & {"world_size", "nnodes"}:
+            return None
         # every launcher starts one node unless told otherwise
-        used = [world] if world else [processes, nodes]
-        known = world or (processes and not self._missing & {"world_size", "nnodes"})
-        settings = [setting for setting in used if setting]
-        return (math.prod(int(s.value) for s in settings), settings) if known else None
+        used = [processes, nodes] if nodes else [processes]
+        return math.prod(int(setting.value) for setting in used), used
+
+    def _check_world(self, world: Setting, nodes: Setting, per_node: Setting) -> bool:
+        product = int(nodes.value) * int(per_node.value)
+        if world.value != product:
+            text = (
+                f"world size {_located(world)} is not nnodes {_located(nodes)} x"
+                f" {_located(per_node)} = {product}."
+            )
+            self._add("world_size", text, world, nodes, per_node)
+        return world.value != product
 
     def _check_batch(self, ranks: int, used: list[Setting]) -> None:
         shards = [self._values[name] for name in ("tp", "pp", "cp") if name in self._values]

@@ -280,7 +280,7 @@ def is_sbatch(text: str) -> bool:
 
 
 class _Asked(NamedTuple):
-    """What a batch script asks of Slurm. `per_node` and `tasks` are processes."""
+    """The resources that a batch script requests. `per_node` and `tasks` are processes."""
 
     options: dict[str, str]
     nodes: int | None
@@ -588,12 +588,7 @@ def _write_job_size(draft: Draft, launched: bool) -> None:
         _whole(options[key].value if key in options else None, key, quiet)
         for key in ("nodes", "ntasks")
     )
-    may_add = nodes != 1 and "nnodes" in draft.may_add
-    writes_nodes = "nnodes" in draft.names and ("nodes" in options or may_add)
-    if writes_nodes:
-        _put(draft, "nodes", str(nodes))
-    if writes_nodes or nodes == 1:
-        draft.keep("nnodes")
+    _write_nodes(draft, nodes, "nodes" in options)
     # a launcher is started once per node
     starts = tasks // (old_nodes or 1) if launched and tasks else per_node
     if tasks is not None:
@@ -605,6 +600,15 @@ def _write_job_size(draft: Draft, launched: bool) -> None:
         draft.keep("nproc_per_node", "world_size")
     _write_srun(draft, {"nodes": nodes, "ntasks": starts * nodes, "ntasks-per-node": starts})
     _write_gpus(draft, nodes, per_node)
+
+
+def _write_nodes(draft: Draft, nodes: int, stated: bool) -> None:
+    may_add = nodes != 1 and "nnodes" in draft.may_add
+    if "nnodes" in draft.names and (stated or may_add):
+        _put(draft, "nodes", str(nodes))
+        draft.keep("nnodes")
+    elif nodes == 1:
+        draft.keep("nnodes")
 
 
 def _write_srun(draft: Draft, counts: dict[str, int]) -> None:

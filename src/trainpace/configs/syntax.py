@@ -115,22 +115,24 @@ def checked(value: Any, file: str, depth: int = 0) -> Any:
     """
     if depth > DEEPEST:
         raise _too_deep(file)
-    problem = ""
-    if isinstance(value, float) and not math.isfinite(value):
-        problem = f"{value}, which cannot be a setting"
-    elif isinstance(value, int) and value.bit_length() > _LONGEST_WHOLE_NUMBER_BITS:
-        problem = f"a whole number of {value.bit_length()} bits, which cannot be a setting"
-    elif isinstance(value, str) and re.search("[\ud800-\udfff\x00]", value):
-        problem = f"{value[:40]!r}, which is not valid text"
-    if problem:
+    if problem := _problem_of(value):
         raise UnreadableInput(f"{file} holds {problem}.")
     if isinstance(value, dict):
-        for key in value:
-            checked(key, file, depth + 1)
-    if isinstance(value, dict | list):
-        for part in value.values() if isinstance(value, dict) else value:
+        checked([*value, *value.values()], file, depth)
+    elif isinstance(value, list):
+        for part in value:
             checked(part, file, depth + 1)
     return value
+
+
+def _problem_of(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value}, which cannot be a setting"
+    if isinstance(value, int) and value.bit_length() > _LONGEST_WHOLE_NUMBER_BITS:
+        return f"a whole number of {value.bit_length()} bits, which cannot be a setting"
+    if isinstance(value, str) and re.search("[\ud800-\udfff\x00]", value):
+        return f"{value[:40]!r}, which is not valid text"
+    return ""
 
 
 def _too_deep(file: str) -> UnreadableInput:
@@ -550,20 +552,21 @@ def launch_in(text: str, start: int, end: int) -> Launch | None:
     at = next((i for i in range(len(names)) if _starts_at(names, i)), None)
     if at is None:
         return None
-    i = at + (2 if names[at] == "accelerate" else 1)
-    words = words[: next((j for j in range(i, len(words)) if words[j].value in ENDS), None)]
-    flags = []
-    while i < len(words) and words[i].value.startswith("-") and words[i].value != "-":
-        flag, used = _flag_at(words[i : i + 2], LAUNCHERS[names[at]].alone)
+    name = names[at]
+    words = words[at + (2 if name == "accelerate" else 1) - 1 :]
+    words = words[: next((i for i, word in enumerate(words) if i and word.value in ENDS), None)]
+    flags, used = [], 1
+    while used < len(words) and re.match("-.", words[used].value):
+        flag, count = _flag_at(words[used : used + 2], LAUNCHERS[name].alone)
         flags.append(flag)
-        i += used
-    script = (j for j in range(i, len(words)) if words[j].value.startswith("--"))
+        used += count
+    script = (i for i in range(used, len(words)) if words[i].value.startswith("--"))
     return Launch(
-        name=names[at],
+        name=name,
         line=(start, end),
         flags=tuple(flags),
-        script=tuple(_flag_at(words[j : j + 2])[0] for j in script),
-        flags_end=words[i - 1].end,
+        script=tuple(_flag_at(words[i : i + 2])[0] for i in script),
+        flags_end=words[used - 1].end,
         script_end=words[-1].end,
     )
 

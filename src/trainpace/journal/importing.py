@@ -116,7 +116,7 @@ def _lines(path: Path, file: TextIO) -> Iterator[Any]:
 
 
 class Given(NamedTuple):
-    """What the user states about a file.
+    """Facts that the user states about a file.
 
     `device` and `precision` are used if the file does not state them. With `keep_identity`, names
     and
@@ -455,12 +455,7 @@ def _published_entry(run: MeasuredRun, given: Given, id_: str, now: str) -> Entr
     execution, mode = execution_of(stated), mode_of(run)
     if mode == "train" and not run.optimizer:
         execution = replace(execution, optimizer=UNKNOWN)
-    milliseconds = measured_ms(run, execution)
-    fields: dict[str, Any] = {"step_time_ms": milliseconds}
-    if not milliseconds:
-        if not _OUT_OF_MEMORY.search(run.notes):
-            raise TrainpaceError("the run states no step time or throughput.")
-        fields = {"outcome": "out_of_memory", "reason": "out of memory, by its source"}
+    sizes = {"sequence_length": run.seq_len, "image_size": run.img_size}
     software = ("framework", "framework_version", "interconnect")
     return imported(
         given,
@@ -470,15 +465,22 @@ def _published_entry(run: MeasuredRun, given: Given, id_: str, now: str) -> Entr
         model=printable(model),
         num_devices=execution.world_size,
         execution=execution,
-        sequence_length=int(run.seq_len) if run.seq_len else None,
-        image_size=int(run.img_size) if run.img_size else None,
         mode=mode,
         peak_memory_gib=run.peak_mem_gib,
         environment={name: printable(text) for name in software if (text := getattr(run, name))},
         notes=printable(run.notes),
         source=printable(run.file),
-        **fields,
+        **{name: int(size) for name, size in sizes.items() if size},
+        **_published_outcome(run, execution),
     )
+
+
+def _published_outcome(run: MeasuredRun, execution: Execution) -> dict[str, Any]:
+    if milliseconds := measured_ms(run, execution):
+        return {"step_time_ms": milliseconds}
+    if not _OUT_OF_MEMORY.search(run.notes):
+        raise TrainpaceError("the run states no step time or throughput.")
+    return {"outcome": "out_of_memory", "reason": "out of memory, by its source"}
 
 
 class FileName(NamedTuple):
@@ -602,9 +604,8 @@ def read_huggingface(path: Path, given: Given) -> Iterator[Item]:
 
 
 def _huggingface_entry(path: Path, data: dict[str, Any], given: Given, id_: str) -> Entry:
-    history = data.get("log_history")
-    logs = [log for log in history if isinstance(log, dict)] if isinstance(history, list) else []
-    summary = next((log for log in (data, *reversed(logs)) if "train_runtime" in log), None)
+    logs = _logs_of(data)
+    summary = next((log for log in reversed(logs) if "train_runtime" in log), None)
     if summary is None:
         raise TrainpaceError("the training did not end, so its time is unknown.")
     if given.precision is None:
@@ -635,7 +636,15 @@ def _huggingface_entry(path: Path, data: dict[str, Any], given: Given, id_: str)
         step_time_ms=milliseconds,
         notes="; ".join(notes),
         source=path.name,
-        losses=_losses(logs or [data]),
+        losses=_losses(logs),
+    )
+
+
+def _logs_of(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the logs in trainer_state.json; all_results.json is one log itself."""
+    history = data.get("log_history")
+    return (
+        [log for log in history if isinstance(log, dict)] if isinstance(history, list) else [data]
     )
 
 

@@ -1,4 +1,4 @@
-"""What the journal knows about a workload, for forecasts on any target.
+"""Knowledge from the journal about a workload, for forecasts on any target.
 
 `forecast`, `match`, `plan` and `measure` use it.
 """

@@ -350,7 +350,7 @@ WorkloadOf = Callable[[str, Precision, Variant], Workload]
 
 
 class Lesson(Record):
-    """What a file brought for one model on one card.
+    """The new runs of a file for one model on one card.
 
     Attributes:
         batches: micro-batch sizes of the new runs.
@@ -381,7 +381,7 @@ class Odd(Record):
 
 
 class Lessons(Record):
-    """What a file of shared runs taught.
+    """The effect of a file of shared runs on the journal.
 
     `odd` are runs that were rejected, or accepted on request. `unchecked` counts new runs that
     could be
@@ -395,7 +395,7 @@ class Lessons(Record):
 
 
 class Received(NamedTuple):
-    """The items of a file in order, and what the new ones taught."""
+    """The items of a file in order, and the lessons from the new ones."""
 
     items: tuple[Entry | Sweep | Skipped, ...]
     lessons: Lessons

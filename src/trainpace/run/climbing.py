@@ -71,7 +71,7 @@ ForecastSetups = Callable[[Sequence[Setup], Sequence[MeasuredCompute]], list[Ste
 
 
 class ClimbActions(NamedTuple):
-    """What a climb needs from the rest of the program.
+    """Actions that a climb needs from the rest of the program.
 
     `try_it` (setup, seed, name) runs a trial. `precompute` (FILE.py:NAME) returns the folder of the
     shards. `keep` stores the state, `journal` records a trial.

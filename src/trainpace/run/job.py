@@ -78,7 +78,7 @@ _TASK_ENDED = re.compile(r"\btasks? [\d,-]+: (?:Killed|Exited with exit code (?P
 _AFTERMATH = re.compile(r"CANCELLED|task [\d,-]+: |Job step aborted|Terminating")
 
 Starts = Literal["python", "rank", "node"]
-"""What a job's program is, and how often it is started.
+"""The kind of a job's program, and how often it is started.
 
 python: the words after ``python``, started once per rank. rank: a whole command, started once per
 rank. node: a whole command that starts the ranks of its node (torchrun), started once per node.

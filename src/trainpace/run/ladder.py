@@ -20,7 +20,7 @@ Changes = dict[str, Value | tuple[Value, ...]]
 EXECUTION_KEYS = tuple(name for name in Execution.__struct_fields__ if name != "engine")
 LOADER_KEYS = LoaderSettings.__struct_fields__
 KEYS = (*EXECUTION_KEYS, *LOADER_KEYS, "engine", "threads", "global_batch")
-"""What a rung may change. `engine` is the trial's (plain, ddp, fsdp2, deepspeed), not the
+"""Settings that a rung may change. `engine` is the trial's (plain, ddp, ...), not the
 execution's."""
 _NEEDS_ENGINE = {"zero_stage", "offload_optimizer", "offload_parameters"}
 MOST_ALTERNATIVES = 16
@@ -30,7 +30,7 @@ TRAINPACES_OWN = ("OMP_NUM_THREADS", "PYTHONPATH", *UNTRACKED)
 
 
 class Setup(Record):
-    """What one trial needs.
+    """The input of one trial.
 
     Attributes:
         engine: None for the usual engine of the execution.
