@@ -259,7 +259,7 @@ def test_whole_sweeps_of_other_models_count_wherever_the_model_was_measured(jour
     assert newest == pytest.approx([math.log(2.0)] * 4)
 
 
-def test_plan_says_that_it_used_the_journal(journal, tmp_path):
+def test_plan_uses_the_journal(journal, tmp_path):
     save(workload(), tmp_path / "model.json")
     ask = [
         sys.executable,
@@ -284,8 +284,6 @@ def test_plan_says_that_it_used_the_journal(journal, tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "corrected by the journal" in answer().lower()
-    assert "corrected by the journal" not in answer("--no-journal").lower()
     with_it, without = (
         json.loads(answer("--json", *more))["now"]["step_ms"] for more in ((), ("--no-journal",))
     )
