@@ -499,20 +499,23 @@ def _bytes(
         dispatched,
         per_block(layout.inside.experts),
     ]
-    up_to = {n: sum((s.size for s, p in placed if BEFORE < p <= n), 0.0) for n in middle}
-    phase = "backward" if any(r.phase == "backward" for r in run.recorded) else "forward"
-    working = [
-        r.activation_bytes - r.set_aside_bytes - before - up_to[r.origin.place]
-        for r in run.recorded
-        if r.origin.place in middle and r.phase == phase
-    ]
     in_all = sum(s.size for s in run.saved) + (chain.length - len(chain.modules)) * saved
     after_working = [
         r.activation_bytes - in_all
         for r in step
         if r.origin.place == AFTER and r.phase != "optimizer"
     ]
-    return np.array(sizes), np.array(working), np.array(after_working)
+    up_to = {n: sum((s.size for s, p in placed if BEFORE < p <= n), before) for n in middle}
+    return np.array(sizes), _working(run, up_to), np.array(after_working)
+
+
+def _working(run: Recorder, saved: Mapping[int, float]) -> np.ndarray:
+    """Return the bytes beyond the saved ones at each moment in which these blocks work."""
+    phase = "backward" if any(r.phase == "backward" for r in run.recorded) else "forward"
+    moments = [r for r in run.recorded if r.phase == phase and r.origin.place in saved]
+    return np.array(
+        [r.activation_bytes - r.set_aside_bytes - saved[r.origin.place] for r in moments]
+    )
 
 
 def _grouped(run: Recorder, place: int) -> list[Recorded]:

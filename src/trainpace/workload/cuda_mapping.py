@@ -349,8 +349,8 @@ def _attention(
     Fused kernels need 4 dimensions; other inputs run as plain matmuls and a softmax.
     """
     q, k, v = query, key, value
-    if enable_gqa and k.shape[-3] != q.shape[-3]:
-        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    if enable_gqa:
+        k, v = _repeated(k, q.shape[-3]), _repeated(v, q.shape[-3])
     if q.dim() != 4 or not fused:
         plain = torch.ops.aten._scaled_dot_product_attention_math
         return plain(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)[0]
@@ -363,6 +363,10 @@ def _attention(
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
     return efficient(q, k, v, bias, needs_grad, dropout_p, is_causal, scale=scale)[0]
+
+
+def _repeated(t: torch.Tensor, heads: int) -> torch.Tensor:
+    return t if t.shape[-3] == heads else t.repeat_interleave(heads // t.shape[-3], -3)
 
 
 def _takes_flash(q: torch.Tensor, v: torch.Tensor) -> bool:

@@ -296,6 +296,7 @@ _OF_NO_STEP = frozenset(
     _attn_implementation dtype torch_dtype""".split()
 )
 """Keys without effect on a step: names, decoding, storage, and keys used under another name."""
+_ATTENTION_KEYS = ("attn_implementation", "_attn_implementation")
 _SKIPPING = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 """Attention that skips masked blocks."""
 _FUSED = ("sdpa", *_SKIPPING)
@@ -324,7 +325,7 @@ def transformers_task(
     transformers.logging.set_verbosity_error()
     values, own_experts = _read(path)
     config = _config_of(transformers, values, path, sequence_length)
-    wanted = values.get("attn_implementation") or values.get("_attn_implementation") or "sdpa"
+    wanted = next(filter(None, map(values.get, _ATTENTION_KEYS)), "sdpa")
     name, architecture = _architecture(transformers, config)
     model, attention = _build(transformers, architecture, config, fused_attention, wanted)
     notes = _notes(config, values, wanted)
@@ -510,14 +511,7 @@ def _notes(config: Any, values: Mapping[str, Any], attention: str) -> tuple[str,
         notes.append(
             f"The configuration's attn_implementation {attention} is unknown; sdpa is assumed."
         )
-    is_dataclass = dataclasses.is_dataclass(config)
-    known = {field.name for field in dataclasses.fields(config)} if is_dataclass else set(values)
-    known |= {
-        *_OF_NO_STEP,
-        *_UNUSED,
-        *getattr(config, "attribute_map", ()),
-        *getattr(config, "sub_configs", ()),
-    }
+    known = _known_keys(config, values)
     unknown = sorted(key for key in values if key not in known and not key.endswith("_token_id"))
     if unknown:
         notes.append(
@@ -531,6 +525,14 @@ def _notes(config: Any, values: Mapping[str, Any], attention: str) -> tuple[str,
             " faster and need less memory."
         )
     return tuple(notes)
+
+
+def _known_keys(config: Any, values: Mapping[str, Any]) -> set[str]:
+    own: Any = set(values)
+    if dataclasses.is_dataclass(config):
+        own = (field.name for field in dataclasses.fields(config))
+    others = (getattr(config, name, ()) for name in ("attribute_map", "sub_configs"))
+    return {*own, *_OF_NO_STEP, *_UNUSED}.union(*others)
 
 
 _UNUSED = {

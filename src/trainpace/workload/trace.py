@@ -137,7 +137,6 @@ def _record_task(
 ) -> tuple[Workload, dict[Form, Recording]]:
     variant = _resolved(task, variant)
     forms = forms or (form_of(task.settings.get("precision", "fp32")),)
-    parameters = list(task.model.parameters())
     sample_bytes, batch_tensors = _batch_shape(task, only_batch)
     traced = {form: _trace_form(task, form, variant, only_batch) for form in forms}
     recordings = {form: recording for form, (recording, _) in traced.items()}
@@ -149,8 +148,8 @@ def _record_task(
         sequence_length=task.sequence_length,
         sample_bytes=sample_bytes,
         batch_tensors=batch_tensors,
-        parameters=sum(p.numel() for p in parameters) + packed_away(task.model),
-        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        parameters=_numbers(task.model.parameters()) + packed_away(task.model),
+        trainable_parameters=_numbers(p for p in task.model.parameters() if p.requires_grad),
         optimizer=_optimizer(task, variant),
         adaptation=variant.adaptation.in_words,
         trained=trained_shapes(task.model),
@@ -164,6 +163,10 @@ def _record_task(
         forms={form: recording.form() for form, recording in recordings.items()},
     )
     return workload, recordings
+
+
+def _numbers(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(p.numel() for p in parameters)
 
 
 def _resolved(task: Task, variant: Variant) -> Variant:
@@ -255,9 +258,8 @@ class _Passes:
         self.model, own = on_meta(task.model, own, torch.bfloat16 if in_16_bits else None)
         self.model.train(variant.mode != "inference")
         self.stepper = own or make_optimizer(variant.optimizer or usual_optimizer(task), self.model)
-        self.autocast = form == "amp" or (
-            form == "half" and (variant.autocast or task.autocast or quantised)
-        )
+        in_16_bits_too = any((variant.autocast, task.autocast, quantised))
+        self.autocast = form == "amp" or (form == "half" and in_16_bits_too)
 
     def at_each_batch(self, chain: Chain | None) -> list[Recorder]:
         first = self.step(BATCHES[0], chain)

@@ -77,8 +77,7 @@ def samples_of(data: Any, collate: Callable[[list[Any]], Any] | None, where: str
         has_items = True
     if not has_items or isinstance(data, Mapping) or not getattr(data, "__len__", lambda: 0)():
         raise TrainpaceError(f"the dataset of {where} needs __len__ above 0 and __getitem__.")
-    collate = collate or getattr(data, "collate_fn", None) or _collate_of(data[0])
-    return Samples(data, _plain(collate), batch_size, notes)
+    return Samples(data, _plain(collate or _collate_of(data)), batch_size, notes)
 
 
 def with_samples(task: Task, samples: Samples, where: str) -> Task:
@@ -150,12 +149,12 @@ def _shape(value: Any) -> str:
     return " x ".join(map(str, shape)) if isinstance(shape, tuple) else ""
 
 
-def _collate_of(sample: Any) -> Callable[[list[Any]], Any]:
-    if type(sample).__module__.partition(".")[0] == "torch_geometric":
-        collate: Callable[[list[Any]], Any] = import_module(
-            "torch_geometric.data"
-        ).Batch.from_data_list
-        return collate
+def _collate_of(dataset: Any) -> Callable[[list[Any]], Any]:
+    if getattr(dataset, "collate_fn", None):
+        return dataset.collate_fn
+    if type(dataset[0]).__module__.partition(".")[0] == "torch_geometric":
+        of_graphs: Any = import_module("torch_geometric.data").Batch
+        return of_graphs.from_data_list
     return default_collate
 
 

@@ -254,17 +254,20 @@ class Operators(Record):
             )
         if any((getattr(self, name).sum(axis=1) < 0).any() for name in _COEFFICIENTS):
             raise TrainpaceError("the operator table has negative FLOPs or bytes at batch size 1.")
-        if not set(self.phase) <= set(PHASES):
-            raise TrainpaceError("the operator table has an unknown phase.")
+        self._check_words()
         if (self.count < 1).any() or (self.launches < 0).any():
             raise TrainpaceError("the operator table has a count below 1 or negative launches.")
+        self._check_sizes()
+
+    def _check_words(self) -> None:
+        if not set(self.phase) <= set(PHASES):
+            raise TrainpaceError("the operator table has an unknown phase.")
         unknown = set(self.kind) - set(KINDS)
         if unknown:
             raise TrainpaceError(
                 f"the operator table has an operator of kind {min(unknown)!r}.",
                 f"Kinds: {', '.join(sorted(KINDS))}.",
             )
-        self._check_sizes()
 
     def _check_sizes(self) -> None:
         """Check that FLOPs agree with sizes: times follow from sizes, utilization from FLOPs."""
@@ -440,11 +443,14 @@ class Blocks(Record):
         divided = self.tensor_parameters + self.expert_parameters
         if divided > self.parameters or self.outside_tensor_parameters > self.outside_parameters:
             raise TrainpaceError("the repeated blocks divide more parameters than they have.")
-        pairs = [size for name, size in sizes.items() if name.endswith("_bytes")]
-        if not (np.abs(pairs) < LARGEST).all() or (np.sum(pairs, axis=1) < 0).any():
-            raise TrainpaceError("the bytes of the repeated blocks must be finite, and at least 0.")
+        self._check_bytes([size for name, size in sizes.items() if name.endswith("_bytes")])
         self._check_heads()
         self._check_counts()
+
+    @staticmethod
+    def _check_bytes(pairs: list[tuple[float, float]]) -> None:
+        if not (np.abs(pairs) < LARGEST).all() or (np.sum(pairs, axis=1) < 0).any():
+            raise TrainpaceError("the bytes of the repeated blocks must be finite, and at least 0.")
 
     def _check_heads(self) -> None:
         heads, of_keys = self.heads, self.key_value_heads

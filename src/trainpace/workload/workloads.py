@@ -192,14 +192,14 @@ def _with_optimizer(workload: Workload, optimizer: str | None, timeout_s: float)
 def packaged_workload(spec: str, forms: Sequence[Form], variant: Variant) -> Workload | None:
     """Return the packaged trace of a built-in model, or None for everything else."""
     named = ModelSpec.of(spec)
-    is_name = named.kind in ("built_in", "torchvision") and re.fullmatch(r"\w+", named.name)
     optimizer = optimizer_called(variant.optimizer or FOR_OTHERS)
     usual = Variant(mode=variant.mode, image_size=variant.image_size and 224)
-    if not is_name or optimizer not in OPTIMIZERS or variant._replace(optimizer=None) != usual:
+    if variant._replace(optimizer=None) != usual or optimizer not in OPTIMIZERS:
         return None
     trains = variant.mode == "train"
     file = packaged_file(named.name, optimizer if trains else variant.mode)
-    if not file.is_file():
+    is_name = named.kind in ("built_in", "torchvision") and re.fullmatch(r"\w+", named.name)
+    if not is_name or not file.is_file():
         return None
     workload = records.from_json(gzip.decompress(file.read_bytes()), Workload, str(file))
     return replace(
