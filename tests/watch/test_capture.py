@@ -95,7 +95,7 @@ def test_a_model_that_reads_its_numbers_is_recorded_with_the_reason_that_it_cann
     tmp_path,
 ):
     rank = _recorded(tmp_path, otherwise="float(h.sum().item())")
-    assert rank.no_workload.startswith("its code asks for values of tensors at train.py line 13")
+    assert "train.py line 13" in rank.no_workload
     assert not (tmp_path / "recording" / "workload.json").exists()
 
 

@@ -53,6 +53,6 @@ def test_long_rows_become_full_where_a_few_documents_stand_for_many(tokens):
 
 
 def test_what_is_no_length_is_refused():
-    with pytest.raises(TrainpaceError, match="one length at least"):
+    with pytest.raises(TrainpaceError, match="at least one length"):
         Documents.of({0: 5}, "nothing")
     assert [nearest_multiple(n, 32) for n in (1, 47, 49, 64)] == [32, 32, 64, 64]

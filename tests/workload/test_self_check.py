@@ -48,9 +48,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 def test_another_librarys_operator_is_refused_by_name_with_its_module():
     model = nn.Sequential(nn.Linear(16, 16), Applied(lambda x: planted_product(x)))
-    with pytest.raises(
-        TrainpaceError, match=r"planted::product in 1.* is another library's.*trainpace watch"
-    ):
+    with pytest.raises(TrainpaceError, match=r"planted::product in 1.*trainpace watch"):
         trace_task(task(model), variant=INFERENCE)
 
 
@@ -63,7 +61,7 @@ def test_another_librarys_operator_is_refused_by_name_with_its_module():
     ],
 )
 def test_a_product_that_no_row_counts_is_refused_by_name(call, name):
-    with pytest.raises(TrainpaceError, match=f"matrix products of {name}.* are not counted"):
+    with pytest.raises(TrainpaceError, match=name):
         trace_task(task(Applied(call)), variant=INFERENCE)
 
 

@@ -254,7 +254,7 @@ def test_tensors_that_a_model_makes_on_a_device_by_name_are_the_devices(device):
 
 def test_weights_that_the_model_does_not_own_are_not_taken_for_constants():
     elsewhere = nn.Linear(64, 10)
-    with pytest.raises(TrainpaceError, match="weights of a model that is not among those"):
+    with pytest.raises(TrainpaceError, match="weights of a model"):
         trace_task(linear_task(loss=lambda _, batch: elsewhere(batch[0]).sum()))
 
 
@@ -323,7 +323,7 @@ def test_a_model_that_looks_at_values_is_told_to_be_measured():
         out = model(batch[0]).sum()
         return out if out.item() > 0 else -out
 
-    with pytest.raises(UserCodeError, match="looks at the values") as caught:
+    with pytest.raises(UserCodeError, match="values") as caught:
         trace_task(linear_task(loss=peeking))
     assert "measure" in str(caught.value)
 

@@ -130,7 +130,7 @@ def test_samples_of_different_lengths_are_traced_at_the_length_of_padded_batches
 def test_another_length_than_its_samples_have_is_refused(tmp_path):
     spec = file(tmp_path, PADDED.replace("SIZE", "1"))
     assert trace(spec, variant=Variant(sequence_length=9)).sequence_length == 9
-    with pytest.raises(TrainpaceError, match=r"its own: .*9 tokens.*, not 99 tokens"):
+    with pytest.raises(TrainpaceError, match=r"9 tokens.*99 tokens"):
         trace(spec, variant=Variant(sequence_length=99))
 
 
@@ -158,13 +158,10 @@ def test_samples_of_one_size_are_taken_as_they_come(tmp_path):
             "return model, nn.CrossEntropyLoss(), [adam(model)], PAIRS",
             "Several optimizers need `step`",
         ),
-        (
-            "m = OwnLoss('none')\nreturn m, None, adam(m), DICTS",
-            "returns no loss, but a dict of logits. Return an output with .loss",
-        ),
+        ("m = OwnLoss('none')\nreturn m, None, adam(m), DICTS", "a dict of logits"),
         (
             "return named, nn.CrossEntropyLoss(), adam(named), [{'x': torch.randn(4)}]",
-            "has no target for its loss: it is a dict of x",
+            "a dict of x",
         ),
         ("return model, nn.CrossEntropyLoss(), adam(model), {}", "__len__ above 0"),
         (
@@ -175,10 +172,7 @@ def test_samples_of_one_size_are_taken_as_they_come(tmp_path):
             "return {'model': model, 'loss': print, 'optimizer': adam(model), 'step': print, 'dataset': PAIRS}",
             "both a loss and a step",
         ),
-        (
-            "return {'model': model, 'step': print, 'dataset': PAIRS}",
-            "a NoneType as optimizer. Beside a step",
-        ),
+        ("return {'model': model, 'step': print, 'dataset': PAIRS}", "a NoneType as optimizer"),
         (
             "return {'model': [model, 3], 'optimizer': adam(model), 'step': print, 'dataset': PAIRS}",
             "a int as model",

