@@ -262,5 +262,5 @@ def test_several_lengths_are_traced_by_one_process_and_kept_for_any_between(tmp_
 
 
 def test_a_model_with_a_length_of_its_own_has_no_others(tmp_path):
-    with pytest.raises(TrainpaceError, match="length of its own"):
+    with pytest.raises(TrainpaceError, match="sequence length"):
         load_workloads(f"{tmp_path}/train.py:task", ("fp32",), Variant(), (64, 96))

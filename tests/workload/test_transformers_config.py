@@ -254,9 +254,9 @@ def test_what_nobody_says_is_assumed_and_said(spec):
     assert workload.optimizer_in_words == "adamw (assumed)"
     assert workload.sequence_length == 1024
     said = [note for note in workload.notes if "are assumed" in note]
-    assert said == [
-        "Samples of 1,024 tokens are assumed, of the 4,096 that the model takes (--sequence-length)."
-    ]
+    (note,) = said
+    assert "1,024" in note
+    assert "4,096" in note
     asked = trace(
         spec(max_position_embeddings=4096, rope_theta=1e4), ("fp32",), Variant(None, 1024)
     )

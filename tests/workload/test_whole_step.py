@@ -214,10 +214,7 @@ def test_a_model_that_the_step_calls_and_nobody_named_is_refused():
     model, other = linear(), linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     refused(
-        one_update(nn.Sequential(model, other), optimizer),
-        model,
-        optimizer,
-        "not among those returned",
+        one_update(nn.Sequential(model, other), optimizer), model, optimizer, "weights of a model"
     )
 
 
