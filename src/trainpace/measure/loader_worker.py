@@ -81,8 +81,7 @@ Function = tuple[str, int, str]
 
 
 def measure_loader(c: LoaderConditions) -> LoaderMeasurement:
-    """Time samples one by one, then the whole loader at each number of workers, with interleaved
-    repeats."""
+    """Time samples one by one, then the whole loader at each number of workers."""
     before = opened_files.held_open()
     torch.manual_seed(c.seed)
     target = load_target(c.target, c.batch_size)
@@ -121,10 +120,7 @@ def measure_loader(c: LoaderConditions) -> LoaderMeasurement:
 def costs(
     task: str, shards: str | None, batch_sizes: Sequence[int], workers: bool, seed: int
 ) -> list[LoaderCost]:
-    """Return the loader's cost for each batch size.
-
-    `workers`: also time sending a batch from a worker.
-    """
+    """Return the cost for each batch size. `workers`: include sending a batch from a worker."""
     target = load_target(task, batch_sizes[0])
     if shards is not None:
         return _costs_of_shards(target, shards, batch_sizes, workers)
@@ -139,8 +135,7 @@ def costs(
 def _costs_of_shards(
     target: LoaderTarget, folder: str, batch_sizes: Sequence[int], workers: bool
 ) -> list[LoaderCost]:
-    """Time reading shards in batches, collated as they are copied, with the dataset's online
-    part."""
+    """Time reading shards in batches, with the dataset's online part."""
     data = ShardDataset(folder, transform=getattr(target.dataset, "online", None))
     target = target._replace(dataset=data, length=len(data))
     measured = []
@@ -156,10 +151,7 @@ def _costs_of_shards(
 
 
 def _clocked(work: Callable[[], object]) -> tuple[float, float]:
-    """Return wall and CPU time in ms.
-
-    The CPU time is of the whole process: OpenCV has its own threads.
-    """
+    """Return wall and CPU time in ms. CPU time is of all threads: OpenCV has its own."""
     cpu, wall = time.process_time(), time.perf_counter()
     work()
     return 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
@@ -177,10 +169,7 @@ def one_thread() -> Iterator[None]:
 
 
 class LoaderTarget(NamedTuple):
-    """A map-style dataset and how it is loaded.
-
-    `options` are further options of the user's DataLoader.
-    """
+    """A map-style dataset and how it is loaded. `options` are those of the DataLoader."""
 
     name: str
     dataset: Any
@@ -195,8 +184,7 @@ class LoaderTarget(NamedTuple):
     options: Mapping[str, Any] = {}
 
     def sample(self, index: int) -> Any:
-        """Return one sample, or raise `UserCodeError` with its index if the dataset's code
-        raises."""
+        """Return one sample. Raises `UserCodeError` if the dataset's code raises."""
         try:
             return self.dataset[index]
         except Exception as error:
@@ -362,10 +350,7 @@ def _pass_cold(
     cold: list[_Pass],
     warm: list[_Pass],
 ) -> str:
-    """Time cold and warm passes in turn.
-
-    Returns why files cannot be dropped from the page cache, if so.
-    """
+    """Time cold and warm passes in turn. Return why files cannot be made cold, if so."""
     for _ in range(passes):
         if note := opened_files.drop(files):
             return note
@@ -470,10 +455,7 @@ def run_loader(
 
 
 def loader_failure(error: Exception, workers: int) -> str:
-    """Describe a failure.
-
-    A worker that dies shows as a broken connection, or as torch's own error.
-    """
+    """Describe a failure. A worker's death shows as a broken connection or torch's error."""
     how = f"the DataLoader with {workers or 'no'} worker{'' if workers == 1 else 's'}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = f"{type(error).__name__}: {(lines or ['no message'])[-1][:300]}"
@@ -749,8 +731,7 @@ def dataset_stages(
 def _deterministic(
     target: LoaderTarget, places: list[user_dataset.Place], indices: Sequence[int]
 ) -> Iterator[user_dataset.Place]:
-    """Yield the outermost of these datasets, and of those inside them, whose samples never
-    change."""
+    """Yield the outermost datasets whose samples never change."""
     held: dict[int, _Held] = {}
     with user_dataset.replaced(
         places, lambda place: held.setdefault(id(place.transform), _Held(place.transform))
@@ -776,8 +757,7 @@ def is_random(target: LoaderTarget, index: int) -> bool:
 
 
 class _Held:
-    """A stand-in for a dataset inside another, which records its keys and the time of its
-    samples."""
+    """A stand-in for a dataset inside another, which records keys and time."""
 
     def __init__(self, held: Any) -> None:
         self.held, self.asked, self.wall_ms = held, list[Any](), 0.0
@@ -798,10 +778,7 @@ class _Held:
 
 
 class _Clock:
-    """The state that all timed transforms share.
-
-    While `watching`, they are tested for randomness.
-    """
+    """Shared state of timed transforms. While `watching`, they are tested for randomness."""
 
     def __init__(self) -> None:
         self.ran: list[_Timed] = []  # in the order of their first calls
@@ -838,8 +815,7 @@ class _Timed:
         return repr(self._transform)
 
     def _watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Also call the transform under other seeds, on copies of the input, since it may write
-        into it."""
+        """Also call the transform under other seeds, on copies of the input."""
         clock = self._clock
         before = user_dataset.states()
         clock.drew_outside |= clock.last_state is not None and before != clock.last_state
