@@ -126,6 +126,10 @@ def format_duration(seconds: float) -> str:
         return _two_units(round(seconds), 60, "min", "s")
     if seconds < 2 * 86400 - 30:
         return _two_units(round(seconds / 60), 60, "h", "min")
+    return _format_days(seconds)
+
+
+def _format_days(seconds: float) -> str:
     days = seconds / 86400
     if days < 10:
         return _two_units(round(seconds / 3600), 24, "days", "h")

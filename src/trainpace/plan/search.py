@@ -361,10 +361,11 @@ class SearchResult(NamedTuple):
         """
         if self.best() is None:
             return None
-        everywhere = [self, *(result for result in elsewhere if result.best() is not None)]
+        found = [(result, best) for result in (self, *elsewhere) if (best := result.best())]
+        everywhere = [result for result, _ in found]
         left = np.isfinite(self.job_s)
-        for result in everywhere:
-            left &= result.as_fast_as(result.best() or (0, 0))
+        for result, best in found:
+            left &= result.as_fast_as(best)
         while left.any():
             picked = self._simplest(left)
             rivals = [result.rival(picked) for result in everywhere]
