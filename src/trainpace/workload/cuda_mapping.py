@@ -39,8 +39,8 @@ RELU, TANH, LSTM, GRU = range(4)
 MODES = {torch.rnn_relu: RELU, torch.rnn_tanh: TANH, torch.lstm: LSTM, torch.gru: GRU}
 _GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 _SAVED_NUMBERS = {RELU: 1, TANH: 1, LSTM: 6, GRU: 5}
-"""Numbers per time step and hidden unit that the backward pass needs: the gates, an LSTM's cell state
-and its tanh, a GRU's hidden state and the recurrent part of its candidate."""
+"""Numbers per time step and hidden unit that the backward pass needs: the gates, an LSTM's cell
+state and its tanh, a GRU's hidden state and the recurrent part of its candidate."""
 
 
 class Part(NamedTuple):
@@ -312,7 +312,7 @@ def unpacked_sequences() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def checkpoints_see_through(mapping: CudaMapping) -> Iterator[None]:
-    """Keep the mapping on during recomputation, though autograd turns it off in the backward pass."""
+    """Keep the mapping on during recomputation. Autograd turns it off in the backward pass."""
     function: Any = torch.utils.checkpoint.checkpoint
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
@@ -520,5 +520,5 @@ _FUSED_HEAD = {
     "_backward_tile": lambda tile, *_, **__: tile.neg_(),
     "_addmm_fp32": lambda total, a, b: total.add_(torch.mm(a, b)),
 }
-"""TRL's language-model head with its loss. Its Triton kernels read each tile of logits once, its torch
-functions ten times. All tokens are one tile, since the number of tiles would grow in steps."""
+"""TRL's language-model head with its loss. Its Triton kernels read each tile of logits once, its
+torch functions ten times. All tokens are one tile, since the number of tiles would grow in steps."""

@@ -55,7 +55,7 @@ class Documents(Record):
             or list(self.lengths) != sorted(set(self.lengths))
         ):
             raise TrainpaceError(
-                "document lengths must be at least 1 and ascending, each with a count of at least 1."
+                "document lengths must ascend from 1, each with a count of at least 1."
             )
 
     @classmethod

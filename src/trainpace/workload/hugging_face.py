@@ -39,7 +39,7 @@ _OF_LABELS = ("labels", "start_positions", "end_positions")
 
 
 class Inputs(NamedTuple):
-    """Batches, forward pass and loss of a model. notes: parts of its usual step that are missing."""
+    """Batches, forward pass and loss of a model. notes: missing parts of its usual step."""
 
     make_batch: Callable[[int], dict[str, torch.Tensor]]
     forward: Callable[[nn.Module, Any], Any]
@@ -641,7 +641,7 @@ def _forward(model: nn.Module, batch: Any) -> Any:
 
 
 def _noise_loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """Return the squared error of the predicted noise (Ho et al. 2020, arXiv:2006.11239, eq. 14)."""
+    """Return the squared error of the predicted noise (Ho 2020, arXiv:2006.11239, eq. 14)."""
     name = "sample" if "sample" in batch else "hidden_states"
     latents = batch[name]
     noise = torch.randn_like(latents)

@@ -53,7 +53,7 @@ def _is_graph(value: Any) -> bool:
 
 
 MOST_VALUES = 1000
-"""Largest host tensor, neither parameter nor buffer, whose values stay: a model may count by them."""
+"""Largest host tensor, neither parameter nor buffer, that keeps its values for counting."""
 _PLAIN = frozenset(
     (
         type(None),
@@ -74,7 +74,7 @@ _OWN = object()
 
 
 class Copier:
-    """Copies its argument, each object once. `memo` has earlier copies by the id of the original."""
+    """Copies its argument, each object once. `memo` has earlier copies by id of the original."""
 
     def __init__(self, memo: dict[int, Any]) -> None:
         self.memo = memo
@@ -182,7 +182,7 @@ _COPIED_IN_CLOSURES = nn.Module | torch.Tensor | FunctionType | MethodType
 
 @functools.cache
 def _is_plain(kind: type[nn.Module]) -> bool:
-    """Return True if modules of this class consist of their attributes: no pickling of their own."""
+    """Return True if modules of this class have no pickling of their own."""
     names = (
         "__new__",
         "__reduce__",

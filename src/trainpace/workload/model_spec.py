@@ -1,9 +1,4 @@
-"""The model that the user names, parsed once. Imports neither numpy nor torch.
-
-[model_spec] The model that the user names, parsed once from its text. Imports neither numpy nor torch.
-
-[optional_packages] Packages that a model spec may need and that trainpace does not bring along.
-"""
+"""The model that the user names, parsed once. Imports neither numpy nor torch."""
 
 import functools
 import importlib

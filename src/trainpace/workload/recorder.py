@@ -263,7 +263,7 @@ class Recorder(TorchDispatchMode):
         return False  # True would import torch._dynamo, which takes 0.7 s
 
     def keep_alive(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Exclude tensors that are always alive (parameters, buffers, the batch) from activations."""
+        """Do not count tensors that are always alive (parameters, buffers, batch) as activations."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._storages:
@@ -272,7 +272,7 @@ class Recorder(TorchDispatchMode):
                     self.parameters[self._values] = tensor
 
     def keep_for_ever(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Exclude tensors that the step made and that stay (optimizer states) from now on."""
+        """Stop counting tensors that the step made and that stay (optimizer states)."""
         for tensor in tensors:
             storage = self._storages.get(tensor.untyped_storage()._cdata)
             if storage is not None:
@@ -493,7 +493,7 @@ def _grouped_mm(a: torch.Tensor, b: torch.Tensor, *rest: Any, **kwargs: Any) -> 
 
 
 def _foreach_shortcut(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
-    """Return a substitute for an update of many tensors. torch's meta kernel runs Python for each."""
+    """Return a substitute for an update of many tensors, which torch runs in Python for each."""
     name = func._schema.name.partition("::")[2]
     if not name.startswith("_foreach_") or not all(tensor.is_meta for tensor in args[0]):
         return None  # step counters on the host have values

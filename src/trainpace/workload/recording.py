@@ -38,7 +38,7 @@ from trainpace.workload.workload import (
 )
 
 BATCHES = (2, 3, 5)
-"""The batch sizes of the three steps that are traced. At size 1 torch drops dimensions and copies."""
+"""Batch sizes of the three traced steps. At size 1 torch drops dimensions and copies."""
 MOMENTS = 64
 """Moments of a step that a workload stores for charts, including the peaks for small and large
 batches."""
@@ -58,7 +58,7 @@ BLOCK_BYTES = (
     "dispatched_bytes",
     "expert_saved_bytes",
 )
-"""Fields of `Blocks` in bytes. Those that end in working_bytes are the largest of several moments."""
+"""Fields of `Blocks` in bytes. Those that end in working_bytes are peaks of several moments."""
 
 
 class BlockSizes(Record):

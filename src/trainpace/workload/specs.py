@@ -40,7 +40,7 @@ def vgg(
 ) -> nn.Module:
     """Return VGG with a number of 3x3 convolutions in each of its five stages.
 
-    With an `image_size` it is Keras' VGG: no pooling to 7x7, so the classifier grows with the image.
+    With an `image_size` it is Keras' VGG: the classifier grows with the image, without pooling.
     """
     layers: list[nn.Module] = []
     channels = 3
@@ -182,7 +182,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mobilenet_v1": mobilenet_v1,
     "mobilenet_v2": mobilenet_v2,
 }
-"""Functions that build models for 3 x 224 x 224 images and 1,000 classes. Keras' take `image_size`."""
+"""Builders of models for 3 x 224 x 224 images and 1,000 classes. Keras' take `image_size`."""
 
 
 def build_task(

@@ -112,7 +112,7 @@ MATRIX_KINDS = frozenset(name for name, kind in KINDS.items() if kind.is_matrix)
 """Operators on matrix units. Others are limited by memory traffic or by their launch."""
 
 ATTENTION_BACKWARD_MODEL_SHARE = 0.8
-"""MFU counts 4 of the 5 matmuls of FlashAttention's backward; one is recomputed (Dao et al. 2022)."""
+"""MFU counts 4 of 5 matmuls in FlashAttention's backward; one is recomputed (Dao et al. 2022)."""
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -569,5 +569,5 @@ def at_batch(coefficients: Floats, batch: int | Floats) -> Floats:
 
 
 def multiplies_activations(operators: Operators) -> Flags:
-    """Return True for matmuls of two activations, as in attention: their number grows with the batch."""
+    """Return True for matmuls of two activations, whose number grows with the batch."""
     return (np.array(operators.kind) == "gemm") & (operators.dims[:, GEMM.batch, 1] > 0)
