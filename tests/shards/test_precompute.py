@@ -177,7 +177,7 @@ def test_bad_input_is_told_in_a_sentence(text, tmp_path):
     [
         (["none.py:D", "--out", "x"], "no such file"),
         (["none", "--out", "x"], "is not FILE.py:NAME"),
-        (["--out", "x"], "Name a TARGET"),
+        (["--out", "x"], "TARGET"),
         (["--verify", "--out", "x"], "holds no precomputed samples"),
         (["a.py:D", "--out", "x", "--part", "3/2"], "not a part"),
         (["a.py:D", "--out", "."], "holds other files"),

@@ -135,8 +135,8 @@ class ShardStream(IterableDataset):
         )
         self.drop_last, self.transform, self.collate_fn = drop_last, transform, collate_fn
         self.rank, self.world_size = _place(rank, world_size)
-        # epoch, changes, then (world size, samples taken by each rank) of every resumption; shared, so that workers that
-        # live on from epoch to epoch see it
+        # Epoch, number of changes, then (world size, samples taken by each rank) of every
+        # resumption. The memory is shared with persistent workers.
         self._state = torch.zeros(2 + 2 * _MOST_CHANGES, dtype=torch.int64).share_memory_()
 
     @property

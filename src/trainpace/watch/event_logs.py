@@ -107,7 +107,7 @@ FEWEST_LOOKS = 3
 
 
 class Note(NamedTuple):
-    """Values by name, and the number of the last step that had ended by then, -1 before the first."""
+    """Values by name, and the number of the last step that had ended, -1 before the first."""
 
     content: dict[str, Any]
     after: int

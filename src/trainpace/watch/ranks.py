@@ -486,7 +486,7 @@ def half_width_ms(times: Sequence[float], blocks: int = 10) -> float:
 
 
 def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, float]:
-    """Return the median step without occasional parts, and its 90% interval from blocks' medians."""
+    """Return the median step without occasional parts, and its 90% interval."""
     occasional = [PARTS.index(part) for part in OCCASIONAL]
     times = [ms(s) - sum(s.parts_ns[i] for i in occasional) / 1e6 for s in steps]
     low, high = median_interval([median(block) for block in consecutive_blocks(times, blocks)])

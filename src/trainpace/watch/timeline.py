@@ -304,7 +304,7 @@ def _typical(detailed: Sequence[Step]) -> Sequence[Step]:
 
 
 def _lanes(process: Process, window: _Window) -> Iterable[Lane]:
-    """Yield the rows of a process's training and workers, or nothing without a step in the window."""
+    """Yield the rows of a process's training and workers, if it has a step in the window."""
     own = _Window(window.start_ns - process.shift_ns, window.end_ns - process.shift_ns)
     steps = [s for s in process.detailed if s.start_ns < own.end_ns and s.end_ns > own.start_ns]
     if not steps:

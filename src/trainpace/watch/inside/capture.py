@@ -261,7 +261,7 @@ def _placeholder(value: Any, outputs: Outputs) -> Any:
 
 
 def tensors_of(value: Any) -> list[Any]:
-    """Return the tensors of an output, with those inside objects such as a distribution of actions."""
+    """Return the tensors of an output, also those inside objects such as a distribution."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -312,7 +312,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 class Capture:
-    """The calls of the second step up to its first backward pass, and copies of the models in them."""
+    """The calls of the second step up to its first backward pass, and copies of the models."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -543,7 +543,7 @@ class Capture:
         from trainpace.core.records import save
         from trainpace.workload import Task
 
-        # parameters that are changed by hand, or by an optimizer that evaluates the loss itself, as LBFGS
+        # parameters change by hand, or an optimizer evaluates the loss itself, as LBFGS does
         settings = {"optimizer": "sgd"} if self.optimizer is None else {}
         shapes = [shape.sizes for shape in self.calls[0].shapes if shape.sizes]
         task = Task(

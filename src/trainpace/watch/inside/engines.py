@@ -115,7 +115,7 @@ def _data_parallel(module: Any, recorder: Recorder) -> None:
 
 
 def note_ddp(recorder: Recorder) -> None:
-    """Log DDP's counters of its sampled steps, in ns: backward, communication, and their overlap."""
+    """Log DDP's counters of its sampled steps in ns: backward, communication, their overlap."""
     for model in list(_ddp):
         try:
             data = model._get_ddp_logging_data()

@@ -393,7 +393,7 @@ _CHANGE_THE_LINK = ("os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link",
 def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
     """Refuse to write, remove or rename files outside of these folders until the process ends.
 
-    The trial's temporary folder and caches are allowed. Python's audit hooks (PEP 578) see each file
+    The trial's temporary folder and caches are allowed. Python's audit hooks (PEP 578) see the files
     that Python itself opens. They do not see what compiled libraries or other programs write.
     """
     home = os.path.expanduser("~")

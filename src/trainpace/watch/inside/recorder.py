@@ -58,7 +58,7 @@ def warn(message: str) -> None:
 class Recorder:
     """State of one process. Only the training thread is charged; other threads leave only spans."""
 
-    # Attributes of every step. In an object with so many attributes Python finds others more slowly.
+    # Attributes of every step. Python finds them faster here than among so many others.
     __slots__ = (
         "__dict__",
         "__weakref__",
