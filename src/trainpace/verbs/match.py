@@ -183,10 +183,7 @@ def chosen_offers(
     """
     wanted = {"provider": providers, "region": regions}
     for field, names in wanted.items():
-        for name in names:
-            if not any(_has(offer, field, [name]) for offer in offers):
-                known = sorted({getattr(offer, field) for offer in offers} - {""})
-                raise UnknownName(field, name, known, "See trainpace offers.")
+        _check_known(offers, field, names)
     by_name = {device.name: device for device in (*catalogue(), *own)}
     rented = {offer.device for offer in offers}
     devices = {name: by_name.get(name) or find_device(name, own) for name in rented}
@@ -208,6 +205,13 @@ def chosen_offers(
         f"No offer has {' or '.join(gpus)}.",
         "Describe your own machine with `machines` FILE.toml. For time alone: trainpace forecast.",
     )
+
+
+def _check_known(offers: Sequence[Offer], field: str, names: Sequence[str]) -> None:
+    for name in names:
+        if not any(_has(offer, field, [name]) for offer in offers):
+            known = sorted({getattr(offer, field) for offer in offers} - {""})
+            raise UnknownName(field, name, known, "See trainpace offers.")
 
 
 def _has(offer: Offer, field: str, names: Sequence[str]) -> bool:

@@ -130,19 +130,24 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
     prepared = {PREPARED: OFFLINE} if end.precomputed and not now.precomputed else {}
     limit_s = 60 * math.ceil(1.2 * plan.best.job_s / 60)  # a fifth more than forecast
     added = configs.new_files(kinds_of(new), plan.end, texts, workers, limit_s)
-    wanted = configs.settings_of(plan.end)
-    for f in added:
-        left = {name: why for name, why in f.left.items() if configs.still_says(f, name, wanted)}
-        _refuse({name: f"{f.file}: {why}" for name, why in left.items()})
     wrote = {name for f in added for name in f.wrote}
+    left = _left_by_new(added, plan)
     if not plan.changes or not texts:
-        left = {name: f"{f.file}: {why}" for f in added for name, why in f.left.items()}
         left = {name: why for name, why in left.items() if name not in wrote}
         return configs.Rewritten(files=added, left=prepared | left)
     changes = configs.Changes(before=plan.start, after=plan.end, workers=workers)
     files = configs.rewrite(texts, changes)
     _refuse({name: why for name, why in files.left.items() if name not in wrote})
     return configs.Rewritten(files=(*files.files, *added), left=prepared)
+
+
+def _left_by_new(added: Sequence[configs.Written], plan: Plan) -> dict[str, str]:
+    """Return the settings that new files cannot express, with reasons. Raises Misuse if a file would contradict the plan."""
+    wanted = configs.settings_of(plan.end)
+    for f in added:
+        left = {name: why for name, why in f.left.items() if configs.still_says(f, name, wanted)}
+        _refuse({name: f"{f.file}: {why}" for name, why in left.items()})
+    return {name: f"{f.file}: {why}" for f in added for name, why in f.left.items()}
 
 
 def changes_in_code(plan: Plan, files: Rewritten | None) -> list[tuple[int, Change]]:
