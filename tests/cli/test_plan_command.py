@@ -103,7 +103,7 @@ def test_a_plan(model, tmp_path):
     done = plan(model, "--gpu", "A100", "--num-gpus", "2", "--batch", "16", *JOB, "--details")
     assert done.returncode == 0, done.stderr
     for word in (
-        "What to change, in this order",
+        "in this order",
         "Now",
         "Recommended",
         "plain DDP is right for",

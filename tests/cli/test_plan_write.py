@@ -63,7 +63,7 @@ def test_the_diff_is_shown_and_nothing_is_written(folder):
     assert "--- args.yaml (now)\n+++ args.yaml (planned)" in done.stdout
     assert "-bf16: false\n+bf16: true" in done.stdout
     assert "run.sh: nothing changes" in done.stdout
-    assert "add --yes" in done.stdout
+    assert "Add --yes" in done.stdout
     assert (folder / "args.yaml").read_text() == ARGS
     assert sorted(p.name for p in folder.iterdir()) == ["args.yaml", "model.json", "run.sh"]
 
