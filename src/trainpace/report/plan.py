@@ -128,7 +128,7 @@ def plan_sections(
         [(r.title, r.why, duration(r.lost_s)) for r in plan.rejected],
     )
     yield from details("what was rejected", rejected)
-    sensitivity = Named("", _sensitivity(plan))
+    sensitivity = Named("What could change this recommendation", _sensitivity(plan))
     yield from details("what could change the recommendation", sensitivity)
     notes = [*([plan.corrected] if plan.corrected else []), *workload.notes]
     notes += [assumed_in_words(plan.assumed)] if plan.assumed else []
