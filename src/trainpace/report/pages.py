@@ -156,23 +156,26 @@ def _part(section: Section) -> dict[str, Any]:
         case Drawing():
             part |= {"html": section.html and section.html(), "styles": section.styles}
         case Table():
-            shares = [
-                any(not isinstance(row[i], str) for row in section.rows)
-                for i in range(len(section.columns))
-            ]
-            shown = [i for i, is_share in enumerate(shares) if not is_share]
-            part |= {
-                "head": [section.columns[i].name for i in shown],
-                "rows": [[row[i] for i in shown] for row in section.rows],
-                "words": [n for n, i in enumerate(shown) if section.columns[i].words],
-                "best": section.best,
-            }
+            part |= _table_part(section)
         case Named():
             part |= {"head": ["", ""], "rows": section.items, "words": [0, 1], "best": ()}
         case Next():
             command = section.command
             part["text"] = command if isinstance(command, str) else shlex.join(command)
     return part
+
+
+def _table_part(table: Table) -> dict[str, Any]:
+    """Return a table without its bars, which charts show."""
+    shown = [
+        i for i in range(len(table.columns)) if all(isinstance(row[i], str) for row in table.rows)
+    ]
+    return {
+        "head": [table.columns[i].name for i in shown],
+        "rows": [[row[i] for i in shown] for row in table.rows],
+        "words": [n for n, i in enumerate(shown) if table.columns[i].words],
+        "best": table.best,
+    }
 
 
 def rendered(template: str, **context: Any) -> Markup:

@@ -72,9 +72,7 @@ def forecast_sweep(
             text, own = f"{prefix}best throughput that fits", "best" if alone else tone
             marks.append(Mark(axis="point", at=batch, y=best.step.total_ms, text=text, tone=own))
             findings.append(f"{prefix}batch {batch} has the best throughput, {rate} samples/s")
-        largest = some[-1].largest_micro_batch
-        if largest is not None and largest < some[-1].execution.micro_batch:
-            marks.append(_out_of_memory(largest, prefix))
+        marks += _memory_limit(some, prefix)
     of_one = () if alone is None else jumps.get(alone, ())
     marks += [_jump_mark(jump) for jump in of_one]
     lines += [] if alone is None else _measured_by_others(curves[alone], evidence)
@@ -314,6 +312,13 @@ def _line(name: str, tone: str, rows: Sequence[Forecast], banded: bool) -> Serie
         name = f"{name}, forecast with its 90% interval"
     steps = [(f.execution.micro_batch, f.step.total_ms) for f in rows if f.step is not None]
     return series(name, "line", tone, steps, intervals if banded else (), dashed=tone == "forecast")
+
+
+def _memory_limit(some: Sequence[Forecast], prefix: str) -> list[Mark]:
+    largest = some[-1].largest_micro_batch
+    if largest is None or largest >= some[-1].execution.micro_batch:
+        return []
+    return [_out_of_memory(largest, prefix)]
 
 
 def _out_of_memory(largest: int, prefix: str = "") -> Mark:
