@@ -6,8 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from trainpace.core.errors import TrainpaceError
+import msgspec
+
+from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.core.host import usable_cores
+from trainpace.core.intake import read_json
 from trainpace.core.records import Record
 from trainpace.verbs.request import (
     COUNT,
@@ -24,7 +27,7 @@ from trainpace.verbs.request import (
 from trainpace.workload import ModelSpec
 
 if TYPE_CHECKING:
-    from trainpace.measure import LoaderAdvice, LoaderComparison, LoaderMeasurement
+    from trainpace.measure import LoaderAdvice, LoaderComparison, LoaderCost, LoaderMeasurement
     from trainpace.shards import Damage, Estimate, Precomputed
 
 
@@ -83,6 +86,21 @@ def time_loader(request: LoaderRequest, progress: Progress) -> MeasuredLoader:
     return MeasuredLoader(
         measurement=measurement, advice=advise(measurement, compute_ms, compute_cores)
     )
+
+
+def loader_file(path: str) -> tuple[LoaderCost, float, int]:
+    """Read (cost, share that can be offline, cores) from the answer of `trainpace loader --json`."""
+    from trainpace.measure import LoaderCost
+
+    try:
+        answer = read_json(path)
+        cost = msgspec.convert(answer["cost"], LoaderCost)
+        share, cores = answer["advice"]["offline_share"], answer["cores"]
+        if not (0 <= share <= 1 and 1 <= cores <= 1e6):
+            raise ValueError
+    except (msgspec.ValidationError, KeyError, TypeError, ValueError):
+        raise UnreadableInput(f"{path} is not an answer of trainpace loader --json.") from None
+    return cost, share, cores
 
 
 def _measured(request: LoaderRequest, target: str, progress: Progress) -> LoaderMeasurement:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from trainpace.configs import normal
@@ -23,6 +22,7 @@ from trainpace.core.units import parse_count
 from trainpace.forecast import running_software
 from trainpace.job import Schedule, accumulation_for_global_batch, total_steps
 from trainpace.plan import NO_WAIT, DataPath, Plan, Problem, SearchSpace, data_paths, plan_changes
+from trainpace.verbs.data import loader_file
 from trainpace.verbs.places import (
     HardwareFile,
     HostName,
@@ -572,7 +572,7 @@ def _loader_cost(
 
     r = request
     if r.loader is not None:
-        cost, share, measured_cores = _loader_file(r.loader)
+        cost, share, measured_cores = loader_file(r.loader)
         return cost, share, r.cores or measured_cores
     cores = r.cores or (None if rank is None else rank.cpus)
     if r.sample_ms is not None:
@@ -580,21 +580,6 @@ def _loader_cost(
         given = LoaderCost(sample_wall_ms=ms, sample_cpu_ms=ms, collate_ms=0.0, batch_size=batch)
         return given, r.offline_share, cores
     return None if rank is None else loader_cost(rank), r.offline_share, cores
-
-
-def _loader_file(path: str) -> tuple[LoaderCost, float, int]:
-    """Read (cost, share that can be offline, cores) from the answer of `trainpace loader --json`."""
-    from trainpace.measure import LoaderCost
-
-    try:
-        answer = read_json(path)
-        cost = msgspec.convert(answer["cost"], LoaderCost)
-        share, cores = answer["advice"]["offline_share"], answer["cores"]
-        if not (0 <= share <= 1 and 1 <= cores <= 1e6):
-            raise ValueError
-    except (msgspec.ValidationError, KeyError, TypeError, ValueError):
-        raise UnreadableInput(f"{path} is not an answer of trainpace loader --json.") from None
-    return cost, share, cores
 
 
 def noise_scale_of(request: PlanRequest) -> float | None:
