@@ -250,14 +250,15 @@ def role_of(module: str, kind: str, phase: str) -> str:
 
 
 def _matmul_role(names: list[str]) -> str:
-    last, inside = names[-1] if names else "", set(names[:-1])
+    *inside, last = names or [""]
     attends = any("att" in name for name in inside)
     if attends and last in ("c_proj", "dense", "proj"):
         return OUTPUT
     if last == "c_proj":
         return DOWN
     if last == "dense":  # BERT's names, in which the parent says what it is
-        return UP if "intermediate" in inside else DOWN if "output" in inside else LINEAR
+        parents = {"intermediate": UP, "output": DOWN}
+        return next((parents[name] for name in parents if name in inside), LINEAR)
     return next((role for role, known in _LAST.items() if last in known), LINEAR)
 
 

@@ -147,12 +147,7 @@ def fused(operators: Operators) -> Fused:
 
 def _graph(operators: Operators, read: Floats, wrote: Floats) -> _Graph:
     dims = at_batch(operators.dims, REFERENCE_BATCH).tolist()
-    calls = zip(operators.kind, operators.phase, operators.module, strict=True)
-    rows = [
-        i
-        for i, (kind, phase, module) in enumerate(calls)
-        if kind not in HOST_ALONE and phase != "optimizer" and not module.endswith(UNCOMPILED)
-    ]
+    rows = _compiled_rows(operators)
     operands = {i: _operands(operators, i, dims[i], float(read[i])) for i in rows}
     results = {i: _result(operators.function[i], dims[i], float(wrote[i])) for i in rows}
     every = [operand for i in rows for operand in operands[i]]
@@ -160,6 +155,15 @@ def _graph(operators: Operators, read: Floats, wrote: Floats) -> _Graph:
     lengths = _classes([operand.elements for operand in every])
     is_boundary = [kind in BOUNDARIES for kind in operators.kind]
     return _Graph(operators, rows, is_boundary, operands, results, sizes, lengths)
+
+
+def _compiled_rows(operators: Operators) -> list[int]:
+    calls = zip(operators.kind, operators.phase, operators.module, strict=True)
+    return [
+        i
+        for i, (kind, phase, module) in enumerate(calls)
+        if kind not in HOST_ALONE and phase != "optimizer" and not module.endswith(UNCOMPILED)
+    ]
 
 
 class _Pass:

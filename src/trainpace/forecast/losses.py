@@ -105,11 +105,7 @@ def with_loss(form: TracedForm, kernels: CrossEntropy, name: Form = "half") -> T
     if loss is None or kernels == "plain" or (kernels == "cut" and loss.width != 2.0):
         return form
     if kernels == "uncompiled":
-        outside = {loss.start, *loss.others}
-        module = tuple(
-            name + UNCOMPILED if i in outside else name for i, name in enumerate(operators.module)
-        )
-        return replace(form, operators=replace(operators, module=module))
+        return _left_uncompiled(form, loss)
     parts: Parts = dict.fromkeys(loss.others, ())
     kept = _KERNELS[kernels](operators, loss, parts, name)
     result = replaced(form, parts)
@@ -127,6 +123,14 @@ def with_loss(form: TracedForm, kernels: CrossEntropy, name: Form = "half") -> T
     }
     memory = _without_logits(form.memory, form.blocks, before.most, kept.most)
     return replace(result, memory=memory, blocks=replace(result.blocks, **pairs))
+
+
+def _left_uncompiled(form: TracedForm, loss: _Loss) -> TracedForm:
+    operators, outside = form.operators, {loss.start, *loss.others}
+    module = tuple(
+        name + UNCOMPILED if i in outside else name for i, name in enumerate(operators.module)
+    )
+    return replace(form, operators=replace(operators, module=module))
 
 
 def _fused(operators: Operators, loss: _Loss, parts: Parts, name: Form, chunks: int = 1) -> _Bytes:

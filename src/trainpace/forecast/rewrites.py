@@ -120,8 +120,8 @@ def replaced(form: TracedForm, parts: Mapping[int, Sequence[Part]]) -> TracedFor
             columns["dims"][position] = np.zeros((MOST_SIZES, 2))
             columns["dims"][position, : len(part.dims)] = np.reshape(part.dims, (-1, 2))
     operators = Operators(
-        kind=tuple(part.kind if part else old.kind[i] for i, part in picks),
-        function=tuple(part.function if part else old.function[i] for i, part in picks),
+        kind=_picked(old, picks, "kind"),
+        function=_picked(old, picks, "function"),
         phase=tuple(old.phase[i] for i in rows),
         module=tuple(old.module[i] for i in rows),
         count=old.count[rows] * each,
@@ -134,6 +134,10 @@ def replaced(form: TracedForm, parts: Mapping[int, Sequence[Part]]) -> TracedFor
             roles=tuple(blocks.roles[i] for i in rows),
         )
     return replace(form, operators=operators, blocks=blocks)
+
+
+def _picked(old: Operators, picks: Sequence[tuple[int, Part | None]], name: str) -> tuple[str, ...]:
+    return tuple(getattr(part, name) if part else getattr(old, name)[i] for i, part in picks)
 
 
 def _keeping(
