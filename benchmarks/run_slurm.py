@@ -42,7 +42,7 @@ from trainpace.measure import MachineProfile  # noqa: E402
 from trainpace.run.climbing import make_shards  # noqa: E402
 from trainpace.run.job import Ended  # noqa: E402
 from trainpace.run.ladder import Setup  # noqa: E402
-from trainpace.run.slurm import Slurm, SlurmOptions
+from trainpace.run.slurm import Slurm, SlurmOptions  # noqa: E402
 from trainpace.run.step_forecasts import LadderForecasts, StepForecast  # noqa: E402
 from trainpace.run.trial import EngineName, LoaderSettings, TrialResult, job_of, outcome, run_trial  # noqa: E402
 

@@ -54,9 +54,8 @@ from trainpace.run.equivalence import Equivalence, Facts, Tried, WayResult
 from trainpace.run.trial import FailedTrial
 from trainpace.verbs.forecast import ForecastRequest, Forecasts, Sweep
 from trainpace.verbs.match import Matches, MatchRequest
-from trainpace.verbs.measure import MeasuredSweep
+from trainpace.verbs.measure import MeasuredSweep, SuiteRequest
 from trainpace.verbs.plan import Planned
-from trainpace.verbs.measure import SuiteRequest
 from trainpace.watch import PARTS, Line, Rank, Recording
 
 TODAY = datetime.date(2026, 11, 21)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from trainpace.cli.words import meant
 from trainpace.cli.program import main
+from trainpace.cli.words import meant
 from trainpace.core.errors import TrainpaceError
 from trainpace.verbs import SUMMARIES
 

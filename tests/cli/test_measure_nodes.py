@@ -99,7 +99,10 @@ def test_a_result_is_of_its_options_code_and_versions(folder, monkeypatch):
     ]
 
     def names(**options):
-        return [_job(item, i, folder, SuiteRequest(suite="classic", **options)).name for i, item in enumerate(items)]
+        return [
+            _job(item, i, folder, SuiteRequest(suite="classic", **options)).name
+            for i, item in enumerate(items)
+        ]
 
     before = names()
     assert names() == before

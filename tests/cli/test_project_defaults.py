@@ -89,7 +89,7 @@ def test_a_rival_on_the_command_line_sets_a_default_aside(ask):
 
 
 def test_tokens_and_epochs_from_the_file_are_a_whole_training(ask):
-    code, out, err = ask(
+    code, _out, err = ask(
         'tokens = "1M"\nepochs = 2\nsequence_length = 128\n', *FORECAST[:1], "gpt2", "--json"
     )
     assert code == 2  # the built-in gpt2 has a length of its own; the relation itself holds

@@ -489,9 +489,7 @@ def test_no_worker_more_where_the_cores_are_full():
     ("threads", "accelerator", "wall", "saved"),
     [(1, "", 5, 4.5), (2, "", 5, 0), (2, "", 15, 9.5), (2, "NVIDIA T4", 5, 4.5)],
 )
-def test_worker_on_full_cores_saves_nothing(
-    threads, accelerator, wall, saved
-):
+def test_worker_on_full_cores_saves_nothing(threads, accelerator, wall, saved):
     """Of 5 ms of processor time; a worker's waiting, as for a disk, takes no core."""
     r = rank(
         data=wall,

@@ -23,7 +23,9 @@ POOLED = Pooled(
         ("A100 SXM 80GB", 0.5, "none"),
     ],
 )
-def test_pooled_parameters_fall_back_to_generation_and_shared(card: str, share: float, familiarity: str) -> None:
+def test_pooled_parameters_fall_back_to_generation_and_shared(
+    card: str, share: float, familiarity: str
+) -> None:
     device = find_device(card)
     assert POOLED.of(device)["share"] == pytest.approx(share)
     assert POOLED.familiarity(device) == familiarity

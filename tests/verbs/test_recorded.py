@@ -159,7 +159,7 @@ def test_the_answer_of_loader_says_it(tmp_path):
     with pytest.raises(TrainpaceError, match="cannot be combined"):
         planned(loader=str(path))
     path.write_text(json.dumps({**answer, "cores": "many"}))
-    with pytest.raises(TrainpaceError, match="loader.json"):
+    with pytest.raises(TrainpaceError, match=r"loader\.json"):
         planned(loader=str(path), sample_ms=None)
     with pytest.raises(TrainpaceError, match="offline_share"):
         planned(offline_share=0.5, sample_ms=None, workers=None, cores=None)

@@ -64,10 +64,7 @@ def fill(journal):
                 command="x --note '</script>'",
             ),
             entry(
-                model="vgg16",
-                step_time_ms=None,
-                outcome="out_of_memory",
-                reason="out of memory.",
+                model="vgg16", step_time_ms=None, outcome="out_of_memory", reason="out of memory."
             ),
             sweep(model=HOSTILE_NAME),
         ]
