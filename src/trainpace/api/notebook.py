@@ -39,7 +39,7 @@ def show_records() -> None:
 
 
 def shown(answer: T) -> T:
-    """The answer, of a type that is no record, shown as records are."""
+    """Display wrapper for an answer that is not a record."""
     setattr(type(answer), "_repr_html_", html_of)  # noqa: B010
     return answer
 
@@ -86,7 +86,7 @@ def magic(line: str) -> Any:
 
 
 def _pass_on(errors: IO[str], refused: list[str]) -> None:
-    """Notes and progress go on to the cell; why nothing could be answered is kept for the end."""
+    """Progress that prints notes in the cell and stores the reason of a failure for the end."""
     for line in errors:
         if line.startswith(OUR_SENTENCE):
             refused.append(line)
@@ -104,5 +104,5 @@ def _usage_error(sentence: str) -> Exception:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """What `%load_ext trainpace` calls."""
+    """Register the magic. IPython calls this for `%load_ext trainpace`."""
     shell.register_magic_function(magic, "line", "trainpace")

@@ -132,7 +132,7 @@ def _show_all(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 class _Command(click.Command):
-    """A command with options in groups, of which `--help` shows the common ones."""
+    """A command with options in groups, `--help` shows the common ones."""
 
     def __init__(self, fields: Mapping[str, ResolvedField], name: str, **settings: Any) -> None:
         super().__init__(name, **settings)

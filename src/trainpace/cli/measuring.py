@@ -405,7 +405,7 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
     baseline = None if view.baseline is None else verbs.watch.pace_of(view.baseline, view.journal)
     if (
         request.command and sys.stderr.isatty()
-    ):  # a bar would stand in the way of what the command prints
+    ):  # a progress bar would interfere with the command's own output
         tell("Recording. The command's output follows, and the report when it ends.", err=True)
     watched = verbs.watch.run(replace(request, stdout=json_stdout(view)), report.TerminalProgress())
     recording, folder, code = watched.recording, watched.folder, watched.exit_code

@@ -64,7 +64,7 @@ class _Verbs(click.Group):
 
         options = click.Command.shell_complete(
             self, ctx, incomplete
-        )  # the group's own would import every command
+        )  # the group's own method would import every command
         return [*options, *verbs_and_scripts(VERBS, incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:

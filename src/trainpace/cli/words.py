@@ -42,7 +42,7 @@ def meant(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
     """Put the missing verb before the words. Raises TrainpaceError with the nearest names if no verb fits."""
     first, *rest = words
     program = os.path.basename(first)
-    from trainpace.workload import ModelSpec  # late: most commands name their verb
+    from trainpace.workload import ModelSpec  # imported late: most command lines name their verb
 
     spec = ModelSpec.of(first)
     if spec.kind == "script" or program in LAUNCHERS or program.startswith("python3."):

@@ -183,8 +183,8 @@ class Draft:
         if name not in self.names:
             return False
         new, old = self.want[name] if value is None else value, self.get(path)
-        if path.endswith("device"):  # that something is offloaded to
-            # nvme stays, and "none" is not added
+        if path.endswith("device"):  # the device to offload to
+            # keep nvme, and do not add "none"
             right = old == "nvme" if new else old is None
             new = old or "" if right else "cpu" if new else "none"
         if old == "auto":
@@ -227,7 +227,7 @@ class Draft:
             self.leave(why, name)
 
     def leave_rest(self, why: str) -> None:
-        """Leave every setting that was neither written nor left before."""
+        """Mark every remaining setting as not written."""
         self.leave(why, *(self.names - self.wrote - self.left.keys() - DERIVED))
 
     def note(self, text: str) -> None:

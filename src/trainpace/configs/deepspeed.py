@@ -171,7 +171,7 @@ def _write_precision(draft: Draft) -> None:
 
 
 def _switch_on(draft: Draft, precision: str, states: dict[str, Any]) -> None:
-    if precision == "fp32":  # stated only by both half precisions being off
+    if precision == "fp32":  # a file sets fp32 only by turning both half precisions off
         for key in ("fp16", "bf16"):
             if key not in states:
                 draft.put(f"{key}.enabled", False)

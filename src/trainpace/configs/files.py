@@ -120,7 +120,7 @@ WRITERS: dict[str, Callable[[Draft], None]] = {
     "Slurm batch script": write_sbatch,
     "launch command": write_command,
 }
-"""Writers, in the order in which their files are offered a setting that no file states."""
+"""Writers, in the order in which a setting that no file contains is offered to them."""
 _COMPARED = frozenset(("micro_batch", "accumulation", "precision"))
 """Settings that the Trainer compares with DeepSpeed's file, using its own default if it states
 none."""
@@ -295,7 +295,7 @@ def write_changes(
 def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
     """Write `changes` into all files of a training (file name -> text).
 
-    Each setting is written where it is stated, otherwise into a file that can state it. A setting
+    Each setting goes into the file that contains it, otherwise into a file that can. A setting
     that some file states but cannot change is written into no file, so that the files still agree.
     """
     done, wanted = _one_pass(texts, changes, frozenset()), changes.wanted
@@ -471,7 +471,7 @@ def _with_group(draft: Draft, kind: str, names: frozenset[str]) -> Draft:
 
 def _is_sound(before: ConfigFile, after: ConfigFile, draft: Draft, names: frozenset[str]) -> bool:
     """Return True if the file now states the wanted values, and everything else as before."""
-    # settings that were open may be stated now
+    # settings that were open may be set now
     touched = names | {note.leaves_open for note in before.notes}
     if "zero_stage" in names:
         touched |= {"sharding"}
@@ -686,7 +686,7 @@ def _of_trainer(found: _Found) -> _Found:
 def _literals(node: ast.expr) -> _Found | None:
     """Return the literal values of a dict or a call's keywords; None if a dict has other keys.
 
-    A value that is not a literal becomes None, which means "not stated".
+    A value that is not a literal becomes None, which means "not set".
     """
     pairs = _pairs_of(node)
     if pairs is None:

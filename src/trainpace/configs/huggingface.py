@@ -305,7 +305,7 @@ def _write_precision(draft: Draft) -> None:
         draft.leave(ELSEWHERE, "precision")
     elif "precision" in draft.names:
         draft.may_add |= {"precision"}  # all of these arguments belong together
-        if precision == "fp32":  # stated only by both half precisions being off
+        if precision == "fp32":  # a file sets fp32 only by turning both half precisions off
             stated += ["bf16", "fp16"]
         for key, meaning in PRECISION.items():
             if key in stated or meaning == precision:

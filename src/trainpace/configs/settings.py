@@ -171,7 +171,7 @@ class Reading:
     def read(self, name: SettingName, value: Any, key: str) -> None:
         """Check and record a setting: a device, a flag, a number above 0 or a whole number."""
         checked: Value | None
-        if key.endswith("device"):  # the device that something is offloaded to
+        if key.endswith("device"):  # the device to offload to
             device = self.word(value, key, ("none", "cpu", "nvme"))
             checked = None if device is None else device != "none"
         elif name in _FLAGS:
@@ -204,7 +204,7 @@ class Reading:
         most: int = LARGEST,
         name: SettingName | None = None,
     ) -> int | None:
-        """Return a whole number, or None if there is no value. "8" in quotes draws a note."""
+        """Return a whole number, or None without a value. Note "8" in quotes."""
         if self._is_open(value, key, name):
             return None
         number = value
@@ -402,7 +402,7 @@ class _Arithmetic:
             return int(world.value), [world]
         if not processes or self._missing & {"world_size", "nnodes"}:
             return None
-        # every launcher starts one node unless told otherwise
+        # every launcher starts one node by default
         used = [processes, nodes] if nodes else [processes]
         return math.prod(int(setting.value) for setting in used), used
 

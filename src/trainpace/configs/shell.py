@@ -91,7 +91,7 @@ def read_launch(launch: Launch, reading: Reading) -> Reading:
 
 
 def _note_default_processes(launch: Launch, reading: Reading, seen: Any) -> None:
-    """Note how many processes a launcher starts if no flag says so."""
+    """Note how many processes a launcher starts by default, if no flag sets it."""
     if launch.launcher is TORCHRUN and "nproc-per-node" not in seen:
         reading.note("--nproc-per-node", "missing; torchrun's default is 1 process per node")
     elif launch.launcher is ACCELERATE and "num-processes" not in seen:

@@ -209,7 +209,7 @@ def _yaml_root(text: str, file: str) -> Node:
 
 
 def _yaml_value(node: Any, seen: set[int]) -> Node:
-    # the parser returns an alias as the very node that it stands for
+    # the parser resolves an alias to its anchor's node
     borrowed = id(node) in seen
     seen.add(id(node))
     start, end = node.start_mark.index, node.end_mark.index
@@ -241,7 +241,7 @@ def set_key(text: str, file: str, syntax: Syntax, path: Path, value: Value) -> s
     node = _json_value(text, start) if syntax == "json" else _yaml_root(text, file)
     before, in_flow = None, node.flow
     depth = 0
-    # a node without items is null or empty: the section is still to be made
+    # a node without items is null or empty, so create the section
     while depth < len(path) and node.items is not None:
         item = next((item for item in node.items if item.key == path[depth]), None)
         depth += 1
@@ -610,7 +610,7 @@ def with_setting(text: str, launch: Launch, path: str, value: str) -> str:
         return with_flag(text, launch.script_end, launch.script, f"--{path}", value)
     if flag.value is None:
         return f"{text[: flag.end]} {value}{text[flag.end :]}"
-    if flag.equals:  # quotes may be around the value or the whole word
+    if flag.equals:  # quotes may enclose the value or the whole argument
         return f"{text[: flag.start]}{flag.written}={value}{text[flag.end :]}"
     return flag.value.replaced(text, value)
 

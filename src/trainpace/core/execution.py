@@ -290,7 +290,7 @@ EXECUTION_RULES = (
         ),
     ),
 )
-"""What must hold for every execution, whatever the model and the cluster. The first broken rule
+"""Rules for every execution, independent of model and cluster. The first broken rule
 counts."""
 
 

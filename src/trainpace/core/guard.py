@@ -131,7 +131,7 @@ def end_descendants(at_once: bool = True) -> None:
                 continue
         time.sleep(0.005)
     try:
-        # reap them, whoever else adopts orphans above this process
+        # reap them even if a process above this one also adopts orphans
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:

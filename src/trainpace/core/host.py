@@ -53,7 +53,7 @@ def quota_cores(root: Path = Path("/")) -> float | None:
         both = read_fact(folder / "cpu.max").split() or [
             read_fact(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
         ]
-        # "max" and -1 mean that there is no quota
+        # "max" and -1 mean "no quota"
         if len(both) == 2 and both[0].isdecimal() and both[1].isdecimal() and int(both[1]):
             quotas.append(int(both[0]) / int(both[1]))
     return min((quota for quota in quotas if quota), default=None)
@@ -135,7 +135,7 @@ def filesystem_of(folder: str | os.PathLike[str]) -> str | None:
     place, kind, deepest = Path(folder).resolve(), None, -1
     for mount in psutil.disk_partitions(all=True):
         depth = len(Path(mount.mountpoint).parts)
-        # of two mounts on one place the later one is seen
+        # the later mount hides an earlier one at the same path
         if depth >= deepest and place.is_relative_to(mount.mountpoint):
             deepest, kind = depth, mount.fstype or None
     return kind

@@ -315,7 +315,7 @@ class DeviceRun(Record):
 
     Only NVIDIA's driver reports clocks, power and energy.
 
-    settled: the median steps of two successive windows of the warm-up agreed; None if it was too
+    settled: True if two successive windows of the warm-up had equal medians; None if it was too
     short. launch_ms: the host's time to launch a step. busy_share: share of the median step in
     which the device works; in the rest it waits for the host. Clocks are of the multiprocessors in
     MHz: median, lowest and highest during the steps, before the warm-up, just after the steps, and

@@ -166,7 +166,7 @@ def explain(error: BaseException, who: str = "the model's code") -> str:
 
 
 class DiskFull(TrainpaceError):
-    """No space left for another file. Finished files stay."""
+    """Error for a full disk. Finished files stay."""
 
 
 def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: str) -> str:

@@ -1,4 +1,4 @@
-"""From a recording or a profiler trace to causes and advice; the health of this machine."""
+"""Causes and advice from a recording or profiler trace, and health checks of this machine."""
 
 from typing import TYPE_CHECKING
 

@@ -35,7 +35,7 @@ WORTH = 0.03
 """Changes that save a smaller share of the step are reported as not worth making."""
 LESS_OFTEN = 10
 ONCE_AN_EPOCH = 1.5
-"""What happens fewer times per epoch than this happens once."""
+"""Occurrences per epoch below which an event counts as once per epoch."""
 ONE_LINE, MOST_LINES = 0.2, 2
 """Least share of the script's own code that a named line has, and the most lines that are named."""
 FUSED = 0.4
@@ -56,7 +56,7 @@ A judgement.
 """
 LARGER_BATCH = 4
 ONE_ROW = 0.5
-"""From this share of FLOPs in products with a single vector on, a training computes single
+"""Minimum share of FLOPs in matrix-vector products at which a training computes single
 samples."""
 LOOPED = 0.5
 """A loop over samples launches at least this share of its operators for samples beyond the
@@ -415,7 +415,7 @@ def _larger_batch(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 def _batch_of_samples(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     """Products with single vectors take hardly longer for a few of them.
 
-    Matmuls show that a training computes one sample at a time; no DataLoader has to be seen.
+    Matmuls show that a training computes one sample at a time; a DataLoader is not needed.
     """
     rank, launch, compute = ranks[0], split.by_cause["launch"], split.by_cause["compute"]
     if not _one_at_a_time(rank):
@@ -445,7 +445,7 @@ def _batch_of_samples(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def _fewer_threads(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """With more threads than cores on a host, all threads wait for each other's cores."""
+    """Advise fewer threads if a host has more threads than cores, so that they wait."""
     rank, freed = ranks[0], split.by_cause["threads"]
     here = [r for r in ranks if r.host == rank.host]
     processes = sum(1 + r.beside for r in here)
@@ -508,7 +508,7 @@ def _lower_precision(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def _bf16(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """On a CPU, the gain of steps with the model in bf16, unless noise hides it."""
+    """Advise bf16 on a CPU, with the gain of bf16 steps, unless noise hides it."""
     tried = proof(ranks, "bf16")
     # threads that wait for cores hide the time of computing; bf16 may only use fewer of them
     if tried is None or not tried.settles or split.by_cause["threads"]:
@@ -531,7 +531,7 @@ def _bf16(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def _fuse(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """torch.compile for kernels that only move data, if none is fused yet."""
+    """Advise torch.compile for kernels that only move data, if none is fused yet."""
     memory = kernels_ms(ranks).get("memory", 0.0) - split.by_cause["optimizer"]
     ceiling = min(memory, split.by_cause["compute"])
     fused = any("triton_" in name for rank in ranks for name in rank.device_kernels_ms)

@@ -45,7 +45,7 @@ LONGEST_EPOCH_S = 10 * 365 * 86_400
 """Longer epochs count as endless: datasets without an end often report a large number as their
 length."""
 MOST_OPERATORS, LEAST_OPERATOR = 3, 0.1
-"""How many operators are named, and the least share of all operators' time that each has."""
+"""Number of operators named, and each one's minimum share of all operators' time."""
 LEAST_LINE, MOST_LINES = 0.1, 2
 LEAST_KIND = 0.02
 """Kinds of kernels below this share of the device's time are not named."""
@@ -152,7 +152,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
         job_steps=job_steps,
         job_by="" if stated is None else stated.words,
         epochs=_epochs(each, epochs, stated, job_steps),
-        # a matmul that other programs disturbed is not a roof
+        # a matmul that other programs disturbed does not give a ceiling
         share_of_roof=None if crowded else _share_of_roof(ranks[0], parts.by_cause["compute"]),
     )
 
@@ -261,7 +261,7 @@ def _why(
         yield from _slow_operators(first)
     if top.cause in ("compute", "contention") and (beside := workers_beside(ranks)):
         yield beside
-    if top.cause != "optimizer":  # whose only line is the call of its step
+    if top.cause != "optimizer":  # its only line is the call of its step
         yield from _lines(first, {"own_code": "other"}.get(top.cause, top.cause))
 
 

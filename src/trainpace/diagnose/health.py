@@ -48,7 +48,7 @@ LEAST_PINNED_SHARE = 0.5
 ELSEWHERE_SHARE = 0.6
 """Below this share of the nearest public measurement, the comparison becomes a note."""
 PCIE_GB_PER_S_A_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-"""By generation, one direction (PCI-SIG, PCI Express Base Specification)."""
+"""PCIe rate per generation, one direction (PCI-SIG, PCI Express Base Specification)."""
 LEAST_SHARED_MEMORY_GIB = 1.0
 """Docker gives containers 64 MiB, and a loader's workers then end with "bus error". Batches of
 images need hundreds of MiB."""

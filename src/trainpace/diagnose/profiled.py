@@ -1,4 +1,4 @@
-"""What a profiler's traces show about a training: the verdict, the parts of a step, and bounds of
+"""Diagnosis of a training from profiler traces: verdict, parts of a step, and bounds of
 savings."""
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def read_profiled(
     If a rank has several traces, the trace with the most steps counts.
 
     Args:
-        tell: called with a message before each file.
+        tell: callback that receives a message before each file.
 
     Raises:
         UnreadableInput: nothing could be read.

@@ -71,10 +71,10 @@ IN_WORDS = {
 
 
 class Intervention(NamedTuple):
-    """How the steps of an intervention are compared, and which causes they isolate.
+    """Comparison of an intervention's steps, and the causes that it isolates.
 
     `last_pairs`: its blocks follow all rounds, so the last blocks of plain steps are their
-    partners. `proves`: its proof alone settles its causes; otherwise `split` has further
+    partners. `proves`: it proves its causes by itself; otherwise `split` has further
     conditions.
     """
 

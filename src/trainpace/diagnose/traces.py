@@ -153,7 +153,7 @@ def identity_of(value: object) -> int:
 
 
 def launched(ids: Numbers, calls: Spans, call_ids: Numbers) -> Times:
-    """Return the start of the call with each id, or NaN if no call has it."""
+    """Return the start of the call with each id, or NaN for an id without a call."""
     if not len(call_ids):
         return np.full(len(ids), np.nan)
     order = np.argsort(call_ids, kind="stable")
@@ -163,7 +163,7 @@ def launched(ids: Numbers, calls: Spans, call_ids: Numbers) -> Times:
 
 
 class Intervals(NamedTuple):
-    """Intervals in order, which neither overlap nor touch."""
+    """Intervals in ascending order that do not overlap or touch."""
 
     start_us: Times
     end_us: Times

@@ -59,9 +59,9 @@ HEAD_UNIT, KEY_UNIT = 32.0, 64.0
 """Heads and lengths are padded to multiples of these."""
 USUAL_HEAD = 128.0
 SMOOTHNESS = 5.0
-"""How sharply one bound gives way to the next."""
+"""Exponent of the p-norm that joins the compute and memory bounds. Larger is sharper."""
 L2_GAIN = 0.5
-"""How much faster tensors in L2 are."""
+"""Gain in memory rate for tensors much smaller than L2, as a share."""
 OLD_INSTRUCTIONS = {"9": 0.63, "10": 0.31}
 """Share of Hopper's and Blackwell's matrix rate that the instructions of Ampere reach, by major
 compute capability: 62.9% on H100 (Luo et al. 2024, arXiv:2402.13499); on Blackwell assumed to be as
@@ -78,7 +78,7 @@ OpMultiplyAddFastF32)."""
 
 
 class AttentionFigures(NamedTuple):
-    """What one pass achieves on one device. Each may be an array that broadcasts.
+    """Achieved rates of one pass on one device. Each may be an array that broadcasts.
 
     flop_per_s: of the matmuls; wide: factor on it for each doubling of the head beyond 128.
     score_per_s: scores whose softmax is finished. overlap: how far the two hide each other, from 0,

@@ -18,7 +18,7 @@ unequal nodes and other jobs on the network are not modelled.
 CPU hosts talk through gloo, with the figures that `trainpace calibrate --hosts` measured. From
 pytorch/gloo (gloo/allreduce.cc, allgather.cc) and torch's ProcessGroupGloo: all-reduce is a ring
 that scatters, then gathers, in segments of at most 1 MiB; all-gather is half of that;
-reduce-scatter is an all-reduce of which each rank keeps its part, so it costs the same.
+reduce-scatter is an all-reduce in which each rank keeps its part, so it costs the same.
 """
 
 from collections.abc import Callable
@@ -62,7 +62,7 @@ NETWORK_LATENCY_US = 2.5
 NETWORK_HOP_US = 4.5
 """A hop between nodes in a collective, in NCCL's model of LL and LL128 (tuning.cc: 2.7 to 8.5)."""
 NETWORK_START_US = 9.0
-"""How much later a collective over the network starts than one inside a node: with a hop, sends
+"""Extra start latency of a collective over the network versus inside a node. With a hop, sends
 between two nodes take 12 (H100), 16 (A100) and 17 (A40) microseconds longer than inside (Vidur's
 tables, up to 16 KiB)."""
 MULTICAST_ARCHITECTURES = frozenset({"hopper", "blackwell"})
@@ -162,7 +162,7 @@ def collective_ms(
     cluster: Cluster,
     constants: LinkConstants = CONSTANTS,
 ) -> Floats | str:
-    """Return the milliseconds of one collective, or the reason why there is no answer.
+    """Return the milliseconds of one collective, or the reason if it is unknown.
 
     Arguments broadcast against each other. One rank, or nothing to send, takes 0. A cluster with
     measured `host_links` is one of CPU hosts that talk through gloo.

@@ -95,7 +95,7 @@ class StepCommunication(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """How many forward and backward passes a block communicates in, per micro-batch."""
+    """Number of forward and backward passes per micro-batch in which a block communicates."""
 
     forward: Floats
     backward: float
@@ -369,7 +369,7 @@ class Communication(NamedTuple):
     def data_parallel_ms(self, gradient_bytes: Floats, parameter_bytes: Floats) -> Floats:
         """Return nn.DataParallel's copies of parameters and gradients in a step.
 
-        It makes them anew with every micro-batch.
+        It makes them again in every micro-batch.
         """
         per_ms = pcie_gb_per_s(self.cluster) * 1e6 * DATA_PARALLEL_COPY_SHARE
         copied = np.where(self.grid.data_parallel_size > 1, parameter_bytes + gradient_bytes, 0.0)

@@ -179,7 +179,7 @@ def fitted_constants() -> KernelConstants:
 
 
 Familiarity = Literal["card", "generation", "none"]
-"""How well a card is known: its own kernels were measured, those of its generation, or neither."""
+"""Basis of a card's constants: its own measured kernels, its generation's, or neither."""
 
 
 def generation_of(device: Device) -> str:

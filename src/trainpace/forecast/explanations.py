@@ -1,4 +1,4 @@
-"""What explains a forecast: heaviest operators, roles of layers, roofline, memory over a step.
+"""Explanation of a forecast: heaviest operators, layer roles, roofline, memory over a step.
 
 The roofline sets operators against the roofs of a device (Williams, Waterman and Patterson 2009):
 work per byte, and the rate that it reaches.
@@ -53,7 +53,7 @@ def heaviest(
 
 
 class RooflinePoint(NamedTuple):
-    """A row of alike operators: FLOP/byte, TFLOP/s as forecast, milliseconds per step."""
+    """A row of equal operators: FLOP/byte, TFLOP/s as forecast, milliseconds per step."""
 
     name: str
     intensity: float

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 MOST_TABLES, MOST_COSTS, MOST_MEMORIES = 128, 1024, 64
 MOST_REWRITES = 16
-"""Kinds of software under which a workload is kept."""
+"""Number of software variants cached per workload."""
 MOST_REMEMBERED_ROWS = 4096
-"""Executions of the largest grid whose memory is kept."""
+"""Size of the largest grid, in executions, whose memory is cached."""
 
 
 class Evaluated:
-    """What was computed for one workload, whatever the targets of its forecasters are.
+    """Results computed for one workload, shared by forecasters of all targets.
 
     Two threads may compute the same value at the same time, which costs time and does no harm.
     `traced` belongs to the workload as it was traced, if this is the same under other software.

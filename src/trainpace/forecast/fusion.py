@@ -1,4 +1,4 @@
-"""What torch.compile leaves of a table: each row's share of its bytes and of its kernels.
+"""Effect of torch.compile on a table: each row's remaining share of bytes and kernels.
 
 Inductor joins chains of element-wise operators, casts and reductions into one kernel (Ansel et al.
 2024, section 4.4): what one of them writes and the next reads stays in registers. Matmuls,
@@ -49,7 +49,7 @@ UNCOMPILED = " (not compiled)"
 
 
 class Fused(NamedTuple):
-    """By row: the share of its table's bytes that it still moves, and of its kernels.
+    """Remaining share of bytes and of kernels, by row.
 
     Both are 0 to 1, except for the traffic of a batch norm: it reads everything for its statistics
     before it reads it again to normalise, which the table counts once, so that its share may be (2
@@ -63,7 +63,7 @@ class Fused(NamedTuple):
 
 
 class _Tensor:
-    """What one row writes.
+    """The output of one row.
 
     unread: its instances without a reader yet. written: those that a boundary or another chain
     reads. boundaries: how many ran before.
@@ -268,7 +268,7 @@ class _Pass:
         for read in residuals:
             self._from_elsewhere(read)
         apart += strangers
-        # what another chain, a boundary or nobody reads has to be written
+        # write a result that another chain or a boundary reads, or that nothing reads
         unclaimed = max(0.0, in_chains - joined - apart - by_boundaries)
         written = min(in_chains, apart + by_boundaries) + unclaimed
         for tensor in unread:
@@ -320,7 +320,7 @@ def _operands(operators: Operators, i: int, dims: list[float], read: float) -> l
     number = round(elements / out) if out else 1
     if number == 1 and 0 < out < elements:  # besides a mask, a bias or weights
         return [_Operand(read * out / elements, out)]
-    if not 1 < number < MOST_OPERANDS:  # more are a sum's
+    if not 1 < number < MOST_OPERANDS:  # more inputs belong to a sum
         return [_Operand(read, elements)]
     each, widths = elements / number, (1,) * number
     if number == 2:

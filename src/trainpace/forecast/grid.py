@@ -234,7 +234,7 @@ def groups_of(grid: Grid, devices_per_node: int) -> Groups:
 
 
 class Stages(NamedTuple):
-    """What the stages of a pipeline hold, by kind: the first, a middle and the last one (n x 3).
+    """Content of pipeline stages by kind: the first, a middle and the last one (n x 3).
 
     A single stage counts as the first. A kind that does not exist has no blocks.
 

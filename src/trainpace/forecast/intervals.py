@@ -1,4 +1,4 @@
-"""How far a forecast may be off: what its step is made of, and how well each part is known.
+"""Prediction intervals from the parts of a step and the uncertainty of each part.
 
 `intervals.json` has a standard deviation of log(measured / forecast) for each part of a step
 (matmuls, attention, convolutions, memory traffic, launches, communication), on cards with runs in
@@ -40,7 +40,7 @@ Part = Literal[
     "communication",
 ]
 PARTS: tuple[Part, ...] = Part.__args__  # type: ignore[attr-defined]
-"""What a step's time is made of: operators by what they compute, then host and communication."""
+"""Parts of a step's time: operators by kind, then host and communication."""
 OPERATOR_PARTS = 6
 """The number of PARTS that are operators, which come first."""
 

@@ -21,7 +21,7 @@ LEAST_OVER_SLOPE = 3.0
 """Smallest cost of a jump's sample, as a multiple of the usual cost of a sample around it."""
 MOST_CAUSES = 2
 LEAST_CAUSE = 0.25
-"""What a second cause adds at least, as a share of the first."""
+"""Minimum contribution of a second cause, as a share of the first."""
 MOST_FULL_SIZES = 6
 SMALLER_TILES = 1.2
 """Ratio of waves, in proportion to the batch, above which the tiles must be smaller."""

@@ -186,7 +186,7 @@ class KernelTable:
 
     @cached_property
     def fused(self) -> Fused:
-        """What torch.compile leaves of every row."""
+        """Remaining bytes and kernels of every row under torch.compile."""
         if self._like is not None:
             return self._like.fused
         return fused(self.operators) if self._compiled_to is None else self._compiled_to
@@ -416,7 +416,7 @@ class KernelTable:
         return attention_s(kind, sizes, part(moved, rows), figures, *device)
 
     def _constants_of_classes(self, c: KernelConstants) -> _ClassConstants:
-        """Return the classes' constants by row. The last ones are kept, for sweeps."""
+        """Return the classes' constants by row. The latest are cached for sweeps."""
         if self._classes is None or self._classes[0] is not c:
 
             def by_row(prefix: str, default: float) -> tuple[Floats, Floats]:

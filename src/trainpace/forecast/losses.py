@@ -213,7 +213,7 @@ def _cut(operators: Operators, loss: _Loss, parts: Parts, name: Form) -> _Bytes:
 
 
 def _vocab_parallel(operators: Operators, loss: _Loss, parts: Parts, name: Form) -> _Bytes:
-    """In fp32 and in place: maximum, difference, exponential, sum and quotient.
+    """Maximum, difference, exponential, sum and quotient, in fp32 and in place.
 
     The backward pass scales the result.
     """

@@ -100,7 +100,7 @@ def tiled(
 
 
 class Algorithm(IntEnum):
-    """How a matmul or convolution is computed."""
+    """Algorithm of a matmul or convolution."""
 
     GEMM = 0
     PADDED_WINOGRAD = 1
@@ -108,12 +108,12 @@ class Algorithm(IntEnum):
 
 
 class Tiling(NamedTuple):
-    """How a device divides the work of operators, in arrays of one shape.
+    """Division of operators' work on a device, in arrays of one shape.
 
     It makes the time of a matmul or convolution a step function of the batch size. algorithm: of
     `Algorithm`. images: of a convolution, before padding; 0 for a matmul. waves: rounds of tiles
     over the multiprocessors, the last perhaps in part; 0 if unknown. aligned: the largest of 8, 4,
-    2 and 1 of which the rows of a 16-bit matmul are a multiple; 8 for all others.
+    2 and 1 that divides the rows of a 16-bit matmul; 8 for all others.
     """
 
     algorithm: Any
@@ -208,7 +208,7 @@ SMOOTHNESS = 5.0
 LEAST_WORK = 0.3
 """Lowest share of the form's time, its start aside, to which the network may correct a matmul."""
 GROUPED_SPEED = {"16": 1.05, "8": 1.31}
-"""How much faster grouped matmuls are than the form predicts, by width. The network has seen no
+"""Speed-up of grouped matmuls over the formula, by width. The network has seen no
 groups and does not correct them. Fitted on TensorRT-LLM's experts (aiconfigurator's moe_gemm: both
 matmuls, activation, permutation) of 128 rows and more each. With the card left out of the fit, they
 have 16 (H100) to 28% (L40S) mean error in 16 bits, median 9 to 22 (n 5,832), and 21 to 31% in 8 (n
@@ -258,7 +258,7 @@ class MatmulModel(Record):
 
 
 class MatmulFigures(NamedTuple):
-    """What the model reads of a device. Each may be an array that broadcasts against the matmuls.
+    """Device parameters of the model. Each may be an array that broadcasts against the matmuls.
 
     `known` is 0 for a device without measured matmuls, else 1; `eight_bits` likewise. fours, twos,
     odd: what is left of the rate if rows are only multiples of 4 or 2 numbers, or odd.

@@ -104,7 +104,7 @@ class RankMemory(NamedTuple):
 
 
 class _Lasting(NamedTuple):
-    """What each kind of stage holds all the time (n x 3).
+    """Static content of each kind of stage (n x 3).
 
     held: its share of the model. shard: the ranks that divide a sharded byte. parameters: bytes,
     without those that FSDP gathers. states: bytes of optimizer states.
@@ -386,7 +386,7 @@ def _activations(
     sequence = np.where(grid.sequence_parallel, grid.tp, 1)
     # Rajbhandari et al. 2020, section 6.1
     partition = np.where(grid.partition_activations, grid.tp, sequence)
-    # without a backward pass nothing is kept that could be recomputed
+    # without a backward pass no activations are stored, so recomputation saves nothing
     recomputes = "backward" in operators.phase and not checkpointed
     full, some = (
         grid.has("activation_checkpointing", name) & recomputes for name in ("full", "selective")

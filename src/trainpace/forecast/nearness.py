@@ -211,7 +211,7 @@ class _Differences:
     def nearest(self, most: int) -> tuple[Near, ...]:
         c = self.c
         total = np.sum([WEIGHTS[name] * np.abs(value) for name, value in self.by.items()], axis=0)
-        # of equally near runs the shortest name: gluon_resnet18_v1b is ResNet-18 by another name
+        # among equally near runs, use the shortest name: gluon_resnet18_v1b is also ResNet-18
         order = np.lexsort((c.name_length, np.round(total, 6)))
         chosen: dict[tuple[object, ...], Near] = {}
         for i in order[: 40 * most].tolist():

@@ -46,7 +46,7 @@ PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
 
 
 class Variant(NamedTuple):
-    """What runs of one workload at several batch sizes and on several devices have in common.
+    """Identity of a workload's runs over batch sizes and devices.
 
     It is the execution without its batch, and the size of a sample.
     """
@@ -62,7 +62,7 @@ class Variant(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What relates a step to others.
+    """Features that relate a step to others.
 
     variant: what makes it the same run, apart from model, device and batch. shares: what the step
     is made of, by `intervals.PARTS`. log_sd: the forecast's own standard deviation; card_sd: the
@@ -120,7 +120,7 @@ class Runs(NamedTuple):
 
 
 class Posterior:
-    """What measurements predict of other runs."""
+    """Prediction of other runs from measurements."""
 
     def __init__(self, known: Sequence[Observed], relatedness: Relatedness | None = None) -> None:
         self._r = relatedness or fitted_spreads().relatedness
@@ -276,7 +276,7 @@ def run_beside(
     shares: Sequence[float],
     step_ms: float,
 ) -> Run:
-    """Return the run of a forecast of which only its shares and its time were stored.
+    """Return the run of a forecast that was stored with only its shares and its time.
 
     Its deviation is that of the kernel model for these shares.
     """
@@ -305,7 +305,7 @@ def observe(
     plain = table.brief(0)
     if plain.step is None or not 0 < measured_ms < math.inf:
         return None
-    # of a log-normal with such a half width, also where the lower end is 0
+    # of a log-normal with this half width, also if the lower end is 0
     noise = (
         0.0
         if interval is None
@@ -361,10 +361,10 @@ class Measured(NamedTuple):
     observed: tuple[Observed, ...]
     words: str
 
-    def posterior(self, forecaster: Forecaster) -> Posterior | None:  # a Knowledge
+    def posterior(self, forecaster: Forecaster) -> Posterior | None:  # implements Knowledge
         return Posterior(self.observed) if self.observed else None
 
-    def source(self, forecaster: Forecaster) -> str:  # a Knowledge
+    def source(self, forecaster: Forecaster) -> str:  # implements Knowledge
         return self.words
 
 

@@ -1,4 +1,4 @@
-"""What one rank runs and what its kernels cost: in the repeated blocks, before and after them.
+"""Operators of one rank and their kernel times: in the repeated blocks, before and after them.
 
 Tensor parallelism divides a column's weight by outputs and a row's by inputs (Shoeybi et al. 2019),
 and whatever lies between them by heads or features. Sequence parallelism divides the rest along the
@@ -190,7 +190,7 @@ def _divide_experts(
 
 
 def _product(dims: Floats, a: int, b: int) -> Floats:
-    """Return the coefficients of the product of two sizes, one of which may grow with batch."""
+    """Return the coefficients of the product of two sizes; one of them may grow with the batch."""
     x, y = dims[:, a], dims[:, b]
     return np.stack([x[:, 0] * y[:, 0], x[:, 0] * y[:, 1] + x[:, 1] * y[:, 0]], axis=1)
 

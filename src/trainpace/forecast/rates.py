@@ -1,4 +1,4 @@
-"""What a device achieves: datasheet peaks, lowered if the card is short of watts.
+"""Achievable rates of a device: datasheet peaks, lowered if the power limit binds.
 
 A card that would need more power than it may draw lowers its clock. The watts that a peak rate
 needs follow from the process: energy per FLOP falls with the feature size. So ``x = (TDP / peak) /
@@ -97,7 +97,7 @@ class Rates(NamedTuple):
     to A100, whose multiprocessors issue 128 threads per clock as others do and have 64 fp32
     lanes."""
     products_boost: Floats = np.asarray(1.0)
-    """How much faster the matmuls of GeForce cards without measured kernels are in whole steps."""
+    """Speed-up of matmuls in whole steps on GeForce cards without measured kernels."""
 
 
 def matrix_peak(
@@ -161,7 +161,7 @@ def sustained_rates(
     peaks = []
     # Volta gave the CUDA cores the issue slots and operand caches that let a matmul reach its peak;
     # Kepler's 192 lanes per multiprocessor are harder to feed still, and its memory pays for ECC
-    # out of its bandwidth
+    # derived from its bandwidth
     generation = device.compute_capability.partition(".")[0]
     yields = {"3": constants.kepler, "5": constants.pre_volta, "6": constants.pre_volta}
     for kind, needed in (

@@ -34,7 +34,7 @@ Pair = Floats
 
 
 def times(*sizes: Pair) -> Pair | None:
-    """Return the product of sizes, or None if several of them grow with the batch."""
+    """Return the product of sizes, or None if several sizes grow with the batch."""
     constant, slope = 1.0, 0.0
     for size in sizes:
         c, s = float(size[0]), float(size[1])
@@ -173,7 +173,7 @@ copied before."""
 VIEWS = 10
 """Reshapes and transposes of one attention in one pass."""
 LOG_SUM_BYTES = 4.0
-"""What a fused kernel keeps for each query, in place of the scores: the logarithm of a sum of
+"""Value that a fused kernel saves per query instead of the scores: the logarithm of a sum of
 exponentials in fp32."""
 
 
@@ -217,7 +217,7 @@ class _Attention(NamedTuple):
 
 
 def eager(form: TracedForm, name: Form, checkpointed: bool) -> TracedForm:
-    """Return the form with every fused attention taken apart.
+    """Return the form with every fused attention replaced by separate operators.
 
     Forward: copies that make queries, keys and values contiguous, Q K^T, scale, mask, softmax,
     dropout, times V. Backward: five matmuls become four, since the scores were kept, with softmax's
@@ -381,7 +381,7 @@ ALGORITHMS: dict[str, tuple[tuple[str, int], ...]] = {
     ),
 }
 ALGORITHMS["adamw"] = (("mul_", 1), *ALGORITHMS["adam"])
-"""What torch.optim calls for each algorithm, and how many numbers each call reads for every
+"""Calls of torch.optim for each algorithm, and the count of numbers that each reads for every
 parameter; it writes one."""
 FUSED_NAMES = {
     "sgd": "_fused_sgd_",
@@ -392,7 +392,7 @@ FUSED_NAMES = {
 
 TENSORS_PER_LAUNCH = 36
 ELEMENTS_PER_LAUNCH = 320 * 65536
-"""What one launch for many tensors takes at most (ATen/native/cuda/MultiTensorApply.cuh, with four
+"""Limits of one multi-tensor launch (ATen/native/cuda/MultiTensorApply.cuh, with four
 lists)."""
 GRADIENTS = {
     "native_layer_norm_backward": 2,

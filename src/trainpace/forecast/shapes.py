@@ -1,4 +1,4 @@
-"""Which executions a model and a cluster allow, in words where they do not, and smaller references.
+"""Executions that a model and a cluster allow, reasons for others, and smaller references.
 
 `RULES` is the one table of legality. Each rule holds for one `Execution` and for a whole `Grid`.
 """
@@ -30,7 +30,7 @@ ENDS = 2
 
 
 class Facts(NamedTuple):
-    """What the rules read of a model and a cluster. Counts are 0 for a model without blocks."""
+    """Inputs of the rules from a model and a cluster. Counts are 0 for a model without blocks."""
 
     cluster: Cluster
     sequence_length: int | None
@@ -197,7 +197,7 @@ RULES = (
         ),
     ),
 )
-"""What must hold between an execution, a model and a cluster. The first broken rule counts."""
+"""Rules that relate execution, model and cluster. The first broken rule counts."""
 
 CLASHES = ("", *(rule.name for rule in RULES))
 """Names of `RULES`. A position here is the code in `ForecastTable.clash`; 0 stands for no clash."""

@@ -43,12 +43,12 @@ from trainpace.workload import Flags, Floats, TracedForm, Workload
 ACCUMULATE_SHARE = 0.8
 """Share of the memory bandwidth at which gradients are added up, and clipped."""
 COPY_START_US = 6.0
-"""What one copy to the device costs before its first byte, whatever its size: 5 to 7 microseconds
+"""Fixed cost of one copy to the device, before its first byte: 5 to 7 microseconds
 per cudaMemcpyAsync (Wu et al. 2026, "DualPath", arXiv:2602.21548, section 5.2). A lower bound from
 pageable memory, which the driver copies first."""
 HOST_MEMORY_GB_PER_S = 250.0
 """Memory bandwidth of a node's host that Adam on its CPUs reaches: two sockets of eight channels of
-DDR4-3200 have 410 GB/s, of which STREAM reaches about 80%, and updates that read and write in turn
+DDR4-3200 have 410 GB/s; STREAM reaches about 80% of it, and updates that read and write in turn
 about 60. A cluster's record does not describe hosts."""
 
 

@@ -1,4 +1,4 @@
-"""What a forecast is made for: a cluster, and the kernel model that answers for its devices."""
+"""Target of a forecast: a cluster, and the kernel model of its devices."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ REFERENCE_POINTS = 2750.0
 MOST_AT_ONCE = 128
 """Batch sizes that are evaluated in one pass, which bounds its memory."""
 MOST_TIMED = 8
-"""Results of a kernel model that are kept, over all workloads."""
+"""Number of cached kernel model results over all workloads."""
 F = TypeVar("F", bound=Callable[..., object])
 
 
 class Sharding(NamedTuple):
-    """What decides which operators a rank runs."""
+    """Inputs that determine which operators a rank runs."""
 
     form: Form
     tp: int
@@ -69,7 +69,7 @@ class Sharding(NamedTuple):
 
 
 class KernelKey(NamedTuple):
-    """What decides the times of a rank's operators, besides the device and its kernel model."""
+    """Inputs, besides device and kernel model, that determine a rank's operator times."""
 
     sharding: Sharding
     precision: Precision
@@ -330,7 +330,7 @@ FITTED = FittedKernels()
 """The package's own constants. Its files are read when the first forecast needs them."""
 
 RATING_LOG_SD = 0.35
-"""What a CPU's rating does not say of a host (virtual machine, clock under load, driver, memory):
+"""Host effects that a CPU rating misses (virtual machine, clock under load, driver, memory):
 the standard deviation of the logarithm of its time between five systems with torch of one time,
 ratings divided out (lambda's A100 and RTX 3090, ryujaehun's GTX 1080 Ti, RTX 2080 Ti and Titan V).
 A sixth, lambda's RTX 2080 Ti, would make it 0.57."""
@@ -374,5 +374,5 @@ class Target(NamedTuple):
 
     @property
     def host_factor(self) -> float:
-        """How many times as long the host takes as the one that the constants stand for."""
+        """Ratio of the host's launch time to that of the constants' reference host."""
         return 1.0 if self.host is None else REFERENCE_POINTS / self.host.points

@@ -94,7 +94,7 @@ def evaluate(
         runs: the measured runs
         folder: where files of models are looked for
         traces: the folder of traced workloads, which are reused the next time
-        tell: receives sentences about slow work
+        tell: callback that receives messages about slow work
         workers: processes that trace at a time, with a few hundred megabytes each
         progress: receives the number of traced models
         run_code: run Python files that rows name as models. A table is data, so this is off.
@@ -443,7 +443,7 @@ def packaged_traces() -> PackagedTraces:
 
 
 def forecast_of(conditions: Conditions, workload: Workload) -> Forecast | str:
-    """Return the forecast of a run under its own conditions, or the reason if there is none."""
+    """Return the forecast of a run under its own conditions, or the reason why it has none."""
     try:
         return forecast_case(conditions.case(), workload)
     except TrainpaceError as error:

@@ -1,4 +1,4 @@
-"""From a step to hours and dollars: batches, epochs, evaluation, checkpoints, failures."""
+"""Hours and dollars of a training: batches, epochs, evaluation, checkpoints, failures."""
 
 from typing import TYPE_CHECKING
 

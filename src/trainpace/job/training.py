@@ -1,4 +1,4 @@
-"""From a step to the whole training: the only place that computes its hours and dollars.
+"""The whole training from one step. Only this module computes its hours and dollars.
 
     training = preparing + transfer
                + repeats x (start-up + compiling + E[work with checkpoints and failures])
@@ -360,7 +360,7 @@ class Training(NamedTuple):
     power_w: Numbers = None
 
     def time(self, step_s: float, forward_s: float | None = None) -> JobTime:
-        """Return the training at `step_s` per step, of which forward passes take `forward_s`.
+        """Return the training at `step_s` per step, with `forward_s` spent in forward passes.
 
         Without `forward_s` evaluating a batch takes as long as a step.
         """

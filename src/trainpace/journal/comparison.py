@@ -622,7 +622,7 @@ def _mine(journal: Journal, other: Entry) -> Entry:
             x.precision != y.precision,
         )
 
-    return min(runs, key=unlike)  # the newest of those that are alike
+    return min(runs, key=unlike)  # the newest if several are equally similar
 
 
 def _other_size(a: Entry, b: Entry) -> int:
@@ -696,7 +696,7 @@ class Accuracy(Record):
 
 
 class AccuracyLine(Record):
-    """Accuracy on runs that no constant was fitted on, which shows how far to trust a forecast, and
+    """Accuracy on runs outside the fit, which shows how far to trust a forecast, and
     on others."""
 
     name: str

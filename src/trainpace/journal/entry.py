@@ -40,7 +40,7 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 _ID = re.compile(r"[0-9a-f]{32}")
 _LARGEST = 2**53
-"""Largest whole number that all readers of JSON read alike."""
+"""Largest integer that all JSON readers parse exactly."""
 
 
 class Entry(Record):
@@ -376,7 +376,7 @@ def anonymous_entry(entry: Entry, names: Iterable[str] | None = None) -> Entry:
 def signed(entry: Entry, keep_identity: bool = False) -> Entry:
     """Return a run with who measured it ($TRAINPACE_MEASURED_BY).
 
-    If identities are kept, this machine's name is added. Shared runs have neither.
+    If identities are included, this machine's name is added. Shared runs have neither.
     """
     who = printable(os.environ.get(MEASURED_BY, "")).strip()[:LONGEST_NAME]
     said = {"measured_by": who} if who and is_text(who) else {}

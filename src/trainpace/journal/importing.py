@@ -484,7 +484,7 @@ def _published_outcome(run: MeasuredRun, execution: Execution) -> dict[str, Any]
 
 
 class FileName(NamedTuple):
-    """Conditions stated in the name of a benchmark file."""
+    """Conditions parsed from the name of a benchmark file."""
 
     precision: Precision | None
     channels_last: bool

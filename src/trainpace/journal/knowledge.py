@@ -223,7 +223,7 @@ def _again(entry: Entry, plain: Forecaster) -> Observed | None:
 def _beside(entry: Entry, plain: Forecaster) -> Observed | None:
     """Return a run of another model beside the forecast made for it, or None for an unknown card.
 
-    The forecast is taken without the journal's correction.
+    The forecast does not include the journal's correction.
     """
     here, e = plain.target.cluster.device, entry.execution
     assert entry.step_time_ms

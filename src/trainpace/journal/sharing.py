@@ -248,7 +248,7 @@ def public_name(model: str) -> str | None:
 
 @cache
 def _names_of_others() -> frozenset[str]:
-    from trainpace.forecast import public_runs  # late: a tenth of a second
+    from trainpace.forecast import public_runs  # imported late: the import takes 0.1 s
 
     return frozenset(run.model for run in public_runs())
 
@@ -385,7 +385,7 @@ class Lessons(Record):
 
     `odd` are runs that were rejected, or accepted on request. `unchecked` counts new runs that
     could be
-    compared neither with physics nor with a forecast.
+    not compared with physics or with a forecast.
     """
 
     by: tuple[Lesson, ...]

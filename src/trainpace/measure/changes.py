@@ -39,7 +39,7 @@ _Z = 1.645
 LEAST_Z = 3.0
 """Least size of a level change, in deviations."""
 FEWEST_POINTS = 6
-"""With fewer measured batch sizes, a jump and a bend are indistinguishable."""
+"""Minimum number of batch sizes to distinguish a jump from a bend."""
 GUESS_WORTH = 4.0
 SPARSE = 30
 CURVED_SPACING = 3
@@ -52,13 +52,13 @@ KNOWN_WORTH = 1.0
 GUESS_WORTH is the weight of a guess, in observations.
 """
 NOISE_AGREES = 1.6
-"""If the curve's own noise exceeds the given noise by this factor, both are tried.
+"""Ratio of the curve's noise to the given noise above which both are tried.
 
 The noise within a process is easily given by mistake; the noise between processes is what counts.
 """
 WIDE_RANGE = 2.5
 ADDITIVE_EVIDENCE = 6.0
-"""From this ratio of step times on (WIDE_RANGE), noise that does not grow with the step is tried
+"""Ratio of step times (WIDE_RANGE) above which noise that does not grow with the step is tried
 too. It must fit better by this much (twice the log-likelihood)."""
 LEAST_NOISE = 1e-3
 """Least relative noise. With less, the misfit of straight segments would pass for jumps."""
@@ -373,7 +373,7 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
             slopes.append((t, contrast.copy()))
     line = fit.fitted - odd_ms * (x % 2)
     segments = []
-    starts = dict(slopes)  # of two changes at one place, the later one counts
+    starts = dict(slopes)  # if two changes are at one place, use the later one
     for (t, contrast), end in zip(starts.items(), [*list(starts)[1:], n], strict=True):
         slope, half = float(contrast @ fit.values), fit.half_width(contrast)
         segments.append(

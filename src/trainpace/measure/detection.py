@@ -38,7 +38,7 @@ from trainpace.core.worker import run_isolated, serve
 from trainpace.measure.gpus import Gpu, detect_gpus
 
 _NO_LIMIT_BYTES = 2**60
-"""cgroup v1 writes the largest number of pages for "no limit"."""
+"""Value that cgroup v1 writes for "no limit": the largest number of pages."""
 _LOAD_SHARE = 0.2
 """A load average above this share of the usable cores means that other programs run."""
 _BUSY_STATE = 2
@@ -241,7 +241,7 @@ def _on_battery(root: Path) -> bool | None:
                 mains.append(read_fact(supply / "online").strip() == "1")
             elif (
                 kind == "Battery" and read_fact(supply / "scope").strip() != "Device"
-            ):  # not a mouse's
+            ):  # skip a mouse's battery
                 battery = bool(battery) or read_fact(supply / "status").strip() == "Discharging"
     return False if any(mains) else battery
 
@@ -357,7 +357,7 @@ SIZE_BYTES = 256 * 2**20
 _BLOCK_BYTES = 8 * 2**20
 _MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs"})
 _CACHED_SHARE = 0.1
-"""With a larger share of sampled pages already in memory, a read does not show the storage's
+"""Share of sampled pages in memory above which a read does not show the storage's
 speed."""
 _CACHED_SPEED_RATIO = 0.5
 """Ratio of second to first read time above which the first also came from memory."""

@@ -27,7 +27,7 @@ KINDS = {
 """Kinds of accelerators that torch includes, and what to do if this torch has none."""
 COPIED_BYTES = 64 * 2**20
 HEAD_START = 2.0
-"""How long copies keep the device busy before a step, in multiples of the host's time to launch the
+"""Duration of filler copies before a step, in multiples of the host's time to launch the
 step."""
 SHORTEST_COPY_MS = 0.05
 MOST_COPIES = 500
@@ -91,7 +91,7 @@ def collective_backend(kind: str) -> str:
     xccl.
 
     Raises:
-        TrainpaceError: no backend is known, as for MPS.
+        TrainpaceError: torch has no backend for the device, for example MPS.
     """
     try:
         return str(torch.distributed.get_default_backend_for_device(kind))
@@ -173,7 +173,7 @@ def versions(kind: str) -> dict[str, str]:
 class StepClock:
     """Moments within steps.
 
-    `spans_ms` has the milliseconds between the moments of each settled step.
+    `spans_ms` has the milliseconds between the moments of each step after warm-up.
 
     On an accelerator, moments are events in its stream, since the host runs ahead of it. On a CPU
     they are times of the host's clock.

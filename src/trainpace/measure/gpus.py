@@ -28,7 +28,7 @@ THROTTLE_REASONS = {
     0x0000000000000040: "its temperature (hardware)",
     0x0000000000000080: "the power supply's brake",
 }
-"""nvml.h, nvmlClocksEventReason*. Bits 0 (idle) and 8 (display clocks) limit nothing."""
+"""Bits of nvmlClocksEventReason* (nvml.h). Bits 0 (idle) and 8 (display clocks) do not limit."""
 SAMPLED_EVERY_S = 0.05
 """Cards refresh their sensors every 20 to 100 ms (Yang et al. 2024, "Part-time Power Measurements:
 nvidia-smi's Lack of Attention")."""
@@ -40,7 +40,7 @@ FULL_CLOCK = 0.9
 Loaded cards stay a few steps of 15 MHz below.
 """
 STEADY_CLOCK = 0.03
-"""Relative spread of the clock from which on the steps are not alike."""
+"""Relative spread of the clock above which steps are not comparable."""
 BUSY = 0.9
 
 
@@ -128,7 +128,7 @@ def _watts(milliwatts: float | None) -> float | None:
 
 
 def _reasons(nvml: Any, handle: Any) -> tuple[str, ...]:
-    """Return why the clocks of a GPU are held down now."""
+    """Return the reasons why a GPU is throttled now."""
     bits = query(nvml, "DeviceGetCurrentClocksEventReasons", handle)
     if bits is None:
         bits = query(nvml, "DeviceGetCurrentClocksThrottleReasons", handle)  # the older name

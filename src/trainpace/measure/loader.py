@@ -25,7 +25,7 @@ TOLERANCE = 0.05
 """Settings within this share of the best are equally good: the difference is noise on most
 machines."""
 CROWDED = 4.0
-"""How much loading, in multiples of the compute, runs beside a compute whose threads fill all
+"""Loading, in multiples of the compute, that overlaps with a compute whose threads fill all
 cores.
 
 The rest of the loading runs while the compute waits. Measured with ResNets of 65 to 225 ms on two
@@ -130,7 +130,7 @@ def fewest_workers(step_ms_by_workers: Mapping[int, float]) -> int:
 
 
 class LoaderConditions(Record):
-    """What to measure, and how.
+    """Settings of a loader measurement.
 
     `target` is ``FILE.py:NAME``: a Dataset, a DataLoader or (model, loss, optimizer, dataset).
     `batch_size` None means the DataLoader's own, or 32. `workers` None starts at 0 and stops when

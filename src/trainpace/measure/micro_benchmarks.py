@@ -417,7 +417,7 @@ class _Shape(NamedTuple):
 
     @property
     def is_usual(self) -> bool:
-        """Return True if people train such a shape, and timing it takes neither too long nor too
+        """Return True if people train this shape, and timing it does not take too long or too
         short."""
         weights = self.c_out * (self.c_in // self.groups) * self.kernel**2
         flops = 2.0 * self.n * self.out**2 * weights

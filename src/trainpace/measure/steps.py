@@ -50,7 +50,7 @@ from trainpace.workload import (
 MOST_STEPS = 1000
 FEWEST_STEPS = 8
 STEPS_BETWEEN_SYNCHRONISATIONS = 10
-"""On a GPU the host must be free to run ahead, as in a real loop.
+"""Steps between synchronizations on a GPU, so that the host can run ahead as in a real loop.
 
 Waiting for every step would forbid it.
 """

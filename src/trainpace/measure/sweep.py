@@ -47,7 +47,7 @@ from trainpace.workload import ModelSpec
 R = TypeVar("R", bound=Record)
 Outcome = Measurement | FailedProbe
 ADAPTIVE_FROM = 13
-"""From this many batch sizes on, some are skipped.
+"""Number of batch sizes from which some are skipped.
 
 Fewer are cheaper to measure than to choose from.
 """
@@ -286,7 +286,7 @@ def run_sweep(
         device: name of the device in outcomes that failed.
         keep: called with each outcome.
         done: outcomes of an earlier, interrupted run.
-        tell: called with (batch, finished probes) before each probe.
+        tell: callback that receives (batch, finished probes) before each probe.
     """
     outcomes = list(done)
     while (batch := next_probe(plan, outcomes, hints)) is not None:
@@ -305,12 +305,12 @@ NOISE = 0.01
 """Expected relative deviation between processes, until repeats show it."""
 NOISE_REPEATS = 2
 DISAGREE = 4.0
-"""If two probes of one batch differ by this many deviations, a third is needed."""
+"""Difference of two probes of one batch, in deviations, above which a third is needed."""
 SUSPICIOUS = 2.2
 """A gap is searched if it rises this many deviations beyond the usual slope."""
 SLOPE_WINDOW = 6
 SAG = 0.5
-"""How far the middle of a gap may lie off the line between its ends, in deviations."""
+"""Tolerance of a gap's middle from the line between its ends, in deviations."""
 SURE = 6.0
 """Jumps of this many deviations need no repeats."""
 PRIOR_WORTH = 1.0
@@ -617,7 +617,7 @@ def most_probes(asked: int) -> int:
 
 
 TOO_NOISY = 0.25
-"""With more scatter than this, no batch size is called the best."""
+"""Scatter above which the best batch size is not reported."""
 LAUNCH_BOUND_COST = 1.1
 """A step is launch-bound if it costs less than this factor times the smallest batch's step ..."""
 LAUNCH_BOUND_SPAN = 2.0

@@ -53,7 +53,7 @@ Binding = Literal["memory", "batch", "device", "deadline", "budget", "failures"]
 class Job(Record):
     """The training and its limits. `schedule` has samples and epochs, or a number of steps.
 
-    precisions: the allowed ones, of which each card uses its fastest; by default torch's default
+    precisions: allowed precisions; each card uses its fastest; by default torch's default
     for fp32 models on each card. most_nodes: joined nodes are tried in powers of two up to it.
     checkpointing: full recomputation, for workloads with blocks. spot: also consider spot prices.
     data_from: the provider that stores the data.
@@ -458,9 +458,9 @@ def _node_counts(offer: Offer, most: int) -> list[int]:
 
 
 def cheapest_offer(offers: Sequence[Offer], device: str, gpus: int, nodes: int) -> Offer | None:
-    """Return the cheapest on-demand server with at least so many GPUs, or None.
+    """Return the cheapest on-demand server with at least this many GPUs, or None.
 
-    So many nodes of it can be joined by a network. A server is paid as a whole.
+    A network can join `nodes` such servers. A server is paid as a whole.
     """
     able = [
         offer

@@ -45,7 +45,7 @@ COLUMNS = (
 SNAPSHOT_KNOWN_ON = "2026-11-20"
 """Date of the snapshot. Undated prices in it may be older."""
 GPUHUNT_PROVIDERS = {"lambdalabs": "lambda", "vastai": "vast", "datacrunch": "verda"}
-"""gpuhunt's names of providers and the snapshot's."""
+"""Provider names of gpuhunt and those of the snapshot."""
 EGRESS_USD_PER_GB = {"aws": 0.09, "gcp": 0.12, "azure": 0.087, "oci": 0.0085}
 """List prices of the first paid tier to the internet from North America and Europe, from the
 providers' pricing pages in 2025. Other providers charge nothing, or publish no price."""

@@ -19,7 +19,7 @@ KNEE_GAIN = 0.1
 
 
 class Pick(Record):
-    """One of the three servers, compared with the next cheaper pick (None for the cheapest).
+    """A recommended server, compared with the next cheaper pick (None for the cheapest).
 
     hour_less_usd: the price of every saved hour. as_fast: a cheaper server that is as fast within
     the forecasts' error.

@@ -1,4 +1,4 @@
-"""What to change about a training, in which order, and what each change saves."""
+"""Plan of changes to a training: their order and the saving of each."""
 
 from trainpace.plan.changes import (
     NO_WAIT,

@@ -20,7 +20,7 @@ differ by as much, so no forecast distinguishes two executions more finely."""
 
 
 class DataPath(Record):
-    """How samples reach one rank.
+    """Data path of one rank.
 
     `ms_per_sample` is the time of its loader, all workers together. Samples are made `beside` the
     computation or, without workers, between computations.
@@ -72,7 +72,7 @@ class Change(Record):
 
 
 class Projection(Record):
-    """What a choice is forecast to take: a step with data waits, the whole job, memory of one
+    """Forecast cost of a choice: a step with data waits, the whole job, memory of one
     device.
 
     job_low_s and job_high_s are the ends of the job's 90% interval.
@@ -116,7 +116,7 @@ class Rejected(Record):
 
 
 class Sensitivity(Record):
-    """What happens to the choice if one number is wrong by a factor between `low` and `high`.
+    """Sensitivity of the choice to a number that is wrong by a factor between `low` and `high`.
 
     flips_to: the new choice, if it differs. regret: how much longer the old choice would take than
     the new one, as a share, at the worse end. still_fits: the old choice would still fit in memory.

@@ -42,7 +42,7 @@ from trainpace.workload import Floats, Workload
 
 
 class Problem(NamedTuple):
-    """What stays the same over a search.
+    """Constants of a search.
 
     `host_factor` is how much slower than its CPU's rating a host launches kernels. With a
     `noise_scale` (in samples) the work ends at the loss that the current training reaches, instead
@@ -315,7 +315,7 @@ class Evaluator:
         return (None, None) if low is None or high is None else (low.total_s, high.total_s)
 
     def projection(self, choice: Choice, changes: int) -> Projection:
-        """Return everything that a choice is forecast to take. Data is taken as given."""
+        """Return the forecast cost of a choice. Data is used as given."""
         f = self.forecast(choice.execution)
         assert f is not None
         time = self.job(choice)

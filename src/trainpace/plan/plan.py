@@ -206,7 +206,7 @@ def ordered_changes(evaluator: Evaluator, start: Choice, target: Choice) -> tupl
     """Return the changes from start to target. Each leads to an execution that runs.
 
     Greedy: the largest saving comes first, and the savings add up. Settings change one at a time if
-    that gives something that fits and is no slower. Else two or more change together, as
+    that gives a setup that fits and is not slower. Else two or more change together, as
     recomputation and the larger batch that it makes room for. A change that saves less than `NOISE`
     joins the next one, or as the last the one before. If the start does not fit, the first change
     makes it fit, and its saving is unknown.
@@ -234,7 +234,7 @@ def ordered_changes(evaluator: Evaluator, start: Choice, target: Choice) -> tupl
 def _next(
     evaluator: Evaluator, current: Choice, target: Choice, left: Sequence[Setting], now_s: float
 ) -> tuple[tuple[Setting, ...], Choice]:
-    """Return the fewest settings with a choice that fits and is no slower, the fastest of them."""
+    """Return the fewest settings with a choice that fits and is not slower; the fastest wins."""
     for count in range(1, len(left)):
         options: list[tuple[float, int, tuple[Setting, ...], Choice]] = []
         for i, settings in enumerate(combinations(left, count)):

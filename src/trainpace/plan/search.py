@@ -86,7 +86,7 @@ class Limit(Record):
 
 
 class SearchSpace(Record):
-    """What the search may change. `keep` names settings (see SETTING_NAMES) that stay as they
+    """Search space. `keep` names settings (see SETTING_NAMES) that stay as they
     are."""
 
     keep: tuple[str, ...] = ()
@@ -354,7 +354,7 @@ class SearchResult(NamedTuple):
         return int(rows[pick]), int(paths[pick])
 
     def recommended(self, elsewhere: Sequence[SearchResult] = ()) -> tuple[int, int] | None:
-        """Return the simplest choice that no other is distinguishably faster than, or None.
+        """Return the simplest choice within the noise of the fastest one, or None.
 
         `elsewhere` are the same executions under other circumstances, in which the choice has to be
         right as well. If none is, only this result counts.

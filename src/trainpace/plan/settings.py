@@ -122,7 +122,7 @@ _PRECISION_KEYS: dict[str, Keys] = {
 # Resolutions: fitting/differences.py compares ratios of packaged measurements with forecast ratios.
 # Both executions share most of their errors (card, model, host), so a ratio is forecast better than
 # a time. From 12 pairs (checkpointing) to 1,659 (micro-batch) of 2026-11-24. No pair differs in the
-# sharding stage on the same GPUs or in offload, which get the value of model parallelism, nor in
+# sharding stage on the same GPUs or in offload, which get the value of model parallelism, or in
 # the global batch or the data, which get that of the micro-batch. None is below NOISE, by which
 # repeated measurements differ.
 SETTINGS: tuple[Setting, ...] = (

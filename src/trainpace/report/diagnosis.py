@@ -68,7 +68,7 @@ PROVED = (
 
 
 def nothing_worth(d: Diagnosis) -> str:
-    """Say that no change is worth it, and what was not tried."""
+    """Report that no change is worthwhile, and list untried ones."""
     tried = any(p.trial == "bf16" and p.settles for p in d.proofs)
     others = "a faster device may" if tried else "a lower precision or a faster device may"
     return f"No change known here saves {percent(WORTH)} of a step; {others}."

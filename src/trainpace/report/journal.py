@@ -563,7 +563,7 @@ def evidence_sections(evidence: Sequence[Nearness]) -> Iterator[Section]:
 
 
 def nearest_in_brief(evidence: Sequence[Nearness]) -> list[str]:
-    """Return the nearest run in a line. Nothing if no run is near."""
+    """Return the nearest run in a line. Returns [] if no run is near."""
     near = next((near for nearness in evidence for near in nearness.runs), None)
     if near is None:
         return []
@@ -612,7 +612,7 @@ def rate(run: PublicRun, ms: float) -> tuple[float, str]:
 
 
 def differences(near: Near) -> str:
-    """Return what makes a run alike, and its largest differences."""
+    """Return the similarities of a run and its largest differences."""
     return ", ".join((*near.alike, *near.unlike[:MOST_DIFFERENCES])) or "the same"
 
 

@@ -476,7 +476,7 @@ SHARDING = (
 def layout_map(plan: Plan, layouts: Sequence[Layout]) -> HeatMap | None:
     """Draw step time over micro-batch and accumulation, by ZeRO stage.
 
-    None if there is no choice.
+    Returns None for fewer than two layouts, or if none fits.
     """
     able = [at for at in layouts if at.fits]
     if len(layouts) < 2 or not able:

@@ -347,7 +347,7 @@ def _grid(
         wrapped(columns[i].name, width, "", 1).count("\n") for i, width in chosen.widths.items()
     )
     for i, width in chosen.widths.items():
-        # headers stand on the rule; vertical="bottom" would let the cells sink too
+        # headers align to the rule; vertical="bottom" would also lower the cells
         name = wrapped(columns[i].name, width, "", 1)
         name = "\n" * (tallest - name.count("\n")) + name
         justify: Literal["left", "right"] = "left" if columns[i].words else "right"

@@ -163,7 +163,7 @@ class WayResult(Record):
         first_loss: the loss of the first step, put together from the parts.
         cause: a minimal set of changes that makes the weights equal; empty if they are equal, or if
             none was found.
-        failed: why there is no difference.
+        failed: reason why no difference is available.
     """
 
     way: Way
@@ -405,7 +405,7 @@ class _Trainings:
         return (None, "") if math.isnan(apart.relative) else apart
 
     def _missing(self, variants: Iterable[Variant]) -> list[Variant]:
-        """Return the variants that were neither trained nor failed, each once."""
+        """Return the variants that did not train and did not fail, each once."""
         return list(
             {
                 v.key: v for v in variants if not self._is_there(v) and v.key not in self._failed

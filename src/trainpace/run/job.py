@@ -72,9 +72,9 @@ _OF_A_PEER = (
 )
 """Messages of ranks whose peer has gone. They do not say why it has gone."""
 _CHILD_SIGNAL = re.compile(r"exitcode\s*:\s*-(\d+)")
-"""torchrun's report of a rank that a signal ended."""
+"""Pattern of torchrun's report of a rank that a signal ended."""
 _TASK_ENDED = re.compile(r"\btasks? [\d,-]+: (?:Killed|Exited with exit code (?P<code>\d+))")
-"""srun's report of failed ranks. Ranks that srun terminated afterwards do not count."""
+"""Pattern of srun's report of failed ranks, without ranks that srun terminated later."""
 _AFTERMATH = re.compile(r"CANCELLED|task [\d,-]+: |Job step aborted|Terminating")
 
 Starts = Literal["python", "rank", "node"]
@@ -140,7 +140,7 @@ class Job(Record):
 
 
 class Ended(Record):
-    """How a job ended.
+    """The result of a job.
 
     `reason` is a sentence if the job is not done, and `tail` the last lines of its log. `seconds`
     count

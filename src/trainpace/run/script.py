@@ -294,7 +294,7 @@ SCRIPT_STEPS = 30
 
 
 class Present(NamedTuple):
-    """How a script trains now. `stated` are the settings (`configs.settings`) that its files
+    """Current training setup of a script. `stated` are settings (`configs.settings`) that its files
     state."""
 
     execution: Execution

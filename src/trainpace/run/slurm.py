@@ -395,7 +395,7 @@ class _Followed:
     def _look_at_end(self, status: JobStatus, now: float) -> None:
         patience_s = PATIENCE_S.get(status.state, 0.0)
         if self._result_at == float("inf") and now - self._changed_at < patience_s:
-            with contextlib.suppress(OSError):  # has a network file system look again
+            with contextlib.suppress(OSError):  # make a network file system refresh its cache
                 os.listdir(Path(self.job.result).parent)
             return
         self._end(

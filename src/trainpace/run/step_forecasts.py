@@ -309,7 +309,7 @@ class LadderForecasts:
             again.
         device: the kind of device.
         whole: returns the profile of the machine with all its cores.
-        tell: reports progress.
+        tell: callback for progress messages.
         timeout_s: time limit for tracing.
         between_nodes: returns the links between hosts that `trainpace calibrate --hosts` has timed.
     """

@@ -260,7 +260,7 @@ def why_no_noise_scale(engine: EngineName, execution: Execution) -> str:
 def run_trial(
     trial: Trial, launcher: Launcher, folder: Path, timeout_s: float
 ) -> TrialResult | FailedTrial:
-    """Run a trial and return its result, or why there is none. `folder` holds request, result and
+    """Run a trial and return its result or failure reason. `folder` holds request, result and
     logs.
 
     Raises:

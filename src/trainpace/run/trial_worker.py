@@ -108,7 +108,7 @@ class FabricEngine(abc.ABC):
         e = self._execution = execution
         precision, plugins = self.precisions[e.precision], [TorchElasticEnvironment()]
         if device == "cpu" and precision == "16-mixed" and not self.scales_loss_itself:
-            # by this name Fabric uses bf16 on a CPU (lightning 2.6), although torch has fp16 there
+            # Fabric maps this name to bf16 on a CPU (lightning 2.6), although torch has fp16 there
             from lightning.fabric.plugins.precision import MixedPrecision
 
             precision, plugins = None, [*plugins, MixedPrecision("16-mixed", device)]
@@ -347,7 +347,7 @@ def _sharded(model: Any, e: Execution, device: str) -> Any:
         options["mp_policy"] = dataclasses.replace(
             mixed, output_dtype=torch.float32
         )  # for the loss
-    # the root's own parameters are needed again at once; None is torch's word for that
+    # the root's own parameters are needed again at once; torch uses None for this
     fully_shard(model, reshard_after_forward=None if e.reshard_after_forward else False, **options)
     return model
 

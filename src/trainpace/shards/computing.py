@@ -40,7 +40,7 @@ _AHEAD = 2
 
 
 class Settings(Record):
-    """What to compute, into which folder, and by how many processes.
+    """Settings of a precomputation: content, folder and number of processes.
 
     `max_bad` is the share of samples that may fail. `repair` lists shards to compute again.
     """
@@ -57,7 +57,7 @@ class Settings(Record):
 
 
 class Progress(NamedTuple):
-    """How far a part is, in samples.
+    """Progress of a part, in samples.
 
     `bad` counts the failed ones among `done`. `new` were computed by this run, in `seconds`.
     """

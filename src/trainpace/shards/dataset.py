@@ -558,7 +558,7 @@ class ShardReader:
             try:
                 with open(path, "rb") as file:
                     whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except (FileNotFoundError, ValueError):  # mmap's word for an empty file
+            except (FileNotFoundError, ValueError):  # mmap raises ValueError for an empty file
                 whole = None
             except OSError as error:
                 raise UnreadableInput(f"{path} cannot be read: {os_reason(error)}.") from None

@@ -42,7 +42,7 @@ holds many.
 
 
 class Fingerprint(Record):
-    """What the shards depend on.
+    """Inputs that determine the shards.
 
     Attributes:
         code: Hashes of the user's source files.
@@ -463,7 +463,7 @@ _PLAIN = (bool, int, float, str, bytes)
 
 
 class UnsupportedSample(ValueError):
-    """A sample with a part that no column can hold."""
+    """Error for a sample with a part that a column cannot store."""
 
 
 class Field(Record):

@@ -105,7 +105,7 @@ def length_of(dataset: Any, name: str) -> int:
 def settings_of(dataset: Any) -> str:
     """Return a hash of the plain settings and lists (such as file names) that a dataset holds.
 
-    It has to be taken before the dataset is used: caches and counters would change it.
+    Compute it before the dataset is used, because caches and counters would change it.
     """
     return _hash(_settings(dataset, _SETTINGS_DEPTH))
 
@@ -120,7 +120,7 @@ def fingerprint(dataset: Any, target: str, settings: str) -> Fingerprint:
     total = len(dataset)
     with opened_files.recorded() as opened:
         for index in spread(_LOOKED_AT, total):
-            with contextlib.suppress(Exception):  # a bad sample is told of when it is computed
+            with contextlib.suppress(Exception):  # a bad sample is reported when it is computed
                 dataset[index]
     source = {"number of samples": str(total), SETTINGS: settings}
     root = Path(ModelSpec.of(target).path).resolve().parent

@@ -116,7 +116,7 @@ class Elsewhere(Record):
 
 
 class Looked(Record):
-    """What a look found.
+    """The result of a look.
 
     Attributes:
         seconds: Time of all steps of `length` on this machine; `interval_s` is that of the mean step.

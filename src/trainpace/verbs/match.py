@@ -155,7 +155,7 @@ def known_offers(
 
 
 def check_provider(name: str, offers: Sequence[Offer]) -> None:
-    """Raise UnknownName for a provider that has neither offers nor a known egress price."""
+    """Raise UnknownName for a provider without offers and without a known egress price."""
     providers = sorted({*EGRESS_USD_PER_GB, *(offer.provider for offer in offers)})
     if name.casefold() not in providers:
         raise UnknownName("provider", name, (), f"`data_from` knows {', '.join(providers)}.")

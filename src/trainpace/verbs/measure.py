@@ -541,7 +541,7 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
             (SuiteItem(spec=r.model, batches=DEFAULT_BATCHES, precision=r.precision or "fp32"),),
             r.model,
         )
-    extra = ("--exclusive", *r.sbatch)  # what shares a node slows the measurement down
+    extra = ("--exclusive", *r.sbatch)  # other programs on the node slow the measurement down
     launcher = Slurm(
         options=SlurmOptions(
             partition=r.partition, account=r.account, extra=extra, at_once=r.at_once

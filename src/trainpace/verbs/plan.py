@@ -391,7 +391,7 @@ def is_in_code(
 
 
 class Present(NamedTuple):
-    """How the training runs now, by its files and a recording, which the request has to agree with."""
+    """Current setup by files and recording. The request must agree with it."""
 
     files: SettingsSource
     recording: Recording | None

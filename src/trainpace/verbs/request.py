@@ -94,7 +94,7 @@ class Misuse(TrainpaceError):
 
 @dataclass(frozen=True)
 class Unit:
-    """How a value is written as text.
+    """Text format of a value.
 
     `parse` raises TrainpaceError for a bad value. `suffix` is the unit of a bare number in Python. A list unit (`is_list`) reads
     a whole tuple from one text, such as the batch sizes 1:70.
@@ -232,7 +232,7 @@ class Group(StrEnum):
 
 @dataclass(frozen=True)
 class Field:
-    """What an interface has to know about a field besides its type and default.
+    """Metadata of a field for interfaces, besides its type and default.
 
     Attributes:
         help: A line of help, which may end with "  [default: ...]".
@@ -512,7 +512,7 @@ class Work(Protocol):
 
 
 class Progress(Protocol):
-    """Where a verb's notes and progress go."""
+    """Sink for a verb's notes and progress."""
 
     def note(self, text: str) -> None:
         """Print a note that is not part of the answer."""

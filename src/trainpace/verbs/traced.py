@@ -415,7 +415,7 @@ def compared(documents: Documents, packed: Forecast, padded: Forecast) -> Padded
 
 
 def _lengths_in(path: Path) -> Counter[int]:
-    """Count the token counts in a file. Raises UnreadableInput if there is none."""
+    """Count the token counts in a file. Raises UnreadableInput for a file without any."""
     from trainpace.forecast import read_table  # imported late: most forecasts read no table
 
     columns, rows = read_table(path)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trainpace.journal import Pace
 
 BUSY_S = 0.3
-"""How long the cores are looked at before a command starts."""
+"""Seconds for which the cores are observed before a command starts."""
 RecordingFolder = Annotated[
     str | None,
     Field("Where to record.  [default: a new folder in the user's data folder]", metavar="FOLDER"),
@@ -149,7 +149,7 @@ def busy_words() -> str:
 
 
 def busy_cores(usable: Sequence[int] | None) -> float:
-    """How many of these cores are busy, of all where it is None, over the next `BUSY_S`."""
+    """Return the number of busy cores (of all if None) over the next `BUSY_S` seconds."""
     import psutil
 
     shares = psutil.cpu_percent(interval=BUSY_S, percpu=True)

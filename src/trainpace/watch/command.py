@@ -26,7 +26,7 @@ from trainpace.watch.tasks import Task
 INJECT = Path(__file__).parent / "inject"
 COMMAND_FILE = "command.json"
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals with which a scheduler tells a script to save its state. They are passed on to it."""
+"""Signals by which a scheduler asks a script to save its state. They are forwarded to it."""
 END_S = 40.0
 """Seconds that a command may take to end. torchrun gives its workers 30 s."""
 

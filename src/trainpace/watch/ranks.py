@@ -160,7 +160,7 @@ class Rank(Record):
         ended_in: Intervention under which it ended, empty without interventions.
         carried_out: It was ended on purpose once all requested work was done.
         fewer_threads: Threads under the intervention of that name, 0 without it.
-        one_row_flops: Part of `product_flops` in products with a single vector.
+        one_row_flops: Part of `product_flops` in matrix-vector products.
         product_flops: Part of `forward_flops` in matmuls.
         products_ms: Time per step in matmuls.
         slow_operators: (operator, line of the script, share of all operators' time), the
@@ -246,7 +246,7 @@ class Rank(Record):
 
     @property
     def ended_among_the_last(self) -> bool:
-        """Whether it ended in one of the last interventions, in which a script may fail."""
+        """True if the rank ended in one of the last interventions, in which a script may fail."""
         return self.ended_in in LAST
 
 
@@ -556,7 +556,7 @@ def _fetch_cost(fetches: Sequence[Fetch], in_workers: bool) -> FetchCost | None:
 
 
 def untraced_in_words(rank: Rank) -> str:
-    """Return the sentence that there is no workload, with the reason and the consequence."""
+    """Return a sentence about the missing workload, with reason and consequence."""
     why = f": {rank.no_workload}" if rank.no_workload else ""
     return (
         f"Trainpace cannot trace this training's model{why}. So there is no forecast of other GPUs"

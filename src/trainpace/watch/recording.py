@@ -100,7 +100,7 @@ def read_recording(folder: Path) -> Recording:
     }
     if found:
         notes = (_missing([rank for rank, _ in found], set(longest)), ended.unended)
-    else:  # a task that failed is why there are no ranks
+    else:  # a failed task explains why no ranks were recorded
         notes = (ended.unended, _seen([records for _, records in logs]))
     records_by_rank = {number: records for number, (_, records) in by_rank.items()}
     return Recording(

@@ -1,6 +1,6 @@
-"""How ranks that train together affect each other: stragglers, collectives, clocks and links.
+"""Mutual effects of ranks that train together: stragglers, collectives, clocks and links.
 
-A collective is as slow as its slowest link, and all ranks wait alike, so its time alone does not
+A collective is as slow as its slowest link, and all ranks wait equally, so its time alone does not
 show which link that is. The kernel's counts of each connection do.
 """
 
@@ -169,7 +169,7 @@ class Clock(Record):
 
 
 class Offsets(NamedTuple):
-    """How far a node's clock is ahead of the lowest rank's node, in ns at each common step."""
+    """Return a node's clock offset to the lowest rank's node, in ns at each common step."""
 
     at_ns: tuple[int, ...]
     uncertainty_ns: float = 0.0
@@ -455,7 +455,7 @@ class Straggler(Record):
 
 
 class Together(Record):
-    """How ranks that train together affect each other, over `steps` steps.
+    """Mutual effects of ranks that train together, over `steps` steps.
 
     `uneven_ms` is a step's mean waiting if no rank is always behind, but the one with the largest
     inputs is the last in most steps. Otherwise it is None.
@@ -473,7 +473,7 @@ class Together(Record):
 
 Steps = Mapping[int, Sequence[RankStep]]
 Divided = dict[int, list[list[tuple[float, float]]]]
-"""By rank, step and collective: milliseconds of waiting for the last rank, and of transfer."""
+"""Milliseconds of waiting for the last rank and of transfer, by rank, step and collective."""
 
 
 def together(

@@ -27,7 +27,7 @@ from trainpace.watch.inside.event_log import Step
 
 
 class Task(NamedTuple):
-    """One of `tasks` tasks.
+    """Identity of this task among `tasks` tasks.
 
     `step` names the job, its step, and the number of its restart. `is_node` is true for torchrun on
     one of several nodes, whose names may be the same in another run.

@@ -182,7 +182,7 @@ def page(title: str, sentence: str, refresh: str = "") -> str:
 
 
 def _first_use(scope: Scope, policy: Policy) -> HTMLResponse | None:
-    """If the token is in the address, set a cookie and continue at the address without it.
+    """Move a token from the address into a cookie and redirect.
 
     A page refreshes itself for that, since a strict cookie is not sent when another site's link is redirected.
     """

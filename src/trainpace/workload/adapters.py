@@ -6,7 +6,7 @@ runs.
 
 Frozen 4-bit weights run as in bitsandbytes' MatMul4Bit. A weight is packed, two numbers per byte,
 with a scale for every 64. Before each matmul, forward and again backward, a kernel makes the whole
-weight in the format of the matmul; it is freed afterwards, and nothing is kept for the gradient of
+weight in the format of the matmul; it is freed afterwards, and nothing is saved for the gradient of
 a frozen weight. Double quantisation stores the scales in 8 bits, with an fp32 scale for every 256,
 and dequantises them with a kernel of their own. Steps run under autocast, as transformers' Trainer
 does with bf16=True: adapters are in fp32, and other weights may be.
@@ -59,7 +59,7 @@ _library.impl(
 
 
 class _Matmul(torch.autograd.Function):
-    """x times the weight, which both passes dequantise anew."""
+    """Product of x and a weight that is dequantised again in both passes."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: "QuantisedLinear") -> torch.Tensor:

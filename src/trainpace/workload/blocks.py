@@ -1,6 +1,6 @@
 """The repeated blocks of a model: how to find, shorten, repeat and divide them.
 
-Blocks are the longest chain of alike modules. What runs and is kept in one of them is read from
+Blocks are the longest chain of equal modules. The operators and memory of one are read from
 recorded steps and gives `Blocks`.
 
 A long chain runs only a few of its blocks, and the recording of one is repeated for the rest:
@@ -43,7 +43,7 @@ _JOINS = frozenset({"add", "add_", "sub", "sub_"})
 
 
 class Division(NamedTuple):
-    """How tensor parallelism divides calls.
+    """Division of calls by tensor parallelism.
 
     Attributes:
         roles: Roles of calls.
@@ -212,7 +212,7 @@ def _shapes_of_derived(
 def _division(steps: Mapping[int, Step], flow: _Flow, column: set[int], row: set[int]) -> Division:
     divided = _divided_parameters(steps, flow, column, row)
     parts: set[int] = set()
-    """Values of which each rank has a part."""
+    """Values that are divided over the ranks."""
     of_experts: set[int] = set()
     """Values that experts made."""
     experts = {call for call, step in steps.items() if step.function == GROUPED}
@@ -706,7 +706,7 @@ def _stretched(
     result = recorded[:begin_next] + _copies(recorded[start:begin_next], times, grown)
     end = len(recorded) if backward is None else backward[1]
     for one in recorded[begin_next:end]:
-        # a cast of a weight lives until the forward pass ends, and is no part of what is saved
+        # a cast of a weight lives until the forward pass ends, and is not saved
         result.append(_moved(one, times, grown if one.phase == "forward" else (0.0, saved)))
     if backward is None:
         return result

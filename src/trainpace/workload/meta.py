@@ -53,7 +53,7 @@ def _is_graph(value: Any) -> bool:
 
 
 MOST_VALUES = 1000
-"""Largest host tensor, neither parameter nor buffer, that keeps its values for counting."""
+"""Size limit for host tensors (not parameters or buffers) that keep values for counting."""
 _PLAIN = frozenset(
     (
         type(None),

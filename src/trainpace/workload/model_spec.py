@@ -1,4 +1,4 @@
-"""The model that the user names, parsed once. Imports neither numpy nor torch."""
+"""The model that the user names, parsed once. Does not import numpy or torch."""
 
 import functools
 import importlib
@@ -8,7 +8,7 @@ from trainpace.core.errors import TrainpaceError
 
 Library = Literal["timm", "torchvision", "transformers", "diffusers"]
 Kind = Literal["built_in", Library, "code", "script", "workload", "unknown"]
-"""built_in: NAME. code: FILE.py:NAME. script: FILE.py without a name, which is no model.
+"""built_in: NAME. code: FILE.py:NAME. script: FILE.py without a name, which is not a model.
 workload: a saved trace, FILE.json. unknown: WORD:NAME with a word that is not in `Kind`."""
 LIBRARIES: tuple[Library, ...] = get_args(Library)
 FORMS = (

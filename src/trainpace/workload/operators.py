@@ -1,4 +1,4 @@
-"""From one dispatched ATen call to the rows that CUDA would run for it.
+"""Conversion of one dispatched ATen call to the rows that CUDA would run for it.
 
 A row has a kind, FLOPs, bytes, launches and sizes; `trainpace.workload.workload` names the sizes of
 each kind. Rows of kind `view` and `module` cost only the host: metadata calls, and modules entered.

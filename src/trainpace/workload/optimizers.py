@@ -180,7 +180,7 @@ def _new_in_torch(name: str) -> Any:
 
 
 SMALLEST_QUANTISED = 4096
-"""Smaller tensors keep 32-bit states (`min_8bit_size` of bitsandbytes, and torchao alike)."""
+"""Minimum tensor size for 8-bit states (`min_8bit_size` of bitsandbytes; same in torchao)."""
 SMALLEST_PAGED = 100_000
 """Smaller states stay on the device (bitsandbytes' get_state_buffer)."""
 UPDATE = "blockwise_update_"

@@ -78,7 +78,7 @@ class BlockSizes(Record):
 
 
 class Recording(Record):
-    """The n calls of a step, of which g differ, and the bytes alive at each.
+    """The n calls of a step (g distinct ones), and the bytes alive at each.
 
     Attributes:
         kind, function, phase, module, half, launches: Of the g different calls.

@@ -159,7 +159,7 @@ def _collate_of(dataset: Any) -> Callable[[list[Any]], Any]:
 
 
 def _plain(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Turn mappings that are no dict, such as Hugging Face's BatchEncoding, into dicts."""
+    """Convert mappings such as Hugging Face's BatchEncoding into dicts."""
 
     def plain(samples: list[Any]) -> Any:
         batch = collate(samples)

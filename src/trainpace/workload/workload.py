@@ -1,4 +1,4 @@
-"""What one micro-batch computes: a table whose numbers are affine in the batch size.
+"""Table of one micro-batch's operators, with numbers affine in the batch size.
 
 A quantity has two coefficients, constant and per sample: ``value(batch) = c[0] + c[1] * batch``.
 Alike operators share a row with a `count`, so ResNet-50 has about 200 rows, and Llama-70B not many
@@ -26,7 +26,7 @@ Mode = Literal["train", "forward_backward", "inference"]
 
 
 class Adaptation(NamedTuple):
-    """How a model is trained without training its own weights.
+    """Adapter training, in which a model's own weights are frozen.
 
     Attributes:
         adapter: lora, dora, or "".
@@ -218,7 +218,7 @@ def attention_widths(kind: str, head_size: Floats, value_size: Floats) -> Floats
 
 
 class Operators(Record):
-    """Table of n rows of alike operators, as a struct of arrays in no particular order.
+    """Table of n rows of equal operators, as a struct of arrays in no particular order.
 
     Attributes:
         kind, function, phase, module: n strings. function is ATen's name, module the first one's.
@@ -367,7 +367,7 @@ class MemoryProfile(Record):
 
 
 Role = Literal["", "column", "row", "sharded", "expert", "replicated"]
-"""How tensor parallelism divides an operator.
+"""Division of an operator by tensor parallelism.
 
 column: its weight is divided by outputs, so it reads a whole input and writes a part. row: by
 inputs, so results are summed over the ranks. sharded: works on results of column. expert: works on
@@ -377,7 +377,7 @@ outside."""
 
 
 class Blocks(Record):
-    """The longest chain of alike modules (the layers of a transformer).
+    """The longest chain of equal modules (the layers of a transformer).
 
     Pipelines, tensor parallelism and recomputation divide a model along it. Pairs of bytes are
     affine in the batch size: (constant, per sample).

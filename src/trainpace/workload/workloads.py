@@ -274,7 +274,7 @@ def _tracer() -> str:
 
 
 def from_cache(file: Path | None, kind: type[R]) -> R | None:
-    """Return the record in a cache file, or None if there is no readable one."""
+    """Return the record in a cache file, or None if it is missing or unreadable."""
     if file is None or not file.is_file():
         return None
     try:

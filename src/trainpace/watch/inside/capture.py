@@ -43,7 +43,7 @@ class Shape(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it holds whole numbers, such as indices."""
+        """True if the tensor holds integers, such as indices."""
         return (
             not (self.dtype.is_floating_point or self.dtype.is_complex)
             and str(self.dtype) != "torch.bool"
@@ -167,7 +167,7 @@ class Call(NamedTuple):
 
     @property
     def follows(self) -> bool:
-        """Whether it received something from an earlier call."""
+        """True if the call received a result of an earlier call."""
         return any(isinstance(value, FromOutput | Derived) for value in self.arguments)
 
     def made(self, n: int, of: int) -> list[Any]:
@@ -359,7 +359,7 @@ class Capture:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls are recorded: in the second step, before its first backward pass."""
+        """True while calls are recorded: in the second step, before its first backward pass."""
         return not self.failed and self.recorder.steps == CAPTURED_IN_STEP and self.later is None
 
     @property
@@ -650,7 +650,7 @@ class Untraceable(Exception):
 
 
 def in_words(error: Exception) -> str:
-    """Return the reason why there is no workload."""
+    """Return the reason why the workload is missing."""
     if isinstance(error, Untraceable | TimeoutError):
         return str(error)
     if isinstance(error, ImportError):

@@ -278,7 +278,7 @@ def _size_of(batch: Any, deep: int) -> int:
 
 
 def _parts_of(value: Any) -> list[Any] | None:
-    """Return what a container holds, or None if it is none."""
+    """Return the items of a container, or None for any other object."""
     if isinstance(value, list | tuple) and not hasattr(value, "shape"):
         return list(value)
     if not isinstance(value, dict):
@@ -354,7 +354,7 @@ class Padding:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.sums: list[Any] = []
-        """For each input: tokens, tokens if samples were padded to their batch's longest,
+        """Counts per input: tokens, tokens if samples were padded to their batch's longest,
         positions.
         """
         recorder.after_detailed_step.append(self.at_step)

@@ -53,7 +53,7 @@ State = tuple[Any, ...]
 
 
 class Updates:
-    """Ends the recorder's steps as long as no optimizer does."""
+    """Ends the recorder's steps until an optimizer ends them."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -67,7 +67,7 @@ class Updates:
 
     @property
     def watches(self) -> bool:
-        """Whether no optimizer has made a step. If one has, its steps are the better sign."""
+        """True until an optimizer makes a step. Optimizer steps are the better sign."""
         return self.recorder.optimizer is None and not self.recorder.step_is_the_engines
 
     def parameters(self) -> list[Any]:
@@ -96,7 +96,7 @@ class Updates:
             return
         depth = self.recorder.enter(TRAINPACE)
         changed = False
-        with contextlib.suppress(Exception):  # an unknown kind of tensor: no step is seen then
+        with contextlib.suppress(Exception):  # an unknown kind of tensor: the step is not detected
             changed = self._changed(self.find())
         self.recorder.leave(depth, "parameters")
         if changed:
@@ -367,7 +367,7 @@ def _patch_optimizers(torch: Any, recorder: Recorder, direct: Any) -> None:
 def _reported(plain: Any, is_grad_enabled: Any, recorder: Recorder) -> Any:
     """Wrap the end of a context without gradients, which may end an evaluation.
 
-    Known limit: an evaluation that calls `torch.set_grad_enabled` as a function is taken to last
+    Known limit: an evaluation that calls `torch.set_grad_enabled` as a function is assumed to last
     until the next batch.
     """
 
@@ -526,7 +526,7 @@ class _Calls:
             recorder.begins_undecided(with_gradients=False)
 
     def _is_a_copy(self, module: Any) -> bool:
-        """Return True for a class of the script itself of which another instance trains."""
+        """Return True if another instance of this class of the script trains."""
         return type(module) in self.kinds and not type(module).__module__.startswith("torch.nn.")
 
     def models_called(self) -> list[Any]:

@@ -130,13 +130,13 @@ class Recorder:
         """Called after a step whose spans are recorded."""
         self.fetched_from = 0
         self.training_loaders: set[int] = set()
-        """Loaders, by id, of which a batch was trained on."""
+        """Loaders with at least one trained batch, by id."""
         self.begins_again: Callable[[], None] | None = None
-        """In a process that was forked before any step: called when it trains."""
+        """Callback for a process that was forked before any step. Called when it trains."""
         self._evaluates_with_gradients = False
         self.sampler: Any = None
         self.thread_is_over = False
-        """Whether the training thread has ended, so that another one may go on."""
+        """True if the training thread has ended, so that another thread may continue."""
         self.trains_in_thread: Callable[[], None] = lambda: None
         """Called in a thread other than the main one when it turns out to train."""
         self.begin()

@@ -39,7 +39,7 @@ INTERVAL_S, INTERVAL_UNDER_TRIALS_S = 0.1, 0.02
 LOOKS_FOR_LOOP = 20
 """Samples after which the function with the training loop is known."""
 OFTEN_LOOKS, SELDOM = 200, 5
-"""Without trials, samples become less frequent after this many. What takes long was seen by then.
+"""Samples after which sampling slows down without trials. Slow code was seen by then.
 """
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _WRAPPERS = ("torch._compile", "sklearn.utils._param_validation", "contextlib")

@@ -495,7 +495,7 @@ class InBf16:
 
     @property
     def applies(self) -> bool:
-        """Whether modules were called in bf16 without an error."""
+        """True if modules ran in bf16 without an error."""
         return self.seen and not self.refused
 
     def may_gain(self) -> bool:
