@@ -142,7 +142,7 @@ def test_timm(tmp_path):
     )
     done, _ = bring(written(tmp_path, "mine.csv", TIMM), tmp_path)
     assert done.new == 0
-    assert "the file's name states no precision: pass --precision." in done.skipped
+    assert "the file name does not contain a precision: pass --precision." in done.skipped
     done, found = bring(tmp_path / "mine.csv", tmp_path, precision="fp32", device="T4")
     assert done.new == 2
 

@@ -103,13 +103,12 @@ def _in_known_format(data: dict[str, Any], file: str) -> ConfigFile:
     if len(sections) > 1:
         names = ", ".join(map(str, sections))
         raise UnreadableInput(
-            f"{file} contains TrainingArguments under {names}.", "Give each as a file of its own."
+            f"{file} contains several TrainingArguments, under {names}.",
+            "Put each in a separate file.",
         )
     if sections:
         return huggingface.read_training_arguments(data[sections[0]], file, f"{sections[0]}.")
-    raise UnreadableInput(
-        f"{file} is not in a known format of settings files.", f"Known: {_KNOWN}."
-    )
+    raise UnreadableInput(f"unknown format of settings file: {file}.", f"Known: {_KNOWN}.")
 
 
 WRITERS: dict[str, Callable[[Draft], None]] = {
@@ -616,8 +615,8 @@ def read_python(text: str, file: str) -> PythonSettings:
     if len(found) > 1:
         lines = ", ".join(str(one.line) for one in found)
         raise UnreadableInput(
-            f"{file} contains trainer arguments in lines {lines}.",
-            "Give each as a file of its own.",
+            f"{file} contains several sets of trainer arguments, in lines {lines}.",
+            "Put each in a separate file.",
         )
     (one,) = found
     notes = (

@@ -255,7 +255,7 @@ def _read_validation(reading: Reading, trainer: dict[str, Any]) -> None:
     key = "trainer.check_val_every_n_epoch"
     if epochs := reading.whole(trainer.get("check_val_every_n_epoch"), key):
         text = f"evaluates every {epochs} epochs" if epochs > 1 else "evaluates every epoch"
-        reading.note(key, f"{text}, which is not converted to steps")
+        reading.note(key, f"{text}; not converted to steps")
 
 
 def write_lightning(draft: Draft) -> None:

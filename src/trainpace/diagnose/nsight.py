@@ -114,7 +114,7 @@ class _Report:
         )
         if not computing:
             raise UnreadableInput(
-                f"{self._source} contains no kernel of a GPU.",
+                f"{self._source} contains no GPU kernels.",
                 "Record with nsys profile --trace cuda,nvtx, then nsys export --type sqlite.",
             )
         device = next((s for (s,) in self._rows(GPU, "name") if isinstance(s, str)), "")

@@ -49,7 +49,7 @@ class Grid:
         """Return `base` with some fields varied: values or codes that broadcast to one length."""
         unknown = set(varied) - set(EXECUTION_FIELDS)
         if unknown:
-            raise TrainpaceError(f"a grid of executions has no {min(unknown)!r}.")
+            raise TrainpaceError(f"unknown execution field {min(unknown)!r}.")
         given = {name: _coded(EXECUTION_FIELDS[name], values) for name, values in varied.items()}
         shape = np.broadcast_shapes((1,), *(values.shape for values in given.values()))
         columns = {}

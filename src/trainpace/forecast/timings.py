@@ -81,7 +81,7 @@ class OperatorTimings(Record):
                 "the operator timings must be finite numbers, and `half` true or false."
             )
         if not ((self.seconds > 0).all() and (self.seconds < LARGEST).all()):
-            raise TrainpaceError("an operator's time in the timings is not above zero.")
+            raise TrainpaceError("operator timings must be above zero.")
 
     def __len__(self) -> int:
         return len(self.kind)

@@ -435,7 +435,7 @@ def read_published(path: Path, given: Given) -> Iterator[Item]:
     """Yield one run per row. An invalid number rejects the file; an incomplete row is skipped."""
     columns, rows = columns_and_rows(path)
     if not {"model_spec", "model"} & set(columns):
-        raise UnreadableInput(f"{path} has neither a column model_spec nor model.")
+        raise UnreadableInput(f"{path} has no model_spec or model column.")
     id_of, now = content_ids(), now_utc()
     for index, row in enumerate(rows):
         run = run_of(path, index, row)
@@ -554,7 +554,7 @@ def _timm_entry(
 ) -> Entry:
     precision = given.precision or name.precision
     if precision is None:
-        raise TrainpaceError("the file's name states no precision: pass --precision.")
+        raise TrainpaceError("the file name does not contain a precision: pass --precision.")
     batch, rate = number(row.get(f"{phase}_batch_size")), number(row[f"{phase}_samples_per_sec"])
     if not batch or not rate:
         raise TrainpaceError("the row states no batch size or no throughput above 0.")

@@ -65,7 +65,7 @@ def set_up_device(kind: str, precision: "Precision") -> None:
     check_device(kind)
     if precision in ("tf32", "fp8") and kind != "cuda":
         raise TrainpaceError(
-            f"{precision} is for CUDA GPUs.", "Measure fp32, or a format of 16 bits."
+            f"{precision} is for CUDA GPUs.", "Use fp32 or a 16-bit precision, such as bf16."
         )
     if precision == "fp8":
         raise TrainpaceError("fp8 cannot be measured yet.", "Measure amp_bf16 or bf16.")
@@ -97,7 +97,7 @@ def collective_backend(kind: str) -> str:
         return str(torch.distributed.get_default_backend_for_device(kind))
     except ValueError:
         raise TrainpaceError(
-            f"torch has no library for collectives between {kind} devices.", "Train on one of them."
+            f"torch has no collective backend for {kind} devices.", "Train on one of them."
         ) from None
 
 

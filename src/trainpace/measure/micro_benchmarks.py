@@ -315,7 +315,9 @@ def _step_factors(model: MachineModel, device: Device, end: float) -> Iterator[f
         workload = trace_task(task, ("fp32",), Variant("sgd_momentum", cpu=True))
         forecast = Forecaster(workload, target).forecast(Execution(micro_batch=batch))
         if forecast.step is None:
-            raise TrainpaceError(f"the {task.name} cannot be forecast: {forecast.reason}")
+            raise TrainpaceError(
+                f"calibration failed: the reference network {task.name} cannot be forecast ({forecast.reason})"
+            )
         yield _step_ms(build(), batch) / forecast.step.total_ms
 
 

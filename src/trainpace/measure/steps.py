@@ -342,7 +342,7 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
     parts = c.accumulation if c.accumulation > 1 else 2
     samples = batch_size if c.accumulation > 1 else batch_size // 2
     if samples < 1:
-        raise TrainpaceError("a batch of 1 sample has no halves.", "Give a larger --batch.")
+        raise TrainpaceError("the batch must have at least 2 samples.", "Give a larger --batch.")
     model = move(task.model, c.device).train()
     own = task.optimizer if c.optimizer is None else None
     optimizer = own or make_optimizer(c.optimizer or usual_optimizer(task), model)

@@ -200,7 +200,7 @@ def read_plan(folder: Path) -> files.ShardPlan:
     if not (folder / files.PLAN).exists():
         raise UnreadableInput(
             f"{folder} holds no precomputed samples.",
-            "Begin with: trainpace precompute FILE.py:NAME.",
+            "Start with: trainpace precompute FILE.py:NAME.",
         )
     return load(folder / files.PLAN, files.ShardPlan)
 
@@ -265,7 +265,7 @@ def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> files.ShardPla
             raise TrainpaceError(
                 f"a dataset of {seen.samples:,} samples would make more than {files.MOST_SHARDS:,}"
                 f" shards of {samples:,}.",
-                "Is its __len__ right? Otherwise raise `shard_samples`.",
+                "Check the dataset's __len__. If it is right, increase `shard_samples`.",
             )
         spec = ModelSpec.of(settings.target)
         plan = files.ShardPlan(

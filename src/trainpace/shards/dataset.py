@@ -149,10 +149,10 @@ class ShardStream(IterableDataset):
         Each part is (world size, samples taken by each rank).
         """
         if epoch < 0:
-            raise TrainpaceError(f"there is no epoch {epoch}.", "Epochs count from 0.")
+            raise TrainpaceError(f"epoch {epoch} does not exist.", "Epochs count from 0.")
         if len(history) > _MOST_CHANGES:
             raise TrainpaceError(
-                f"an epoch can be resumed {_MOST_CHANGES} times.", "Begin the epoch anew."
+                f"an epoch can be resumed {_MOST_CHANGES} times.", "Restart the epoch."
             )
         flat = [epoch, len(history), *(int(v) for pair in history for v in pair)]
         self._state[: len(flat)] = torch.tensor(flat, dtype=torch.int64)

@@ -199,7 +199,7 @@ def part_of(stated: str | None, environment: Mapping[str, str]) -> tuple[int, in
     if stated is not None:
         part, _, parts = stated.partition("/")
         if not part.isdecimal() or not parts.isdecimal() or not 1 <= int(part) <= int(parts):
-            raise TrainpaceError(f"{stated!r} is not a part.", "Write I/N, from 1/N to N/N.")
+            raise TrainpaceError(f"{stated!r} is not a valid part.", "Write I/N, from 1/N to N/N.")
         return int(part) - 1, int(parts)
     try:
         count = int(environment["SLURM_ARRAY_TASK_COUNT"])

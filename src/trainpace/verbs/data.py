@@ -99,7 +99,7 @@ def loader_file(path: str) -> tuple[LoaderCost, float, int]:
         if not (0 <= share <= 1 and 1 <= cores <= 1e6):
             raise ValueError
     except (msgspec.ValidationError, KeyError, TypeError, ValueError):
-        raise UnreadableInput(f"{path} is not an answer of trainpace loader --json.") from None
+        raise UnreadableInput(f"{path} is not output of trainpace loader --json.") from None
     return cost, share, cores
 
 

@@ -284,7 +284,7 @@ def _request_elsewhere(looked: Looked, global_batch: int | None) -> match.MatchR
         )
     known = first.number_format in PRECISIONS
     if first.number_format and not known:
-        raise TrainpaceError(f"There is no forecast for models in {first.number_format}.")
+        raise TrainpaceError(f"Cannot forecast models in {first.number_format}.")
     precision = cast(Precision, first.number_format) if known else "torch_fp32"
     cost = loader_cost(first)
     rate = None if cost is None else 1000 / (cost.sample_cpu_ms + cost.collate_ms / cost.batch_size)

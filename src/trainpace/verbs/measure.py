@@ -340,7 +340,7 @@ def _forecaster(
         known = known_of(workload, journal, c.sequence_length, c.image_size)
         return Forecaster(workload, target, knowledge=known)
     except TrainpaceError as error:
-        progress.note(f"note: no forecast beside the measurements: {error}")
+        progress.note(f"note: measurements are shown without a forecast: {error}")
         return None
 
 

@@ -348,7 +348,7 @@ class ResolvedField:
             return None if self.required else self.default
         if self.is_flag:
             if not isinstance(value, bool):
-                raise TrainpaceError(f"{value!r} is neither True nor False.")
+                raise TrainpaceError(f"{value!r} is not True or False.")
             return value
         if value is True and self.about.alone is not None:
             return self.about.alone

@@ -257,7 +257,7 @@ def _before(folder: Path, request: RunRequest) -> LadderResult | None:
         return load(folder / STATE, LadderResult)
     except TrainpaceError as error:
         raise TrainpaceError(
-            error.message, "Begin anew with `fresh`, or name another folder with `out`."
+            error.message, "Start over with `fresh`, or choose another folder with `out`."
         ) from None
 
 

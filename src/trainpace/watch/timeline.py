@@ -245,7 +245,7 @@ def timeline_of(folder: Path, steps: range | None = None) -> Timeline:
     first = processes[0]
     if not first.detailed:
         raise TrainpaceError(
-            f"no training step was recorded in {folder}.", "A timeline needs steps of an optimizer."
+            f"{folder} contains no training steps.", "A timeline needs steps of an optimizer."
         )
     chosen = _typical(first.detailed) if steps is None else _requested_steps(first.detailed, steps)
     window = _Window(chosen[0].start_ns, chosen[-1].end_ns)

@@ -234,7 +234,7 @@ class Models:
             raise TrainpaceError(f"{file.name} does not exist.") from None
         if stat.st_size > MOST_BYTES:
             raise TrainpaceError(
-                f"{file.name} is larger than {MOST_BYTES // 2**20} MiB, so it is not a workload."
+                f"{file.name} is larger than {MOST_BYTES // 2**20} MiB, the limit for a workload file."
             )
         return _read(file, stat.st_mtime_ns, stat.st_size)
 

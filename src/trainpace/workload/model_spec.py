@@ -127,5 +127,5 @@ def import_package(module: str, package: str) -> Any:
             ) from None
         hint = f"Install the {package} build that belongs to this torch."
         raise TrainpaceError(
-            f"{package} does not load beside this torch ({reason}).", hint
+            f"{package} cannot be imported with this torch ({reason}).", hint
         ) from None

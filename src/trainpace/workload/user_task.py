@@ -522,7 +522,7 @@ def _plain_task(name: str, parts: Parts, where: str) -> Task:
     if parts.loss is not None and not callable(parts.loss):
         raise TrainpaceError(
             f"{where} returned a {type(parts.loss).__name__} as loss.",
-            "A loss takes (output, target). Return None if the model returns its own.",
+            "The loss must be a callable of (output, target). If the model computes its own loss, return None.",
         )
     if parts.optimizer is not None:
         _check_one(parts.optimizer, torch.optim.Optimizer, "optimizer", "steps them", where)
