@@ -108,7 +108,7 @@ def _in_known_format(data: dict[str, Any], file: str) -> ConfigFile:
         )
     if sections:
         return huggingface.read_training_arguments(data[sections[0]], file, f"{sections[0]}.")
-    raise UnreadableInput(f"unknown format of settings file: {file}.", f"Known: {_KNOWN}.")
+    raise UnreadableInput(f"{file}: unknown format of settings file.", f"Known: {_KNOWN}.")
 
 
 WRITERS: dict[str, Callable[[Draft], None]] = {
