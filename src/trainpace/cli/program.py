@@ -1,4 +1,4 @@
-"""The group of commands, and how errors leave the program."""
+"""Command group of the program, and handling of its errors."""
 
 import errno
 import gc
@@ -19,11 +19,11 @@ MODULES = {
 }
 """Modules of the commands; all others are in `measuring`."""
 GARBAGE_EVERY = 100_000
-"""New objects between garbage collections. Python's default of 700 costs a command a tenth of its time."""
+"""Allocations between garbage collections. Python's default of 700 costs 10% of a command's run time."""
 
 
 class _Verbs(click.Group):
-    """A group that knows its commands by name and imports the one that runs, so that `--help` stays fast."""
+    """Command group that imports only the command that runs, which keeps `--help` fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -88,7 +88,7 @@ class _Verbs(click.Group):
 def _cli() -> None:
     """How long will this training take, what will it cost, why, and how do I make it faster?
 
-    Exit codes: 0 ok; 1 the answer is no (does not fit, too late, too expensive); 2 the input cannot be used.
+    Exit codes: 0 ok; 1 the answer is no (does not fit, too late, too expensive); 2 the input is invalid.
     """
 
 

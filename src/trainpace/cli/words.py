@@ -1,7 +1,7 @@
-"""Command lines that are not complete: what they mean without a verb, what a shell completes, and what to say without words.
+"""Incomplete command lines: inference of a missing command, shell completion, and the greeting without arguments.
 
-A script alone is looked at, a model forecast, a settings file summed up and a profiler's trace diagnosed. click answers the shell
-through `_TRAINPACE_COMPLETE`, at every key press, so heavy imports are inside functions:
+Without a command, a script runs `look`, a model `forecast`, a settings file `schedule` and a trace `diagnose`. click completes words
+at every key press through `_TRAINPACE_COMPLETE`, so heavy imports are inside functions:
 
     eval "$(_TRAINPACE_COMPLETE=bash_source trainpace)"      (zsh_source and fish_source likewise)
 """
@@ -39,7 +39,7 @@ TRACES = (".json", ".gz", ".sqlite", ".nsys-rep", ".qdrep")
 
 
 def meant(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
-    """Put the missing verb before the words. Raises TrainpaceError with the nearest names if no verb fits."""
+    """Prepend the command that the arguments imply. Raises TrainpaceError with the nearest names if none fits."""
     first, *rest = words
     program = os.path.basename(first)
     from trainpace.workload import ModelSpec  # imported late: most command lines name their verb
@@ -69,12 +69,12 @@ def meant(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
 
 
 def names_a_script(words: Sequence[str]) -> bool:
-    """Return True if a training script follows the options, which are then those of `look`."""
+    """Return True if a training script follows the options. They then belong to `look`."""
     return any(word.endswith(".py") and os.path.isfile(word) for word in words)
 
 
 def place_last(words: Sequence[str]) -> list[str]:
-    """Move options of `diagnose` that follow a trace or a recording's folder before it, since options end at a command."""
+    """Move `diagnose` options in front of the trace or recording folder, because option parsing stops at a command."""
     verb, *rest = words
     place, *options = rest or [""]
     begins = bool(options) and options[0].startswith("-") and options[0] != "--"
@@ -112,11 +112,11 @@ def _built_in() -> list[str]:
 
 VARIABLE = "_TRAINPACE_COMPLETE"
 PLACES = {"FILE": "file", "PATH": "file", "FOLDER": "dir"}
-"""Kinds of paths by the first word of a metavar."""
+"""Path kinds for shell completion, keyed by the first word of a metavar."""
 
 
 def complete(program: click.Group) -> None:
-    """Answer the shell and exit. A line that cannot be understood has no completions."""
+    """Print shell completions and exit. Prints nothing if the command line cannot be parsed."""
     try:
         program.main([], prog_name="trainpace", complete_var=VARIABLE)
     except TrainpaceError:
@@ -143,7 +143,7 @@ def values(name: str, metavar: str | None, incomplete: str) -> list[CompletionIt
     if name == "gpu":
         from trainpace.core.hardware import catalogue
 
-        # a name with blanks would be two words; with hyphens it is accepted too
+        # A name with spaces would complete to two words. The hyphenated name is accepted too.
         names = [device.name.replace(" ", "-") for device in catalogue() if device.kind == "gpu"]
         return _like(names, incomplete)
     if name == "model":

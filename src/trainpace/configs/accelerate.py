@@ -1,4 +1,4 @@
-"""accelerate YAML (accelerate 1.15: commands/config/config_args.py and commands/launch.py).
+"""Read and write accelerate's YAML (1.15: commands/config/config_args.py and commands/launch.py).
 
 `num_processes` is the total over all machines.
 """
@@ -13,7 +13,7 @@ NAMES = frozenset(names("accelerate", "keys"))
 _OLD = frozenset(names("accelerate", "old_keys"))
 KINDS = names("accelerate", "distributed_types")
 DYNAMO = {word: word != "NO" for word in names("accelerate", "dynamo_backends")}
-"""Backends of torch.compile; all but NO compile."""
+"""torch.compile backends. Every backend except NO enables compilation."""
 _KEYS: dict[SettingName, str] = {
     "world_size": "num_processes",
     "nnodes": "num_machines",
@@ -79,7 +79,7 @@ def read_dynamo(reading: Reading, backend: Any, key: str, with_deepspeed: bool) 
 
 
 def _capitals(value: Any) -> Any:
-    """Return a word in capitals. YAML reads an unquoted NO as false."""
+    """Return a string in upper case. YAML reads an unquoted NO as false."""
     return "NO" if value is False else value.upper() if isinstance(value, str) else value
 
 
@@ -99,7 +99,7 @@ def _read_precision(reading: Reading, data: dict[str, Any]) -> None:
 
 
 def _size_key(section: dict[str, Any], name: str) -> str:
-    """Return the key of a mesh size. accelerate writes a prefix, and reads the key without it."""
+    """Return the key of a mesh size. accelerate also reads it without prefix."""
     short = f"{name}_size"
     return short if section.get(short) is not None else f"{_MESH}_{short}"
 
@@ -168,7 +168,7 @@ def _write_compile(draft: Draft) -> None:
 
 
 def precision_word(draft: Draft) -> str:
-    """Return accelerate's word for the precision, or "" after noting the reason in the draft."""
+    """Return accelerate's mixed_precision value, or "" if it has none and the draft notes why."""
     precision = str(draft.want["precision"])
     if "DeepSpeed" in draft.beside:
         precision = AUTOCAST_OF.get(precision, precision)
@@ -203,7 +203,7 @@ def _write_world(draft: Draft) -> None:
 
 
 def _write_mesh(draft: Draft) -> None:
-    """Write tp and cp, and dp_shard if present: the sizes must multiply to the processes."""
+    """Write tp and cp, and dp_shard if present: their product must be the number of processes."""
     stated = draft.get(_MESH)
     section = stated if isinstance(stated, dict) else {}
     if not section and _kind_of(draft) != "FSDP":
@@ -228,9 +228,9 @@ def _states_deepspeed(draft: Draft, *names: str) -> bool:
 
 
 def may_start_deepspeed(draft: Draft, backend: Any) -> bool:
-    """Return True if a file or command without DeepSpeed must and may start it.
+    """Return True if DeepSpeed is needed and may be enabled in a file or command without it.
 
-    `backend` is its backend of torch.compile.
+    `backend` is the configured torch.compile backend.
     """
     if not any(draft.want[name] for name in SHARDING):
         draft.keep(*SHARDING)

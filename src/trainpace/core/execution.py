@@ -15,7 +15,7 @@ from trainpace.core.records import Record, check_fields
 Precision = Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 """fp32: everything in fp32, TF32 off. torch_fp32: torch's default, convolutions in TF32 on cards
 that have it (`torch.backends.cudnn.allow_tf32`) and everything else in fp32. tf32: fp32 storage,
-matmuls in TF32. amp_*: fp32 weights under autocast, in FSDP by its MixedPrecision. bf16, fp16:
+matmuls in TF32. amp_*: fp32 weights under autocast (FSDP: MixedPrecision). bf16, fp16:
 weights, gradients and activations in that format; the engine decides about optimizer states
 (`trainpace.forecast.memory`). fp8: bf16 with matmuls in FP8."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -28,7 +28,7 @@ FORMS: tuple[Form, ...] = get_args(Form)
 
 
 class NumberFormat(NamedTuple):
-    """The traced `form`, the format of matmuls, and the format of convolutions of fp32 operands."""
+    """Number formats of a precision: traced `form`, matmuls, and convolutions of fp32 inputs."""
 
     form: Form
     products: Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
@@ -49,7 +49,7 @@ NUMBER_FORMATS: dict[Precision, NumberFormat] = {
     "fp16": NumberFormat("half", "fp16"),
     "fp8": NumberFormat("half", "fp8"),
 }
-"""The meaning of every precision."""
+"""Number formats by precision."""
 
 ZeroStage = Literal[0, 1, 2, 3]
 
@@ -62,20 +62,20 @@ tensor-parallel communication hides under sequence parallelism (--overlap-param-
 --overlap-p2p-communication, --tp-comm-overlap, which NeMo's recipes set)."""
 
 Checkpointing = Literal["none", "selective", "full"]
-"""Activations that are recomputed in the backward pass. selective: large and cheap ones, the
+"""Activations that are recomputed in the backward pass. selective: large, cheap ones: the
 matmuls inside attention (Korthikanti et al. 2022). full: everything except the input of each
 repeated block."""
 
 ExpertExchange = Literal["all_to_all", "deep_ep", "overlapped", "overlapped_fp8"]
 """How tokens reach the ranks of their experts and return. all_to_all: NCCL's; each token is sent
 once per expert, and computation waits. deep_ep: each token is sent once to every rank with one of
-its experts, and over the network once to every such node (DeepSeek's DeepEP). overlapped: deep_ep
+its experts, and once per node over the network (DeepSeek's DeepEP). overlapped: deep_ep
 during the computation of another micro-batch (DualPipe; Megatron-Core's
 --overlap-moe-expert-parallel-comm). overlapped_fp8: the same, with tokens sent in FP8 with a scale
 per 128 numbers and results in 16 bits (DeepSeek-V3's report, section 3.3.3)."""
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "dualpipe"]
-"""gpipe: all forward passes, then all backward passes. 1f1b: one of each in turn, which stores
+"""gpipe: all forward passes, then all backward passes. 1f1b: alternates both passes, which stores
 fewer activations. interleaved: 1f1b over several smaller stages per device (`virtual_stages`;
 Narayanan et al. 2021). dualpipe: micro-batches enter at both ends, each device has two stages, and
 a forward and a backward pass run together and hide each other's communication (DeepSeek-V3's
@@ -102,7 +102,7 @@ class Execution(Record):
     `reshard_after_forward` it stores the gathered parameters until the backward pass
     (SHARD_GRAD_OP). `sequence_parallel` divides norms and residuals along the sequence over the
     tensor-parallel ranks. `partition_activations` (DeepSpeed's ZeRO-R) divides the activations of
-    full checkpointing over them, and gathers them before a block is recomputed.
+    full checkpointing over these ranks, and gathers them before a block is recomputed.
     `async_tensor_parallel` splits matmuls to hide their communication. With `pure_16_bit` there is
     no fp32 copy of sharded 16-bit weights, and states are in 16 bits (FSDP of a model loaded in 16
     bits).
@@ -236,11 +236,11 @@ class Execution(Record):
 
 
 class Rule(NamedTuple):
-    """A relation between the sizes of an execution that must hold.
+    """Condition that the sizes of an execution must meet.
 
     `is_broken` takes one `Execution` or a whole `trainpace.forecast.Grid`, which have the same
     fields and derived sizes. The second argument describes model and cluster; the rules of this
-    module do not read it. `words` returns what is wrong and what to do.
+    module do not read it. `words` returns (problem, hint).
     """
 
     name: str
@@ -291,13 +291,13 @@ EXECUTION_RULES = (
     ),
 )
 """Rules for every execution, independent of model and cluster. The first broken rule
-counts."""
+is reported."""
 
 
 class ExecutionField(NamedTuple):
     """A field of `Execution`, from which columns, options and forms are derived.
 
-    `choices` are the values of a choice; the code of a value is its position. Code 0 of an optional
+    `choices` lists the allowed values; the code of a value is its index. Code 0 of an optional
     count stands for None.
     """
 
@@ -308,13 +308,13 @@ class ExecutionField(NamedTuple):
     choices: tuple[Any, ...] = ()
 
     def encode(self, value: Any) -> int | float | bool:
-        """Return the number that stands for a value in an array."""
+        """Return the numeric code of a value."""
         if self.kind == "choice":
             return self.choices.index(value)
         return 0 if value is None else value
 
     def decode(self, code: int | float | bool) -> Any:
-        """Return the value that a number stands for."""
+        """Return the value of a numeric code."""
         if self.kind == "choice":
             return self.choices[int(code)]
         return None if self.kind == "optional count" and not code else code
@@ -350,8 +350,8 @@ Library = Literal["torch", "transformers", "bitsandbytes", "torchao"]
 class OptimizerKind(NamedTuple):
     """A kind of optimizer.
 
-    states: state numbers per parameter, 0 if factored states are negligible. bits: bits per state
-    number, None if states have the dtype of their parameter, as in torch.optim. is_paged: CUDA
+    states: state elements per parameter, 0 if factored states are negligible. bits: bits per state
+    element, None if states have the dtype of their parameter, as in torch.optim. is_paged: CUDA
     pages the states to the host if the device is full. on_host: an engine can update on the host's
     CPU (DeepSpeed's cpu_adam, cpu_lion and cpu_adagrad; plain SGD only moves bytes).
     whole_matrices: needs every gradient as an undivided matrix.
@@ -434,9 +434,9 @@ _ALIASES = {
     "sgd_8bit": "sgd_momentum_8bit",
     "sgd_32bit": "sgd_momentum_32bit",
 }
-"""The names of Hugging Face's `optim`, DeepSpeed's and bitsandbytes' classes."""
+"""Aliases from Hugging Face's `optim`, DeepSpeed and bitsandbytes."""
 FOR_LANGUAGE, FOR_OTHERS = "adamw", "sgd_momentum"
-"""Assumed optimizers of language models and of other models."""
+"""Default optimizers for language models and for other models."""
 
 
 def _folded(name: str) -> str:
@@ -449,13 +449,13 @@ _KNOWN = {_folded(name): name for name in OPTIMIZERS} | {
 
 
 def optimizer_called(name: str) -> str:
-    """Return our name of any tool's optimizer (adamw_torch, AdamW8bit), or an unknown name
+    """Return Trainpace's name of an optimizer (adamw_torch, AdamW8bit), or an unknown name
     unchanged."""
     return _KNOWN.get(_folded(name), name)
 
 
 def find_optimizer(name: str) -> tuple[str, OptimizerKind]:
-    """Return (our name, kind) of any tool's optimizer. Raises UnknownName."""
+    """Return (Trainpace's name, kind) of an optimizer. Raises UnknownName if it is unknown."""
     known = optimizer_called(name)
     if known not in OPTIMIZERS:
         raise UnknownName(
@@ -465,7 +465,7 @@ def find_optimizer(name: str) -> tuple[str, OptimizerKind]:
 
 
 def widens(name: str) -> bool:
-    """Return True if states have their parameters' dtype, so an fp32 copy of weights widens
+    """Return True if states use their parameter's dtype, so that an fp32 weight copy widens
     them."""
     kind = OPTIMIZERS.get(name)
     return kind is None or kind.bits is None

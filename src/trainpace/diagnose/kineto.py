@@ -1,7 +1,7 @@
 """Traces of torch.profiler (Kineto), as `export_chrome_trace` and `tensorboard_trace_handler` write
 them.
 
-Holistic Trace Analysis reads the same files. Traces of NVIDIA and AMD devices are alike; torch 1.8
+Holistic Trace Analysis reads the same files. NVIDIA and AMD traces have the same format; torch 1.8
 used other names for categories. The format is that of Kineto's output_json.cpp and of Chrome's
 Trace Event Format. Events that cannot be right (a time that is not a number, a negative length) are
 skipped and counted.
@@ -27,13 +27,13 @@ MADE_BY = "torch.profiler"
 MOST_BYTES = 1 << 32
 """Largest unpacked trace: 4 GiB, far beyond what trace viewers open."""
 LARGEST_US = 1e18
-"""A clock that counts from 1970 is at 2e15."""
+"""Upper limit of a valid timestamp in microseconds. Unix time is about 2e15."""
 _OWN_RANGES = (STEP_RANGE, DATA_RANGE, OPTIMIZER_RANGE)
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,6})", re.IGNORECASE)
 
 
 class About(msgspec.Struct):
-    """The part of an event's `args` that joins a call with the work that it started."""
+    """Field of an event's `args` that links a runtime call to the kernel or copy it launched."""
 
     correlation: Any = None
 
@@ -50,7 +50,7 @@ class Event(msgspec.Struct):
 
 
 class Document(msgspec.Struct):
-    """A trace: its events, and what it says about the process and its devices."""
+    """Parsed trace file: events, process information and device properties."""
 
     traceEvents: list[Event] = []  # noqa: N815
     distributedInfo: Any = None  # noqa: N815
@@ -67,10 +67,10 @@ class _Columns(NamedTuple):
 
 
 def read_kineto(path: str | os.PathLike[str]) -> Trace:
-    """Read the trace in a JSON file, which gzip may have compressed.
+    """Read a trace from a JSON file, optionally compressed with gzip.
 
     Raises:
-        UnreadableInput: the file is something else, or holds neither an operator nor a kernel.
+        UnreadableInput: If the file is not a trace, or has neither operators nor kernels.
     """
     columns, names = _Columns(*(Column() for _ in range(5))), Names()
     document = _document(path)
@@ -109,7 +109,7 @@ def _fill(columns: _Columns, names: Names, document: Document) -> int:
         if start is None or length is None or length < 0:
             skipped += 1
             continue
-        if origin_us is None:  # doubles resolve only 0.25 us on a clock that counts from 1970
+        if origin_us is None:  # a double resolves only 0.25 us in Unix time
             origin_us = start
         begins = start - origin_us
         correlation = event.args.correlation if event.args else None
@@ -121,7 +121,7 @@ def _document(path: str | os.PathLike[str]) -> Document:
     content = b"".join(pieces(path, MOST_BYTES))
     try:
         found = msgspec.json.decode(content, type=list[Event] | Document)
-    except (ValueError, RecursionError):  # NaN, broken UTF-8 or a strange event: Python is lenient
+    except (ValueError, RecursionError):  # Python's json also reads NaN and broken UTF-8
         found = _leniently(content, os.fspath(path))
     return Document(found) if isinstance(found, list) else found
 
@@ -149,7 +149,7 @@ def _event(value: dict[str, Any]) -> Event:
 
 
 def _placed(document: Document, columns: _Columns) -> Iterator[tuple[Event, Column]]:
-    """Yield the events that last, each with the column of its category."""
+    """Yield the complete events (phase X), each with the column of its category."""
     for event in document.traceEvents:
         if event.ph == "X" and isinstance(event.cat, str) and isinstance(event.name, str):
             column = _column_of(event, columns) if event.name else None
@@ -158,7 +158,7 @@ def _placed(document: Document, columns: _Columns) -> Iterator[tuple[Event, Colu
 
 
 def _column_of(event: Event, columns: _Columns) -> Column | None:
-    """Return the column of an event's category; Python's functions, flows and others have none."""
+    """Return the column of an event's category, or None for Python functions, flows and others."""
     category = event.cat.lower()
     if category == "kernel":
         return columns.kernels

@@ -1,14 +1,14 @@
-"""One rank's trace in numbers: its steps, the parts of a step, and the heaviest kernels.
+"""Summary of one rank's trace: steps, time per part of a step, and the longest kernels.
 
-Each moment of a step counts once, for the first of these that applies: a kernel computes; a kernel
-communicates between ranks, which is then *exposed*; a copy runs. Otherwise the device is idle, for
-the host's reason at that moment:
+Each moment of a step counts for the first match: a compute kernel; a communication kernel
+(*exposed* communication); a copy. Otherwise the device is idle, and the host's activity
+gives the reason:
 
-- it waits for its loader;
-- the pause began while it waited for the device (`.item()`, `cudaStreamSynchronize`), so that it
+- the host waits for its data loader;
+- the idle time began in a synchronization (`.item()`, `cudaStreamSynchronize`), so the host
   could not launch ahead;
-- it launches: an operator or a call of the runtime library runs, or both are at most 0.1 ms away;
-- it does something else, which a trace of operators does not name.
+- the host launches: an operator or runtime call runs, or is at most 0.1 ms away;
+- the host does something else, which the trace does not show.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from trainpace.measure import (
 
 MOST_KERNELS = 30
 BETWEEN_OPERATORS_US = 100.0
-"""Python between two operators that are this close is a part of launching them."""
+"""Longest gap between two operators that counts as launch overhead."""
 ON_DEVICE = (*KERNEL_KINDS, "communication", "host_to_device")
 PARTS = (*ON_DEVICE, "optimizer", "data", "logging", "launch", "own_code")
 """Parts of a step, by the names of `diagnose`; computing is divided into kinds of kernels."""
 PAUSE = 0.5
-"""Longer pauses between steps, relative to a step, belong to no step: the profiler skipped
+"""Longest pause between steps, as a share of a step. In longer pauses, the profiler skipped
 steps."""
 LEAST_COVERED = 0.5
-"""Least share of the trace that ranges cover if they count as steps without being called so."""
+"""Minimum share of the trace that recurring ranges must cover to count as steps."""
 _DIGITS = re.compile(r"\d+")
 _NAMED_STEP = re.compile(r"\b(step|iter|iteration|batch)\b|training_step|train_step", re.IGNORECASE)
 
@@ -67,7 +67,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Kernel(Record):
-    """Milliseconds and number per step of the kernels of one name. They may overlap with others."""
+    """Milliseconds and count per step of all kernels with one name. Kernels may overlap."""
 
     name: str
     kind: str
@@ -76,12 +76,12 @@ class Kernel(Record):
 
 
 class RankShares(Record):
-    """The steps of one rank.
+    """Step-time statistics of one rank.
 
     `causes_ms` are means of its steps and add up to `step_ms`; `compute_ms` divides computing into
     kinds of kernels. `median_ms` and its 90% interval are of single steps. The other times overlap:
-    `communication_ms` and `copies_ms` include hidden ones, `busy_ms` is the device with any work,
-    and `waits_ms` is the host in its loader ("data"), waiting for the device ("logging") and
+    `communication_ms` and `copies_ms` include hidden ones, `busy_ms` is time with any device work,
+    and `waits_ms` is host time in the loader ("data"), in synchronization ("logging") and in
     launching ("launch"). `told_by` says what marks the steps, and is empty if the whole trace
     counts as one. `with_operators`: the trace shows what the host did between calls of the device's
     library.
@@ -112,7 +112,7 @@ class RankShares(Record):
 
     @property
     def hidden_ms(self) -> float:
-        """Return communication while kernels compute."""
+        """Communication hidden behind compute kernels, in milliseconds."""
         return max(0.0, self.communication_ms - self.causes_ms["communication"])
 
 
@@ -203,7 +203,7 @@ def split(trace: Trace, windows: Windows) -> Split:
 
 
 def _masks(trace: Trace, windows: Windows) -> tuple[dict[str, Mask], Times, Times]:
-    """Return what the device and the host do in each piece of time, and the pieces' starts and
+    """Return masks of device and host activity per time slice, and the slices' starts and
     widths."""
     sets: dict[str, Intervals] = {}
     for part in ON_DEVICE:
@@ -233,7 +233,7 @@ def _ranges(trace: Trace, prefix: str) -> Spans:
 
 
 def _paused_in(idle: Mask, waiting: Mask) -> Mask:
-    """Return the idle pieces of pauses that began while the host waited for the device."""
+    """Return the idle slices of pauses that began in a synchronization."""
     begins = idle & ~np.concatenate(([False], idle[:-1]))
     pause = np.maximum(np.cumsum(begins) - 1, 0)
     return idle & waiting[begins][pause] if begins.any() else idle
@@ -261,7 +261,7 @@ def _heaviest(trace: Trace, windows: Windows) -> tuple[tuple[Kernel, ...], float
 
 
 class Windows(NamedTuple):
-    """Steps in order, which do not overlap.
+    """Non-overlapping steps in time order.
 
     `told_by` says what marks them, or is empty for the whole trace.
     """
@@ -271,7 +271,7 @@ class Windows(NamedTuple):
     told_by: str
 
     def at(self, times_us: Times) -> tuple[npt.NDArray[np.int64], Mask]:
-        """Return the number of the last window that began by each time, and whether it still
+        """Return the index of the last window that began by each time, and a mask that it still
         lasts."""
         number = np.searchsorted(self.start_us, times_us, side="right") - 1
         return number, (number >= 0) & (times_us < self.end_us[np.maximum(number, 0)])
@@ -281,9 +281,9 @@ def windows_of(trace: Trace) -> Windows:
     """Find the steps: by the profiler's own spans, by updates of an optimizer, or by recurring
     ranges.
 
-    If a device computes behind the host, a step lasts from the first work that the host launched in
-    it to the first work of the next. A loader's wait at the start of a step then counts for the
-    step before.
+    If the device runs behind the host, a step lasts from the first kernel that the host launched in
+    it to the first kernel of the next step. A loader wait at the start then counts for the
+    previous step.
     """
     steps = _ranges(trace, STEP_RANGE)
     if len(steps):
@@ -308,7 +308,7 @@ def _extent_us(trace: Trace) -> tuple[float, float]:
 
 
 def _recurring(trace: Trace) -> tuple[Spans, str]:
-    """Find ranges that follow each other, differ in numbers alone and cover most of the trace.
+    """Find ranges that do not overlap, share a name except for digits, and cover most of the trace.
 
     Ranges that are called a step are preferred, then the longest.
     """
@@ -350,7 +350,7 @@ def _between(trace: Trace, starts: Times, ends: Times, told_by: str) -> Windows:
 
 
 def _first_work(trace: Trace, launched: Times, starts: Times) -> Times:
-    """Return when the device began the first work that the host launched after each start.
+    """Return the start time of the first device work that the host launched after each start.
 
     The result is the start itself if there is no work before the next start.
     """

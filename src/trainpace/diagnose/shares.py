@@ -1,4 +1,4 @@
-"""A step's milliseconds by cause. The causes add up to the step.
+"""Step time in milliseconds by cause. The causes sum to the step time.
 
 Two sources are combined: the parts of the event log, and interventions. An intervention runs blocks
 of steps with one cause removed, interleaved with blocks of plain steps.
@@ -28,28 +28,28 @@ from trainpace.watch import (
 )
 
 FEW_SAMPLES = "few_samples"
-"""The one intervention that removes no cause.
+"""Intervention that shrinks the batch and removes no cause.
 
-It shows which time a smaller batch does not shorten.
+It measures the time that does not depend on the batch size.
 """
 INTERRUPTIONS = ("communication", "straggler", "checkpoint", "evaluation")
 """Parts that interrupt training, and communication between ranks."""
 BUSY = 0.9
-"""Below this busy share of the step, the device waits for the host.
+"""Busy share of the step below which the device waits for the host.
 
-One training supports this value.
+The value is based on a single training.
 """
 MOST_PER_OPERATOR_MS = 0.1
-"""Upper limit of the host's time per operator on a crowded machine, beside computing it.
+"""Upper limit of host overhead per operator on a machine with other load, in milliseconds.
 
-A judgement: recorded scripts needed 3 to 11 microseconds, and modules with much Python needed more.
+Chosen by hand: recorded scripts needed 3 to 11 microseconds, modules with much Python more.
 """
 CROWDED_NOISE = 2
-"""Factor on the interval within which ranks count as equally fast on a crowded machine.
+"""Factor that widens the equal-speed interval of ranks on a machine with other load.
 
-There, other programs slow down one rank and then another for longer than a block of steps. A
-    judgement:
-two equal ranks were 7.8 ms (2.4 to 13.1) apart.
+Other programs slow down one rank and then another for longer than a block of steps. Chosen by
+    hand:
+two identical ranks differed by 7.8 ms (2.4 to 13.1).
 """
 
 IN_WORDS = {
@@ -71,10 +71,10 @@ IN_WORDS = {
 
 
 class Intervention(NamedTuple):
-    """Comparison of an intervention's steps, and the causes that it isolates.
+    """Settings of an intervention: the steps to compare, and the causes that they isolate.
 
-    `last_pairs`: its blocks follow all rounds, so the last blocks of plain steps are their
-    partners. `proves`: it proves its causes by itself; otherwise `split` has further
+    `last_pairs`: its blocks run after all rounds and are paired with the last plain
+    blocks. `proves`: a significant result proves its causes; otherwise `split` checks further
     conditions.
     """
 
@@ -101,11 +101,11 @@ INTERVENTIONS = {
 
 
 class Advice(Record):
-    """A possible change: its description, its saving per step, and the whole time of its cause as a
+    """Suggested change: its description, its saving per step, and the total time of its cause as a
     ceiling.
 
     `settings` are the values to set if the change is a setting. `basis` is the source of the
-    figure. `at_most`: an unknown part of the saving remains.
+    figure. `at_most`: the saving is an upper bound.
     """
 
     cause: str
@@ -119,7 +119,7 @@ class Advice(Record):
 
 
 class Proof(Record):
-    """A step with and without one cause, from `rounds` interleaved blocks.
+    """Step times with and without one cause, from `rounds` pairs of interleaved blocks.
 
     `saved_ms` has a 90% interval.
     """
@@ -134,12 +134,12 @@ class Proof(Record):
 
     @property
     def detects_ms(self) -> float:
-        """Return the shortest time of a cause that this proof can distinguish from noise."""
+        """Return the smallest saving that this proof can distinguish from noise."""
         return (self.high_ms - self.low_ms) / 2
 
     @property
     def settles(self) -> bool:
-        """Return True if repeated blocks saved time beyond the noise, or if the noise is small."""
+        """Return True if the result is conclusive: a saving beyond the noise, or low noise."""
         return self.rounds >= LEAST_ROUNDS and (
             self.low_ms > 0 or self.detects_ms <= PRECISE * self.plain_ms
         )
@@ -181,7 +181,7 @@ def _in_rounds(
 
 
 def proof(ranks: Sequence[Rank], trial: str) -> Proof | None:
-    """Return the mean difference that an intervention makes, or None if no rank pair tried it."""
+    """Return the mean step-time difference of an intervention, or None if it was not run."""
     plain, without = _in_rounds(ranks, trial, lambda block: block.step_ms)
     if not plain or (trial == "bf16" and any(r.refuses_bf16 for r in ranks)):
         return None
@@ -198,7 +198,7 @@ def proof(ranks: Sequence[Rank], trial: str) -> Proof | None:
 
 
 def removes_its_cause(ranks: Sequence[Rank], tried: Proof) -> bool:
-    """Return True if the steps of an intervention really lacked most of the removed cause.
+    """Return True if the intervention removed most of its cause.
 
     Collectives that Trainpace does not know still run in steps without communication.
     """
@@ -209,12 +209,12 @@ def removes_its_cause(ranks: Sequence[Rank], tried: Proof) -> bool:
 
 
 def _still_communicating_ms(rank: Rank, block: Block) -> float:
-    # beside a device the host may wait in a collective for its own kernels, so nothing is known
+    # With a GPU, the host may wait in a collective for its own kernels, so the time is unknown.
     return 0.0 if rank.accelerator else block.parts_ms["communication"]
 
 
 def own_pace_ms(ranks: Sequence[Rank]) -> list[list[float]] | None:
-    """Return each rank's steps while no rank waits for another, or None if that was not tried."""
+    """Return each rank's step times without communication, or None if `no_sync` was not run."""
     alone = [
         [b.step_ms - _still_communicating_ms(rank, b) for b in of_trial(rank, "no_sync")]
         for rank in ranks
@@ -252,7 +252,7 @@ def advice(
     at_most: bool = False,
     **settings: int | str,
 ) -> Advice:
-    """Return a change. Its ceiling is the whole time of its cause, unless `ceiling_ms` is given."""
+    """Return an `Advice`. Its ceiling is the time of its cause, unless `ceiling_ms` is given."""
     return Advice(
         cause=cause,
         title=title,
@@ -266,16 +266,16 @@ def advice(
 
 
 def split(ranks: Sequence[Rank], together: Together | None = None, crowded: bool = False) -> Split:
-    """Divide the step of these ranks by cause.
+    """Split the step time of these ranks by cause.
 
-    Without interventions, the straggler is the rank that the others were seen waiting for.
-    Communication that nobody saw comes from DDP's own counters. Launch overhead and computing are
-    then one.
+    Without interventions, the straggler is the rank that the other ranks waited for.
+    Overlapped communication comes from DDP's counters. Launch overhead and computing are
+    then one cause.
 
     Args:
-        together: what collectives show about ranks that train together.
-        crowded: other programs took cores away, so time beside operators need not be the host's
-            own.
+        together: Collective timings of ranks that train together.
+        crowded: True if other programs used the cores. Time between operators may then be
+            theirs.
     """
     paces = own_pace_ms(ranks) if len(ranks) > 1 else None
     others, slowest, straggler = _straggler(ranks, paces, together, crowded)
@@ -305,7 +305,7 @@ def split(ranks: Sequence[Rank], together: Together | None = None, crowded: bool
     }
     by_cause["threads"] = _take_freed(by_cause, _freed_ms(others))
     surplus = math.fsum(by_cause.values()) - math.fsum(parts.values())
-    if surplus > 0:  # ranks waited in parts that are not the model's
+    if surplus > 0:  # ranks also waited outside forward, backward and optimizer
         by_cause["own_code"] = max(0.0, by_cause["own_code"] - surplus)
     proved |= _proved(ranks) | {c for c in ("contention", "threads") if by_cause[c]}
     if _known(r.large_operators_ms for r in others):
@@ -354,7 +354,7 @@ def _waiting(
 ) -> tuple[float, float, frozenset[str]]:
     """Return (communication, waiting for the straggler, the causes that are proved).
 
-    `seen_ms` is the time in calls that block.
+    `seen_ms` is the time in blocking calls.
     """
     tried = proof(ranks, "no_sync") if paces is not None else None
     if paces is None or tried is None:
@@ -362,7 +362,7 @@ def _waiting(
             seen_ms = max(seen_ms, _exposed_by_ddp(ranks))
         straggler_ms = min(straggler_ms, seen_ms)
         return seen_ms - straggler_ms, straggler_ms, frozenset()
-    if tried.low_ms <= 0 and not straggler_ms and seen_ms:  # noise hides what blocking calls show
+    if tried.low_ms <= 0 and not straggler_ms and seen_ms:  # noise hides the time of blocking calls
         return seen_ms, 0.0, frozenset()
     plain_ms = fmean(fmean(b.step_ms for b in of_trial(r, "plain")) for r in ranks)
     shown = tried.settles and removes_its_cause(ranks, tried)
@@ -387,10 +387,10 @@ def _exposed_by_ddp(ranks: Sequence[Rank]) -> float:
 
 
 def _without_hidden(hidden_ms: float, parts: dict[str, float]) -> dict[str, float]:
-    """Take waiting that has no part of its own out of backward, then forward, then the optimizer.
+    """Subtract hidden waiting time from backward, then forward, then the optimizer.
 
-    Forward passes wait for gathered parameters. A negative value is time of collectives that would
-    have been computing anyway; it goes back to backward.
+    Forward passes wait for gathered parameters. If `hidden_ms` is negative, collectives
+    overlapped with computing, and backward gets the time back.
     """
     model = {part: parts[part] for part in ("backward", "forward", "optimizer")}
     if hidden_ms < 0:
@@ -419,7 +419,7 @@ def _beside_operators(
     ranks: Sequence[Rank], computing_ms: float, large_ms: float, crowded: bool
 ) -> float:
     """Return the part of computing that is not spent in large operators."""
-    # operators are timed in a few early steps; what other programs slow down later is not launching
+    # Operators are timed in a few early steps. Later slowdown by other programs is not overhead.
     pace = min(computing_ms, fmean(map(_quickest_computing_ms, ranks)))
     launch = computing_ms * max(0.0, 1 - large_ms / pace) if pace else 0.0
     operators = fmean(r.operators for r in ranks)
@@ -429,7 +429,7 @@ def _beside_operators(
 
 
 def _fixed_ms(rank: Rank, hidden_ms: float) -> float | None:
-    """Extrapolate forward and backward to an empty batch, from a full one and one of FEW samples.
+    """Extrapolate forward and backward to an empty batch, from a full batch and one of FEW samples.
 
     Returns None if the small batch was not tried.
     """
@@ -453,7 +453,7 @@ def _quickest_computing_ms(rank: Rank) -> float:
 def _slowed_ms(ranks: Sequence[Rank]) -> float:
     """Return how much longer forward and backward take while loader workers use the same cores.
 
-    With a cached batch no worker does anything. Returns 0 if noise or the script's own workers hide
+    With a cached batch, loader workers are idle. Returns 0 if noise or the script's workers hide
     it.
     """
     if not all(r.loader and r.loader.workers and r.device_busy_ms is None for r in ranks):
@@ -468,7 +468,7 @@ def _slowed_ms(ranks: Sequence[Rank]) -> float:
 
 
 def _freed_ms(ranks: Sequence[Rank]) -> dict[str, float]:
-    """Return how much longer each part takes with the script's own threads than with fewer, if
+    """Return the milliseconds per part that fewer threads save, or an empty dict if that is not
     proved."""
     tried = proof(ranks, "fewer_threads")
     if tried is None or not tried.settles or tried.low_ms <= 0:
@@ -486,7 +486,7 @@ def _freed_ms(ranks: Sequence[Rank]) -> dict[str, float]:
 
 
 def _take_freed(by_cause: dict[str, float], freed: dict[str, float]) -> float:
-    """Take what the parts would save with fewer threads from their causes, and return the sum."""
+    """Subtract the savings of fewer threads from their causes, and return the sum."""
     total = 0.0
     for causes, parts in (
         (("compute", "launch", "contention"), ("forward", "backward")),
@@ -519,13 +519,13 @@ def beside_a_device(
     synchronisation_ms: float,
     update_ms: float,
 ) -> dict[str, float]:
-    """Divide a step whose host only launches what a device computes.
+    """Split a step by cause if a device computes and the host only launches kernels.
 
-    The device is computing while it is busy, except for `copies_ms`, in which it only received data
-    from the host, and up to `update_ms` of the optimizer. Without waiting for the device
+    Busy time counts as computing, except `copies_ms` (only copies from the host run) and up
+    to `update_ms` (the optimizer runs). Without synchronization
     (`synchronisation_ms`, a part of logging, and copies) the step would take as long as the slower
-    of host and device; the remainder is lost by waiting. Host time beyond the device's is charged
-    to avoidable causes first, and then to the optimizer and to launching, in proportion to the
+    of host and device. The remainder is lost in synchronization. Host time beyond device time is
+    charged first to avoidable causes, then to the optimizer and launching, in proportion to the
     host's time in them. Interruptions and communication between ranks stay as they are.
     """
     step = math.fsum(ms for cause, ms in host.items() if cause not in INTERRUPTIONS)
@@ -535,7 +535,7 @@ def beside_a_device(
     }
     waiting = math.fsum(waits.values())
     computing = min(busy_ms, step)
-    # the recorded step may be longer than the mean one
+    # the profiled step may be longer than the mean step
     copies = min(computing, copies_ms * computing / busy_ms) if busy_ms else 0.0
     lost = step - max(computing, step - waiting)
     left = max(0.0, step - computing - lost)
@@ -556,7 +556,7 @@ def beside_a_device(
 
 
 def kernels_ms(ranks: Sequence[Rank]) -> dict[str, float]:
-    """Return milliseconds of a mean step by kind of kernel, averaged over ranks that recorded
+    """Return milliseconds per step by kind of kernel, averaged over the ranks that recorded
     kernels."""
     seen = [rank for rank in ranks if rank.device_kernels_ms and rank.device_busy_ms]
     by_kind: defaultdict[str, float] = defaultdict(float)
@@ -573,7 +573,7 @@ def _uninterrupted_ms(rank: Rank) -> float:
 
 
 def sets_the_pace(ranks: Sequence[Rank]) -> bool:
-    """Return True if the device is busy in nearly all of the step, so that faster kernels shorten
+    """Return True if the device is busy for nearly the whole step, so that faster kernels shorten
     it.
 
     Always True for several ranks: their devices also wait for each other, and kernels that

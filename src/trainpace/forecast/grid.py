@@ -1,7 +1,7 @@
-"""Many executions as arrays: sizes, communicating groups of ranks, and what pipeline stages hold.
+"""Executions as arrays: sizes, process groups, and the contents of pipeline stages.
 
-Ranks are numbered as Megatron and torchtitan do: tensor parallel fastest, then context, data and
-pipeline. So the ranks that communicate most share a node first.
+Ranks are ordered as in Megatron and torchtitan: tensor varies fastest, then context, data and
+pipeline. Ranks that communicate most therefore share a node first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainpace.workload import Blocks, Counts, Flags, Floats
 
 
 class Grid:
-    """n executions as arrays of n, by the names of `Execution`'s fields: `grid.micro_batch`.
+    """Executions as arrays of length n, one per field of `Execution`: `grid.micro_batch`.
 
     The values of a choice are codes (see `ExecutionField`): `grid.has("engine", "ddp")` compares.
     shard_size 0 stands for all data-parallel ranks. The arrays are read-only by convention.
@@ -46,7 +46,7 @@ class Grid:
 
     @classmethod
     def vary(cls, base: Execution, **varied: ArrayLike) -> Grid:
-        """Return `base` with some fields varied: values or codes that broadcast to one length."""
+        """Return a grid of `base` with some fields set to arrays, which broadcast to one length."""
         unknown = set(varied) - set(EXECUTION_FIELDS)
         if unknown:
             raise TrainpaceError(f"unknown execution field {min(unknown)!r}.")
@@ -67,7 +67,7 @@ class Grid:
         return len(self._columns["tp"])
 
     def at(self, rows: Any) -> Grid:
-        """Return some of the executions: a mask, a slice or positions."""
+        """Return the executions selected by a mask, a slice or indices."""
         return Grid({name: column[rows] for name, column in self._columns.items()})
 
     def execution(self, i: int) -> Execution:
@@ -79,11 +79,11 @@ class Grid:
         return Execution(**values)
 
     def has(self, name: str, value: Any) -> Flags:
-        """Return which executions have this value of a field."""
+        """Return a mask of the executions whose field has this value."""
         return np.asarray(self._columns[name] == EXECUTION_FIELDS[name].encode(value))
 
     def groups(self, *columns: NDArray[Any]) -> Iterator[NDArray[np.intp]]:
-        """Yield the positions of the executions that agree in all columns, group by group."""
+        """Yield the indices of each group of executions that agree in all columns."""
         codes = np.zeros(len(self), dtype=np.int64)
         for column in columns:
             values, code_of = np.unique(column, return_inverse=True)
@@ -118,7 +118,7 @@ class Grid:
 
     @property
     def collects_gradients(self) -> Flags:
-        """FSDP in a pipeline: gradients are added up over micro-batches and scattered once.
+        """Mask of FSDP in a pipeline, which accumulates gradients and reduce-scatters them once.
 
         Parameters stay gathered after a backward pass, as in torch's pipelines
         (PipelineStage.backward_maybe_with_nosync).
@@ -127,30 +127,30 @@ class Grid:
 
     @property
     def is_megatron(self) -> Flags:
-        """Sharded in Megatron's manner: 16-bit weights have fp32 master copies."""
+        """Mask of Megatron-style sharding: 16-bit weights have fp32 master copies."""
         return ((self.tp > 1) | (self.pp > 1) | (self.ep > 1)) & (self.zero_stage < 3)
 
     @property
     def copies(self) -> Counts:
-        """Ranks of a pipeline that hold each stage: two under DualPipe."""
+        """Number of pipeline ranks that hold each stage: two under DualPipe."""
         return np.where(self.has("pipeline_schedule", "dualpipe") & (self.pp > 1), 2, 1)
 
     @property
     def casts_shards(self) -> Flags:
-        """fp32 weights under FSDP with 16-bit matmuls: FSDP's MixedPrecision.
+        """Mask of FSDP's MixedPrecision: fp32 weights and 16-bit matmuls.
 
-        It casts the shards before it gathers them, in place of autocast's copies of weights.
+        FSDP casts shards before the all-gather, so autocast does not copy weights.
         """
         autocasts = np.array([NUMBER_FORMATS[name].autocasts for name in PRECISIONS])
         return np.asarray((self.zero_stage >= 3) & autocasts[self.precision])
 
     @property
     def fp32_gradients(self) -> Flags:
-        """16-bit weights whose gradients are communicated in fp32.
+        """Mask of executions with 16-bit weights that communicate gradients in fp32.
 
-        These are Megatron's main gradients in bf16, and what torchtitan's FSDP reduces in bf16 and
-        fp8 (MixedPrecisionPolicy.reduce_dtype). fp16's stay as they are, as do those of ZeRO 1 and
-        2 without tp or pp, and of Megatron in fp8, whose recipes reduce in bf16 (NeMo's
+        True for Megatron in bf16 (main gradients), and for torchtitan's FSDP in bf16 and
+        fp8 (MixedPrecisionPolicy.reduce_dtype). False for fp16, for ZeRO 1 and
+        2 without tp or pp, and for Megatron in fp8, whose recipes reduce in bf16 (NeMo's
         scripts/performance set grad_reduce_in_fp32 = False).
         """
         bf16, fp8 = self.has("precision", "bf16"), self.has("precision", "fp8")
@@ -164,7 +164,7 @@ class Grid:
 
 
 def _coded(field: ExecutionField, values: ArrayLike) -> NDArray[Any]:
-    """Return the codes of a field's values. Values that are codes already stay."""
+    """Return the codes of a field's values. Codes are returned unchanged."""
     array = np.asarray(values)
     if field.kind != "choice" or array.dtype.kind in "iu":
         return array
@@ -173,9 +173,9 @@ def _coded(field: ExecutionField, values: ArrayLike) -> NDArray[Any]:
 
 
 class Copies(NamedTuple):
-    """Sizes of the groups of ranks with the same parameters, n each, and how many share a node.
+    """Sizes of process groups with the same parameters, and their ranks per node (n each).
 
-    data: all of them. shard: those over which states are divided. replicas: the copies of that.
+    data: all ranks of a group. shard: ranks that shard one copy of the states. replicas: copies.
     """
 
     data: Counts
@@ -187,7 +187,7 @@ class Copies(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """The groups of ranks that communicate, n each: copies, and how many of a group share a node.
+    """Process groups that communicate: parameter copies, and ranks of a group per node (n each).
 
     Context-parallel ranks hold the same parameters, so they reduce gradients and shard states
     together with the data-parallel ones: `whole` counts both. `experts` are the copies of a rank's
@@ -204,7 +204,7 @@ class Groups(NamedTuple):
 
 
 def groups_of(grid: Grid, devices_per_node: int) -> Groups:
-    """Return the groups if `devices_per_node` devices share a node, or a domain of NVLink."""
+    """Return the process groups for nodes or NVLink domains of `devices_per_node` devices."""
     data = np.maximum(grid.data_parallel_size, 1) * grid.cp * grid.copies
     shard = np.where(grid.shard_size > 0, grid.shard_size * grid.cp, data)
     one = np.ones_like(grid.tp)
@@ -226,7 +226,7 @@ def groups_of(grid: Grid, devices_per_node: int) -> Groups:
         experts=copies(of_experts, divided, experts_of_one),
         tensor_inside=inside(grid.tp, one),
         context_inside=inside(grid.cp, grid.tp),
-        # the slowest of the boundaries between neighbouring stages sets the pace
+        # the slowest link between neighboring stages sets the pace
         pipeline_inside=np.where(grid.world_size <= devices_per_node, 2, 1),
         expert_inside=inside(grid.ep, grid.experts_tp),
         expert_tensor_inside=inside(grid.experts_tp, one),
@@ -238,15 +238,15 @@ class Stages(NamedTuple):
 
     A single stage counts as the first. A kind that does not exist has no blocks.
 
-    number: stages of the kind. blocks: the repeated blocks in one stage; of the middle ones, in the
+    number: stages of the kind. blocks: repeated blocks in one stage; for middle stages, in the
     fullest. mean_share: the mean over the middle stages as a share of the fullest. has_first,
     has_last: whether it holds the layers before or after the blocks. parameters: those of one
-    tensor-parallel rank. expert_share: the part of them that expert parallelism divides in another
-    way than tensor parallelism divides the rest, 0 without such a difference.
+    tensor-parallel rank. expert_share: the share that expert parallelism divides differently
+    from tensor parallelism, 0 if both divide alike.
 
     If stages times virtual stages do not divide the blocks, the first stages hold one more block
     (of each virtual stage) and the last the fewest, since it has the head as well; frameworks let
-    users place them so. There may be two stages more than blocks: the head and then the embedding
+    users choose this. The stages may exceed the blocks by two: the head and then the embedding
     count as a block (Megatron's --account-for-loss-in-pipeline-split and
     --account-for-embedding-in-pipeline-split), as with 126 layers on 16 x 8 stages.
     """
@@ -262,7 +262,7 @@ class Stages(NamedTuple):
     def shard(self, groups: Groups) -> Floats:
         """Return the ranks that share a parameter's states (n x 3).
 
-        It is a mean over all parameters, as those of experts have fewer copies.
+        This is a mean over all parameters, because expert parameters have fewer copies.
         """
         of_experts = self.expert_share / groups.experts.shard[:, None]
         of_rest = (1 - self.expert_share) / groups.whole.shard[:, None]
@@ -272,7 +272,7 @@ class Stages(NamedTuple):
 def has_vocabulary_head(blocks: Blocks) -> bool:
     """Return True if a matmul over the vocabulary follows the blocks.
 
-    A classifier of texts has only an embedding.
+    Text classifiers have only an embedding.
     """
     return any(
         role == "column" and not count
@@ -283,7 +283,7 @@ def has_vocabulary_head(blocks: Blocks) -> bool:
 def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
     """Return the stages of every execution, and the parameters of the whole model.
 
-    A model without blocks has one parameter.
+    A model without blocks counts as one parameter.
     """
     pp, tp = grid.pp.astype(np.float64), grid.tp.astype(np.float64)
     one, zero = np.ones_like(pp), np.zeros_like(pp)
@@ -297,7 +297,7 @@ def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
     block = blocks.parameters - blocks.expert_parameters - blocks.tensor_parameters * (1 - 1 / tp)
     experts = held * (blocks.expert_parameters / (grid.ep * grid.experts_tp))[:, None]
     vocabulary = blocks.outside_tensor_parameters
-    # an embedding and a head that are not tied are alike in size
+    # An untied embedding and head have the same size.
     head = vocabulary / 2 if has_vocabulary_head(blocks) and not blocks.tied_parameters else 0.0
     before = vocabulary - head
     behind = np.where(pp > 1, blocks.tied_parameters or head, head)
@@ -305,7 +305,7 @@ def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
     parameters = held * block[:, None]
     parameters += has_first * (before / tp + rest)[:, None] + has_last * (behind / tp)[:, None]
     parameters += experts
-    # DualPipe's ranks hold their own stage and that at the other end
+    # DualPipe's ranks hold their own stage and the stage at the other end.
     mirrored = (grid.copies > 1)[:, None]
     parameters = np.where(mirrored, parameters + parameters[:, ::-1] * (number > 0), parameters)
     experts = np.where(mirrored, experts + experts[:, ::-1] * (number > 0), experts)
@@ -325,7 +325,7 @@ def _held_blocks(grid: Grid, blocks: Blocks, number: Floats) -> tuple[Floats, Fl
         pp == 2, blocks.count - most, np.floor(blocks.count / chunks) * grid.virtual_stages
     )
     first = np.minimum(most, blocks.count)
-    more = chunks - blocks.count  # the ends that are a stage's share of the work without a block
+    more = chunks - blocks.count  # number of end stages (embedding, head) without a block
     first = np.where((pp > 1) & (more > 1), most - 1, first)
     least = np.where((pp > 1) & (more > 0), most - 1, least)
     held = np.stack([first, most, least], axis=1) * (number > 0)

@@ -1,7 +1,7 @@
-"""Finds packaged measurements that are near to a training, by operators, card and execution.
+"""Find packaged measurements similar to a training, by operators, GPU and execution.
 
 A distance is a sum of weighted differences. 0 means the same operators on the same card under the
-same execution; runs below `NEAR` are informative about the asked step. Names of models do not
+same execution; runs closer than `NEAR` are evidence for the requested step. Model names do not
 count.
 """
 
@@ -22,10 +22,10 @@ from trainpace.forecast.published import CardFigures, PublicJournal, PublicRun, 
 from trainpace.workload import ATTENTION_KINDS, CONV, CONVOLUTION_KINDS, GROUPED, Floats, Workload
 
 NEAR = 1.0
-"""Distance from which a run is not near, such as another card of another generation with 2.5 times
+"""Distance at which a run stops being near, such as a GPU of another generation with 2.5 times
 the peak, in another precision."""
 MOST = 3
-# Weights are judgments, not fits. A difference is a share, a logarithm of a ratio, or 0 and 1.
+# Weights are chosen by hand, not fitted. A difference is a share, a log ratio, or 0 or 1.
 WEIGHTS = {
     "mix": 2.0,  # share of the FLOPs in other classes of operators
     "traffic_mix": 0.5,  # share of the bytes in other classes
@@ -50,21 +50,21 @@ WEIGHTS = {
     "doubt": 1.0,
 }
 NUMBER_BYTES = {"fp32": 4.0, "amp": 2.5, "half": 2.0}
-"""Bytes of a number in the forms of a trace. Precision has a term of its own, so bytes are compared
-in numbers."""
+"""Bytes per element in each trace form. Precision has its own term, so traffic is compared
+in elements."""
 OTHER_FORMAT, OTHER_STORAGE, OTHER_UNITS = 0.05, 0.15, 0.7
-"""Distances of precisions: bf16 from fp16; autocast from 16 bits throughout; other matrix units (16
+"""Precision distances: bf16 to fp16; autocast to pure 16-bit; different matrix units (16
 bits, TF32, fp32, FP8)."""
 DOUBT = {"A": 0.0, "B": 0.01, "C": 0.03}
-"""Distance by trust. Of equally near runs, the best documented comes first."""
+"""Extra distance by trust level. Among equally near runs, the best documented comes first."""
 SAME = 0.02
-"""Difference of mixes, and of logarithms of sizes, below which operators count as the same."""
+"""Difference of operator mix or log size below which operators count as the same."""
 LIKE = 0.12
 SIMILAR_SIZE = 0.1
 
 
 class Near(Record):
-    """A measured run, its distance from the asked one, and their common and different
+    """Measured run with its distance from the request, and their common and different
     properties."""
 
     run: PublicRun
@@ -78,9 +78,9 @@ class Near(Record):
 
 
 class Nearness(Record):
-    """The near measured runs, the nearest first. `closest` is the nearest of all, near or not.
+    """Measured runs within `NEAR`, nearest first. `closest` may be farther away.
 
-    `model`, `device` and `batch` are the asked ones.
+    `model`, `device` and `batch` describe the request.
     """
 
     model: str
@@ -99,7 +99,7 @@ def nearest(
 ) -> Nearness:
     """Return the measured runs nearest to a workload under an execution on a device.
 
-    `journal` has the runs, by default the packaged ones.
+    `journal` defaults to the packaged runs.
     """
     journal = public_journal() if journal is None else journal
     columns = _packaged() if journal is public_journal() else _Columns(journal)
@@ -120,7 +120,7 @@ def nearest(
 
 
 class _Columns:
-    """All comparable runs of a journal, as arrays."""
+    """Comparable runs of a journal as arrays, one element per run."""
 
     def __init__(self, journal: PublicJournal) -> None:
         pairs = [
@@ -162,7 +162,7 @@ def _packaged() -> _Columns:
 
 
 class _Differences:
-    """The differences of every comparable run from the asked one, by the names in WEIGHTS."""
+    """Differences between each comparable run and the request, keyed by the names in WEIGHTS."""
 
     def __init__(
         self, c: _Columns, asked: Floats, workload: Workload, e: Execution, device: Device
@@ -260,7 +260,7 @@ class _Differences:
         return alike, unlike
 
     def _execution_words(self, i: int, run: PublicRun) -> list[str]:
-        """Return different properties of the execution."""
+        """Return the execution properties that differ."""
         e, c, by, length = self.execution, self.c, self.by, self.asked_length
         forward = "a forward pass alone" if c.forward_only[i] else "training, not a forward pass"
         optimizer = f"{'without' if c.no_optimizer[i] else 'with'} the optimizer"
@@ -289,7 +289,7 @@ class _Differences:
 
 
 def _card_differences(c: _Columns, device: Device, precision: Precision) -> dict[str, Floats]:
-    """Return the logarithm of how much faster each run's card is, and if it is another one."""
+    """Return the log speed ratio of each run's GPU, and flags for another GPU or architecture."""
     own = figures_of(device)
     wide = NUMBER_FORMATS[precision].products == "fp32"
     speed = []
@@ -310,7 +310,7 @@ def _card_differences(c: _Columns, device: Device, precision: Precision) -> dict
 
 
 def figures_of(device: Device) -> CardFigures:
-    """Return the figures of a card that enter distances, 0 if nobody published them."""
+    """Return the GPU figures used in distances. Unpublished figures are 0."""
 
     def largest(*names: str) -> float:
         figures = (getattr(device, name) for name in names)
@@ -384,7 +384,7 @@ _BYTES_OF = {
     "embedding": 4,
     "optimizer": 5,
 }
-"""Position of a kind's class in BYTE_CLASSES. All other kinds are matrix operators."""
+"""Index in BYTE_CLASSES by operator kind. All other kinds are matrix operators."""
 CLASSES = len(FLOP_CLASSES) + len(BYTE_CLASSES)
 DIGITS = 6
 
@@ -392,8 +392,8 @@ DIGITS = 6
 def signature_of(workload: Workload, precision: Precision) -> tuple[float, ...]:
     """Summarize what a workload computes in a few numbers.
 
-    Two coefficients over the batch (constant, per sample) of the FLOPs in each of FLOP_CLASSES and
-    of the bytes in each of BYTE_CLASSES, then the numbers of trained and of all parameters, and the
+    Contains two coefficients (constant, per sample) for the FLOPs of each of FLOP_CLASSES and
+    the bytes of each of BYTE_CLASSES, then the numbers of trained and of all parameters, and the
     tokens of a sample (0 without tokens). Raises TrainpaceError if the workload was not traced for
     the precision.
     """
@@ -421,7 +421,7 @@ def amounts(signatures: Floats, batch: Floats | float) -> tuple[Floats, Floats]:
 
 
 def model_kind(workload: Workload) -> str:
-    """Return convolutions, transformers, experts or other, by the class of most FLOPs."""
+    """Return "convolutions", "transformers", "experts" or "other", by the largest FLOP class."""
     form = next(iter(workload.forms.values()))
     table = form.operators
     [flops], _ = amounts(np.array([signature_of_form(workload)]), 8.0)

@@ -1,6 +1,6 @@
 """Executions that a model and a cluster allow, reasons for others, and smaller references.
 
-`RULES` is the one table of legality. Each rule holds for one `Execution` and for a whole `Grid`.
+`RULES` lists all conditions. Each rule checks one `Execution` or a whole `Grid`.
 """
 
 import math
@@ -26,11 +26,11 @@ from trainpace.workload import GROUPED, Blocks, Counts, Flags, Workload
 
 MOST_SHOWN = 64
 ENDS = 2
-"""Stages that may be without a block: that of the embedding and that of the head."""
+"""Number of stages that may have no block: the embedding stage and the head stage."""
 
 
 class Facts(NamedTuple):
-    """Inputs of the rules from a model and a cluster. Counts are 0 for a model without blocks."""
+    """Model and cluster properties that the rules read. Counts are 0 for a model without blocks."""
 
     cluster: Cluster
     sequence_length: int | None
@@ -99,7 +99,7 @@ RULES = (
     ),
     Rule(
         "key_value_heads",
-        # more ranks than key-value heads hold copies of them, evenly
+        # With more ranks than key-value heads, every head is copied equally often.
         lambda e, f: (
             (e.tp > 1)
             & (f.key_value_heads > 0)
@@ -200,11 +200,11 @@ RULES = (
 """Rules that relate execution, model and cluster. The first broken rule counts."""
 
 CLASHES = ("", *(rule.name for rule in RULES))
-"""Names of `RULES`. A position here is the code in `ForecastTable.clash`; 0 stands for no clash."""
+"""Names of `RULES`. The index is the code in `ForecastTable.clash`; code 0 means no clash."""
 
 
 def clashes(grid: Grid, facts: Facts) -> Counts:
-    """Return the first broken rule of every execution, as a position in CLASHES."""
+    """Return the index in CLASHES of the first broken rule of every execution."""
     codes = np.zeros_like(grid.tp)
     for code in range(len(RULES), 0, -1):
         codes = np.where(RULES[code - 1].is_broken(grid, facts), code, codes)
@@ -221,19 +221,19 @@ def contradiction(clash: int, grid: Grid, i: int, facts: Facts) -> TrainpaceErro
 
 
 def usable(grid: Grid, start: Execution) -> Flags:
-    """Return the executions in which every setting has an effect and an engine that supports it.
+    """Return a mask of executions in which every setting takes effect on a supporting engine.
 
     A search from `start` tries only these. Settings of `start` itself are always usable.
     """
     ranks, stage = grid.data_parallel_size, grid.zero_stage
-    # DeepSpeed offloads from one GPU too, in stage 2, where gradients leave as they come
+    # DeepSpeed ZeRO 2 also offloads on one GPU, because each gradient moves to the host at once.
     offloads_in_stage_2 = grid.offload_optimizer & (stage == 2)
     broken = [rule.is_broken(grid, None) for rule in RULES if rule.name in SEARCHED_RULES]
     wrong = [
         (stage > 0) & (ranks <= 1) & (stage != start.zero_stage) & ~offloads_in_stage_2,
         grid.offload_optimizer & (stage == 0) & (ranks != 1),
         grid.sequence_parallel & (grid.tp == 1),
-        # torch splits matmuls to hide their collective in compiled code, along the sequence
+        # torch overlaps matmuls with collectives only in compiled, sequence-parallel code.
         grid.async_tensor_parallel & ~(grid.sequence_parallel & grid.compile),
         (stage != 3) & (grid.reshard_after_forward != start.reshard_after_forward),
         *broken,
@@ -242,7 +242,7 @@ def usable(grid: Grid, start: Execution) -> Flags:
 
 
 SEARCHED_RULES = ("offload_parameters", "accumulation", "shard_size")
-"""Rules about settings that a search combines freely."""
+"""Rules that `usable` also checks, because a search combines these settings freely."""
 
 AUTOCAST_EXPERTS = (
     "autocast leaves grouped matmuls of experts in fp32, which is not forecast: use bf16, or FSDP's"
@@ -253,7 +253,7 @@ AUTOCAST_EXPERTS = (
 def unsupported(
     grid: Grid, workload: Workload, precision: Precision
 ) -> Iterator[tuple[Flags, str]]:
-    """Yield the executions of one precision that cannot be forecast, with the reason."""
+    """Yield (mask, reason) for executions of one precision that cannot be forecast."""
     form = workload.form(precision)
     if NUMBER_FORMATS[precision].autocasts and GROUPED in form.operators.function:
         yield grid.zero_stage < 3, AUTOCAST_EXPERTS
@@ -301,18 +301,18 @@ def _impossible_updates(grid: Grid, optimizer: str) -> Iterator[tuple[Flags, str
 
 
 def divisors(n: int) -> list[int]:
-    """All divisors of n, ascending."""
+    """Return all divisors of n in ascending order."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)})
 
 
 def doublings(most: int) -> list[int]:
-    """1, 2, 4, ... below `most`, and `most`."""
+    """Return the powers of two below `most`, followed by `most`."""
     return [*(2**i for i in range(most.bit_length()) if 2**i < most), most]
 
 
 def alone(execution: Execution) -> Execution:
-    """Return the same micro-batches on one device: the usual reference of scaling."""
+    """Return the execution on one device, the usual baseline of scaling efficiency."""
     return replace(
         execution,
         nnodes=1,
@@ -335,10 +335,10 @@ def alone(execution: Execution) -> Execution:
 
 
 def fewer_ranks(execution: Execution, devices_per_node: int) -> list[Execution]:
-    """Return the same with fewer data-parallel ranks, the fewest first, on whole nodes beyond one.
+    """Return executions with fewer data-parallel ranks, fewest first. Multiple nodes are full.
 
-    They are the references of scaling if one device cannot hold the model: a run on one device
-    cannot be made, and against its time the efficiency could exceed 1.
+    These are the scaling baselines if one device cannot hold the model: a run on one device
+    is impossible, and relative to its forecast the efficiency could exceed 1.
     """
     smaller = []
     for ranks in divisors(execution.data_parallel_size)[:-1]:

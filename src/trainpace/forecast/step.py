@@ -1,12 +1,12 @@
-"""Steps of many executions at once: kernels, communication, the pipeline's bubble, the optimizer.
+"""Step times of many executions at once: kernels, communication, pipeline bubble and optimizer.
 
-A pipeline of pp stages takes m times its slowest stage, and the time of one micro-batch on all
-other stages as a bubble, which v virtual stages cut to 1/v: (pp - 1) / (m + pp - 1) of the time for
+A pipeline of pp stages takes m times its slowest stage (m micro-batches), plus a bubble of one
+micro-batch on the other stages, over v virtual stages: (pp - 1) / (m + pp - 1) of the time for
 equal stages (Huang et al. 2019; Narayanan et al. 2021). DualPipe has (pp / 2 - 1) (F&B + B - 3 W)
-instead (DeepSeek-V3's report, table 2): F&B is a forward and a backward pass together, W the
-weights' part of the backward pass, which is assumed to be half of it, as it is of matmuls. The
-passes of a step are those of a rank of the slowest stage; work that is done once per step counts on
-the stage that takes longest for it.
+instead (DeepSeek-V3's report, table 2). F&B is an overlapped forward and backward pass. W is the
+weight-gradient part of the backward pass, assumed to be half of it as for matmuls. The
+reported passes are from the slowest stage. Work done once per step is reported from
+the stage where it takes longest.
 """
 
 import math
@@ -41,19 +41,19 @@ from trainpace.forecast.target import Target, together_ms
 from trainpace.workload import Flags, Floats, TracedForm, Workload
 
 ACCUMULATE_SHARE = 0.8
-"""Share of the memory bandwidth at which gradients are added up, and clipped."""
+"""Share of memory bandwidth that gradient accumulation and clipping reach."""
 COPY_START_US = 6.0
 """Fixed cost of one copy to the device, before its first byte: 5 to 7 microseconds
-per cudaMemcpyAsync (Wu et al. 2026, "DualPath", arXiv:2602.21548, section 5.2). A lower bound from
+per cudaMemcpyAsync (Wu et al. 2026, "DualPath", arXiv:2602.21548, section 5.2). A lower bound for
 pageable memory, which the driver copies first."""
 HOST_MEMORY_GB_PER_S = 250.0
-"""Memory bandwidth of a node's host that Adam on its CPUs reaches: two sockets of eight channels of
+"""Host memory bandwidth per node that Adam on the CPUs reaches: two sockets of eight channels of
 DDR4-3200 have 410 GB/s; STREAM reaches about 80% of it, and updates that read and write in turn
-about 60. A cluster's record does not describe hosts."""
+about 60%. `Cluster` does not describe host memory."""
 
 
 class _Update(NamedTuple):
-    """Milliseconds of what is done once per step, by kind of stage (n x 3)."""
+    """Milliseconds of once-per-step work, by kind of stage (n x 3)."""
 
     optimizer: Floats
     overhead: Floats
@@ -61,7 +61,7 @@ class _Update(NamedTuple):
 
 
 class StepModel:
-    """The steps of executions of one precision and engine, all of them legal."""
+    """Step-time model of valid executions that share one precision and engine."""
 
     def __init__(self, workload: Workload, form: TracedForm, grid: Grid, target: Target) -> None:
         self.workload, self.form, self.grid, self.target = workload, form, grid, target
@@ -79,7 +79,7 @@ class StepModel:
         """Return (parts of the step, exposed communication by kind).
 
         Raises:
-            MissingLink: if a link's figure is unknown.
+            MissingLink: If the bandwidth of a link is unknown.
         """
         grid, stages = self.grid, self.stages
         m = grid.accumulation.astype(np.float64)
@@ -100,7 +100,7 @@ class StepModel:
         bubble = ((stages.number * turn * exists).sum(axis=1) - slow(busy)) / grid.virtual_stages
         bubble = np.where(self.mirrored[:, 0], bubble * self._of_dual_pipe(took), bubble)
         update = self._update(costs, gradients)
-        # the work besides the passes ends when the stage that takes longest for it is done
+        # Once-per-step work ends when its slowest stage is done.
         tail = once.data_parallel + once.parameters + once.offload
         tail = tail + update.optimizer + update.overhead + update.accumulate
         last = np.where(exists, tail, -1.0).argmax(axis=1)
@@ -129,11 +129,11 @@ class StepModel:
         return parts, exposed_ms
 
     def _passes_of(self, costs: StageCosts) -> tuple[Floats, Floats]:
-        """Return (device time, what the host adds) of both passes on each stage (n x 3 x 2)."""
+        """Return (device time, exposed host overhead) of both passes per stage (n x 3 x 2)."""
         c, grid = costs, self.grid
         device = self._passes(c.block_device, c.first_device, c.last_device, c.repeated_device)
         host = self._passes(c.block_host, c.first_host, c.last_host, c.repeated_host)
-        # DualPipe's ranks compute half of the micro-batches on their own stage, and half on that
+        # DualPipe's ranks compute half of the micro-batches on their stage, and half on the stage
         # at the other end
         device, host = (
             np.where(self.mirrored[:, :, None], (ms + ms[:, ::-1]) / 2, ms) for ms in (device, host)
@@ -158,7 +158,7 @@ class StepModel:
         return times
 
     def _recomputes(self, checkpointing: Checkpointing) -> Flags:
-        """Return the executions that recompute blocks, unless the trace does so itself."""
+        """Return a mask of executions that recompute blocks beyond the traced recomputation."""
         plain = self.workload.mode != "inference" and not self.workload.checkpointed
         return self.grid.has("activation_checkpointing", checkpointing) & plain
 
@@ -195,7 +195,7 @@ class StepModel:
     def _of_dual_pipe(self, took: Floats) -> Floats:
         """Return DualPipe's bubble as a share of 1F1B's.
 
-        (pp / 2 - 1) (F + B + B - 3 B / 2) of (pp - 1) (F + B). `took` is n x 3 x 2.
+        The share is (pp / 2 - 1) (F + B + B - 3 B / 2) / ((pp - 1) (F + B)). `took` is n x 3 x 2.
         """
         pp, (forward, backward) = self.grid.pp, took.sum(axis=1).T
         share = (forward + backward / 2) / np.maximum(forward + backward, 1e-12)
@@ -204,8 +204,8 @@ class StepModel:
     def _host_copy_ms(self) -> Floats:
         """Return the time to copy one micro-batch to the device, tensor by tensor.
 
-        Fewer and larger micro-batches start fewer copies. nn.DataParallel's one process copies
-        those of all replicas.
+        Fewer and larger micro-batches start fewer copies. nn.DataParallel's single process copies
+        the batches of all replicas.
         """
         rate, workload = self.target.host_copy_gb_per_s, self.workload
         if math.isinf(rate):
@@ -216,15 +216,15 @@ class StepModel:
 
     @property
     def _gradient_bytes(self) -> Floats:
-        """The whole model's gradients in bytes, in the format in which they are sent (n)."""
+        """Gradient bytes of the whole model, in the communicated format (n)."""
         trained = 0 if self.workload.mode == "inference" else self.workload.trainable_parameters
         return trained * np.where(self.half & ~self.grid.fp32_gradients, 2.0, 4.0)
 
     @property
     def _parameter_bytes(self) -> Floats:
-        """The whole model's parameters in bytes, in the format in which they are sent (n).
+        """Parameter bytes of the whole model, in the communicated format (n).
 
-        Below ZeRO 3 these are the ones that an update changes. Packed parameters stay packed.
+        Below ZeRO 3, only trained parameters are sent. Packed parameters are sent packed.
         """
         w, memory = self.workload, self.form.memory
         all_of_them = (self.grid.zero_stage >= 3) | (self.engine == "data_parallel")
@@ -233,10 +233,10 @@ class StepModel:
         return np.minimum(wide, memory.parameter_bytes) if memory.frozen_bytes else wide
 
     def _update(self, costs: StageCosts, gradients: Floats) -> _Update:
-        """Return the optimizer's update with gradient clipping, and the sums of accumulation.
+        """Return the time of the optimizer update, gradient clipping and gradient accumulation.
 
         torch.nn.utils.clip_grad_norm_ reads all gradients for their norm, then reads and writes
-        them; each rank its shard. Launches and the sum of the ranks' norms, one number, are not
+        them. Each rank processes its shard. Launches and the scalar all-reduce of norms are not
         counted.
         """
         grid, bandwidth = self.grid, self.cluster.device.memory_bandwidth_gb_per_s
@@ -250,9 +250,9 @@ class StepModel:
         return _Update(optimizer + norms / rate, overhead, moved / rate)
 
     def _optimizer(self, costs: StageCosts) -> tuple[Floats, Floats]:
-        """Return (device milliseconds, what the host adds) of the update on each stage (n x 3).
+        """Return (device milliseconds, exposed host overhead) of the update per stage (n x 3).
 
-        It moves the bytes that a rank has, with 16-bit weights twice as many if its states are in
+        The update moves one rank's bytes. 16-bit weights double them if states are in
         fp32.
         """
         grid, blocks, operators = self.grid, self.form.blocks, self.form.operators
@@ -277,9 +277,9 @@ class StepModel:
 
 
 def paging_ms(memory: RankMemory, capacity_gib: float | None, cluster: Cluster) -> Floats:
-    """Return the time per update to move states that do not fit on the device over PCIe (n).
+    """Return the PCIe transfer time per update of states that do not fit on the device (n).
 
-    They come and go back. bitsandbytes prefetches a tensor's states just before its kernel, so
+    They move in and out. bitsandbytes prefetches a tensor's states just before its kernel, so
     nothing hides them (Dettmers et al. 2023, section 3).
     """
     if capacity_gib is None:

@@ -1,7 +1,7 @@
-"""Answers a question about a training with missing numbers: the core of `trainpace schedule`.
+"""Solve for the missing numbers of a training: the core of `trainpace schedule`.
 
 Every solver inverts `Training.time` by bisection or by trying whole numbers, so it stays right when
-the formula gains a term. More of anything never takes less time, which the tests check.
+the formula gains a term. The time is monotonic in every quantity; tests check this.
 """
 
 import math
@@ -89,7 +89,7 @@ def samples_for_deadline(
     step_time_s: float,
     deadline_s: float,
 ) -> int:
-    """Return the most samples per epoch with which all epochs end within the deadline."""
+    """Return the largest number of samples per epoch that meets the deadline."""
     _check_deadline(deadline_s)
     batch = execution.global_batch
 
@@ -113,7 +113,7 @@ def micro_batch_for_deadline(
     step_time_s: float,
     deadline_s: float,
 ) -> int:
-    """Return the smallest micro-batch that meets the deadline if every step takes as long.
+    """Return the smallest micro-batch that meets the deadline at a constant step time.
 
     A larger batch takes longer once the GPU is busy, so the answer is a lower bound.
     """
@@ -149,7 +149,7 @@ def data_parallel_for_deadline(
     deadline_s: float,
     keep_global_batch: bool,
 ) -> DataParallelChoice:
-    """Return the smallest data-parallel size that meets the deadline, without communication.
+    """Return the smallest data-parallel size that meets the deadline. Ignores communication.
 
     With `keep_global_batch` more ranks take over accumulation steps, and the step time falls in
     proportion. Without it the global batch grows with the ranks, and there are fewer steps.
@@ -211,7 +211,7 @@ def _on_one_node(execution: Execution, ranks: int, accumulation: int) -> Executi
 def _last_true(holds: Callable[[int], bool], most: int) -> int:
     """Return the largest n in 1..most with holds(n).
 
-    Needs holds(1), and that it never holds again above an n for which it fails.
+    `holds(1)` must be True. Once `holds` is False, it must stay False for larger n.
     """
     if holds(most):
         return most
@@ -228,11 +228,11 @@ def _check_deadline(deadline_s: float) -> None:
 
 
 class Question(Record):
-    """The given numbers of a training.
+    """Known numbers of a training. None marks an unknown number.
 
     One of micro-batch, accumulation and global batch may be missing. With a deadline or a budget,
-    one of step time, epochs, samples, batch size and ranks may be missing as well. `conditions` are
-    as given; nothing is assumed.
+    one of step time, epochs, samples, batch size and ranks may be missing as well. `conditions`
+    have no assumed values.
     """
 
     schedule: Schedule
@@ -258,7 +258,7 @@ class Question(Record):
 
 
 class Answer(Record):
-    """All numbers of the training.
+    """Complete numbers of a training, given or solved.
 
     `solved` lists the numbers that were missing. `meets_limit` is None without a limit.
     """
@@ -281,7 +281,7 @@ class Answer(Record):
 
 
 def answer(question: Question) -> Answer:
-    """Compute the missing numbers. Raises `Contradiction` if numbers clash, and names them."""
+    """Compute the missing numbers. Raises `Contradiction` that names conflicting numbers."""
     _check_positive(question)
     if question.epoch_time_s is not None and question.schedule.samples_per_epoch is None:
         return _answer_from_epoch_time(question)
@@ -294,7 +294,7 @@ def answer(question: Question) -> Answer:
 
 
 class _Solver:
-    """The numbers of a training while the missing ones are found, one stage after the other."""
+    """Solver for the missing numbers. Each `solve_*` method fills in one of them."""
 
     def __init__(self, question: Question) -> None:
         self.q = question
@@ -316,7 +316,7 @@ class _Solver:
         return epoch_steps(self.schedule, self.execution) if sized else None
 
     def solve_batch(self) -> None:
-        """Find the execution, and the step time in whichever form it was given."""
+        """Set the execution, and the step time from step time, throughput or epoch time."""
         q = self.q
         unbatched = q.micro_batch is None and q.global_batch is None and not q.solve_gpus
         if unbatched and self._by_epochs and self.limit_s and q.step_time_s:
@@ -393,7 +393,7 @@ class _Solver:
         self.solved.append("epochs")
 
     def answer(self) -> Answer:
-        """Return all numbers, with the step time that the limit allows if none was given."""
+        """Return all numbers. Without a given step time, use the longest within the limit."""
         q, batch, limit_s = self.q, self.execution.global_batch, self.limit_s
         training = training_of(self.schedule, self.execution, q.conditions)
         if self.step_time_s is None and limit_s is not None:
@@ -423,7 +423,7 @@ class _Solver:
 
 
 def _answer_from_epoch_time(q: Question) -> Answer:
-    """Return repeats x epochs x time of an epoch, without the number of samples."""
+    """Return the answer for a given epoch time. It does not need the number of samples."""
     _check_epoch_time(q)
     assert q.epoch_time_s is not None
     assert q.schedule.epochs is not None

@@ -37,7 +37,7 @@ VERSION = 3
 BUSY_TIMEOUT_MS = 30_000
 ATTEMPTS = 8
 _LOCK = 0x7261636B
-"""Number of the lock. Nothing else in the same database uses it."""
+"""Key of the PostgreSQL advisory lock. Nothing else in the database uses it."""
 MAPPED_BYTES = 2**32
 """Largest part of a journal that SQLite maps into memory for reading."""
 _PRAGMAS = (
@@ -51,7 +51,7 @@ _PRAGMAS = (
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 
-# bytewise order, so that times and prefixes of ids compare alike in every locale
+# Sort by bytes, so that timestamps and id prefixes compare the same in every locale.
 Words = Text().with_variant(postgresql.TEXT(collation="C"), "postgresql")
 
 _RUN_WORDS = ("created_at", "kind", "outcome", "model", "device", "precision", "optimizer")
@@ -71,8 +71,8 @@ runs = sa.Table(
     Column("record", Text, nullable=False),
     Column("workload_key", Words),
     Column("reserved_memory_gib", Double),
-    # On SQLite it holds all filtered columns in order of time, so that a filter with few matches
-    # does not read the records. PostgreSQL indexes no long text, and stores records separately.
+    # On SQLite this index covers all filtered columns in time order, so a filter with few matches
+    # does not read the records. PostgreSQL cannot index long text and stores it separately.
     Index(
         "runs_list",
         *"created_at id model device precision optimizer micro_batch kind outcome step_time_ms"
@@ -100,7 +100,7 @@ journal_meta = sa.Table("journal_meta", metadata, Column("version", sa.Integer, 
 
 
 def row_of(record: Entry | Sweep) -> dict[str, Any]:
-    """Return the row of a record: the whole record, and the columns for searches."""
+    """Return the table row of a record: its JSON and its searchable columns."""
     table = sweeps if isinstance(record, Sweep) else runs
     row = {name: getattr(record, name) for name in table.c.keys() if hasattr(record, name)}  # noqa: SIM118
     if isinstance(record, Entry):
@@ -114,10 +114,10 @@ def row_of(record: Entry | Sweep) -> dict[str, Any]:
 
 
 def prepare(engine: Engine) -> None:
-    """Create a journal's tables in an empty database. Two processes may do so at once.
+    """Create a journal's tables in an empty database. Safe if two processes call it at once.
 
     Raises:
-        UnreadableInput: for tables of another program or another version.
+        UnreadableInput: If the tables belong to another program or version.
     """
     with engine.begin() as connection:
         if _has_tables(connection):
@@ -155,18 +155,18 @@ def one_writer(connection: Connection) -> None:
 
     On PostgreSQL, two processes that store the same runs in different orders would deadlock. On
     SQLite
-    a writing transaction is always the only one.
+    allows only one writing transaction.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
 
 
 class JournalUnusable(UnreadableInput):
-    """The database is unusable: a damaged file, a server that is down, a full disk."""
+    """Error for an unusable database: a damaged file, a server that is down or a full disk."""
 
 
 def url_of(where: str) -> URL:
-    """Return the URL of a path or a URL as people write it. ``postgresql://`` uses psycopg."""
+    """Return the SQLAlchemy URL of a path or database URL. ``postgresql://`` uses psycopg."""
     if "://" not in where:
         if not where or "\x00" in where:
             raise TrainpaceError(f"{where!r} is not a valid name for a journal.")
@@ -190,7 +190,7 @@ def url_of(where: str) -> URL:
 
 
 def shown(url: URL) -> str:
-    """Return a path, or a URL without its password."""
+    """Return the path, or the URL with its password hidden."""
     return (
         str(url.database)
         if url.drivername == "sqlite"
@@ -202,9 +202,9 @@ def engine_of(url: URL, create: bool, read_only: bool = False) -> Engine:
     """Return an engine whose writing transactions start with BEGIN IMMEDIATE (see `writing`).
 
     Args:
-        url: the database.
-        create: create a missing SQLite file and its folder.
-        read_only: the database refuses every change.
+        url: Database URL.
+        create: If True, create a missing SQLite file and its folder.
+        read_only: If True, the database rejects every write.
     """
     if url.drivername == "sqlite":
         _prepare_file(Path(str(url.database)), create)
@@ -228,7 +228,7 @@ def engine_of(url: URL, create: bool, read_only: bool = False) -> Engine:
 
 
 class _TakesIndexes(SQLiteCompiler):
-    """Compiles ``with_hint(table, "INDEXED BY ...", "sqlite")``, which SQLAlchemy's compiler
+    """Compiler that emits ``with_hint(table, "INDEXED BY ...", "sqlite")``, which the default one
     ignores."""
 
     def get_from_hint_text(self, table: Any, text: str | None) -> str | None:
@@ -238,7 +238,7 @@ class _TakesIndexes(SQLiteCompiler):
 def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
     """Run `work` in one transaction that writes; retry if another process holds the lock.
 
-    SQLite takes the lock at the start, because a transaction that has read first could not wait for
+    SQLite takes the lock at BEGIN, because a transaction that has already read cannot wait for
     it.
     """
 
@@ -250,8 +250,8 @@ def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
 
 
 def _retried(work: Callable[[], T], kind: type[E], may_pass: Callable[[E], bool]) -> T:
-    """Run `work`, and retry after a random, growing pause while it raises an error that may
-    pass."""
+    """Run `work`, and retry with random exponential backoff while it raises a transient
+    error."""
     for attempt in range(ATTEMPTS - 1):
         try:
             return work()
@@ -263,8 +263,8 @@ def _retried(work: Callable[[], T], kind: type[E], may_pass: Callable[[E], bool]
 
 
 def tidy(engine: Engine) -> None:
-    """Refresh PostgreSQL's statistics after many new rows. Queries are slow until its own
-    refresh."""
+    """Refresh PostgreSQL's statistics after many new rows. Queries stay slow until autovacuum
+    runs."""
     if engine.dialect.name == "postgresql":
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("VACUUM (ANALYZE) runs")
@@ -272,7 +272,7 @@ def tidy(engine: Engine) -> None:
 
 @contextmanager
 def plainly(url: URL) -> Iterator[None]:
-    """Turn errors of the database into JournalUnusable with one sentence."""
+    """Convert database errors into JournalUnusable with a one-sentence message."""
     try:
         yield
     except UnicodeDecodeError:
@@ -328,7 +328,7 @@ def _set_up_sqlite(connection: Any, record: object) -> None:
 
 
 def _only_reads(connection: Any, record: object) -> None:
-    # reading long lists through the system's page cache, without a copy, takes a third less time
+    # Memory-mapped reads of long lists take a third less time than copies.
     for pragma in (
         "PRAGMA query_only=ON",
         f"PRAGMA mmap_size={MAPPED_BYTES}",

@@ -1,7 +1,7 @@
-"""Ranks servers for a job: every offer, alone and joined, with the time and cost of the whole job.
+"""Rank rental servers for a job by its total time and cost, on one node or several.
 
-The global batch and so the training is the same everywhere. The execution is the fastest that fits,
-over every micro-batch, with accumulation, under plain data parallelism (DDP), ZeRO-1, and FSDP over
+The global batch, and thus the training, is the same on every server. The search picks the fastest
+execution that fits, over all micro-batches with accumulation, under DDP, ZeRO-1, and FSDP over
 a node or over all GPUs. Many offers share a shape (device, count, nodes, network, host); each shape
 is forecast once.
 """
@@ -40,11 +40,11 @@ from trainpace.plan import resolution
 from trainpace.workload import Workload, form_of
 
 MOST_BATCH = 10**7
-"""Largest global batch. A larger one is a typing mistake."""
+"""Largest global batch. Larger values are treated as typing errors."""
 
 NEARLY = math.expm1(resolution(("sharding",)))
-"""Share of a step within which the simpler sharding is chosen (DDP before ZeRO-1 before FSDP),
-because forecasts distinguish no more."""
+"""Relative step-time difference below which the simpler sharding wins (DDP, ZeRO-1, FSDP),
+because forecasts cannot resolve smaller differences."""
 
 Counts = NDArray[np.int64]
 Binding = Literal["memory", "batch", "device", "deadline", "budget", "failures"]
@@ -54,7 +54,7 @@ class Job(Record):
     """The training and its limits. `schedule` has samples and epochs, or a number of steps.
 
     precisions: allowed precisions; each card uses its fastest; by default torch's default
-    for fp32 models on each card. most_nodes: joined nodes are tried in powers of two up to it.
+    for fp32 models on that GPU. most_nodes: largest number of nodes; powers of two are tried.
     checkpointing: full recomputation, for workloads with blocks. spot: also consider spot prices.
     data_from: the provider that stores the data.
     """
@@ -109,7 +109,7 @@ class Match(Record):
 
 
 class Rejected(Record):
-    """A shape that cannot do the job, with the reason. `short_gib` is the missing memory per
+    """Servers that cannot run the job, with the reason. `short_gib` is the missing memory per
     GPU."""
 
     offer: Offer
@@ -140,9 +140,9 @@ def rank(
     Args:
         workload: the traced model
         offers: the servers
-        devices: the device of every offer by its name
+        devices: mapping from device name to device
         job: the training and its limits
-        by: the order
+        by: sort key, total cost ("usd") or total time ("hours")
         knowledge: measured runs that correct the forecasts
     """
     shapes = _Shapes(workload, job, knowledge)
@@ -180,7 +180,7 @@ def _excess(match: Match, job: Job) -> float:
 
 
 def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected] | None:
-    """Return (binding limit, by how much in words, nearest choice) if nothing meets the limits."""
+    """Return (violated limit, message, nearest choice) for a job whose limits no match meets."""
     if ranking.missed:
         close = min(
             ranking.missed, key=lambda m: (not math.isfinite(m.time.total_s), _excess(m, job))
@@ -219,7 +219,7 @@ Reason = tuple[Binding, str, float | None]
 
 
 class _Shape(NamedTuple):
-    """The fastest execution on a shape, and its whole job without the price of servers."""
+    """Fastest execution on a server configuration, and the whole training without server prices."""
 
     forecast: Forecast
     training: Training
@@ -233,7 +233,7 @@ class _Servers(NamedTuple):
 
 
 class _Shapes:
-    """The fastest execution of each shape, computed once."""
+    """Cache of the fastest execution per server configuration."""
 
     def __init__(self, workload: Workload, job: Job, knowledge: Knowledge | None) -> None:
         self._workload, self._job = workload, job
@@ -254,7 +254,7 @@ class _Shapes:
             )  # raises, and names the traced forms
         self._done: dict[tuple[str, int, int, float | None, str], _Shape | Reason] = {}
         self._grids: dict[tuple[int, int, Precision], Grid] = {}
-        # any device will do: `on` replaces it
+        # The device is a placeholder; `on` replaces it.
         anywhere = Target(Cluster(device=catalogue()[0]), software=job.software)
         self._forecaster = Forecaster(workload, anywhere, knowledge=knowledge)
         self._precisions: dict[str, list[Precision] | str] = {}
@@ -311,7 +311,7 @@ class _Shapes:
     def _computed_in(self, device: Device) -> list[Precision] | str:
         """Return the precisions that a device supports, the fastest first, or the reason for none.
 
-        Of several that take equally long only one is returned.
+        If several take equally long, only the first is returned.
         """
         fastest: dict[tuple[Form, float], Precision] = {}
         reason = ""
@@ -426,7 +426,7 @@ def _too_many_failures(match: Match, conditions: JobConditions) -> str:
 
 
 def _grid(cluster: Cluster, base: Execution, sizes: Counts, share: int) -> Grid:
-    """Return every kind of sharding, the simplest first, with every micro-batch of `share`
+    """Return a grid of all shardings, simplest first, with every micro-batch that divides `share`
     samples."""
     shardings = [(0, 0)]  # ZeRO stage, GPUs over which states are sharded (0 for all)
     if cluster.num_devices > 1:
@@ -458,9 +458,9 @@ def _node_counts(offer: Offer, most: int) -> list[int]:
 
 
 def cheapest_offer(offers: Sequence[Offer], device: str, gpus: int, nodes: int) -> Offer | None:
-    """Return the cheapest on-demand server with at least this many GPUs, or None.
+    """Return the cheapest on-demand server with at least `gpus` GPUs, or None.
 
-    A network can join `nodes` such servers. A server is paid as a whole.
+    The offer must support `nodes` networked nodes. The price covers the whole server.
     """
     able = [
         offer

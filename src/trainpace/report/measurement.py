@@ -1,4 +1,4 @@
-"""Measured sweeps over batch sizes, and measured loaders and shards, as sections and as JSON."""
+"""Report sections and JSON for measured batch-size sweeps, data loaders and shards."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ if TYPE_CHECKING:
     from trainpace.verbs.measure import MeasureRequest
 
 MOST_LIMIT = 2.0
-"""Largest jump, in steps, that a sweep may miss for the limit to be worth printing."""
+"""Largest detection limit that is worth printing, as a multiple of the step time."""
 MOST_KEPT = 3
-"""Jumps whose sizes stay in a table that is cut."""
+"""Number of jumps whose rows stay in a truncated table."""
 WORTH_SAYING = 0.03
-"""Gain in throughput over the largest batch from which it is mentioned."""
+"""Minimum throughput gain over the largest batch that is reported."""
 _FAILURES = {"out_of_memory": "does not fit", "timeout": "took too long", "crashed": "failed"}
 
 
@@ -80,7 +80,7 @@ def sweep_title(answer: MeasuredSweep) -> str:
 def sweep_sections(answer: MeasuredSweep, asked: MeasureRequest | None = None) -> Iterator[Section]:
     """Turn a measured sweep into sections.
 
-    `asked` is the request that the next command continues.
+    `asked` is the original request. Its options go into the suggested next command.
     """
     a, foreseen, causes = answer.analysis, answer.forecasts, answer.causes
     measured, first = answer.measurements, answer.measurements[0]
@@ -176,7 +176,7 @@ def _next(answer: MeasuredSweep, asked: MeasureRequest | None) -> Next:
 
 
 def _measured_above(a: SweepAnalysis) -> SweepPoint | None:
-    """Return the highest point if it is not the recommended one: the fit attributes it to noise."""
+    """Return the point of highest throughput, or None if it is the recommended one."""
     highest = max(a.points, key=lambda p: p.samples_per_second)
     return highest if highest.samples_per_second > a.best.best.measured_samples_per_second else None
 
@@ -258,7 +258,7 @@ def _noise_in_words(a: SweepAnalysis) -> str:
 
 
 def _runs_in_words(measured: Sequence[Measurement], a: SweepAnalysis) -> list[str]:
-    """Say how the device ran at the best batch."""
+    """Describe how the device ran at the best batch size."""
     batch = a.best.best.batch
     run = next(
         (m.run for m in measured if m.execution.micro_batch == batch and m.run is not None), None
@@ -308,7 +308,7 @@ def sweep_json(answer: MeasuredSweep) -> dict[str, Any]:
 
 
 def _limit_in_words(a: SweepAnalysis) -> str:
-    """Say which jumps the sweep could not have seen."""
+    """Describe the smallest jump that the sweep could detect."""
     limit, other = a.curve.least_jump, "other " if a.curve.jumps else ""
     if limit is None or limit > MOST_LIMIT:
         return f"These measurements are too noisy to find any {other}jump."
@@ -394,7 +394,7 @@ def side_by_side_sections(meaning: Iterable[str], pairs: Sequence[Pair]) -> Iter
 
 _WORTH_PRECOMPUTING = 0.2
 _WORTH_PRECOMPUTING_MS = 0.05
-"""Reading a sample of some KiB back takes about 0.01 ms, and space on disk is not free."""
+"""Minimum saving per sample. Reading a few KiB back takes about 0.01 ms and needs disk space."""
 MOST_LINES = 100
 _SMALL_SHARE = 0.02
 _BUSY_SHARE = 0.1
@@ -474,7 +474,7 @@ def loader_verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
 
 
 def next_step(m: LoaderMeasurement, a: LoaderAdvice) -> str:
-    """Say in a sentence what to change about the loader."""
+    """Return one sentence that recommends a loader change."""
     waiting = a.compute_ms is None or a.step_ms > a.compute_ms * 1.05
     changes = _worker_changes(a)
     if waiting:
@@ -506,7 +506,7 @@ def _worker_changes(a: LoaderAdvice) -> list[str]:
 
 
 def _sample_changes(m: LoaderMeasurement, a: LoaderAdvice, others: bool) -> list[str]:
-    """Say how to make a sample cheaper. `others`: there are other changes before it."""
+    """Return ways to load a sample faster. `others` is True if other changes come first."""
     if a.offline_share > _WORTH_PRECOMPUTING and a.offline_ms > _WORTH_PRECOMPUTING_MS:
         inner = [s.name for s in m.stages if s.offline and s.kind == "dataset"]
         of_what = f" of {listed(inner)} as a dataset of its own," if inner else ","

@@ -6,12 +6,12 @@ Fabric, whose ranks come from the environment (RANK, WORLD_SIZE, ...), as torchr
 
 Samples: step k of every trial with one seed and one global batch takes the same samples, however
 they are divided. An epoch is a permutation of the dataset, a step is a slice of it, a rank takes a
-contiguous part of that, and a micro-batch a part of that. Left-over samples at the end of an epoch
+contiguous part of the step, and a micro-batch a part of that share. Leftover samples of an epoch
 are dropped (drop_last). A dataset smaller than the global batch is repeated within a step. Random
 augmentation in loader workers differs between trials, as in any training.
 
-Rank 0 writes the result as its last act. A rank that fails writes one sentence beside it
-(`failure_file`); the first one counts. The working directory is the launcher's, because a task's
+Rank 0 writes the result last. A rank that fails writes one sentence to a file next to it
+(`failure_file`); the first is reported. The working directory is the launcher's, because a task's
 file may read relative paths; nothing else is written. Only the task's function is called, so
 checkpoints and step counters of a real run stay as they are.
 """
@@ -89,7 +89,7 @@ PRECISIONS: dict[Precision, Any] = {
     "bf16": "bf16-true",
     "fp16": "16-true",
 }
-"""Fabric's names of the precisions. 16-mixed includes a gradient scaler. TF32 is a switch of
+"""Fabric's precision names. 16-mixed includes a gradient scaler. TF32 is a global setting of
 torch."""
 
 
@@ -108,14 +108,14 @@ class FabricEngine(abc.ABC):
         e = self._execution = execution
         precision, plugins = self.precisions[e.precision], [TorchElasticEnvironment()]
         if device == "cpu" and precision == "16-mixed" and not self.scales_loss_itself:
-            # Fabric maps this name to bf16 on a CPU (lightning 2.6), although torch has fp16 there
+            # On a CPU, Fabric maps 16-mixed to bf16 (lightning 2.6), but torch supports fp16 there.
             from lightning.fabric.plugins.precision import MixedPrecision
 
             precision, plugins = None, [*plugins, MixedPrecision("16-mixed", device)]
         if e.channels_last:
             model = model.to(memory_format=torch.channels_last)
         with warnings.catch_warnings():
-            # about srun on the path, and about the number of loader workers
+            # Hides warnings about srun on the PATH and the number of loader workers.
             warnings.simplefilter("ignore")
             self.fabric = Fabric(
                 accelerator=device,
@@ -171,9 +171,9 @@ class Ddp(FabricEngine):
 
 
 class Fsdp2(FabricEngine):
-    """`fully_shard` on every repeated block and on the rest.
+    """FSDP2: `fully_shard` on every repeated block and on the root module.
 
-    Gradients are reduced after every micro-batch, as forecasts assume. Keeping them whole until the
+    Gradients are reduced after every micro-batch, as forecasts assume. Not sharding them until the
     last one (no_sync) would take the memory that sharding saves. Under amp_bf16 FSDP2's own mixed
     precision is used (parameters gathered in bf16, gradients reduced in fp32), so norms and softmax
     run
@@ -215,7 +215,7 @@ class Fsdp2(FabricEngine):
 class DeepSpeed(FabricEngine):
     """ZeRO stages 0 to 3, with offload. DeepSpeed accumulates and scales the loss itself.
 
-    The optimizer is the task's own, in Python. DeepSpeed's C++ optimizers are not compiled.
+    Uses the task's own Python optimizer. DeepSpeed's C++ optimizers are not compiled.
     """
 
     skips_synchronisation = False
@@ -231,7 +231,7 @@ class DeepSpeed(FabricEngine):
             """
 
             def setup_environment(self) -> None:
-                # DeepSpeed needs the index of a device, which a CPU has only if it is given one
+                # DeepSpeed needs a device index, which CPU devices lack by default.
                 self.parallel_devices = [torch.device("cpu", i) for i in range(e.nproc_per_node)]
                 DDPStrategy.setup_environment(self)
 
@@ -293,7 +293,7 @@ def import_engine(engine: EngineName, device: str) -> None:
 def recompute_blocks(model: Any) -> tuple[str, ...]:
     """Turn full activation checkpointing on. Returns notes.
 
-    The model's own switch is used (transformers, timm), or else wrappers around its longest chain
+    Uses the model's own switch (transformers, timm), or else wraps its longest chain
     of
     similar blocks. If the model has neither, nothing is recomputed and a note says so.
     """
@@ -347,7 +347,7 @@ def _sharded(model: Any, e: Execution, device: str) -> Any:
         options["mp_policy"] = dataclasses.replace(
             mixed, output_dtype=torch.float32
         )  # for the loss
-    # the root's own parameters are needed again at once; torch uses None for this
+    # Backward needs the root's parameters first; None lets torch keep them gathered.
     fully_shard(model, reshard_after_forward=None if e.reshard_after_forward else False, **options)
     return model
 
@@ -371,15 +371,15 @@ def _deepspeed_config(e: Execution) -> dict[str, Any]:
 
 
 MADE_SAMPLES = 64
-"""Samples of a model without a dataset, made once from the seed."""
+"""Number of synthetic samples for a task without a dataset, generated once from the seed."""
 MADE_STEPS = 4
-"""Steps whose batches are made before the clock starts and then reused, so that they never wait."""
+"""Number of steps whose synthetic batches are generated before timing starts and then reused."""
 
 NextBatch = Callable[[], Any]
 
 
 def positions(samples: int, seed: int, global_batch: int, step: int) -> np.ndarray:
-    """Return the `global_batch` samples of one step, counted from 0 over epochs."""
+    """Return the sample indices of one step. `step` counts from 0 across epochs."""
     epoch, number = divmod(step, steps_per_epoch(samples, global_batch))
     order = np.random.default_rng((seed, epoch)).permutation(samples)
     return np.resize(order, max(samples, global_batch))[
@@ -399,7 +399,7 @@ def of_rank(step: np.ndarray, execution: Execution, rank: int) -> np.ndarray:
 
 
 class RankBatches(Sampler[list[int]]):
-    """Batch sampler of one rank's micro-batches. Each iteration is the next epoch."""
+    """Batch sampler of one rank's micro-batches. Each call of `iter` starts the next epoch."""
 
     def __init__(self, samples: int, seed: int, execution: Execution, rank: int) -> None:
         self._samples, self._seed, self._execution, self._rank = samples, seed, execution, rank
@@ -475,7 +475,7 @@ def _shards(folder: str, task: Task) -> tuple[ShardDataset, tuple[str, ...]]:
     precomputed.
 
     Raises:
-        Contradiction: if the samples differ in form from the dataset's own.
+        Contradiction: If shard samples and dataset samples differ in structure or dtype.
     """
     online = getattr(task.dataset, "online", None)
     online = online if callable(online) else None
@@ -510,7 +510,7 @@ def _form(batch: Any) -> str:
 FEWEST_STEPS, MOST_STEPS, FEWEST_NOISE_STEPS = 5, 1000, 12
 MOST_BETWEEN_AGREEMENTS = 10
 AGREE_EVERY_MS = 500.0
-"""Time between agreements of ranks on whether to stop. Each agreement costs a collective."""
+"""Time between decisions of the ranks whether to stop. Each decision costs a collective."""
 
 
 def train(trial: Trial) -> TrialResult:
@@ -597,7 +597,7 @@ class _Steps:
         return [ms for (ms,) in self._clock.spans_ms]
 
     def run(self) -> None:
-        """Warm up, then run the requested steps, or as many as fit into the time."""
+        """Warm up, then run the requested steps, or as many as fit into the time limit."""
         t, device, steps = self._trial, self._engine.device, self._clock.spans_ms
         last_ms = AGREE_EVERY_MS
         for _ in range(t.warmup_steps):
@@ -618,10 +618,10 @@ class _Steps:
             over = _of_ranks("first", float(time.perf_counter() > deadline), device)
 
     def noise_scale(self) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Gather the gradient noise scale in as many steps again, which are not timed.
+        """Measure the gradient noise scale in additional steps, which are not timed.
 
         Returns:
-            (samples, low and high of the 90% interval, and steps, as far as they are known; notes).
+            (known values of samples, low, high and steps; notes). low and high: 90% interval.
         """
         norms = _norms_of(self._trial, self._engine)
         for _ in range(max(FEWEST_NOISE_STEPS, len(self._clock.spans_ms))):
@@ -672,11 +672,11 @@ class _Steps:
 
 
 def _norms_of(trial: Trial, engine: Engine) -> NoiseNorms:
-    """Return the collector of gradient norms of a part of the batch and of the whole.
+    """Return a collector of gradient norms of a partial batch and of the whole batch.
 
-    With accumulation the part is the first micro-batch; under FSDP2, which reduces gradients in
-    every
-    micro-batch, that of all ranks. Under DDP without accumulation it is each rank's share.
+    With accumulation, the part is the first micro-batch (of all ranks under FSDP2, which reduces
+    gradients in every
+    micro-batch). Under DDP without accumulation it is each rank's share.
     """
     e = trial.execution
     if e.accumulation > 1:
@@ -697,7 +697,7 @@ def _ranks(e: Execution) -> tuple[int, int]:
     A process started alone is rank 0 of 1.
 
     Raises:
-        Contradiction: if the number of processes is not the execution's.
+        Contradiction: If the number of processes differs from the execution's world size.
     """
     if "RANK" not in os.environ:
         os.environ.update(ONE_RANK)
@@ -736,20 +736,20 @@ def _optimizer_note(task: Task, trial: Trial) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Run the trial and exit hard, because threads of engines or user code may hang or abort the
+    """Run the trial and exit without cleanup, because engine or user threads may hang or abort the
     exit."""
     request, result = sys.argv[1:3]
     rank = os.environ.get("RANK", "0")
     try:
         done = train(load(request, Trial))
         if _many_ranks():
-            with contextlib.suppress(RuntimeError):  # a rank that has gone has passed the barrier
+            with contextlib.suppress(RuntimeError):  # a rank that has exited has passed the barrier
                 dist.barrier()
         if rank == "0":
             save(done, result)
     except (Exception, SystemExit) as error:
         answer = failure_of(error)
-        # ranks that fail only because another rank has gone have nothing to add
+        # Ranks that fail only because another rank exited do not report an error.
         if not (failure_file(result).exists() or complains_of_a_peer(str(error))):
             write_whole(failure_file(result), json.dumps(answer))
         sys.stderr.write(f"trainpace: rank {rank}: {answer['error']} {answer['hint']}\n")

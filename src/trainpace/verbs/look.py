@@ -1,7 +1,7 @@
-"""`look`: the first answer about a training script after half a minute: how long, why, what to change, and where else.
+"""`look`: estimate the training time of a script, its bottlenecks, fixes and rental alternatives in half a minute.
 
-It uses the other verbs: `watch` for a recording that ends after some seconds of steps, `diagnose` for its shares and advice,
-`match` for the same training on rented cards.
+It combines other commands: `watch` records a few seconds of steps, `diagnose` finds bottlenecks and gives advice,
+and `match` forecasts the same training on rented GPUs.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from trainpace.watch import (
 from trainpace.workload import Workload
 
 OUTPUT_FILE = "output.txt"
-"""Output of the script, in the recording's folder."""
+"""Name of the file in the recording folder that captures the script's output."""
 WORKLOAD_FILE = "workload.json"
 ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX")
-"""Variables of an active environment, in which `python` is the user's own."""
+"""Environment variables that mark an active virtual environment, whose `python` runs the script."""
 TAIL_LINES, TAIL_BYTES = 8, 4000
 ROLES = {"cheapest": "cheapest", "knee": "between", "fastest": "fastest"}
 USUAL_STEPS = 1000
-"""Steps to report on if the length of the training is unknown."""
+"""Number of steps to report if the length of the training is unknown."""
 
 
 class LookRequest(Request):
-    """A training command. Its output goes into a file of the recording."""
+    """Request to watch a training command. Its output goes to a file in the recording folder."""
 
     command: Command = ()
     seconds: Annotated[
@@ -97,9 +97,9 @@ class LookRequest(Request):
 
 
 class Length(Record):
-    """The steps to report on: the whole training, one epoch if their number is unknown, or some steps if an epoch's is.
+    """Number of steps to report: the whole training, or else one epoch, or else `USUAL_STEPS`.
 
-    `words` names the source.
+    `words` says where the length comes from.
     """
 
     steps: int
@@ -109,7 +109,7 @@ class Length(Record):
 
 
 class Elsewhere(Record):
-    """The same steps on a rented card, with a loader worker for each core of its server. `role` is why it is shown."""
+    """Forecast of the same steps on a rented GPU, with one loader worker per vCPU. `role` is the reason to show it."""
 
     role: str
     match: Match
@@ -119,8 +119,8 @@ class Looked(Record):
     """The result of a look.
 
     Attributes:
-        seconds: Time of all steps of `length` on this machine; `interval_s` is that of the mean step.
-        elsewhere: Forecasts on rented cards. Empty if the model was not captured or no card can train it; `not_elsewhere` is why.
+        seconds: Time of all `length` steps on this machine. `interval_s` is its 90% interval.
+        elsewhere: Forecasts on rented cards. Empty if the model was not traced or no GPU can train it; `not_elsewhere` gives the reason.
         loading_ms: Time to load the data of a step with the script's own number of loader workers; None without a loader.
         busy: A sentence about other programs that kept this machine busy.
     """
@@ -229,7 +229,7 @@ def started_with_python(command: Sequence[str]) -> tuple[str, ...]:
 def length_of(
     diagnosis: Diagnosis, stated: StatedLength | None, epochs: float | None, max_steps: int | None
 ) -> Length:
-    """Return the length of the training: as requested, as its command says, one epoch, or some steps."""
+    """Return the training length from the request, or else the command, one epoch, or `USUAL_STEPS`."""
     if max_steps is not None:
         return Length(steps=max_steps, of="training", words="as given")
     each = diagnosis.steps_per_epoch
@@ -247,9 +247,9 @@ def length_of(
 def elsewhere(
     looked: Looked, gpus: Sequence[str], progress: Progress, global_batch: int | None = None
 ) -> tuple[Elsewhere, ...]:
-    """Forecast the same steps on single rented cards: the given ones, else the cheapest, the fastest and one between.
+    """Forecast the same steps on single rented GPUs: the given ones, or else the cheapest, the fastest and one in between.
 
-    The loader's cost per sample is the recorded one, and so are the samples per step without a `global_batch`. Raises
+    The loader's cost per sample comes from the recording, as do the samples per step if `global_batch` is None. Raises
     TrainpaceError if there is no forecast.
     """
     request = replace(_request_elsewhere(looked, global_batch), gpu=tuple(gpus))
@@ -307,7 +307,7 @@ def _request_elsewhere(looked: Looked, global_batch: int | None) -> match.MatchR
 
 
 def samples_of_step(ranks: Sequence[Rank]) -> int:
-    """Return the samples per step over all ranks, by their loaders, else by the model's input; 0 if neither is known."""
+    """Return the samples per step over all ranks, from the loaders or else the model's input. 0 if neither is known."""
     loaded = sum(round(rank.samples_per_step) for rank in ranks)
     return (
         loaded or round(ranks[0].model_batch * max(1.0, ranks[0].micro_steps)) * ranks[0].world_size

@@ -1,19 +1,19 @@
-"""Models as peft adapts them: frozen weights, quantised or not, beside small trained ones.
+"""Models adapted with peft: frozen weights, quantized or not, plus small trained adapters.
 
 LoRA: Hu et al. 2021 (arXiv:2106.09685). DoRA: Liu et al. 2024 (arXiv:2402.09353). QLoRA: Dettmers
 et al. 2023 (arXiv:2305.14314). The adapters are peft's own modules, so the trace sees what peft
 runs.
 
 Frozen 4-bit weights run as in bitsandbytes' MatMul4Bit. A weight is packed, two numbers per byte,
-with a scale for every 64. Before each matmul, forward and again backward, a kernel makes the whole
-weight in the format of the matmul; it is freed afterwards, and nothing is saved for the gradient of
-a frozen weight. Double quantisation stores the scales in 8 bits, with an fp32 scale for every 256,
-and dequantises them with a kernel of their own. Steps run under autocast, as transformers' Trainer
-does with bf16=True: adapters are in fp32, and other weights may be.
+with a scale for every 64. Before each matmul in both passes, a kernel dequantizes the whole
+weight to the matmul's dtype. It is freed afterwards; nothing is saved for the gradient of
+a frozen weight. Double quantization stores the scales in 8 bits, with an fp32 scale for every 256,
+and dequantizes them in a separate kernel. Steps run under autocast, as transformers' Trainer
+does with bf16=True: adapters are in fp32, and other weights may be too.
 
 GPTQ (Frantar et al. 2022, arXiv:2210.17323) as AutoGPTQ stores it: groups of 128 numbers of a
-column, each with an fp16 scale and a 4-bit zero, and a group index per row. Its Triton kernels make
-whole weights too (QuantLinearFunction).
+column, each with an fp16 scale and a 4-bit zero, and a group index per row. Its Triton kernels also
+dequantize whole weights (QuantLinearFunction).
 """
 
 import warnings
@@ -28,17 +28,17 @@ from trainpace.workload.task import Task
 from trainpace.workload.workload import Adaptation
 
 BLOCK, SCALES_BLOCK = 64, 256
-"""Numbers that share a scale, and scales that share one (bitsandbytes' functional.quantize_4bit).
+"""Weights per scale, and scales per second-level scale (bitsandbytes' functional.quantize_4bit).
 """
 GROUP = 128
-"""Numbers that share a scale under GPTQ: the usual group_size of AutoGPTQ."""
+"""Weights per scale in GPTQ: the usual group_size of AutoGPTQ."""
 CONV1D = "Conv1D"
 """transformers' class of GPT-2's linear layers, whose weights are transposed."""
 COMPUTE_DTYPE = torch.bfloat16
 """Format of the matmuls: the usual bnb_4bit_compute_dtype. bitsandbytes casts inputs and results.
 """
 ALL_LINEAR = "all-linear"
-"""peft's word for every linear layer but the head."""
+"""peft's keyword for every linear layer except the head."""
 
 _library = torch.library.Library("trainpace", "FRAGMENT")
 _library.define("dequantize_scales(Tensor scales, Tensor scale) -> Tensor")
@@ -59,7 +59,7 @@ _library.impl(
 
 
 class _Matmul(torch.autograd.Function):
-    """Product of x and a weight that is dequantised again in both passes."""
+    """Matmul with a quantized weight. Both passes dequantize the weight."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: "QuantisedLinear") -> torch.Tensor:
@@ -75,8 +75,8 @@ class QuantisedLinear(nn.Linear):
     """A frozen linear layer with packed weights.
 
     Attributes:
-        numbers: Numbers in the weight; it takes half as many bytes.
-        held: Numbers in all parameters as stored.
+        numbers: Elements of the weight. Two elements share a byte.
+        held: Elements of all parameters as stored.
     """
 
     def __init__(self, linear: Any, weights: str) -> None:
@@ -110,7 +110,7 @@ class QuantisedLinear(nn.Linear):
         )
 
     def whole_weight(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weight in a format, by the kernels that make it."""
+        """Return the whole weight in `dtype`, through the dequantization kernels."""
         ops: Any = torch.ops.trainpace
         scales: torch.Tensor = self.scales
         if self.is_double:
@@ -131,7 +131,7 @@ def adapted(task: Task, how: Adaptation) -> Task:
     """Return the task with its model adapted.
 
     Raises:
-        TrainpaceError: If the model does not have the targets, or cannot be adapted so.
+        TrainpaceError: If the model lacks the target modules or does not support the adaptation.
     """
     _check(how)
     if how.weights:
@@ -162,14 +162,14 @@ def _check(how: Adaptation) -> None:
 
 
 def _in_fp32(_: nn.Module, __: Any, out: Any) -> Any:
-    """Cast results to fp32, as accelerate does for a model under autocast, logits included."""
+    """Cast outputs, including logits, to fp32, as accelerate does under autocast."""
     return import_package("accelerate", "accelerate").utils.convert_to_fp32(out)
 
 
 def _quantise(model: nn.Module, weights: str) -> None:
-    """Quantise the linear layers of a model except its head, as transformers does; freeze the rest.
+    """Quantize the linear layers of a model except its head, as transformers does; freeze the rest.
 
-    `weights`: nf4, fp4 (both in 4 bits), nf4_double with quantised scales, or gptq.
+    `weights`: nf4, fp4 (both in 4 bits), nf4_double with quantized scales, or gptq.
     """
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -191,9 +191,9 @@ def _keep_fp32(model: nn.Module, which: str) -> None:
     """Mark the weights that stay in fp32 while the rest of the model is in 16 bits.
 
     all: every weight that is not packed, as peft's prepare_model_for_kbit_training casts them.
-    norms: TRL's SFTTrainer in bf16 then casts embeddings and the head back
-    (peft_module_casting_to_bf16). none: FSDP and ZeRO 3 shard the packed weights and call neither,
-    since a shard has one format.
+    norms: norms only, as TRL's SFTTrainer in bf16 casts embeddings and the head back
+    (peft_module_casting_to_bf16). none: FSDP and ZeRO 3 do not call these functions,
+    because a shard has one dtype.
     """
     for name, module in model.named_modules():
         is_norm = isinstance(module, nn.LayerNorm) or "norm" in name
@@ -203,7 +203,7 @@ def _keep_fp32(model: nn.Module, which: str) -> None:
 
 
 def packed_away(model: nn.Module) -> int:
-    """Return how many numbers a model has beyond those its tensors show: two share a byte."""
+    """Return the number of weights that packing hides, because two 4-bit weights share a byte."""
     layers = [module for module in model.modules() if isinstance(module, QuantisedLinear)]
     return sum(layer.numbers - layer.held for layer in layers)
 
@@ -234,13 +234,13 @@ def _with_adapters(task: Task, how: Adaptation) -> Any:
 def _targets(model: nn.Module, how: Adaptation) -> str | list[str]:
     if how.targets != ALL_LINEAR:
         return _split(how.targets)
-    # peft recognises only the head of transformers' models
+    # peft recognizes only the head of transformers' models
     is_known = hasattr(model, "get_output_embeddings")
     return ALL_LINEAR if is_known else _last_names(model, nn.Linear)
 
 
 def _whole_modules(model: nn.Module, how: Adaptation) -> list[str]:
-    """Return the names of the modules to train whole, checked."""
+    """Return the validated names of modules to train in full, without adapters."""
     modules, whole = dict(model.named_modules()), _split(how.whole)
     for name in whole:
         named = [module for known, module in modules.items() if known.endswith(name)]
@@ -260,6 +260,6 @@ def _split(names: str) -> list[str]:
 
 
 def _last_names(model: nn.Module, kind: type) -> list[str]:
-    """Return the last parts of the names of a model's modules of a class, sorted."""
+    """Return the sorted last name components of all modules of a class."""
     named = (name for name, module in model.named_modules() if name and isinstance(module, kind))
     return sorted({name.rpartition(".")[2] for name in named})

@@ -1,6 +1,6 @@
-"""The built-in models, and the task of any model spec.
+"""Built-in models, and a builder of the task that a model spec names.
 
-The built-in models need no torchvision, and have the same layers, names and numbers of parameters.
+The built-in models do not need torchvision. They match its layers, names and parameter counts.
 VGG: Simonyan and Zisserman 2014. ResNet: He et al. 2015, with the stride in the 3x3 convolution as
 in torchvision. MobileNet v1: Howard et al. 2017. MobileNetV2: Sandler et al. 2018.
 """
@@ -38,9 +38,9 @@ _RESNET = {
 def vgg(
     convolutions: tuple[int, ...], classes: int = 1000, image_size: int | None = None
 ) -> nn.Module:
-    """Return VGG with a number of 3x3 convolutions in each of its five stages.
+    """Return VGG with the given numbers of 3x3 convolutions in its five stages.
 
-    With an `image_size` it is Keras' VGG: the classifier grows with the image, without pooling.
+    With `image_size`, return Keras' VGG: no pooling, and a classifier that grows with the image.
     """
     layers: list[nn.Module] = []
     channels = 3
@@ -182,7 +182,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mobilenet_v1": mobilenet_v1,
     "mobilenet_v2": mobilenet_v2,
 }
-"""Builders of models for 3 x 224 x 224 images and 1,000 classes. Keras' take `image_size`."""
+"""Builders of models for 3 x 224 x 224 images and 1,000 classes. Keras' VGGs need `image_size`."""
 
 
 def build_task(
@@ -200,7 +200,7 @@ def build_task(
         spec: The model.
         sequence_length: Tokens per sample, for models that take any number.
         image_size: Side in pixels, for image models.
-        fused_attention: If False, transformers and timm use plain matmuls, as before torch 2.0.
+        fused_attention: If False, transformers and timm compute attention with plain matmuls.
     """
     named = ModelSpec.of(spec)
     if named.kind == "script" or (named.runs_code and not named.name):

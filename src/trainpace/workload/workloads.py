@@ -1,13 +1,13 @@
 """Get the workload of a model: from a file, the package, the cache, or a new trace.
 
 ``zoo_workloads/NAME.VARIANT.json.gz`` holds the workload of a built-in model in all three number
-forms, so that its forecast needs no torch. VARIANT is an optimizer, or a mode without one.
+forms, so its forecast does not need torch. VARIANT is an optimizer, or a mode that has none.
 ``python -m tools zoo-workloads`` traces them with the locked torch.
 
 Other traces stay in the user's cache. A trace depends on the model's spec (with the content of its
 file), on the request, and on the versions of the tracer and of the libraries that define the model.
 Functions in the user's own files are not cached, since their imports are unknown. TRAINPACE_TRACES
-names another folder, or "off".
+sets another cache folder; "off" disables the cache.
 """
 
 import contextlib
@@ -46,9 +46,9 @@ VARIANTS = {
 }
 CACHE_FOLDER, OFF = "TRAINPACE_TRACES", "off"
 MOST_KEPT = 200
-"""Most traces in the cache; the oldest are deleted first. A trace takes 5 to 100 KB."""
+"""Maximum number of cached traces. The oldest are deleted first; a trace takes 5 to 100 KB."""
 _SOURCES = ("workload/*.py", "core/execution.py")
-"""Files of this package on which a trace depends."""
+"""Source files of this package that enter the cache key of a trace."""
 STORAGE_KEYS = ("dtype", "torch_dtype")
 _PRECISIONS: dict[str, Precision] = {"bfloat16": "bf16", "float16": "fp16"}
 
@@ -59,7 +59,7 @@ def load_workload(
     variant: Variant = PLAIN,
     timeout_s: float = TRACE_TIMEOUT_S,
 ) -> Workload:
-    """Return the workload of a model: read, packaged, cached, or traced."""
+    """Return the workload of a model from a file, the package, the cache or a new trace."""
     with workload_on_its_way(spec, forms, variant, timeout_s) as workload:
         return workload()
 
@@ -71,9 +71,9 @@ def workload_on_its_way(
     variant: Variant = PLAIN,
     timeout_s: float = TRACE_TIMEOUT_S,
 ) -> Iterator[Callable[[], Workload]]:
-    """Start tracing a model in a process of its own, and yield a function that waits for it.
+    """Start tracing a model in a separate process, and yield a function that waits for it.
 
-    Whatever the model's code does, the worst outcome is a TrainpaceError of one sentence.
+    If the model's code fails, hangs or crashes, the function raises TrainpaceError.
     """
     if ModelSpec.of(spec).is_saved:
         saved = spec if isinstance(spec, Workload) else records.load(spec, Workload)
@@ -105,7 +105,7 @@ def load_workloads(
 ) -> dict[int, Workload]:
     """Return the workloads of a model at several sequence lengths.
 
-    One process traces as few lengths as determine the others.
+    One process traces a few lengths and derives the other lengths from them.
 
     Raises:
         TrainpaceError: If the spec has a fixed length: a saved workload, or a function in a file.
@@ -223,7 +223,7 @@ def packaged_file(name: str, variant: str) -> Path:
 
 
 def _cached(request: Mapping[str, Any]) -> Workload | None:
-    """Return the workload of a request from the cache, also by traces at other lengths."""
+    """Return the cached workload of a request, possibly derived from other sequence lengths."""
     length = request["variant"]["sequence_length"]
     family = None if length is None else from_cache(_family_file(request, length % GRID), Family)
     if family is not None and family.holds(length):
@@ -232,7 +232,7 @@ def _cached(request: Mapping[str, Any]) -> Workload | None:
 
 
 def _cache_family(request: Mapping[str, Any], family: Family) -> None:
-    """Cache a family, unless the cached one holds as many lengths."""
+    """Cache a family of lengths, unless the cached family already covers as many."""
     file = _family_file(request, family.least % GRID)
     before = from_cache(file, Family)
     if before is None or family.size > before.size:
@@ -246,7 +246,7 @@ def _family_file(request: Mapping[str, Any], rest: int) -> Path | None:
 
 def cache_file(request: Mapping[str, Any]) -> Path | None:
     """Return the cache file of a request to the worker, or None if it is not cached."""
-    import hashlib  # late, like the versions: a forecast of a built-in model needs neither
+    import hashlib  # imported late: forecasts of built-in models need neither
     from importlib.metadata import PackageNotFoundError, version
 
     spec = ModelSpec.of(request["spec"])
@@ -287,7 +287,7 @@ def from_cache(file: Path | None, kind: type[R]) -> R | None:
 
 
 def into_cache(file: Path | None, text: str) -> None:
-    """Write a trace. A cache that cannot be written only costs time."""
+    """Write a trace to the cache. Write errors are ignored, because they only cost time."""
     if file is None:
         return
     with contextlib.suppress(OSError):
@@ -301,10 +301,10 @@ def into_cache(file: Path | None, text: str) -> None:
 
 
 def stored_precision(spec: str | Workload) -> Precision | None:
-    """Return the precision in which `from_pretrained` loads a model whose script sets none.
+    """Return the precision that `from_pretrained` uses if the script does not set one.
 
-    It is that of a transformers configuration, if it has 16 bits. None for other models, and for
-    files that cannot be read, which the trace rejects.
+    Reads the 16-bit dtype of a transformers configuration. Returns None for other models, and for
+    unreadable files, which tracing rejects later.
     """
     named = ModelSpec.of(spec)
     if named.kind != "transformers":
