@@ -1,7 +1,7 @@
-"""Callbacks that report a training's remaining time with an interval, and store the run in the journal.
+"""Callbacks that report the remaining time of a training and store the run in the journal.
 
-`trainpace.callbacks.huggingface.TimeLeft` and `trainpace.callbacks.lightning.TimeLeft` import their engine; this
-package does not.
+Import them from `trainpace.callbacks.huggingface` or `trainpace.callbacks.lightning`. Those modules
+import their engine. This package does not.
 """
 
 from trainpace.callbacks.time_left import Other, TimeLeft, time_left

@@ -1,11 +1,13 @@
-"""Remaining time for Hugging Face's Trainer.
+"""Remaining time for the Hugging Face Trainer.
 
     trainer = Trainer(...)
     trainer.add_callback(TimeLeft(trainer))
 
-The Trainer's own bar extrapolates all elapsed time over the remaining steps: skipped batches of a resumed run, slow first
-steps and the latest evaluation included. Here steps come from `state.max_steps`, which allows for accumulation, partial
-batches and resumes; evaluations and checkpoints are counted separately.
+The Trainer's progress bar extrapolates all elapsed time over the remaining steps. The elapsed time
+includes skipped batches of a resumed run, slow first steps and the latest evaluation.
+
+This callback reads the number of steps from `state.max_steps`, which accounts for gradient
+accumulation, partial batches and resumed runs. It counts evaluations and checkpoints separately.
 """
 
 import atexit
@@ -27,9 +29,14 @@ _READ = (
 
 
 class TimeLeft(Reporter, TrainerCallback):
-    """Reports the remaining time with a 90 % interval, and stores the run in the journal at its end, also when it is interrupted.
+    """Reports the remaining time with a 90% interval and stores the run in the journal at its end.
 
-    With `trainer`, evaluations are included before the first one has run. Other arguments: see `Reporter`.
+    The run is also stored if it is interrupted.
+
+    Args:
+        trainer: The Trainer. With it, the estimate includes evaluations before the first one has
+            run.
+        options: The arguments of `Reporter`.
     """
 
     def __init__(self, trainer: Any = None, **options: Any) -> None:
@@ -39,7 +46,7 @@ class TimeLeft(Reporter, TrainerCallback):
         self._state: Any = None
         self._resumed = False
         self._done_epochs: dict[str, int] = {}
-        """The epoch of the latest evaluation ("eval") and of the latest checkpoint ("save")."""
+        """Epoch of the latest evaluation ("eval") and of the latest checkpoint ("save")."""
 
     @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -50,20 +57,20 @@ class TimeLeft(Reporter, TrainerCallback):
             config = getattr(kwargs.get("model"), "config", None)
             self._name = getattr(config, "_name_or_path", "") or type(kwargs.get("model")).__name__
         self._begin(state.is_world_process_zero, state.global_step)
-        # the Trainer has no hook for a run that Ctrl-C or an exception ends
+        # The Trainer has no hook for a run that ends by Ctrl-C or by an exception.
         atexit.unregister(self._interrupted)
         atexit.register(self._interrupted)
 
     @in_training
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Charge the time between two steps to the next one's data or, where one began, to the start of an epoch."""
+        """Charge the time since the last mark to the next step, or to the start of an epoch."""
         watch = self._watch
         watch.done("evaluation")
         if "epoch" not in watch.pending:
             watch.mark("step")
             return
         watch.mark("epoch")
-        if self._resumed:  # batches that were trained already were skipped: once
+        if self._resumed:  # A resumed run skips batches once. That time is not charged.
             del watch.pending["epoch"]
             self._resumed = False
         watch.done("epoch")
@@ -80,7 +87,8 @@ class TimeLeft(Reporter, TrainerCallback):
 
     @in_training
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._watch.mark("evaluation")  # and not done: of several evaluation sets, each calls this
+        # `done` is called later, because the Trainer calls this hook once per evaluation dataset.
+        self._watch.mark("evaluation")
         self._done_epochs["eval"] = round(state.epoch or 0)
 
     @in_training
@@ -99,7 +107,12 @@ class TimeLeft(Reporter, TrainerCallback):
         self._close("")
 
     def time_left(self, control: Any = None) -> Left | None:
-        """The remaining time, None before the first steps. `control` tells whether an evaluation or a checkpoint is due."""
+        """Return the remaining time, or None before the first steps.
+
+        Args:
+            control: The Trainer's control object. It says if an evaluation or a checkpoint is due
+                now.
+        """
         if not self._running:
             return None
         state, args = self._state, self._args
@@ -117,7 +130,13 @@ class TimeLeft(Reporter, TrainerCallback):
         )
 
     def _times_left(self, what: str, control: Any) -> int:
-        """The number of evaluations or checkpoints to come, including one that is due at this step."""
+        """Return the number of remaining evaluations or checkpoints, including one due at this
+        step.
+
+        Args:
+            what: "eval" or "save".
+            control: The Trainer's control object, or None.
+        """
         args, state = self._args, self._state
         strategy = str(getattr(args, f"{what}_strategy", "no")).rpartition(".")[2].lower()
         due = int(
@@ -134,7 +153,7 @@ class TimeLeft(Reporter, TrainerCallback):
             else state.global_step
         )
         last = state.max_steps
-        # the Trainer ends with an evaluation and a checkpoint, wherever the last step lies
+        # The Trainer always ends with an evaluation and a checkpoint.
         at_the_end = int(every > 0 and last % every != 0 and state.global_step < last)
         return due + multiples_in(every, after, last) + at_the_end
 
@@ -147,7 +166,7 @@ class TimeLeft(Reporter, TrainerCallback):
                 if data is None
                 else sum(len(one) for one in sets) / max(1, self._args.world_size)
             )
-        except TypeError:  # a stream
+        except TypeError:  # a streaming dataset has no length
             return None
 
     @harmless
@@ -164,13 +183,14 @@ class TimeLeft(Reporter, TrainerCallback):
 
 
 def _execution_of(args: Any) -> Execution:
-    """The execution that a settings file with these arguments states."""
+    """Return the execution that a settings file with these arguments would describe."""
     data = args.to_dict()
     reading = Reading("TrainingArguments", "Hugging Face TrainingArguments")
     put_training_arguments(reading, {name: data[name] for name in _READ if name in data})
     read: dict[str, Any] = {setting.name: setting.value for setting in reading.done().settings}
     world = max(1, args.world_size)
-    local = min(world, int(os.environ.get("LOCAL_WORLD_SIZE", world)))  # as torchrun says it
+    # torchrun sets LOCAL_WORLD_SIZE.
+    local = min(world, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
     checkpointing: Checkpointing = "full" if data.get("gradient_checkpointing") else "none"
     base = Execution(
         nnodes=world // local, nproc_per_node=local, activation_checkpointing=checkpointing

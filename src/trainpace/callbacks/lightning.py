@@ -1,8 +1,9 @@
-"""Remaining time for Lightning's Trainer.
+"""Remaining time for the Lightning Trainer.
 
     trainer = L.Trainer(callbacks=[TimeLeft()])
 
-The Trainer's own bar shows the remaining time of the epoch, not of the training, and leaves out validation.
+The Trainer's progress bar shows the remaining time of the epoch instead of the whole training, and
+excludes validation.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ else:
     try:
         from lightning.pytorch.callbacks import Callback
     except ImportError:
-        from pytorch_lightning.callbacks import Callback  # the same under its other name
+        from pytorch_lightning.callbacks import Callback  # The same package under its other name.
 
 from trainpace.callbacks.time_left import (
     FitState,
@@ -32,9 +33,10 @@ from trainpace.core.execution import Execution
 
 
 class TimeLeft(Reporter, Callback):
-    """Reports the remaining time with a 90 % interval, and stores the run in the journal at its end, also when it is interrupted.
+    """Reports the remaining time with a 90% interval and stores the run in the journal at its end.
 
-    Arguments: see `Reporter`. Counts are batches.
+    The run is also stored if it is interrupted. Counts are batches. For the arguments, see
+    `Reporter`.
     """
 
     counted = "batch"
@@ -48,7 +50,10 @@ class TimeLeft(Reporter, Callback):
 
     @harmless
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start timing the two validation batches of the sanity check: their time serves until the first real validation."""
+        """Start timing the validation batches of the sanity check.
+
+        Their time is the estimate for a validation until the first real one.
+        """
         self._sanity_batch_s = []
 
     @harmless
@@ -80,7 +85,7 @@ class TimeLeft(Reporter, Callback):
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Charge the time before a batch to its data, to a checkpoint, or to the start of an epoch."""
+        """Charge the time since the last mark to a step, a checkpoint, or the start of an epoch."""
         starts_epoch = "epoch" in self._watch.pending
         self._settle("epoch" if starts_epoch else "step")
         if starts_epoch:
@@ -117,7 +122,7 @@ class TimeLeft(Reporter, Callback):
         self._close("")
 
     def time_left(self) -> Left | None:
-        """The remaining time, None before the first steps and where the end is unknown."""
+        """Return the remaining time. None before the first steps, or if the end is unknown."""
         counts = self._counts() if self._running else None
         if counts is None:
             return None
@@ -141,7 +146,7 @@ class TimeLeft(Reporter, Callback):
         )
 
     def _settle(self, work: Work) -> None:
-        """Charge the time to `work`, unless a checkpoint was being written until now."""
+        """Charge the time since the last mark to `work`, or to a checkpoint in progress."""
         watch = self._watch
         if "checkpoint" in watch.pending:
             watch.mark("checkpoint")
@@ -179,15 +184,21 @@ class TimeLeft(Reporter, Callback):
         return sum(count for count in self._trainer.num_val_batches or [0] if count != float("inf"))
 
     def _guess_s(self) -> float | None:
-        """Seconds of a validation before the first one: from the sanity check's last batch, else from a third of the
-        training batch time."""
+        """Return the estimated seconds of a validation before the first one has run.
+
+        The estimate uses the last batch of the sanity check, or else a third of the training batch
+        time.
+        """
         batches = self._val_batches()
         if len(self._sanity_batch_s) > 1:
             return self._sanity_batch_s[-1] * batches
         return self._guess_evaluation_s(batches, 1)
 
     def _checkpoints_left(self, counts: Remaining) -> float:
-        """Checkpoints to come by the settings of each ModelCheckpoint; how many are really written may depend on a metric."""
+        """Return the number of checkpoints to come, from the settings of each ModelCheckpoint.
+
+        The actual number may differ, because it can depend on a metric.
+        """
         left = 0.0
         for callback in self._trainer.checkpoint_callbacks:
             steps, epochs = (
@@ -248,7 +259,7 @@ def _finite(count: float | None) -> int | None:
 
 
 def _timer_s(trainer: Any) -> float | None:
-    """The time that the Trainer's `max_time` still allows."""
+    """Return the seconds that the Trainer's `max_time` still allows, or None without a limit."""
     for callback in trainer.callbacks:
         if type(callback).__name__ == "Timer":
             remaining = callback.time_remaining()

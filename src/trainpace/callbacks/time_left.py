@@ -1,13 +1,19 @@
-"""The remaining time of a running training: its estimate, and the reporter that the callbacks of all engines share.
+"""Estimate of a training's remaining time, and the reporter that all engine callbacks share.
 
-    remaining time = remaining steps x mean step + for each other kind of work: remaining count x its mean
+    remaining time = remaining steps x mean step
+                     + for each other kind of work: remaining count x its mean
 
-The current pace is found by looking back in doubling blocks. The first block with a different median ends it (the smallest of
-windows that agree, after Lepski 1991), where two levels fit best. A pace that has held for w steps is expected to hold for as
-long again: of R remaining steps, w ln(1 + R / w) run at that pace (Gott 1993, doi:10.1038/363315a0), the rest at the mean of all
-steps. So a lasting change soon counts, and ten quick steps do not. The first steps, which may compile, are skipped as warm-up.
-Rare spikes are winsorised (Tukey 1962): the slowest hundredth counts as the slowest of the other steps. So a single stall of half
-a minute is not expected again, while a pause at every fiftieth step is.
+The current pace comes from looking back in doubling blocks. The first block with a different median
+ends the window (the smallest of the windows that agree, after Lepski 1991). The window then starts
+where two levels fit best.
+
+A pace that has held for w steps is expected to hold for as long again. Of R remaining steps, w ln(1
++ R / w) run at that pace (Gott 1993, doi:10.1038/363315a0). The rest run at the mean of all steps.
+Thus a lasting change soon counts, and ten quick steps do not.
+
+The first steps, which may compile, are skipped as warm-up. Rare spikes are winsorised (Tukey 1962):
+the slowest hundredth counts as the slowest of the other steps. Thus a single stall of half a minute
+is not expected again, but a pause at every fiftieth step is.
 """
 
 import datetime
@@ -38,18 +44,23 @@ COVERAGE = 0.9
 LEAST_BLOCK = 8
 BLOCKS = 8
 SHIFT = 0.08
-"""Smallest relative difference of neighbouring blocks' medians, beyond noise, that counts as a change of pace."""
+"""Smallest relative change between medians of neighbouring blocks that counts as a new pace.
+
+The change must also exceed the noise.
+"""
 UNSEEN = 2.0
-"""Factor between the estimate of work that was never timed and the ends of its interval."""
+"""Ratio between the estimate of work that was never timed and the ends of its interval."""
 SEEN_ONCE = 0.25
-"""Expected spread of a second evaluation, relative to the only timed one."""
+"""Expected relative spread of a second evaluation if only one was timed."""
 
 
 class Other(NamedTuple):
-    """Work outside steps: evaluations, checkpoints, the starts of epochs.
+    """Work outside steps: evaluations, checkpoints, or the starts of epochs.
 
-    `seconds`: its durations so far, in order. `times_left`: how often it is still to come. `guess_s`: an estimate for
-    work that was not done yet, None where there is none.
+    Attributes:
+        seconds: Durations so far, oldest first.
+        times_left: Number of remaining occurrences.
+        guess_s: Estimated seconds per occurrence before the first one, or None without an estimate.
     """
 
     name: str
@@ -59,10 +70,11 @@ class Other(NamedTuple):
 
 
 class TimeLeft(Record):
-    """Seconds until the end of a training, as estimated at `step` of `total_steps`.
+    """Estimate of the seconds until the end of a training, made at `step` of `total_steps`.
 
-    `other_s`: the part of `seconds` for each kind of work outside steps. `unseen`: kinds of future work without an estimate, which
-    are not included.
+    Attributes:
+        other_s: Part of `seconds` for each kind of work outside steps.
+        unseen: Kinds of future work without an estimate. `seconds` does not include them.
     """
 
     step: int
@@ -75,7 +87,7 @@ class TimeLeft(Record):
 
 
 class Pace(NamedTuple):
-    """Mean seconds of the steps to come, the half-width of the interval, and the number of latest steps at the current pace."""
+    """Mean seconds per remaining step, the interval's half-width, and steps at this pace."""
 
     mean_s: float
     half_width_s: float
@@ -90,12 +102,21 @@ def time_left(
     others: Sequence[Other] = (),
     since_s: float = 0.0,
 ) -> TimeLeft | None:
-    """Seconds until the end. `step_s`: seconds of the latest timed steps, the oldest first, without other work.
-    `since_s`: seconds since the last of them ended. None before any step was timed.
+    """Estimate the seconds until the end of a training.
 
-    `step` of `total_steps` is shown to people; `steps_left`, which may count micro-steps, enters the estimate.
+    Args:
+        step: Number of the current step, for display.
+        total_steps: Number of all steps, for display.
+        step_s: Seconds of the latest timed steps without other work, oldest first.
+        steps_left: Remaining steps for the estimate. They may be micro-steps.
+        others: Work outside steps.
+        since_s: Seconds since the last timed step ended.
 
-    Raises TrainpaceError for negative numbers.
+    Returns:
+        The estimate, or None before any step was timed.
+
+    Raises:
+        TrainpaceError: A time or a remaining count is negative.
     """
     if (
         steps_left < 0
@@ -119,7 +140,7 @@ def time_left(
         low, mean, high = (bound * other.times_left for bound in bounds)
         other_s[other.name] = mean
         middle += mean
-        # independent of one another, so their squares add up
+        # Errors are independent, so their squares add up.
         below, above = math.hypot(below, mean - low), math.hypot(above, high - mean)
     passed = min(since_s, pace.mean_s) if steps_left else 0.0
     low_s, seconds, high_s = (
@@ -140,8 +161,8 @@ def time_left(
 
 
 def pace_of(step_s: Sequence[float], steps_left: float) -> Pace:
-    """The mean pace of `steps_left` steps to come, at least one, after steps that took `step_s`."""
-    # without the first steps, which may compile, allocate and open files
+    """Return the expected pace of the next `steps_left` steps, given the seconds of past steps."""
+    # Skip the first steps, which may compile, allocate and open files.
     steady = list(step_s[warmup_steps(step_s) if len(step_s) >= 6 else len(step_s) // 2 :])
     recent = _latest(steady)
     n, whole = len(recent), statistics.fmean(_winsorised(steady))
@@ -163,10 +184,13 @@ def pace_of(step_s: Sequence[float], steps_left: float) -> Pace:
 
 
 def _chance(values: Sequence[float], steps_left: float) -> float:
-    """Half-width of the interval for the mean of `steps_left` more steps, from the means of blocks, since neighbouring
-    steps are correlated."""
+    """Return the half-width of the interval for the mean of `steps_left` more steps.
+
+    It is computed from means of blocks, because neighbouring steps are correlated.
+    """
     blocks = [statistics.fmean(block) for block in consecutive_blocks(_winsorised(values), BLOCKS)]
-    # the mean so far is off by spread / sqrt(seen), that of the coming blocks by spread / sqrt(coming)
+    # The mean so far has an error of spread / sqrt(seen), and the mean of the coming blocks an
+    # error of spread / sqrt(coming).
     coming = max(1.0, steps_left / (len(values) / len(blocks)))
     return (
         student_t_95(len(blocks) - 1)
@@ -176,12 +200,12 @@ def _chance(values: Sequence[float], steps_left: float) -> float:
 
 
 def multiples_in(every: int, after: int, last: int) -> int:
-    """Count the multiples of `every` in (after, last]; 0 if `every` is not positive."""
+    """Count the multiples of `every` in (after, last]. 0 if `every` is not positive."""
     return 0 if every <= 0 or last <= after else last // every - after // every
 
 
 def _latest(values: list[float]) -> list[float]:
-    """The longest run of latest values whose medians agree in doubling blocks."""
+    """Return the longest run of latest values with equal medians in doubling blocks."""
     window = LEAST_BLOCK
     while 2 * window <= len(values) + window // 2:
         if _differ(values[-window:], values[-2 * window : -window]):
@@ -192,7 +216,10 @@ def _latest(values: list[float]) -> list[float]:
 
 
 def _change(values: Sequence[float]) -> int:
-    """The index that splits the values into two levels with the least squared error, at least a few values from either end."""
+    """Return the index that splits the values into two levels with the least squared error.
+
+    The index is at least a few values away from either end.
+    """
     edge = min(LEAST_BLOCK // 2, len(values) // 2)
     total, best, at = math.fsum(values), -1.0, edge
     before = math.fsum(values[: edge - 1])
@@ -207,7 +234,8 @@ def _change(values: Sequence[float]) -> int:
 def _differ(recent: Sequence[float], older: Sequence[float]) -> bool:
     a, b = statistics.median(recent), statistics.median(older)
     quartiles = [(len(values), *statistics.quantiles(values, n=4)) for values in (recent, older)]
-    # 1.2533 sigma / sqrt(n) is a median's deviation in a normal sample; 0.7413 x the quartiles' distance its sigma
+    # In a normal sample, the standard error of a median is 1.2533 sigma / sqrt(n), and sigma is
+    # 0.7413 x the interquartile range.
     noise = math.hypot(
         *(1.2533 * 0.7413 * (high - low) / math.sqrt(n) for n, low, _, high in quartiles)
     )
@@ -232,7 +260,7 @@ def _each(other: Other) -> tuple[float, float, float] | None:
         )
     latest = list(other.seconds)[-BLOCKS:]
     if 2 < len(other.seconds) <= BLOCKS:
-        del latest[0]  # the first time is the slowest
+        del latest[0]  # The first occurrence is the slowest.
     mean = statistics.fmean(latest)
     if len(latest) == 1:
         return mean * (1 - SEEN_ONCE), mean, mean * (1 + SEEN_ONCE)
@@ -242,14 +270,25 @@ def _each(other: Other) -> tuple[float, float, float] | None:
 
 
 class FitState(NamedTuple):
-    """The state of Lightning's fit loop after a batch, before the validation that may follow it.
+    """State of Lightning's fit loop after a batch, before the validation that may follow it.
 
-    Batches are counted rather than optimizer steps: with manual optimization a batch may step several optimizers or none.
-    `epoch` is the current one, from 0, of `max_epochs` (None: no limit); `batch` batches of `epoch_batches` (None:
-    unknown) are done in it. `global_step` counts optimizer steps, of `max_steps` (None: no limit).
+    Batches are counted instead of optimizer steps: with manual optimization, a batch may step
+    several optimizers or none.
 
-    Validation runs after every `val_every_batches` batches of an epoch, in every `val_every_epochs`-th epoch; where the
-    latter is None, after as many batches of the whole run. `val_every_batches` None: at the end of epochs; 0: never.
+    Attributes:
+        epoch: Current epoch, from 0.
+        batch: Batches that are done in this epoch.
+        total_batch: Batches that are done in the whole run.
+        epoch_batches: Batches per epoch, or None if unknown.
+        max_epochs: Limit of epochs, or None without a limit.
+        global_step: Optimizer steps that are done.
+        max_steps: Limit of optimizer steps, or None without a limit.
+        steps_per_batch: Optimizer steps per batch with manual optimization, else 1.
+        accumulation: Batches per optimizer step.
+        val_every_batches: Batches of an epoch between validations. None validates at the end of
+            epochs, 0 never.
+        val_every_epochs: Only every n-th epoch validates. If None, `val_every_batches` counts
+            batches of the whole run.
     """
 
     epoch: int
@@ -266,7 +305,7 @@ class FitState(NamedTuple):
 
 
 class Remaining(NamedTuple):
-    """Remaining counts; `total_batches` includes completed batches."""
+    """Remaining counts of a fit. `total_batches` includes completed batches."""
 
     batches: int
     evaluations: int
@@ -275,11 +314,12 @@ class Remaining(NamedTuple):
 
 
 def remaining_counts(s: FitState) -> Remaining | None:
-    """Return the remaining counts, or None if the end is unknown (no limit, or a stream of unknown length).
+    """Return the remaining counts, or None if the end is unknown.
 
-    The rules are those of lightning 2.6, loops/training_epoch_loop.py and loops/fit_loop.py.
+    The end is unknown without a limit, or for a stream of unknown length. The rules are those of
+    lightning 2.6, loops/training_epoch_loop.py and loops/fit_loop.py.
     """
-    if s.epoch_batches == 0:  # such a fit is skipped
+    if s.epoch_batches == 0:  # Lightning skips a fit without batches.
         return Remaining(0, 0, 0, s.total_batch)
     limits = []
     if s.max_epochs is not None and s.epoch_batches is not None:
@@ -291,13 +331,16 @@ def remaining_counts(s: FitState) -> Remaining | None:
     batches = max(0, min(limits))
     if s.epoch_batches is None:
         return Remaining(batches, 0, 0, s.total_batch + batches)
-    last = s.batch + batches  # counted from the start of the current epoch
+    last = s.batch + batches  # Counted from the start of the current epoch.
     epochs = max(0, math.ceil(last / s.epoch_batches) - 1)
     return Remaining(batches, _evaluations(s, batches), epochs, s.total_batch + batches)
 
 
 def _batches_by_steps(s: FitState, max_steps: int) -> int:
-    """Batches until `max_steps` updates. The last batches of an epoch are an update, even where they are fewer."""
+    """Return the number of batches until `max_steps` optimizer steps.
+
+    The last batches of an epoch make an optimizer step even if they are fewer than `accumulation`.
+    """
     steps = max(0, max_steps - s.global_step)
     if s.accumulation == 1 or s.epoch_batches is None:
         return (
@@ -332,7 +375,8 @@ def _evaluations(s: FitState, batches: int) -> int:
         return (epoch + 1) % (s.val_every_epochs or 1) == 0
 
     done = (s.batch - 1) // every if validates(s.epoch) and s.batch else 0
-    full_epochs = multiples_in(s.val_every_epochs, s.epoch, s.epoch + whole)  # of those that end
+    # Epochs that end before the run does.
+    full_epochs = multiples_in(s.val_every_epochs, s.epoch, s.epoch + whole)
     return (
         full_epochs * (s.epoch_batches // every)
         + (rest // every if validates(s.epoch + whole) else 0)
@@ -344,39 +388,45 @@ FIRST_S = 5.0
 FIRST_STEPS = 5
 KEPT_IN_JOURNAL = 1000
 FORWARD_SHARE = 1 / 3
-"""The forward pass as a share of a sample's forward and backward pass: the backward pass has twice the products (Kaplan
-et al. 2020, arXiv:2001.08361, section 2.1)."""
+"""Forward pass as a share of a sample's forward and backward pass.
+
+The backward pass has twice the matmuls (Kaplan et al. 2020, arXiv:2001.08361, section 2.1).
+"""
 
 Work = Literal["step", "evaluation", "checkpoint", "epoch"]
 Hook = Callable[..., None]
 
 
 class Stopwatch:
-    """Collects the times of the latest steps and of other work between them. `clock` gives monotonic seconds.
+    """Collects the times of the latest steps and of other work between them.
 
-    The time between two marks is charged to the work that ends at the second. A step may be charged in pieces (its data
-    before an evaluation, its computation after); `done` completes it.
+    The time between two marks is charged to the work that ends at the second mark. A step may be
+    charged in parts, such as its data before an evaluation and its computation after it. `done`
+    completes the step.
+
+    Args:
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._last = self.begun = clock()
         self.pending: dict[Work, float] = {}
-        """Seconds of work that is not complete."""
+        """Seconds charged to work that is not complete."""
         works: tuple[Work, ...] = get_args(Work)
         self.times = {work: deque[float](maxlen=4096 if work == "step" else 64) for work in works}
         self.total_s: dict[Work, float] = dict.fromkeys(self.times, 0.0)
         self.count: dict[Work, int] = dict.fromkeys(self.times, 0)
 
     def mark(self, work: Work) -> float:
-        """Charge the time since the last mark to `work`; returns the present time."""
+        """Charge the time since the last mark to `work` and return the current time."""
         now = self._clock()
         self.pending[work] = self.pending.get(work, 0.0) + now - self._last
         self._last = now
         return now
 
     def done(self, work: Work) -> None:
-        """Complete one `work` with all time charged to it since the last one."""
+        """Complete one occurrence of `work` with all time charged to it since the last one."""
         seconds = self.pending.pop(work, None)
         if seconds is not None:
             self.times[work].append(seconds)
@@ -393,7 +443,10 @@ class Stopwatch:
 
 
 def harmless(hook: Hook) -> Hook:
-    """Make a hook that cannot break the training. Its first error is reported and turns the callback off."""
+    """Wrap a hook so that it cannot break the training.
+
+    The first error is reported and turns the callback off.
+    """
 
     @functools.wraps(hook)
     def guarded(self: Reporter, *args: Any, **kwargs: Any) -> None:
@@ -412,7 +465,7 @@ def harmless(hook: Hook) -> Hook:
 
 
 def in_training(hook: Hook) -> Hook:
-    """Make a harmless hook that is inactive before and after a training."""
+    """Wrap a hook like `harmless`, and skip it before and after a training."""
 
     @functools.wraps(hook)
     def timed(self: Reporter, *args: Any, **kwargs: Any) -> None:
@@ -423,26 +476,33 @@ def in_training(hook: Hook) -> Hook:
 
 
 def say(words: str) -> None:
-    """Print one line on stderr, above tqdm's progress bar if there is one."""
+    """Print one line on stderr, above a tqdm progress bar if there is one."""
     tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
     try:
         if tqdm is not None:
             tqdm.write(words, file=sys.stderr)
         else:
             print(words, file=sys.stderr, flush=True)
-    except (OSError, ValueError):  # stderr is closed
+    except (OSError, ValueError):  # stderr is closed.
         pass
 
 
 class Reporter:
-    """Reports a training's remaining time every `every_s` seconds, and stores the run in the journal at its end.
+    """Reports a training's remaining time and stores the run in the journal at its end.
 
-    `tell` receives each `TimeLeft` in place of the line on stderr. `journal` is a path or URL, by default the user's
-    own; with `no_journal` nothing is stored. `model` names the run, by default after the model's class or configuration.
+    Args:
+        every_s: Seconds between reports.
+        tell: Function that receives each `TimeLeft`. By default, a line is printed on stderr.
+        journal: Path or URL of the journal. By default, the user's own.
+        no_journal: If True, the run is not stored.
+        model: Name of the run. By default, the model's class or configuration.
+        notes: Text to store with the run.
+        keep_identity: If True, the run is stored without being anonymised.
+        clock: Returns monotonic seconds.
     """
 
     counted = "step"
-    """The unit that the engine's hooks count: optimizer steps, or batches."""
+    """Unit that the engine's hooks count: "step" for optimizer steps, or "batch"."""
 
     def __init__(
         self,
@@ -469,17 +529,22 @@ class Reporter:
         self._step = self._total = self._begun_at = 0
         self._losses: list[float] = []
 
-    # What an engine's hooks call
+    # ---- methods for the hooks of an engine
 
     def _begin(self, speaks: bool, step: int) -> None:
-        """Begin or resume a training at `step`. Only one rank reports and stores."""
+        """Begin or resume a training at `step`. Only the rank with `speaks` reports and stores."""
         self._watch = Stopwatch(self._clock)
         self._running = True
         self._speaks, self._begun_at, self._step, self._losses = speaks, step, step, []
         self._next_s = self._watch.begun + min(FIRST_S, self.every_s)
 
     def _done(self, step: int, left: Callable[[], TimeLeft | None]) -> None:
-        """Complete one step, the `step`-th of the training, and report what is `left` when it is time to."""
+        """Complete step number `step`, and report if a report is due.
+
+        Args:
+            step: Number of the completed step.
+            left: Returns the remaining time.
+        """
         now = self._watch.mark("step")
         self._watch.done("step")
         self._step = step
@@ -499,7 +564,7 @@ class Reporter:
         checkpoints: float,
         epochs: float,
     ) -> TimeLeft | None:
-        """The remaining time. `guess_s`: seconds of an evaluation before the first one."""
+        """Return the remaining time. `guess_s` estimates an evaluation before the first has run."""
         times = self._watch.times
         others = [
             Other("evaluation", times["evaluation"], evaluations, guess_s),
@@ -511,7 +576,10 @@ class Reporter:
         )
 
     def _guess_evaluation_s(self, samples: float | None, samples_per_step: float) -> float | None:
-        """Seconds of an evaluation before the first one: the forward passes of its samples, as a share of a step's time."""
+        """Return the estimated seconds of an evaluation before the first one has run.
+
+        The estimate is the time of the forward passes of its samples, as a share of the step time.
+        """
         step_s = self._watch.times["step"]
         if samples is None or not step_s:
             return None
@@ -525,9 +593,14 @@ class Reporter:
         micro_steps: int = 1,
         **fields: Any,
     ) -> None:
-        """End the training, for the reason `ended` where it was stopped: report its time, and store it.
+        """End the training: print a summary line and store the run.
 
-        `micro_steps`: how many counted units make an optimizer step.
+        Args:
+            execution: Settings of the run, for the journal.
+            device: "cpu" or "cuda".
+            ended: Reason for an early end, or empty.
+            micro_steps: Counted units per optimizer step.
+            fields: Further fields of the journal entry, and the name of the `engine`.
         """
         self._running = False
         step_s = tuple(self._watch.times["step"])
@@ -559,7 +632,15 @@ class Reporter:
         engine: str,
         **fields: Any,
     ) -> None:
-        """Store the training's latest steps in the journal; `device` is "cpu" or "cuda". Imports torch."""
+        """Store the latest steps of the training in the journal. Imports torch.
+
+        Args:
+            execution: Settings of the run.
+            device: "cpu" or "cuda".
+            step_s: Seconds per optimizer step.
+            engine: Name of the engine's package.
+            fields: Further fields of the journal entry.
+        """
         from trainpace.journal import Entry, Journal, anonymous_entry, new_id, now_utc
         from trainpace.measure import device_in, environment
 
@@ -591,7 +672,10 @@ class Reporter:
 
 
 def steps_of(seconds: Sequence[float], micro_steps: int) -> tuple[float, ...]:
-    """Seconds of optimizer steps from those of their micro-steps, counted from the end; one step where there are too few."""
+    """Add up seconds of micro-steps to seconds of optimizer steps, counted from the end.
+
+    Fewer than `micro_steps` values give one step.
+    """
     first = len(seconds) % micro_steps if len(seconds) >= micro_steps else 0
     return tuple(
         math.fsum(seconds[i : i + micro_steps]) for i in range(first, len(seconds), micro_steps)
@@ -599,7 +683,10 @@ def steps_of(seconds: Sequence[float], micro_steps: int) -> tuple[float, ...]:
 
 
 def report_line(left: TimeLeft, counted: str = "step") -> str:
-    """One line: the step, the remaining time with its interval, the time of the end, and what is not included."""
+    """Return one line with the step, the remaining time and its interval, and the time of the end.
+
+    The line also names the work that the estimate does not include.
+    """
     now = datetime.datetime.now()
     end = now + datetime.timedelta(seconds=left.seconds)
     at = f"{end:%H:%M}" if end.date() == now.date() else f"{end:%a %d %b %H:%M}"
@@ -616,7 +703,7 @@ def report_line(left: TimeLeft, counted: str = "step") -> str:
 
 
 def summary_line(watch: Stopwatch, steps: int, counted: str = "step", ended: str = "") -> str:
-    """One line at the end: the steps, the total time, and the time outside steps."""
+    """Return one line for the end: the steps, the total time, and the time outside steps."""
     median = format_duration(statistics.median(watch.times["step"]))
     works: tuple[Work, ...] = ("evaluation", "checkpoint")
     beside = [

@@ -1,5 +1,7 @@
-"""Servers and their prices: a dated snapshot, a user's own machines, a refresh; and the ranking of
-them for one job."""
+"""Servers, their prices, and their ranking for one job.
+
+Prices come from a dated snapshot, from a list of the user's own machines, or from a refresh.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,9 +1,10 @@
 """Rank rental servers for a job by its total time and cost, on one node or several.
 
-The global batch, and thus the training, is the same on every server. The search picks the fastest
-execution that fits, over all micro-batches with accumulation, under DDP, ZeRO-1, and FSDP over
-a node or over all GPUs. Many offers share a shape (device, count, nodes, network, host); each shape
-is forecast once.
+The global batch is the same on every server, so the training is too. The search tries all
+micro-batches with gradient accumulation under DDP, ZeRO-1, and FSDP over a node or over all GPUs.
+It picks the fastest execution that fits.
+
+Many offers have the same shape (device, count, nodes, network, host). Each shape is forecast once.
 """
 
 from __future__ import annotations
@@ -40,23 +41,29 @@ from trainpace.plan import resolution
 from trainpace.workload import Workload, form_of
 
 MOST_BATCH = 10**7
-"""Largest global batch. Larger values are treated as typing errors."""
+"""Largest global batch. Larger values are rejected as typing errors."""
 
 NEARLY = math.expm1(resolution(("sharding",)))
-"""Relative step-time difference below which the simpler sharding wins (DDP, ZeRO-1, FSDP),
-because forecasts cannot resolve smaller differences."""
+"""Relative difference in step time below which the simpler sharding wins.
+
+Forecasts cannot resolve smaller differences. The order is DDP, ZeRO-1, FSDP.
+"""
 
 Counts = NDArray[np.int64]
 Binding = Literal["memory", "batch", "device", "deadline", "budget", "failures"]
 
 
 class Job(Record):
-    """The training and its limits. `schedule` has samples and epochs, or a number of steps.
+    """The training and its limits.
 
-    precisions: allowed precisions; each card uses its fastest; by default torch's default
-    for fp32 models on that GPU. most_nodes: largest number of nodes; powers of two are tried.
-    checkpointing: full recomputation, for workloads with blocks. spot: also consider spot prices.
-    data_from: the provider that stores the data.
+    Attributes:
+        schedule: Samples and epochs, or a number of steps.
+        precisions: Allowed precisions. Each GPU uses its fastest. By default, torch's default for
+            fp32 models on that GPU.
+        most_nodes: Largest number of nodes. Powers of two are tried.
+        spot: Also consider spot prices.
+        data_from: The provider that stores the data.
+        checkpointing: Recompute all activations, for workloads with blocks.
     """
 
     schedule: Schedule
@@ -109,8 +116,11 @@ class Match(Record):
 
 
 class Rejected(Record):
-    """Servers that cannot run the job, with the reason. `short_gib` is the missing memory per
-    GPU."""
+    """Servers that cannot run the job, with the reason.
+
+    Attributes:
+        short_gib: Missing memory per GPU in GiB, or None if memory is not the reason.
+    """
 
     offer: Offer
     nodes: int
@@ -120,7 +130,7 @@ class Rejected(Record):
 
 
 class Ranking(NamedTuple):
-    """Matches within deadline and budget, matches beyond them, and impossible shapes."""
+    """Matches within all limits, matches beyond a limit, and shapes that cannot run the job."""
 
     matches: list[Match]
     missed: list[Match]
@@ -138,17 +148,17 @@ def rank(
     """Rank all offers for one job, the cheapest or the fastest first.
 
     Args:
-        workload: the traced model
-        offers: the servers
-        devices: mapping from device name to device
-        job: the training and its limits
-        by: sort key, total cost ("usd") or total time ("hours")
-        knowledge: measured runs that correct the forecasts
+        workload: The traced model.
+        offers: The servers.
+        devices: Map from device name to device.
+        job: The training and its limits.
+        by: Sort key: total cost ("usd") or total time ("hours").
+        knowledge: Measured runs that correct the forecasts.
     """
     shapes = _Shapes(workload, job, knowledge)
     able: list[_Servers] = []
     rejected = []
-    # sorted, so that the kernels of a device are evaluated once
+    # Sorting by device means that the kernels of each device are evaluated once.
     for offer in sorted(offers, key=lambda offer: offer.device):
         has_spot = job.spot and offer.spot_price_usd_per_hour is not None
         for nodes in _node_counts(offer, job.most_nodes):
@@ -172,7 +182,7 @@ def rank(
 
 
 def _excess(match: Match, job: Job) -> float:
-    """Return the larger excess over deadline and budget, as a share of the limit."""
+    """Return the larger of the excesses over deadline and budget, relative to the limit."""
     return max(
         _late_s(match, job) / (job.deadline_s or 1.0),
         _over_usd(match, job) / (job.budget_usd or 1.0),
@@ -180,7 +190,10 @@ def _excess(match: Match, job: Job) -> float:
 
 
 def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected] | None:
-    """Return (violated limit, message, nearest choice) for a job whose limits no match meets."""
+    """Return the limit that rules out all matches, a message, and the nearest choice.
+
+    Call it for a ranking without matches. None if the ranking is empty.
+    """
     if ranking.missed:
         close = min(
             ranking.missed, key=lambda m: (not math.isfinite(m.time.total_s), _excess(m, job))
@@ -207,7 +220,10 @@ def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected]
 
 
 def near_misses(ranking: Ranking, job: Job) -> tuple[Match | None, Match | None]:
-    """Return the cheapest match within the deadline, and the fastest within the budget."""
+    """Return the cheapest match within the deadline and the fastest within the budget.
+
+    Both come from the matches that miss a limit. Either may be None.
+    """
     in_time = [m for m in ranking.missed if _late_s(m, job) <= 0]
     affordable = [m for m in ranking.missed if _over_usd(m, job) <= 0]
     cheapest = min(in_time, key=lambda m: m.mean_usd, default=None)
@@ -215,7 +231,7 @@ def near_misses(ranking: Ranking, job: Job) -> tuple[Match | None, Match | None]
 
 
 Reason = tuple[Binding, str, float | None]
-"""Binding limit, the reason in words, and the missing GiB."""
+"""Limit that rules out a shape, the reason in words, and the missing GiB."""
 
 
 class _Shape(NamedTuple):
@@ -262,9 +278,15 @@ class _Shapes:
     def at(
         self, device: Device, count: int, nodes: int, network_gb_per_s: float | None, host: str
     ) -> _Shape | Reason:
-        """Return the fastest execution of a shape, or the reason if it cannot do the job.
+        """Return the fastest execution of a shape, or the reason if it cannot run the job.
 
-        `host` is the name of its CPU, empty if unknown.
+        Args:
+            device: The GPU.
+            count: GPUs per node.
+            nodes: Number of nodes.
+            network_gb_per_s: Bandwidth of a node in one direction, or None if nodes cannot be
+                joined.
+            host: Name of the CPU. Empty if unknown.
         """
         key = (device.name, count, nodes, network_gb_per_s if nodes > 1 else None, host)
         if key not in self._done:
@@ -309,14 +331,15 @@ class _Shapes:
         return _Shape(fastest, training_of(job.schedule, e, job.conditions, states, power_w=power))
 
     def _computed_in(self, device: Device) -> list[Precision] | str:
-        """Return the precisions that a device supports, the fastest first, or the reason for none.
+        """Return the precisions that a device supports, the fastest first.
 
-        If several take equally long, only the first is returned.
+        If several take equally long, only the first is returned. If the device supports none,
+        return the reason instead.
         """
         fastest: dict[tuple[Form, float], Precision] = {}
         reason = ""
         for precision in self._traced or (device.torch_precision,):
-            # every micro-batch at once, because other shapes of the device need them
+            # All micro-batches are forecast at once, because other shapes of the device need them.
             forecaster = self._forecaster.on(Cluster(device=device))
             alone = forecaster.over_batches(self._base(precision), self._sizes.tolist())
             if alone.timed[-1]:
@@ -332,7 +355,10 @@ class _Shapes:
     def _fastest(
         self, cluster: Cluster, precision: Precision, sizes: Counts, share: int
     ) -> Forecast | Reason:
-        """Return the simplest execution that fits and is nearly as fast as the fastest."""
+        """Return the simplest execution that fits and is nearly as fast as the fastest.
+
+        If no execution fits, return the reason instead.
+        """
         key = (cluster.devices_per_node, cluster.nodes, precision)
         if key not in self._grids:
             self._grids[key] = _grid(cluster, self._base(precision), sizes, share)
@@ -342,7 +368,7 @@ class _Shapes:
         assert cluster.device.memory_gib is not None
         capacity, feasible = cluster.device.memory_gib.value, forecasts.feasible
         if not feasible.any():
-            # memory of the smallest card on which an execution would fit
+            # Memory of the smallest GPU on which an execution would fit.
             least = float(needed_gib(forecasts.memory).min()) / room_gib(1.0)
             needs = f"needs {format_number(least)} GiB per GPU even with the smallest micro-batch"
             return (
@@ -352,7 +378,8 @@ class _Shapes:
             )
         by_sharding = np.where(feasible, forecasts.step_ms, math.inf).reshape(-1, len(sizes))
         near = by_sharding.min(axis=1) <= by_sharding.min() * (1 + NEARLY)
-        simplest = int(np.argmax(near))  # the first
+        # argmax returns the first True, which is the simplest sharding.
+        simplest = int(np.argmax(near))
         return forecasts.brief(simplest * len(sizes) + int(np.argmin(by_sharding[simplest])))
 
     def _base(self, precision: Precision) -> Execution:
@@ -371,7 +398,7 @@ class _Shapes:
 
 
 def _matches(able: Sequence[_Servers], job: Job) -> list[Match]:
-    """Return the hours and dollars of the whole job on all servers that can do it."""
+    """Return the total hours and cost of the job on each server that can run it."""
     jobs = []
     for offer, _, spot, (forecast, training) in able:
         price = offer.spot_price_usd_per_hour if spot else offer.price_usd_per_hour
@@ -426,9 +453,11 @@ def _too_many_failures(match: Match, conditions: JobConditions) -> str:
 
 
 def _grid(cluster: Cluster, base: Execution, sizes: Counts, share: int) -> Grid:
-    """Return a grid of all shardings, simplest first, with every micro-batch that divides `share`
-    samples."""
-    shardings = [(0, 0)]  # ZeRO stage, GPUs over which states are sharded (0 for all)
+    """Return a grid of all shardings, simplest first, with all micro-batches in `sizes`.
+
+    `share` is the number of samples per GPU and step. Each micro-batch divides it.
+    """
+    shardings = [(0, 0)]  # (ZeRO stage, number of GPUs that share the sharded states, 0 for all)
     if cluster.num_devices > 1:
         within = (
             [(3, cluster.devices_per_node)]
@@ -460,7 +489,8 @@ def _node_counts(offer: Offer, most: int) -> list[int]:
 def cheapest_offer(offers: Sequence[Offer], device: str, gpus: int, nodes: int) -> Offer | None:
     """Return the cheapest on-demand server with at least `gpus` GPUs, or None.
 
-    The offer must support `nodes` networked nodes. The price covers the whole server.
+    If `nodes` is above 1, the server must be joinable to that many nodes. The price covers the
+    whole server.
     """
     able = [
         offer
@@ -491,7 +521,10 @@ def _meets(match: Match, job: Job) -> bool:
 
 
 def with_front(matches: list[Match]) -> list[Match]:
-    """Mark the Pareto front: matches that no other beats in both hours and dollars."""
+    """Mark the matches on the Pareto front.
+
+    A match is on the front if no other match is better in both hours and dollars.
+    """
     least_usd, front = math.inf, set()
     for i, match in sorted(
         enumerate(matches), key=lambda item: (item[1].mean_hours, item[1].mean_usd)

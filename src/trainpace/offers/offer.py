@@ -1,7 +1,8 @@
 """Servers with their prices.
 
-They come from a dated snapshot in the package (made by `fitting/offers.py`), from a user's own
-machines, and from a refresh from gpuhunt's public catalogues (https://github.com/dstackai/gpuhunt).
+They come from one of three sources: a dated snapshot in the package (made by `fitting/offers.py`),
+a list of the user's own machines, or a refresh from gpuhunt's public catalogues
+(https://github.com/dstackai/gpuhunt).
 """
 
 import csv
@@ -43,16 +44,19 @@ COLUMNS = (
     "as_of",
 )
 SNAPSHOT_KNOWN_ON = "2026-11-20"
-"""Date of the snapshot. Undated prices in it may be older."""
+"""Date of the snapshot. Its undated prices may be older."""
 GPUHUNT_PROVIDERS = {"lambdalabs": "lambda", "vastai": "vast", "datacrunch": "verda"}
-"""Provider names of gpuhunt and those of the snapshot."""
+"""Map from gpuhunt's provider names to those of the snapshot."""
 EGRESS_USD_PER_GB = {"aws": 0.09, "gcp": 0.12, "azure": 0.087, "oci": 0.0085}
-"""List prices of the first paid tier to the internet from North America and Europe, from the
-providers' pricing pages in 2025. Other providers charge nothing, or publish no price."""
+"""Price of moving data out of a provider, in dollars per GB.
+
+List prices of the first paid tier to the internet from North America and Europe, from the
+providers' pricing pages in 2025. Other providers charge nothing, or publish no price.
+"""
 
 
 BOOT_S = 120.0
-"""Assumed start time of a machine: two minutes."""
+"""Assumed start time of a machine in seconds."""
 
 
 _DOLLARS: tuple[Callable[[float], bool], str] = (lambda usd: 0 <= usd <= 1e6, "0 to 1e6 dollars")
@@ -66,18 +70,24 @@ _VALID: dict[str, tuple[Callable[[float], bool], str]] = {
     "boot_s": (lambda seconds: 0 < seconds <= 86400, "above 0, and at most a day"),
     "most_nodes": (lambda nodes: nodes >= 1, "a whole number from 1"),
 }
-"""Valid values of an offer's fields, and what to say about others."""
+"""For each field of an offer: the check of a value, and the valid range in words."""
 
 
 class Offer(Record):
     """A server with its price per hour.
 
     Attributes:
-        device: name in the catalogue; the server has `count` of them network_gb_per_s: bandwidth in
-        one direction to nodes of its kind, None if it cannot be joined host: its CPU, empty if
-        unknown source: where the price is from as_of: date of the price (YYYY-MM-DD), None if
-        unknown electricity_usd_per_kwh: paid on top, for own machines idle_watts: power of an own
-        machine that waits for work boot_s: start time of an own machine
+        device: Name of the GPU in the hardware catalogue.
+        count: Number of GPUs in the server.
+        network_gb_per_s: Bandwidth to other nodes of this type in one direction. None if nodes
+            cannot be joined.
+        host: Name of the CPU. Empty if unknown.
+        most_nodes: Largest number of nodes, or None without a limit.
+        electricity_usd_per_kwh: Price of electricity, paid in addition. Only for own machines.
+        idle_watts: Power of an own machine that is on but idle.
+        boot_s: Start time of an own machine.
+        source: Origin of the price.
+        as_of: Date of the price (YYYY-MM-DD). None if unknown.
     """
 
     provider: str
@@ -117,7 +127,10 @@ class Offer(Record):
 
 
 def is_stale(offer: Offer, today: datetime.date) -> bool:
-    """Return True if the price is undated or older than STALE_AFTER_DAYS. Own prices never are."""
+    """Return True if the price is undated or older than STALE_AFTER_DAYS.
+
+    Prices of own machines are never stale.
+    """
     if offer.provider == OWN:
         return False
     return (
@@ -127,10 +140,15 @@ def is_stale(offer: Offer, today: datetime.date) -> bool:
 
 
 def transfer_of(provider: str, data_from: str, conditions: JobConditions) -> JobConditions:
-    """Return the conditions with the speed and the cost of moving the data to a provider.
+    """Return the job conditions with the download speed and egress cost for a provider.
 
-    Data in the provider's own storage arrives at its speed and costs nothing to move. Other data
-    comes over the internet.
+    Data in the provider's own storage is read at the storage's speed, without egress cost. Other
+    data comes over the internet.
+
+    Args:
+        provider: The provider of the server.
+        data_from: The provider that stores the data.
+        conditions: The conditions of the job.
     """
     if not conditions.data_gb:
         return conditions
@@ -151,7 +169,15 @@ def snapshot() -> tuple[Offer, ...]:
 
 
 def read_offers(text: str, source: str) -> tuple[Offer, ...]:
-    """Parse offers of a CSV text with the columns COLUMNS. `source` names it in errors."""
+    """Parse offers from CSV text.
+
+    Args:
+        text: CSV with the columns COLUMNS.
+        source: Name of the text in errors.
+
+    Raises:
+        UnreadableInput: A column is missing, or a row is invalid.
+    """
     rows = csv.DictReader(io.StringIO(text))
     missing = set(COLUMNS) - set(rows.fieldnames or ())
     if missing:
@@ -177,7 +203,8 @@ def write_offers(offers: tuple[Offer, ...]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for offer in offers:
-        values = [getattr(offer, column) for column in COLUMNS]  # csv writes nothing for None
+        # The csv module writes None as an empty field.
+        values = [getattr(offer, column) for column in COLUMNS]
         writer.writerow([f"{value:g}" if isinstance(value, float) else value for value in values])
     return text.getvalue()
 
@@ -188,7 +215,7 @@ def _packaged(name: str) -> str:
 
 @functools.cache
 def node_networks() -> dict[tuple[str, str], tuple[float, str]]:
-    """Return (provider, instance type) -> (GB/s of a node in one direction, source)."""
+    """Return a map from (provider, instance type) to (GB/s of a node in one direction, source)."""
     families = tomllib.loads(_packaged("networks.toml"))["family"]
     return {
         (family["provider"], name): (family["gbit_per_s"] / 8, family["source"])
@@ -203,7 +230,7 @@ def _server_hosts() -> tuple[dict[str, Any], ...]:
 
 
 def _host_of(provider: str, instance_type: str) -> dict[str, str]:
-    """Return the published CPU of a server and its source, as fields of an offer."""
+    """Return the published CPU of a server and the source, as fields of an offer."""
     for family in _server_hosts():
         if family["provider"] == provider and instance_type.startswith(tuple(family["starts"])):
             return {"host": family["cpu"], "host_source": family["source"]}
@@ -214,16 +241,25 @@ def _host_of(provider: str, instance_type: str) -> dict[str, str]:
 
 
 class Machine(Record):
-    """A user's own machines with their price, whether rented, bought or already paid.
+    """Own machines of one kind, as a [[machine]] entry of a TOML file.
 
-    [[machine]] name = "lab" device = "RTX 4090" count = 4                       # devices of one
-    machine nodes = 2                       # machines of this kind network_gb_per_s = 1.25
-    # between them, or network_gbit_per_s = 10; without it none are joined host = "EPYC 7742"
-    # the CPU; by default one typical of such cards price = 1.20                    # dollars per
-    hour of one machine, or price_usd_per_hour; or: purchase_usd = 12000            # ... spread
-    over its years, at full use years = 4 electricity_usd_per_kwh = 0.30  # for the power of the
-    GPUs idle_watts = 60                 # of one machine that is on and waits boot_s = 120
-    # time to start again after it was switched off
+    The price may be per hour, or a purchase price spread over years of full use. Without a price,
+    the machine counts as paid for.
+
+        [[machine]]
+        name = "lab"
+        device = "RTX 4090"
+        count = 4                       # GPUs per machine
+        nodes = 2                       # machines of this kind
+        network_gb_per_s = 1.25         # between them, or network_gbit_per_s = 10;
+                                        # without it, machines cannot be joined
+        host = "EPYC 7742"              # the CPU; by default one typical of such GPUs
+        price = 1.20                    # dollars per hour of one machine, or price_usd_per_hour;
+        purchase_usd = 12000            # or, instead of a price per hour: purchase price
+        years = 4                       # over which the purchase price is spread
+        electricity_usd_per_kwh = 0.30  # for the power of the GPUs
+        idle_watts = 60                 # of one machine that is on but idle
+        boot_s = 120                    # time to start after it was switched off
     """
 
     name: str
@@ -288,7 +324,15 @@ class Machine(Record):
 
 
 def parse_machines(text: str, source: str) -> tuple[Offer, ...]:
-    """Parse own machines of a TOML text. `source` names it in errors."""
+    """Parse own machines from TOML text.
+
+    Args:
+        text: TOML with [[machine]] entries.
+        source: Name of the text in errors.
+
+    Raises:
+        UnreadableInput: The text has other entries, or an invalid machine.
+    """
     data = toml_of(text, source)
     entries = data.get("machine")
     if data.keys() != {"machine"} or not isinstance(entries, list) or not entries:
@@ -328,11 +372,11 @@ def notes_on(machines: Sequence[Offer]) -> list[str]:
 
 
 def _idle(offer: Offer, watts: float) -> str:
-    """Return the cost of an idle machine, and the idle time from which switching it off saves
-    energy.
+    """Return a note with the cost of an idle machine.
 
-    A starting machine draws at least as much. Slurm waits SuspendTime before it suspends a node
-    (slurm.conf(5)).
+    The note also says after how much idle time it saves energy to switch the machine off. That is
+    the start time, since a starting machine draws at least as much power as an idle one. Slurm
+    waits SuspendTime before it suspends a node (slurm.conf(5)).
     """
     kwh = watts * 24 / 1000
     boot = f"{BOOT_S:g} s (assumed; set boot_s)" if offer.boot_s is None else f"{offer.boot_s:g} s"
@@ -352,9 +396,13 @@ def _idle(offer: Offer, watts: float) -> str:
 
 
 def refreshed(today: datetime.date) -> tuple[tuple[Offer, ...], Counter[str]]:
-    """Return current offers, and the GPUs that are not in the hardware catalogue.
+    """Query gpuhunt for current offers.
 
-    Raises TrainpaceError if gpuhunt is missing, or its catalogues cannot be reached.
+    Returns:
+        The offers, and the number of servers per GPU that is missing from the hardware catalogue.
+
+    Raises:
+        TrainpaceError: gpuhunt is missing, or its catalogues are empty or cannot be read.
     """
     stays = f"The packaged snapshot of {SNAPSHOT_KNOWN_ON} stays in use."
     try:
@@ -366,7 +414,7 @@ def refreshed(today: datetime.date) -> tuple[tuple[Offer, ...], Counter[str]]:
         ) from None
     try:
         items = gpuhunt.query()
-    except Exception as error:  # its many providers and HTTP clients raise anything
+    except Exception as error:  # Its many providers and HTTP clients can raise any exception.
         raise TrainpaceError(
             f"the catalogues could not be read ({type(error).__name__}: {error}).", stays
         ) from None
@@ -376,9 +424,12 @@ def refreshed(today: datetime.date) -> tuple[tuple[Offer, ...], Counter[str]]:
 
 
 def offers_of(items: Iterable[Any], today: datetime.date) -> tuple[tuple[Offer, ...], Counter[str]]:
-    """Return gpuhunt's CatalogItems as offers, and the unknown GPUs with their numbers of servers.
+    """Convert gpuhunt's CatalogItems to offers.
 
-    gpuhunt lists the spot and the usual price of a server separately.
+    gpuhunt lists the on-demand and the spot price of a server as separate items.
+
+    Returns:
+        The offers, and the number of servers per GPU that is missing from the hardware catalogue.
     """
     usual, spot = _cheapest_items(items)
     unknown: Counter[str] = Counter()
@@ -413,7 +464,7 @@ _Items = dict[tuple[str, str, str], Any]
 
 
 def _cheapest_items(items: Iterable[Any]) -> tuple[_Items, _Items]:
-    """Return the cheapest usual and the cheapest spot item of each server."""
+    """Return the cheapest on-demand item and the cheapest spot item of each server."""
     usual: _Items = {}
     spot: _Items = {}
     for item in items:
@@ -428,7 +479,7 @@ def _cheapest_items(items: Iterable[Any]) -> tuple[_Items, _Items]:
 
 
 def _device_name(name: str, memory_gib: float | None) -> str | None:
-    """Return the catalogue's name of a GPU with about this memory, or None."""
+    """Return the catalogue name of a GPU with about this memory, or None if there is none."""
     for candidate in ([f"{name}-{memory_gib:g}GB"] if memory_gib else []) + [name]:
         try:
             device = find_device(candidate)

@@ -1,4 +1,4 @@
-"""Picks three servers of a ranking: the cheapest, the fastest, and the knee between them."""
+"""Recommend three servers of a ranking: the cheapest, the fastest, and the knee between them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ from trainpace.core.records import Record
 from trainpace.offers.match import Match
 
 Z_90, Z_ONE_SIDED = 1.645, 1.282
-"""Half-width of a 90% interval in standard deviations, and the one-sided 90% point."""
+"""Standard normal quantiles: half-width of a two-sided 90% interval, and the one-sided 90% point.
+"""
 KNEE_GAIN = 0.1
-"""Least depth of a knee below the straight line between the ends, on logarithmic axes from 0 to
-1."""
+"""Least depth of a knee below the straight line between the ends of the front.
+
+Both axes are logarithmic and scaled to 0 to 1.
+"""
 
 
 class Pick(Record):
-    """A recommended server, compared with the next cheaper pick (None for the cheapest).
+    """A recommended server, compared with the next cheaper pick.
 
-    hour_less_usd: the price of every saved hour. as_fast: a cheaper server that is as fast within
-    the forecasts' error.
+    Attributes:
+        hours_less: Hours saved against the next cheaper pick. None for the cheapest.
+        usd_more: Additional cost against the next cheaper pick. None for the cheapest.
+        as_fast: A cheaper server that is as fast within the forecasts' error, or None.
     """
 
     name: Literal["cheapest", "knee", "fastest"]
@@ -41,9 +46,9 @@ class Pick(Record):
 
 
 def picks(matches: Sequence[Match]) -> tuple[Pick, ...]:
-    """Return the picks, the cheapest first.
+    """Return the recommended servers, the cheapest first.
 
-    Fewer than three if one server is two of them, or if the front has no knee.
+    There are fewer than three if one server is two of them, or if the front has no knee.
     """
     able = [m for m in matches if math.isfinite(m.mean_hours) and math.isfinite(m.mean_usd)]
     front = sorted((m for m in able if m.on_front), key=lambda m: m.mean_hours)
@@ -69,10 +74,13 @@ def _pick(name: Literal["knee", "fastest"], match: Match, before: Match) -> Pick
 
 
 def knee(front: Sequence[Match]) -> Match | None:
-    """Return the knee of a front that is sorted by hours, or None if the front is nearly straight.
+    """Return the knee of a front, or None if the front is nearly straight.
 
-    The match farthest below the straight line between the ends, on logarithmic axes from 0 to 1
-    (Satopää et al. 2011, Kneedle).
+    The knee is the match farthest below the straight line between the ends. Both axes are
+    logarithmic and scaled to 0 to 1 (Satopää et al. 2011, Kneedle).
+
+    Args:
+        front: Matches of the Pareto front, sorted by hours.
     """
     if len(front) < 3:
         return None
@@ -91,16 +99,16 @@ def knee(front: Sequence[Match]) -> Match | None:
 
 
 def _as_fast(match: Match, front: Sequence[Match]) -> Match | None:
-    """Return the cheapest of a front that is faster than `match` with a probability of 10% or more.
+    """Return the cheapest match that has at least a 10% chance of being faster than `match`.
 
-    Forecasts of two servers have independent errors.
+    The forecasts of two servers have independent errors. None if no match is likely enough.
     """
     others = [m for m in front if m is not match and _behind(m, match) < Z_ONE_SIDED]
     return min(others, key=lambda m: m.mean_usd, default=None)
 
 
 def _behind(slower: Match, faster: Match) -> float:
-    """Return how much slower a match is, in standard deviations of both forecasts."""
+    """Return how much slower a match is, in standard deviations of the difference."""
     deviation = math.hypot(
         *(
             math.log(max(m.hours.high, 1e-12) / max(m.hours.low, 1e-12)) / (2 * Z_90)
