@@ -218,8 +218,7 @@ class Written(Record):
     """A changed file.
 
     `wrote` are the settings that it now states, `left` those that it cannot state, with reasons,
-    and
-    `notes` what the user must do besides.
+    and `notes` what the user must do besides.
     """
 
     file: str

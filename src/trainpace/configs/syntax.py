@@ -461,8 +461,7 @@ class Launch(NamedTuple):
     """A launch command.
 
     `line` is the start and end of its line, `flags` are the launcher's, `script` are the flags of
-    the
-    script that it starts. New flags go to `flags_end` and `script_end`.
+    the script that it starts. New flags go to `flags_end` and `script_end`.
     """
 
     name: str

@@ -45,8 +45,7 @@ class Ratio(Record):
     """Step time of B divided by that of A, with its interval if both runs have one.
 
     `beyond_noise` is True if the interval excludes 1. Steps within one process vary less than runs
-    on
-    different days, so a ratio near 1 beyond the noise may still be chance.
+    on different days, so a ratio near 1 beyond the noise may still be chance.
     """
 
     batch: int
@@ -329,8 +328,7 @@ class Score(Record):
     """Errors of `n` forecasts in percent of the measured step: (forecast - measured) / measured.
 
     `bias_pct` is the median of the signed errors. `coverage_pct` is the share of measurements
-    inside
-    their forecast's interval, over the `n_with_interval` that have one.
+    inside their forecast's interval, over the `n_with_interval` that have one.
     """
 
     name: str
@@ -433,8 +431,7 @@ class PublicQuery(Record):
     """Filters that must all hold, as in `Query`.
 
     `source`, `model` and `device` match a part in any case, and `optimizer` whole words, unless
-    `exact`.
-    Spaces, "-" and "_" make no difference in a model or an optimizer.
+    `exact`. Spaces, "-" and "_" make no difference in a model or an optimizer.
     """
 
     model: str = ""
@@ -696,8 +693,7 @@ class Accuracy(Record):
 
 
 class AccuracyLine(Record):
-    """Accuracy on runs outside the fit, which shows how far to trust a forecast, and
-    on others."""
+    """Accuracy on runs outside the fit, which shows how far to trust a forecast, and on others."""
 
     name: str
     not_in_fit: Accuracy

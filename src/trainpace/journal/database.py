@@ -154,8 +154,7 @@ def one_writer(connection: Connection) -> None:
     """Take the lock that serializes schema creation and bulk imports.
 
     On PostgreSQL, two processes that store the same runs in different orders would deadlock. On
-    SQLite
-    allows only one writing transaction.
+    SQLite allows only one writing transaction.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")

@@ -2,8 +2,7 @@
 
 Journals are made to be shared. Paths shrink to their last component; home folders, user names, host
 names, addresses, secrets in commands and serial numbers of devices are removed. A folder with a
-space
-in its name is only recognized inside quotes. Public model names (``timm:resnet50``) stay.
+space in its name is only recognized inside quotes. Public model names (``timm:resnet50``) stay.
 """
 
 import contextlib
@@ -49,8 +48,7 @@ class Entry(Record):
     Attributes:
         created_at: UTC in a form that sorts as text, ``2026-11-21T07:45:36.000000Z``.
         step_time_ms: the median step. `step` holds its parts and `step_times_ms` the single steps,
-            if
-            they were measured.
+            if they were measured.
         forecast_ms: the forecast for this run, made before it was measured, with its interval.
         forecast_factor: the correction in it from earlier runs in the journal.
         forecast_shares: the forecast's parts (`forecast.intervals.PARTS`); empty if not stored.

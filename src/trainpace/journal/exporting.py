@@ -1,10 +1,8 @@
 """Runs written to files (JSON, CSV, Parquet) and to experiment trackers (MLflow, Weights & Biases).
 
 All file formats hold every record whole. JSON is a list with one record per line, so that long
-files
-are written and read line by line. The tables have the columns that ``trainpace validate`` reads,
-and
-a column `record` from which runs are imported.
+files are written and read line by line. The tables have the columns that ``trainpace validate``
+reads, and a column `record` from which runs are imported.
 """
 
 import csv
@@ -193,8 +191,7 @@ def export_wandb(project: str, entries: Iterable[Entry]) -> int:
     """Add runs to a project, NAME or ENTITY/NAME; return their number.
 
     With WANDB_MODE=offline they go to a folder for `wandb sync`. A run keeps its id, so a second
-    export
-    adds nothing.
+    export adds nothing.
     """
     try:
         import wandb

@@ -4,11 +4,9 @@ MLflow.
 A format is a function that yields the runs of a file, and a line in FORMATS.
 
 An MLflow store is a folder ``mlruns`` (meta.yaml, params/, metrics/) or ``mlflow.db``; both are
-read
-without mlflow. A run is imported if it states a model, a batch size and a precision, and if it
-logged
-a step time or a throughput under one of the names below, which Hugging Face's, Lightning's and our
-own loggers use. Only a name's last component counts.
+read without mlflow. A run is imported if it states a model, a batch size and a precision, and if it
+logged a step time or a throughput under one of the names below, which Hugging Face's, Lightning's
+and our own loggers use. Only a name's last component counts.
 """
 
 import contextlib
@@ -119,8 +117,7 @@ class Given(NamedTuple):
     """Facts that the user states about a file.
 
     `device` and `precision` are used if the file does not state them. With `keep_identity`, names
-    and
-    paths are stored as they are. With `accept_odd`, shared runs far off their forecast are
+    and paths are stored as they are. With `accept_odd`, shared runs far off their forecast are
     accepted.
     """
 
@@ -590,10 +587,8 @@ def read_huggingface(path: Path, given: Given) -> Iterator[Item]:
     """Yield the run of a file. A file without training is skipped with its reason.
 
     The step time is the run's wall-clock time divided by its steps, so it includes evaluation,
-    checkpoints
-    and the first steps. Device, precision and optimizer are only in training_args.bin, a pickle
-    that is
-    never opened.
+    checkpoints and the first steps. Device, precision and optimizer are only in training_args.bin,
+    a pickle that is never opened.
     """
     data = read_json(path)
     if not is_huggingface(data):
@@ -677,8 +672,7 @@ class Imported(Record):
     """The result of importing one file.
 
     Runs were new, already in the journal, or skipped (by reason). `lessons` says what a file of
-    shared
-    runs taught.
+    shared runs taught.
     """
 
     file: str

@@ -199,8 +199,7 @@ def _again(entry: Entry, plain: Forecaster) -> Observed | None:
     """Return a run beside today's forecast for its own card and number of cards, or None.
 
     A run cannot be forecast here on another machine's CPU, on nodes with an unknown network, or in
-    a
-    number format that was not traced.
+    a number format that was not traced.
     """
     target, e = plain.target, entry.execution
     here = target.cluster

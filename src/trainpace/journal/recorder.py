@@ -29,8 +29,7 @@ class Circumstances(NamedTuple):
     """Facts stored with every run of a sweep.
 
     `command` started the sweep; it is "" if there was none. With `keep_identity`, names and paths
-    are
-    stored as they are.
+    are stored as they are.
     """
 
     device: str

@@ -1,15 +1,13 @@
 """Runs shared with others: an anonymous file that people can read, and the check of such a file.
 
 Sharing uses an allow-list. Only named fields leave. Text leaves only if Trainpace knows it already:
-a
-card or a host CPU of the catalogue, a public model, an optimizer, a version number. A run holds no
-path, name, host, command, note, time of day or id of its journal. `docs/shared_runs.schema.json` is
-`schema()`.
+a card or a host CPU of the catalogue, a public model, an optimizer, a version number. A run holds
+no path, name, host, command, note, time of day or id of its journal. `docs/shared_runs.schema.json`
+is `schema()`.
 
 Nothing in a foreign file is believed. A run enters if its fields match the schema, if its card
-could
-have done it, and if it is new. A run that is ODD times off today's forecast is rejected, unless the
-user accepts it.
+could have done it, and if it is new. A run that is ODD times off today's forecast is rejected,
+unless the user accepts it.
 """
 
 from __future__ import annotations
@@ -96,8 +94,7 @@ class SharedRun(Record, omit_defaults=True):
         model: a public name, or "own model N", where N distinguishes the models of one file.
         date: date of the measurement, UTC.
         step_time_ms: the median step; missing if the run was out of memory. `low_ms` and `high_ms`
-            are
-            its 90% interval, `parts` its parts.
+            are its 90% interval, `parts` its parts.
         forecast_ms: Trainpace's forecast without the journal; `forecast_shares` are its parts.
     """
 
@@ -384,8 +381,7 @@ class Lessons(Record):
     """The effect of a file of shared runs on the journal.
 
     `odd` are runs that were rejected, or accepted on request. `unchecked` counts new runs that
-    could be
-    not compared with physics or with a forecast.
+    could be not compared with physics or with a forecast.
     """
 
     by: tuple[Lesson, ...]

@@ -1,10 +1,9 @@
 """Storage of the journal: adding, finding, paging and changing runs, on SQLite and PostgreSQL.
 
 A page starts after the last run of the previous page (keyset paging), so the thousandth costs as
-much
-as the first. A filter with few matches examines all runs; the index `runs_list` holds all filtered
-columns in order of time, so this reads a tenth of the table. A part of a name is first looked up
-among the few names.
+much as the first. A filter with few matches examines all runs; the index `runs_list` holds all
+filtered columns in order of time, so this reads a tenth of the table. A part of a name is first
+looked up among the few names.
 """
 
 from __future__ import annotations
@@ -90,10 +89,8 @@ class Query(Record):
     """Filters that must all hold.
 
     `model` and `device` match a part of the name in any case, or with `exact` the whole name.
-    `source`
-    matches a part of the source's name. `sweep` is an id or its first digits. `text` is searched in
-    names,
-    notes, reason, command and source. `since` is a time in UTC.
+    `source` matches a part of the source's name. `sweep` is an id or its first digits. `text` is
+    searched in names, notes, reason, command and source. `since` is a time in UTC.
     """
 
     model: str = ""
@@ -172,8 +169,7 @@ class Page(NamedTuple):
     """A page of runs.
 
     `matches` counts the matching runs from here on; None for more than `most`. The next page starts
-    after
-    `after`, which is "" on the last page.
+    after `after`, which is "" on the last page.
     """
 
     entries: list[Entry]

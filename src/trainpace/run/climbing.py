@@ -283,8 +283,7 @@ class _Climb:
         """Measure the gain.
 
         If other rungs were tried since the kept setup (`stale`), it is tried again, because a
-        machine gets
-        slower and faster. If the two are close, both are tried again in turn.
+        machine gets slower and faster. If the two are close, both are tried again in turn.
         """
         assert new.measured is not None
         old_ms, new_ms = [before.step_time_ms], list(new.measured.trials_ms)
@@ -326,8 +325,7 @@ class _Climb:
         """Compare the first setup with the last.
 
         The product of the rungs' speed-ups is too large, because a rung with lucky trials was kept
-        for
-        them, and because a machine gets slower and faster during a climb.
+        for them, and because a machine gets slower and faster during a climb.
         """
         if sum(rung.kept for rung in results.rungs) < 2:
             return None

@@ -135,8 +135,7 @@ class Facts(Record):
     """Facts about a training besides its weights.
 
     `random` is True if the model draws random numbers. `uneven_targets` is True if parts of the
-    batch
-    have different numbers of targets that count (targets of -100 do not).
+    batch have different numbers of targets that count (targets of -100 do not).
     """
 
     losses: tuple[float, ...]
@@ -286,8 +285,7 @@ def _cause(trainings: _Trainings, way: Way, can: Sequence[Change]) -> dict[str, 
     """Return the changes that make a way equal, and all that were tried.
 
     Single changes come first. If none is enough, several are combined, at most one of a kind (a
-    weight,
-    a number format). Then each change is removed if equality holds without it.
+    weight, a number format). Then each change is removed if equality holds without it.
     """
     results: dict[tuple[Change, ...], WayResult] = {}
 

@@ -1,8 +1,7 @@
 """Train variants for `trainpace verify`: `python -m trainpace.run.equivalence_training`.
 
 The samples depend only on the seed and the step. A variant's changes are interventions in the
-model,
-its loss and its random generators, to see whether a difference disappears.
+model, its loss and its random generators, to see whether a difference disappears.
 """
 
 import contextlib
@@ -152,8 +151,7 @@ class _Replicas(nn.Module):
     """The model as nn.DataParallel runs it: every replica takes a chunk of the batch.
 
     The loss is that of all outputs. torch's own needs GPUs and runs replicas at once; here they run
-    one
-    after another with the same weights.
+    one after another with the same weights.
     """
 
     def __init__(self, model: nn.Module, replicas: int) -> None:
@@ -246,8 +244,7 @@ def _parts(task: Task, q: Question, step: int, sizes: tuple[int, ...]) -> list[A
     """Return the samples of a step, divided into parts.
 
     Samples of a data set are drawn one by one, each with its own seed, so that random augmentation
-    is the
-    same in every way.
+    is the same in every way.
     """
     parts = [
         slice(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)
@@ -307,8 +304,7 @@ def targets_of(batch: Any) -> int:
     """Return how many targets of a batch count: whole numbers other than -100.
 
     They are in the batch's last part, or in its `labels`. In a dictionary the first label of a row
-    is
-    skipped, because language models predict the next token.
+    is skipped, because language models predict the next token.
     """
     labels = (
         batch.get("labels")
@@ -407,8 +403,7 @@ def _work(request: dict[str, Any]) -> str:
     """Train in one process, and return one sentence per failed variant as JSON, by its key.
 
     A failure before the first success is the model's own and is raised. A failure of a rank is
-    always
-    raised, because other ranks wait for it.
+    always raised, because other ranks wait for it.
     """
     question, folder = msgspec.convert(request["question"], Question), Path(request["folder"])
     variants = msgspec.convert(request["variants"], list[Variant])

@@ -95,10 +95,8 @@ class Job(Record):
     LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, as torchrun sets them.
 
     Rank 0 writes `result` whole, as its last act: a job is done if and only if that file exists.
-    For a
-    whole command, Slurm's batch script writes it after success, with the time of the start.
-    `folder`
-    holds logs and the launcher's own files.
+    For a whole command, Slurm's batch script writes it after success, with the time of the start.
+    `folder` holds logs and the launcher's own files.
     """
 
     name: str
@@ -143,9 +141,8 @@ class Ended(Record):
     """The result of a job.
 
     `reason` is a sentence if the job is not done, and `tail` the last lines of its log. `seconds`
-    count
-    from the start of the processes, without the time in a queue. `attempts` is above 1 after a
-    requeue.
+    count from the start of the processes, without the time in a queue. `attempts` is above 1 after
+    a requeue.
     """
 
     state: State
@@ -185,8 +182,7 @@ class Launcher(Record):
         """Run all jobs and return how each ended, in order. A failed job does not stop the others.
 
         Jobs run one after another, because jobs on one machine slow each other down. Slurm runs as
-        many
-        at once as it has room for.
+        many at once as it has room for.
         """
         return tuple(self.run(job, on_line) for job in jobs)
 
@@ -337,8 +333,8 @@ class OnThisMachine(Launcher):
         """Return the variables that are added to this process's environment.
 
         Unless the user has chosen, each rank gets an even share of the cores. Without
-        OMP_NUM_THREADS a
-        plain rank would start a thread per core, and a rank of torchrun only one thread.
+        OMP_NUM_THREADS a plain rank would start a thread per core, and a rank of torchrun only one
+        thread.
         """
         added = {"PYTHONUNBUFFERED": "1"}
         if job.cpus_per_process is not None or not self.threads_given:
@@ -387,10 +383,8 @@ class Torchrun(OnThisMachine):
         """Return torchrun's command.
 
         --standalone picks a free port, so that two jobs do not collide. --local-addr avoids a
-        lookup of the
-        host name, which may have no address. --log-dir puts torchrun's error files into the job's
-        folder,
-        because torchrun does not remove them.
+        lookup of the host name, which may have no address. --log-dir puts torchrun's error files
+        into the job's folder, because torchrun does not remove them.
         """
         if job.nnodes > 1:
             raise TrainpaceError(

@@ -84,8 +84,7 @@ class Rung(Record):
 
     A tuple of values is a choice, of which the best is kept. Several tuples are tried in all
     combinations. `precompute` names a dataset, FILE.py:NAME, whose samples are first stored as
-    shards
-    that then replace it. `settings` and `environment` are those of `Setup`, for a script.
+    shards that then replace it. `settings` and `environment` are those of `Setup`, for a script.
     """
 
     title: str

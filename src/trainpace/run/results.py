@@ -3,10 +3,9 @@
 Did a rung help? It must be faster beyond the noise of both setups, and still be the same training.
 A rung and the baseline start from the same weights and see the same samples in the same order
 (`Trial.seed`), so their loss curves differ only by what the rung changed. Some of that is
-legitimate
-(bf16 rounding, batch statistics, augmentation). Curves are smoothed and compared within a tolerance
-plus the spread between two baseline trials with different seeds. The tolerance is a share of the
-baseline's first loss, because a loss may approach 0.
+legitimate (bf16 rounding, batch statistics, augmentation). Curves are smoothed and compared within
+a tolerance plus the spread between two baseline trials with different seeds. The tolerance is a
+share of the baseline's first loss, because a loss may approach 0.
 """
 
 import math
@@ -65,9 +64,8 @@ def gain_of(old_ms: Sequence[float], new_ms: Sequence[float]) -> Gain:
     """Return the gain from the medians of trials, each in a process of its own.
 
     With one trial of each, the noise is assumed (`BETWEEN_PROCESSES`). With more, it is pooled from
-    the
-    repeats, in logarithms, and the difference of the means is tested by Student's t. (Welch's test
-    would need more trials than a ladder has.)
+    the repeats, in logarithms, and the difference of the means is tested by Student's t. (Welch's
+    test would need more trials than a ladder has.)
     """
     noise = noise_of({0: old_ms, 1: new_ms})
     logs = [statistics.fmean(math.log(v) for v in values) for values in (old_ms, new_ms)]
@@ -89,8 +87,8 @@ class LossCheck(Record):
     """The comparison of a rung's smoothed loss with the baseline's.
 
     `worst` and `at_end` are the largest difference and the one in the last window of
-    `smoothed_over`
-    steps, as shares of the baseline's first loss. `tolerance` includes the baseline's own spread.
+    `smoothed_over` steps, as shares of the baseline's first loss. `tolerance` includes the
+    baseline's own spread.
     """
 
     verdict: Verdict
@@ -150,8 +148,7 @@ def _difference(one: Sequence[float], other: Sequence[float]) -> Floats | None:
     """Return how far the second curve is above the first, by window, or None for too few steps.
 
     It is relative to the first window of the first curve. Steps that do not fill the last window
-    are
-    dropped.
+    are dropped.
     """
     width = min(len(one), len(other)) // WINDOWS
     if width < FEWEST_A_WINDOW:
@@ -382,12 +379,9 @@ class LadderRow(Record):
     """One row of a ladder's table.
 
     `ratio` is old / new time per sample, against what was kept before, from trials in turn. `total`
-    is
-    the product of the ratios up to this row. Both are None if nothing was measured. `forecast_ms`
-    and
-    `measured_ms` are both times of a step. `epoch_s` includes the validation. `no_forecast` says
-    why
-    there is no forecast.
+    is the product of the ratios up to this row. Both are None if nothing was measured.
+    `forecast_ms` and `measured_ms` are both times of a step. `epoch_s` includes the validation.
+    `no_forecast` says why there is no forecast.
     """
 
     title: str

@@ -77,10 +77,8 @@ class ScriptTrial(Record):
     """A command in words, run in `cwd` for `steps` steps after the warm-up.
 
     `world_size` and `global_batch` are what the settings say; if the script does something else, it
-    does
-    not read them. None is not checked. Slurm is asked for `nnodes` x `nproc_per_node` ranks with
-    the
-    cores and GPUs of each; `starts` says who starts them.
+    does not read them. None is not checked. Slurm is asked for `nnodes` x `nproc_per_node` ranks
+    with the cores and GPUs of each; `starts` says who starts them.
     """
 
     command: tuple[str, ...]

@@ -201,11 +201,10 @@ def _start(job: Job) -> str:
     """Return the srun command. It outlives the loss of a node, so that Slurm requeues the job.
 
     A rank that fails delays its exit by a second. srun stops reading output as soon as another rank
-    is
-    killed for it, and the line that says what went wrong would be lost (14 of 20 jobs). Slurm sends
-    its
-    signals to every process of a step; the shell ignores them, so that the rank answers. A whole
-    command gets a temporary folder per node, because the recorder may end it before it cleans up.
+    is killed for it, and the line that says what went wrong would be lost (14 of 20 jobs). Slurm
+    sends its signals to every process of a step; the shell ignores them, so that the rank answers.
+    A whole command gets a temporary folder per node, because the recorder may end it before it
+    cleans up.
     """
     cores = f" --cpus-per-task={_cores_of_a_task(job)}" if job.cpus_per_process else ""
     whole = job.starts != "python"

@@ -48,8 +48,7 @@ QUEUE_EXCESS = 0.15
 bound.
 
 On two cores two workers of examples/face_crops.py gave 1.8 times the samples of none, where the
-bound
-has 2.0 (benchmarks/results/thesis_case.md).
+bound has 2.0 (benchmarks/results/thesis_case.md).
 """
 PER_LOG_BATCH_SD = 0.08
 """Standard deviation added per factor of e between two batch sizes (RMS over ten models on a

@@ -51,10 +51,8 @@ class Trial(Record):
     """A task under one execution, and how long it is trained.
 
     `task` is FILE.py:FUNCTION or a model spec. Steps take samples in the order of a permutation
-    that
-    depends only on `seed` and the global batch, so two trials with the same global batch see the
-    same
-    samples.
+    that depends only on `seed` and the global batch, so two trials with the same global batch see
+    the same samples.
 
     Attributes:
         warmup_steps: steps that are not counted.

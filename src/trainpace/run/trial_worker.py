@@ -176,8 +176,7 @@ class Fsdp2(FabricEngine):
     Gradients are reduced after every micro-batch, as forecasts assume. Not sharding them until the
     last one (no_sync) would take the memory that sharding saves. Under amp_bf16 FSDP2's own mixed
     precision is used (parameters gathered in bf16, gradients reduced in fp32), so norms and softmax
-    run
-    in bf16 too.
+    run in bf16 too.
     """
 
     precisions = PRECISIONS | {"amp_bf16": "32-true"}
@@ -293,9 +292,8 @@ def import_engine(engine: EngineName, device: str) -> None:
 def recompute_blocks(model: Any) -> tuple[str, ...]:
     """Turn full activation checkpointing on. Returns notes.
 
-    Uses the model's own switch (transformers, timm), or else wraps its longest chain
-    of
-    similar blocks. If the model has neither, nothing is recomputed and a note says so.
+    Uses the model's own switch (transformers, timm), or else wraps its longest chain of similar
+    blocks. If the model has neither, nothing is recomputed and a note says so.
     """
     # transformers renamed it in 5.x
     for switch in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
@@ -675,8 +673,7 @@ def _norms_of(trial: Trial, engine: Engine) -> NoiseNorms:
     """Return a collector of gradient norms of a partial batch and of the whole batch.
 
     With accumulation, the part is the first micro-batch (of all ranks under FSDP2, which reduces
-    gradients in every
-    micro-batch). Under DDP without accumulation it is each rank's share.
+    gradients in every micro-batch). Under DDP without accumulation it is each rank's share.
     """
     e = trial.execution
     if e.accumulation > 1:
