@@ -1,4 +1,4 @@
-"""The journal's database: tables, and connections from a path or a URL (SQLite, or PostgreSQL)."""
+"""Database schema of the run journal, and connections to SQLite or PostgreSQL."""
 
 import random
 import sqlite3
@@ -39,10 +39,10 @@ ATTEMPTS = 8
 _LOCK = 0x7261636B
 """Key of the PostgreSQL advisory lock. Nothing else in the database uses it."""
 MAPPED_BYTES = 2**32
-"""Largest part of a journal that SQLite maps into memory for reading."""
+"""Largest part of a journal file, in bytes, that SQLite maps into memory for reading."""
 _PRAGMAS = (
-    # A probe takes seconds and its commit milliseconds, so every commit waits for the disk. With
-    # WAL, NORMAL would survive a killed process, but not a power cut.
+    # FULL makes every commit wait for the disk. That takes milliseconds, and a probe takes seconds.
+    # With WAL, NORMAL would survive a killed process but not a power cut.
     "PRAGMA synchronous=FULL",
     "PRAGMA foreign_keys=ON",
     "PRAGMA cache_size=-64000",
@@ -114,7 +114,7 @@ def row_of(record: Entry | Sweep) -> dict[str, Any]:
 
 
 def prepare(engine: Engine) -> None:
-    """Create a journal's tables in an empty database. Safe if two processes call it at once.
+    """Create the journal's tables in an empty database. Two processes may call it at once.
 
     Raises:
         UnreadableInput: If the tables belong to another program or version.
@@ -151,10 +151,10 @@ def _has_tables(connection: Connection) -> bool:
 
 
 def one_writer(connection: Connection) -> None:
-    """Take the lock that serializes schema creation and bulk imports.
+    """Take the lock that serializes schema creation and bulk imports on PostgreSQL.
 
-    On PostgreSQL, two processes that store the same runs in different orders would deadlock. On
-    SQLite allows only one writing transaction.
+    Without the lock, two processes that store the same runs in different orders would deadlock.
+    SQLite does not need it, because it allows only one writing transaction at a time.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
@@ -165,7 +165,11 @@ class JournalUnusable(UnreadableInput):
 
 
 def url_of(where: str) -> URL:
-    """Return the SQLAlchemy URL of a path or database URL. ``postgresql://`` uses psycopg."""
+    """Return the SQLAlchemy URL of a path or database URL. ``postgresql://`` uses psycopg.
+
+    Raises:
+        TrainpaceError: If the name or URL is invalid, or the journal would be in memory.
+    """
     if "://" not in where:
         if not where or "\x00" in where:
             raise TrainpaceError(f"{where!r} is not a valid name for a journal.")
@@ -227,18 +231,19 @@ def engine_of(url: URL, create: bool, read_only: bool = False) -> Engine:
 
 
 class _TakesIndexes(SQLiteCompiler):
-    """Compiler that emits ``with_hint(table, "INDEXED BY ...", "sqlite")``, which the default one
-    ignores."""
+    """SQLite compiler that supports ``with_hint(table, "INDEXED BY ...", "sqlite")``.
+
+    SQLAlchemy's default compiler ignores this hint.
+    """
 
     def get_from_hint_text(self, table: Any, text: str | None) -> str | None:
         return text
 
 
 def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
-    """Run `work` in one transaction that writes; retry if another process holds the lock.
+    """Run `work` in one writing transaction. Retry if another process holds the lock.
 
-    SQLite takes the lock at BEGIN, because a transaction that has already read cannot wait for
-    it.
+    SQLite takes the lock at BEGIN. A transaction that has already read cannot wait for the lock.
     """
 
     def once() -> T:
@@ -249,8 +254,7 @@ def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
 
 
 def _retried(work: Callable[[], T], kind: type[E], may_pass: Callable[[E], bool]) -> T:
-    """Run `work`, and retry with random exponential backoff while it raises a transient
-    error."""
+    """Run `work` and retry transient errors with random exponential backoff."""
     for attempt in range(ATTEMPTS - 1):
         try:
             return work()
@@ -262,8 +266,10 @@ def _retried(work: Callable[[], T], kind: type[E], may_pass: Callable[[E], bool]
 
 
 def tidy(engine: Engine) -> None:
-    """Refresh PostgreSQL's statistics after many new rows. Queries stay slow until autovacuum
-    runs."""
+    """Refresh PostgreSQL's statistics after many new rows.
+
+    Without it, queries stay slow until autovacuum runs.
+    """
     if engine.dialect.name == "postgresql":
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("VACUUM (ANALYZE) runs")
@@ -271,7 +277,7 @@ def tidy(engine: Engine) -> None:
 
 @contextmanager
 def plainly(url: URL) -> Iterator[None]:
-    """Convert database errors into JournalUnusable with a one-sentence message."""
+    """Convert database errors into `JournalUnusable` with a one-sentence message."""
     try:
         yield
     except UnicodeDecodeError:
@@ -302,7 +308,7 @@ def _prepare_file(path: Path, create: bool) -> None:
         if stat.S_ISDIR(kind):
             raise UnreadableInput(f"{path} is a folder, not a journal.")
         head = first_bytes(path, 16)
-        # SQLite itself would report it only after a wait for locks
+        # SQLite would report this error only after it has waited for locks.
         if head and head != b"SQLite format 3\x00":
             raise UnreadableInput(f"{path} is not a journal.", "A journal is an SQLite database.")
     make_folder(path.parent)
@@ -313,9 +319,9 @@ def _set_up_sqlite(connection: Any, record: object) -> None:
     cursor = connection.cursor()
     if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
         tables = {name for (name,) in cursor.execute("SELECT name FROM sqlite_master")}
-        # the mode is stored in the file, so files of other programs are not touched
+        # The mode is stored in the file. Leave files of other programs unchanged.
         if not tables or "journal_meta" in tables:
-            # SQLite ignores its timeout if several processes open a new file at the same moment
+            # SQLite ignores its timeout if several processes open a new file at the same moment.
             _retried(
                 lambda: cursor.execute("PRAGMA journal_mode=WAL"),
                 sqlite3.OperationalError,
@@ -342,8 +348,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _in_the_way(error: OperationalError) -> bool:
-    """Return True if another process holds the lock, or PostgreSQL ended this transaction in a
-    deadlock."""
+    """Return True if another process holds the lock or PostgreSQL reports a deadlock."""
     state = getattr(error.orig, "sqlstate", None)
     return state in ("40001", "40P01", "55P03") or any(
         word in str(error.orig) for word in ("is locked", "busy")

@@ -1,4 +1,4 @@
-"""Changes carried out: engines, launchers, ladders, and the check that training is equivalent."""
+"""Trials of a plan's changes: engines, launchers, ladders, and equivalence checks."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,6 @@
-"""The climb: read a ladder, then forecast a rung, try it, keep it if it helps, or else undo it.
+"""Climb a ladder: forecast each rung, measure it, and keep or undo it.
 
-Each rung starts from what is kept so far. A ladder comes from a file of the user's (`ladder.toml`)
+Each rung starts from the setup that was kept so far. A ladder comes from the user's `ladder.toml`,
 or from a plan that `trainpace plan --output` wrote.
 """
 
@@ -56,25 +56,29 @@ from trainpace.run.trial import FailedTrial, LoaderSettings, TrialResult
 from trainpace.workload import ModelSpec
 
 ROUNDS = 2
-"""Number of alternate measurements of two setups that are too close, or of the first and the
-last."""
+"""Number of alternating trials of each setup when two setups are compared again."""
 BASELINE = "baseline"
 END_TO_END = "end-to-end"
 MOST_OTHERS = 100
-"""Number of stored rungs of other ladders and other code; the latest are kept."""
+"""Number of stored rungs from other ladders or other code. Only the latest are kept."""
 
 _MEASURED_ALIKE = "seconds warmup_steps seed device allow_global_batch loss_tolerance steps".split()
-"""Settings of a ladder that change what a trial measures."""
+"""Ladder settings that affect what a trial measures. They are part of a rung's key."""
 
 ForecastSetups = Callable[[Sequence[Setup], Sequence[MeasuredCompute]], list[StepForecast]]
-"""A function that forecasts setups from earlier measurements."""
+"""Type of a function that forecasts setups, given the compute measured so far."""
 
 
 class ClimbActions(NamedTuple):
-    """Actions that a climb needs from the rest of the program.
+    """Callbacks of a climb.
 
-    `try_it` (setup, seed, name) runs a trial. `precompute` (FILE.py:NAME) returns the folder of the
-    shards. `keep` stores the state, `journal` records a trial.
+    Attributes:
+        try_it: Runs a trial of (setup, seed, name).
+        forecast: Forecasts setups, given the compute measured so far.
+        precompute: Makes the shards of a dataset, FILE.py:NAME, and returns their folder.
+        tell: Reports progress.
+        keep: Stores the state of the climb.
+        journal: Records a measured alternative.
     """
 
     try_it: Callable[[Setup, int, str], TrialResult | FailedTrial]
@@ -91,27 +95,32 @@ def climb(
     before: LadderResult | None = None,
     stop_early: bool = False,
 ) -> LadderResult:
-    """Try all rungs.
+    """Try all rungs of a ladder in order and return the results.
 
-    `before` is an earlier climb. Rungs that would be measured alike are not measured again.
+    Args:
+        ladder: The ladder.
+        actions: Callbacks of the climb.
+        before: Result of an earlier climb. Its rungs are reused if they would be measured the same
+            way.
+        stop_early: If True, stop after the first rung that is not kept.
 
     Raises:
-        UserCodeError: if the baseline cannot be measured, so that nothing can be compared with it.
+        UserCodeError: If the baseline cannot be measured.
     """
     return _Climb(ladder, actions, before).run(stop_early)
 
 
 class RungPreview(NamedTuple):
-    """A rung before the climb: its alternatives, each with a forecast or the reason for none."""
+    """A rung before it is measured: its alternatives with their forecasts."""
 
     title: str
     attempts: list[Attempt]
 
 
 def preview(ladder: Ladder, actions: ClimbActions) -> list[RungPreview]:
-    """Return the baseline and all rungs, each starting from the best forecasts before it.
+    """Return the forecasts of the baseline and of all rungs. Nothing is trained.
 
-    Nothing is trained.
+    Each rung starts from the setup with the best forecast in the rung before it.
     """
     kept = ladder.start
     previews = [
@@ -164,8 +173,7 @@ class _Climb:
         return results
 
     def _keep(self, results: LadderResult) -> None:
-        """Store the state with the rungs that earlier climbs measured and this one has not
-        reached."""
+        """Store the results, with reusable rungs of earlier climbs that this climb has not used."""
         used = {
             self._before and self._before.baseline.key,
             *(r.key for r in (results.baseline, *results.rungs)),
@@ -174,7 +182,7 @@ class _Climb:
         self._actions.keep(replace(results, others=tuple(others[-MOST_OTHERS:])))
 
     def _baseline(self) -> LadderResult:
-        """Measure the baseline with two seeds, which shows the spread of its loss curves."""
+        """Measure the baseline with two seeds, to learn the spread of its loss curves."""
         start, key = self._ladder.start, self._key([self._ladder.start], None)
         if key in self._done and self._before is not None:
             self._actions.tell(f"{BASELINE}: measured before")
@@ -280,10 +288,15 @@ class _Climb:
     def _gain(
         self, rung: Rung, kept: Setup, before: Measured, new: Attempt, stale: bool
     ) -> tuple[Attempt, tuple[float, ...], Gain]:
-        """Measure the gain.
+        """Measure how much faster the new setup is than the kept one.
 
-        If other rungs were tried since the kept setup (`stale`), it is tried again, because a
-        machine gets slower and faster. If the two are close, both are tried again in turn.
+        If the rung before was undone (`stale`), the kept setup is measured again first, because a
+        machine's speed drifts. If the difference is not clear, both setups are measured again in
+        turn.
+
+        Returns:
+            The attempt with all of its trials, the step times of the kept setup in ms, and the
+            gain.
         """
         assert new.measured is not None
         old_ms, new_ms = [before.step_time_ms], list(new.measured.trials_ms)
@@ -310,8 +323,10 @@ class _Climb:
         )
 
     def _in_turn(self, one: Setup, other: Setup, name: str) -> tuple[list[float], list[float]]:
-        """Try two setups in turn, `ROUNDS` times. Returns the steps of the trials that did not
-        fail."""
+        """Run `ROUNDS` alternating trials of two setups, and return the step times of each in ms.
+
+        Failed trials are skipped.
+        """
         one_ms: list[float] = []
         other_ms: list[float] = []
         for turn in range(ROUNDS):
@@ -322,10 +337,11 @@ class _Climb:
         return one_ms, other_ms
 
     def _end_to_end(self, results: LadderResult) -> EndToEnd | None:
-        """Compare the first setup with the last.
+        """Compare the first setup with the last kept one in alternating trials.
 
-        The product of the rungs' speed-ups is too large, because a rung with lucky trials was kept
-        for them, and because a machine gets slower and faster during a climb.
+        The product of the rungs' speed-ups overestimates the total: rungs with lucky trials were
+        kept, and the machine's speed drifts during a climb. Return None if fewer than two rungs
+        were kept, or if all trials of one setup failed.
         """
         if sum(rung.kept for rung in results.rungs) < 2:
             return None
@@ -391,7 +407,10 @@ def _alternatives(
     forecast: ForecastSetups,
     measured: Sequence[MeasuredCompute],
 ) -> list[Attempt]:
-    """Return the alternatives of a rung with their forecasts. Impossible ones have a failure."""
+    """Return the alternatives of a rung with their forecasts.
+
+    An alternative that is impossible has its reason in `failure`.
+    """
     setups: list[Setup | str] = []
     for values in rung.alternatives():
         try:
@@ -406,7 +425,7 @@ def _alternatives(
                 environment=setup.environment | rung.environment,
             )
             if ladder.script is not None:
-                changed_files(ladder, setup)  # raises an error if no file can hold a change
+                changed_files(ladder, setup)  # Raises TrainpaceError if no file can hold a change.
             setups.append(setup)
         except TrainpaceError as error:
             setups.append(str(error))
@@ -423,10 +442,11 @@ def _alternatives(
 
 
 def make_shards(target: str, folder: Path, workers: int, tell: Callable[[str], None]) -> str:
-    """Precompute FILE.py:NAME once into a climb's folder, and return the folder of its shards.
+    """Precompute the dataset FILE.py:NAME into the climb's folder, and return the shards' folder.
 
     Raises:
-        TrainpaceError: as `shards.precompute` does, and if another part is still to be computed.
+        TrainpaceError: If the dataset cannot be precomputed, or another process still computes a
+            part.
     """
     from trainpace.shards import Settings, precompute
 
@@ -447,7 +467,7 @@ def rung_file_name(title: str, number: int) -> str:
 
 
 def _per_sample(times_ms: Sequence[float], setup: Setup) -> list[float]:
-    """Divide times by the global batch, so that steps with different global batches compare."""
+    """Divide step times by the global batch, so that different global batches are comparable."""
     return [t / setup.execution.global_batch for t in times_ms]
 
 
@@ -470,16 +490,26 @@ CONDITION_KEYS = tuple(
 )
 JOB_KEYS = (*Schedule.__struct_fields__, *CONDITION_KEYS)
 OF_A_PLAN = tuple(k for k in EXECUTION_KEYS if k not in ("accumulation", "optimizer"))
-"""Fields that identify a plan's change. Accumulation follows from the rest; the optimizer stays."""
+"""Execution fields that identify a plan's change.
+
+The accumulation follows from the other fields. The optimizer does not change.
+"""
 
 
 def read_ladder(
     path: Path, task: str | None = None, precompute: str = "", script: Script | None = None
 ) -> Ladder:
-    """Return the ladder in a file.
+    """Read a ladder from a .toml file, or make one from a plan in a .json file.
 
-    `task` and `script` override the file's own. `precompute` names the dataset for a plan's shards.
-    Errors name the file.
+    Args:
+        path: The file. Errors name it.
+        task: Replaces the file's own task.
+        precompute: Dataset FILE.py:NAME for the shards of a plan.
+        script: Script to train if the file names none.
+
+    Raises:
+        UnreadableInput: If the file is not a valid ladder or plan.
+        TrainpaceError: If the file has no task, no script or no rung.
     """
     text = read_bytes(path)
     if path.suffix == ".toml":
@@ -529,7 +559,7 @@ def _from_toml(text: bytes, path: Path, task: str | None, script: Script | None)
 
 
 def _check_tables(read: dict[str, Any], path: Path) -> None:
-    """Check the names of all keys but those of rungs, and that tables are tables."""
+    """Raise an error for unknown keys outside rungs, and for tables that are not tables."""
     _check_names(read, TOP_KEYS, f"key of {path.name}")
     known = {"start": KEYS, "job": JOB_KEYS, "slurm": SlurmOptions.__struct_fields__}
     rungs = read.get("rung", [])
@@ -551,7 +581,7 @@ def _start_of(script: Script | None, start: dict[str, Any], spec: str) -> Setup:
 
 
 def _job_of(job: dict[str, Any] | None) -> dict[str, Any]:
-    """Return [job] as a schedule and conditions."""
+    """Split the table [job] into the fields `job` (a schedule) and `conditions`."""
     if job is None:
         return {}
     conditions = {name: value for name, value in job.items() if name in CONDITION_KEYS}
@@ -560,7 +590,7 @@ def _job_of(job: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _script_of(read: dict[str, Any], path: Path) -> Script | None:
-    """Remove the keys `command` and `config`, and return the script that they name."""
+    """Remove the keys `command` and `config`, and return the script that they describe, or None."""
     command, configs = read.pop("command", None), read.pop("config", [])
     configs = [configs] if isinstance(configs, str) else configs
     if command is None and configs:
@@ -575,11 +605,11 @@ def _script_of(read: dict[str, Any], path: Path) -> Script | None:
 
 
 def start_of_script(script: Script, given: Mapping[str, Any], task: str = "") -> Setup:
-    """Return how a script trains now: its settings, and what is `given` for the rest.
+    """Return a script's current setup. `given` fills in what its own settings do not state.
 
     Raises:
-        Contradiction: if both state different values.
-        TrainpaceError: if neither states the number of samples per step.
+        Contradiction: If a given value differs from the script's own setting.
+        TrainpaceError: If neither states the number of samples per step.
     """
     now = present(script)
     e = now.execution
@@ -631,7 +661,7 @@ def _rung(table: dict[str, Any], path: Path) -> Rung:
 
 
 def _values(table: dict[str, Any], key: str, *kinds: type) -> dict[str, Any] | None:
-    """Return a nested table whose values all have exactly one of some types, or None."""
+    """Return the nested table under `key`, or None if a value has another type than `kinds`."""
     values = table.get(key, {})
     valid = isinstance(values, dict) and {type(value) for value in values.values()} <= set(kinds)
     return values if valid else None
@@ -640,11 +670,12 @@ def _values(table: dict[str, Any], key: str, *kinds: type) -> dict[str, Any] | N
 def ladder_of_plan(
     plan: Plan, task: str | None = None, precompute: str = "", script: Script | None = None
 ) -> Ladder:
-    """Return a plan's changes as rungs.
+    """Return a ladder with one rung per change of a plan.
 
     Raises:
-        TrainpaceError: if the plan has no changes, or no model is named.
-        Contradiction: if a script does not train as the plan assumes.
+        TrainpaceError: If the plan has no changes or no model, or a dataset to precompute is
+            missing.
+        Contradiction: If the script's current settings differ from the plan's start.
     """
     spec = task or plan.model
     if not spec and script is None:
@@ -718,6 +749,6 @@ def _check_names(table: Mapping[str, Any], keys: Iterable[str], what: str) -> No
 
 
 def _beside(path: Path, spec: str) -> str:
-    """Return FILE.py:NAME relative to the ladder's folder instead of the working directory."""
+    """Return FILE.py:NAME with a path relative to the ladder's folder."""
     named = ModelSpec.of(spec)
     return named.with_path(path.parent / named.path) if named.runs_code else spec

@@ -1,7 +1,7 @@
-"""Check whether several ways of training on the same samples give the same weights.
+"""Check that different ways of training on the same samples give the same weights.
 
-Every way is trained, and its weights are compared with those of one process and one batch. Changes
-that make the weights equal show the cause of a difference.
+The model is trained in each way, and the weights are compared with those of one process and one
+batch. If the weights differ, the cause is searched: a change that makes the weights equal shows it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from trainpace.core.records import Record, load
 from trainpace.core.worker import run_isolated, run_ranks
 
 Way = Literal["whole", "again", "accumulate", "data_parallel", "ddp", "fsdp2", "deepspeed"]
-"""Ways of training. Each is compared with whole: one process with the whole batch at once.
+"""Ways of training. Each is compared with "whole": one process with the whole batch at once.
 
-again repeats whole. data_parallel uses the replicas of nn.DataParallel, one after another.
-deepspeed is ZeRO stage 2.
+"again" repeats "whole". "data_parallel" uses the replicas of nn.DataParallel, one after another.
+"deepspeed" is ZeRO stage 2.
 """
 WAYS: tuple[Way, ...] = get_args(Way)[2:]
 RANKS: tuple[Way, ...] = ("ddp", "fsdp2", "deepspeed")
@@ -41,24 +41,31 @@ Change = Literal[
     "no_dropout",
     "fp64",
 ]
-"""An intervention on both sides of a comparison. Weights only matter if a batch is divided."""
+"""Intervention that is applied to both sides of a comparison.
+
+The loss weights (weight_by_samples, weight_by_targets, sum) only matter if a batch is divided.
+"""
 CHANGES: tuple[Change, ...] = get_args(Change)
 WEIGHTS: tuple[Change, ...] = ("weight_by_samples", "weight_by_targets", "sum")
 
 TOLERANCE = 1e-5
-"""Relative tolerance. fp32 has a unit roundoff of 6e-8; another order of sums gives multiples of
-it."""
-INITIAL = "initial"
-"""Name of the weights before the first step."""
-FLOOR = 1e-3
-"""Smallest size, as a share of the model's root mean square, that a tensor's difference is relative
-to.
+"""Default relative tolerance.
 
-A tensor that starts at 0 and whose gradient is 0 up to rounding (the bias of an attention key) is
-only noise.
+The unit roundoff of fp32 is 6e-8. A different order of summation gives multiples of it.
+"""
+INITIAL = "initial"
+"""File name of the weights before the first step."""
+FLOOR = 1e-3
+"""Smallest scale for a relative difference, as a share of the root mean square of all weights.
+
+Some tensors start at 0 and have a gradient of 0 up to rounding, such as the bias of an attention
+key. Such a tensor holds only noise.
 """
 LEAST_MOVED = 100.0
-"""Factor by which the weights must move more than they differ. If not, equality means nothing."""
+"""Minimum ratio of how far the weights moved to how far they differ.
+
+Below it, equal weights prove nothing.
+"""
 FORMATS: tuple[Change, ...] = ("fp32", "fp64")
 WORKER = "trainpace.run.equivalence_training"
 
@@ -66,10 +73,13 @@ Tell = Callable[[str], None]
 
 
 class Question(Record):
-    """Train `steps` steps of `batch` samples in several ways.
+    """Request to compare several ways of training for `steps` steps of `batch` samples.
 
-    The batch is used at once, in `parts` micro-batches, and on `ranks` processes or replicas. The
-    `optimizer` None is the task's own, or sgd_momentum.
+    Attributes:
+        parts: Number of micro-batches for "accumulate".
+        ranks: Number of processes or replicas for the other ways.
+        optimizer: None for the task's own optimizer, or sgd_momentum if the task has none.
+        tolerance: Largest relative difference of weights that counts as equal.
     """
 
     model: str
@@ -106,17 +116,17 @@ class Question(Record):
         return self.parts if way == "accumulate" else 1 if way in ("whole", "again") else self.ranks
 
     def sizes(self, way: Way) -> tuple[int, ...]:
-        """Return the samples of each part, the larger ones first; they differ by one at most."""
+        """Return the number of samples in each part, the larger parts first."""
         shares = self.shares(way)
         if way == "data_parallel":
-            # as torch's chunk() divides: none is larger than the first, and there may be fewer
+            # Divide like torch.chunk(): no part is larger than the first, and there may be fewer parts.
             each = -(-self.batch // shares)
             return tuple(min(each, self.batch - begin) for begin in range(0, self.batch, each))
         return tuple(self.batch // shares + (i < self.batch % shares) for i in range(shares))
 
 
 class Variant(Record):
-    """One training: a way with some changes."""
+    """One training: a way of training with the changes applied to it."""
 
     way: Way
     changes: tuple[Change, ...] = ()
@@ -127,15 +137,18 @@ class Variant(Record):
 
     @property
     def whole(self) -> Variant:
-        """The variant that it is compared with. Its batch is not divided, so it has no weights."""
+        """The reference variant: the same changes on an undivided batch, without loss weights."""
         return Variant(way="whole", changes=tuple(c for c in self.changes if c not in WEIGHTS))
 
 
 class Facts(Record):
-    """Facts about a training besides its weights.
+    """Facts about a training other than its weights.
 
-    `random` is True if the model draws random numbers. `uneven_targets` is True if parts of the
-    batch have different numbers of targets that count (targets of -100 do not).
+    Attributes:
+        random: True if the model draws random numbers.
+        hooks: Number of gradient hooks on parameters.
+        uneven_targets: True if parts of the batch have different numbers of targets. Targets of
+            -100 do not count.
     """
 
     losses: tuple[float, ...]
@@ -146,23 +159,26 @@ class Facts(Record):
 
 
 class Tried(Record):
-    """Some changes, and the largest relative difference with them; None if the training failed."""
+    """Changes that were tried, and the largest relative difference with them.
+
+    The difference is None if the training failed.
+    """
 
     changes: tuple[Change, ...]
     difference: float | None
 
 
 class WayResult(Record):
-    """The comparison of one way with the whole batch in one process.
+    """Comparison of one way of training with the whole batch in one process.
 
     Attributes:
-        difference: the largest max |a - b| / max(|a|, |b|) over tensors, after the last step.
-        worst: the tensor with that difference.
-        moved: the same measure from the first weights to the last.
-        first_loss: the loss of the first step, put together from the parts.
-        cause: a minimal set of changes that makes the weights equal; empty if they are equal, or if
-            none was found.
-        failed: reason why no difference is available.
+        difference: Largest max |a - b| / max(|a|, |b|) over all tensors, after the last step.
+        worst: Name of the tensor with that difference.
+        moved: The same measure between the first and the last weights.
+        first_loss: Loss of the first step, combined from the parts.
+        cause: Minimal set of changes that makes the weights equal. It is empty if the weights are
+            equal or if no such set was found.
+        failed: Reason why there is no difference, or "".
     """
 
     way: Way
@@ -178,8 +194,10 @@ class WayResult(Record):
 
 
 class Equivalence(Record):
-    """The answer to a Question. `repeated` is the difference between two runs of one process, if
-    measured."""
+    """Answer to a `Question`.
+
+    `repeated` is the difference between two runs of one process, or None if it was not measured.
+    """
 
     question: Question
     ways: tuple[WayResult, ...]
@@ -193,10 +211,12 @@ class Equivalence(Record):
 
 
 def verify(question: Question, tell: Tell = lambda _: None) -> Equivalence:
-    """Compare the ways. `tell` reports progress. A way that fails is part of the answer.
+    """Compare the ways of training in a question. `tell` reports progress.
+
+    A way that fails does not raise an error. Its result has the reason in `failed`.
 
     Raises:
-        TrainpaceError: if the model cannot be trained in one process.
+        TrainpaceError: If the model cannot be trained in one process.
     """
     with tempfile.TemporaryDirectory(prefix="trainpace-verify-") as folder:
         trainings = _Trainings(question, Path(folder), tell)
@@ -209,7 +229,7 @@ def verify(question: Question, tell: Tell = lambda _: None) -> Equivalence:
             again = Variant(way="again")
             trainings.run([again])
             repeated = trainings.result(again).difference
-            if not repeated:  # if one process does not repeat itself, changes show nothing
+            if not repeated:  # If runs of one process differ, changes prove nothing.
                 causes = _causes(trainings, apart)
                 results = [replace(r, **causes.get(r.way, {})) for r in results]
         return Equivalence(
@@ -218,8 +238,8 @@ def verify(question: Question, tell: Tell = lambda _: None) -> Equivalence:
 
 
 def candidates(question: Question, facts: Facts, way: Way) -> tuple[Change, ...]:
-    """Return the changes that can matter for a way of this model and question."""
-    # replicas have one loss for the whole batch and one backward pass
+    """Return the changes that can affect this way of training with this model."""
+    # Replicas share one loss over the whole batch and one backward pass.
     divided = way != "data_parallel"
     can: dict[Change, bool] = {
         "fp32": question.precision != "fp32",
@@ -235,7 +255,10 @@ def candidates(question: Question, facts: Facts, way: Way) -> tuple[Change, ...]
 
 
 class Difference(NamedTuple):
-    """The largest relative difference (NaN if a weight is NaN), and its tensor."""
+    """Largest relative difference between two sets of weights, and the name of its tensor.
+
+    The difference is NaN if a weight is NaN or infinite.
+    """
 
     relative: float
     tensor: str
@@ -244,9 +267,10 @@ class Difference(NamedTuple):
 def difference(
     a: Mapping[str, NDArray[np.floating]], b: Mapping[str, NDArray[np.floating]]
 ) -> Difference:
-    """Return the largest max |a - b| / max(|a|, |b|) over tensors; at most 2.
+    """Return the largest max |a - b| / max(|a|, |b|) over all tensors. It is at most 2.
 
-    The size of a tensor is at least FLOOR x the root mean square of all weights in a.
+    A tensor's scale max(|a|, |b|) is at least FLOOR times the root mean square of all weights in
+    `a`.
     """
     names = sorted(a)
     assert names == sorted(b), "two trainings of one model have the same parameters"
@@ -266,13 +290,13 @@ def difference(
 
 
 def difference_of_files(a: Path, b: Path) -> Difference:
-    """Return the difference of two ``.npz`` files, read one tensor at a time."""
+    """Return the difference of two ``.npz`` files. They are read one tensor at a time."""
     with np.load(a) as left, np.load(b) as right:
         return difference(left, right)
 
 
 def _causes(trainings: _Trainings, apart: Sequence[Way]) -> dict[Way, dict[str, Any]]:
-    """Return `cause` and `tried` for each way."""
+    """Return the fields `cause` and `tried` of `WayResult` for each way."""
     can = {
         way: candidates(trainings.question, trainings.facts(Variant(way=way)), way) for way in apart
     }
@@ -282,10 +306,11 @@ def _causes(trainings: _Trainings, apart: Sequence[Way]) -> dict[Way, dict[str, 
 
 
 def _cause(trainings: _Trainings, way: Way, can: Sequence[Change]) -> dict[str, Any]:
-    """Return the changes that make a way equal, and all that were tried.
+    """Return the changes that make a way's weights equal, and all changes that were tried.
 
-    Single changes come first. If none is enough, several are combined, at most one of a kind (a
-    weight, a number format). Then each change is removed if equality holds without it.
+    Single changes are tried first. If no single change is enough, changes are combined, with at
+    most one loss weight and one number format. Then each change is removed if the weights stay
+    equal without it.
     """
     results: dict[tuple[Change, ...], WayResult] = {}
 
@@ -311,7 +336,10 @@ def _cause(trainings: _Trainings, way: Way, can: Sequence[Change]) -> dict[str, 
 
 
 def _combinations(can: Sequence[Change]) -> list[tuple[Change, ...]]:
-    """Return all other changes together, with each weight and each number format."""
+    """Return the sets of changes to try together, in order.
+
+    Each set has all other changes, at most one loss weight and at most one number format.
+    """
     free = [change for change in can if change not in (*WEIGHTS, *FORMATS)]
     if not free and "fp32" not in can:
         return []
@@ -322,18 +350,18 @@ def _combinations(can: Sequence[Change]) -> list[tuple[Change, ...]]:
 
 
 class _Trainings:
-    """The trainings of one question. Each runs once and leaves its weights in a folder."""
+    """Trainings of one question. Each variant trains once and stores its weights in a folder."""
 
     def __init__(self, question: Question, folder: Path, tell: Tell) -> None:
         self.question, self.tell, self._folder = question, tell, folder
         self._failed: dict[str, str] = {}
 
     def run_pairs(self, variants: Iterable[Variant]) -> None:
-        """Train the variants and the ones that they are compared with."""
+        """Train the variants and their reference variants."""
         self.run([both for variant in variants for both in (variant.whole, variant)])
 
     def run(self, variants: Sequence[Variant]) -> None:
-        """Train what is missing: in one process first, then on ranks."""
+        """Train the variants without a result: first in one process, then on several ranks."""
         in_one_process = self._missing(v for v in variants if v.way not in RANKS)
         if in_one_process:
             request = self._request(in_one_process) | {"first": not self._weights(INITIAL).exists()}
@@ -343,10 +371,10 @@ class _Trainings:
             self._run_ranks(on_ranks)
 
     def result(self, variant: Variant) -> WayResult:
-        """Compare a variant with its whole.
+        """Compare a variant with its reference variant.
 
-        They are equal if the difference is within the tolerance and small beside how far the
-        weights moved.
+        The weights count as equal if their difference is within the tolerance, and the weights
+        moved at least LEAST_MOVED times as far as they differ.
         """
         losses = self.facts(variant).losses if self._is_there(variant) else ()
         apart, tensor = self._difference(variant.whole, variant)
@@ -373,7 +401,7 @@ class _Trainings:
         return load(self._folder / f"{variant.key}.json", Facts)
 
     def _run_ranks(self, variants: Sequence[Variant]) -> None:
-        """Train until all variants are done, or one has failed."""
+        """Train the variants on several ranks, until all are done or one has failed."""
         q, store = self.question, self._folder / "store"
         store.unlink(missing_ok=True)
         requests = [
@@ -391,9 +419,10 @@ class _Trainings:
         return dict(msgspec.to_builtins(request))
 
     def _difference(self, a: Variant | None, b: Variant) -> tuple[float | None, str]:
-        """Return the difference of two trainings, or of one from the first weights, and its tensor.
+        """Return the relative difference of two trainings and the name of its tensor.
 
-        It is None if a training is missing or has a NaN.
+        If `a` is None, the initial weights are used. The difference is None if a training has no
+        result or its weights are not finite.
         """
         if not (self._is_there(b) and (a is None or self._is_there(a))):
             return None, ""
@@ -403,7 +432,7 @@ class _Trainings:
         return (None, "") if math.isnan(apart.relative) else apart
 
     def _missing(self, variants: Iterable[Variant]) -> list[Variant]:
-        """Return the variants that did not train and did not fail, each once."""
+        """Return the variants that have neither a result nor a failure, without duplicates."""
         return list(
             {
                 v.key: v for v in variants if not self._is_there(v) and v.key not in self._failed

@@ -1,7 +1,8 @@
-"""Train variants for `trainpace verify`: `python -m trainpace.run.equivalence_training`.
+"""Worker process that trains variants for `trainpace verify`.
 
-The samples depend only on the seed and the step. A variant's changes are interventions in the
-model, its loss and its random generators, to see whether a difference disappears.
+It runs as `python -m trainpace.run.equivalence_training`. The samples depend only on the seed and
+the step. The changes of a variant modify the model, its loss or its random generators, to see if a
+difference disappears.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-# DDP warns about unused parameters
+# Hide DDP's warnings about unused parameters.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import torch
@@ -38,13 +39,13 @@ from trainpace.workload import Task, build_task, import_package, make_optimizer,
 
 _SAMPLES, _MODEL, _STEPS = 1, 2, 3
 IGNORED = -100
-"""Target that torch's losses ignore, and with which transformers pads labels."""
+"""Target value that torch's losses ignore. transformers pads labels with it."""
 
 
 def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> None:
-    """Train a variant. Rank 0 writes ``KEY.npz`` (the parameters), then ``KEY.json`` (Facts).
+    """Train a variant. Rank 0 writes ``KEY.npz`` (the parameters), then ``KEY.json`` (`Facts`).
 
-    The very first training also writes its initial weights; all others start from those.
+    The first training in the folder also writes its initial weights. All others start from them.
     """
     q, changes = question, variant.changes
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -67,7 +68,9 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
     if rank == 0:
         np.savez(folder / f"{variant.key}.npz", **parameters)
         facts = Facts(
-            losses=tuple(loss for loss in losses if np.isfinite(loss)),  # JSON has no others
+            losses=tuple(
+                loss for loss in losses if np.isfinite(loss)
+            ),  # JSON has no NaN or infinity.
             batch_norms=len(norms),
             random=step.random,
             hooks=hooks,
@@ -78,7 +81,10 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
 
 @dataclass
 class _Step:
-    """One training step of a variant, and what the steps so far have shown of the model."""
+    """Runner of a variant's training steps.
+
+    `random` and `uneven_targets` collect facts about the model while the steps run.
+    """
 
     question: Question
     variant: Variant
@@ -93,7 +99,7 @@ class _Step:
     uneven_targets: bool = False
 
     def run(self, step: int) -> float:
-        """Train one step on the samples of its number, and return its loss."""
+        """Train step number `step` and return its loss."""
         q, variant = self.question, self.variant
         sizes = (q.batch,) if variant.way == "data_parallel" else q.sizes(variant.way)
         parts = self._parts(step, sizes)
@@ -111,7 +117,7 @@ class _Step:
         loss = 0.0
         for i in [self.rank] if on_ranks else range(len(parts)):
             weight = loss_weight(variant.changes, i, sizes, targets)
-            # ranks average their gradients, so each rank's share counts as often as there are ranks
+            # Ranks average their gradients, so each rank's loss is multiplied by the number of ranks.
             loss += self._backward(parts[i], weight, len(sizes) if on_ranks else 1)
         self.random |= not torch.equal(before, torch.get_rng_state())
         (self.model if variant.way == "deepspeed" else self.optimizer).step()
@@ -124,7 +130,7 @@ class _Step:
     def _backward(self, part: Any, weight: float, ranks: int) -> float:
         with self.autocast:
             loss = self.task.loss(self.model, part)
-            # a model that computes its own loss returns one per replica
+            # A model that computes its own loss returns one loss per replica.
             loss = loss.mean() if self.variant.way == "data_parallel" else loss
         share = loss * weight * ranks
         if self.variant.way == "deepspeed":
@@ -138,7 +144,7 @@ class _Step:
 
 
 def _begin(model: nn.Module, folder: Path) -> None:
-    """Load the initial weights of the first training, or store them if this is the first."""
+    """Load the shared initial weights. The first training stores its own as the initial weights."""
     states = folder / f"{INITIAL}.pt"
     if states.exists():
         model.load_state_dict(torch.load(states, weights_only=True))
@@ -148,10 +154,10 @@ def _begin(model: nn.Module, folder: Path) -> None:
 
 
 class _Replicas(nn.Module):
-    """The model as nn.DataParallel runs it: every replica takes a chunk of the batch.
+    """Model that runs as nn.DataParallel does: each replica processes a chunk of the batch.
 
-    The loss is that of all outputs. torch's own needs GPUs and runs replicas at once; here they run
-    one after another with the same weights.
+    The outputs are joined before the loss is computed. nn.DataParallel needs GPUs and runs its
+    replicas at once. Here they run one after another, with the same weights.
     """
 
     def __init__(self, model: nn.Module, replicas: int) -> None:
@@ -170,7 +176,7 @@ class _Replicas(nn.Module):
 
 
 def _lengths(values: Any) -> Iterator[int]:
-    """Yield the lengths of the tensors in nested values."""
+    """Yield the length of each tensor in nested values."""
     if isinstance(values, torch.Tensor):
         yield len(values)
     elif isinstance(values, dict | list | tuple):
@@ -179,7 +185,7 @@ def _lengths(values: Any) -> Iterator[int]:
 
 
 def _gathered(outputs: Sequence[Any]) -> Any:
-    """Join the outputs of replicas as torch's `gather` does. Scalars become a vector."""
+    """Join the outputs of replicas like torch's `gather`. Scalars become a vector."""
     first = outputs[0]
     if isinstance(first, torch.Tensor):
         return torch.stack(list(outputs)) if first.dim() == 0 else torch.cat(list(outputs))
@@ -192,7 +198,11 @@ def _gathered(outputs: Sequence[Any]) -> Any:
 
 
 def _deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer, micro_batch: int) -> Any:
-    """Return DeepSpeed's engine with ZeRO stage 2. Raises TrainpaceError if it is not installed."""
+    """Return a DeepSpeed engine with ZeRO stage 2.
+
+    Raises:
+        TrainpaceError: If DeepSpeed is not installed.
+    """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     os.environ |= {
         "DS_ACCELERATOR": "cpu",
@@ -201,7 +211,7 @@ def _deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer, micro_batch: 
         "WORLD_SIZE": f"{ranks}",
     }
     deepspeed = import_package("deepspeed", "deepspeed")
-    # otherwise DeepSpeed compiles a C++ operator for a minute
+    # Without this entry, DeepSpeed compiles a C++ operator for a minute.
     import_package("deepspeed.ops", "deepspeed").__compatible_ops__["deepspeed_shm_comm"] = False
     config = {
         "train_micro_batch_size_per_gpu": micro_batch,
@@ -212,7 +222,7 @@ def _deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer, micro_batch: 
         "steps_per_print": 10**9,
     }
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore", FutureWarning)  # about torch functions that DeepSpeed calls
+    warnings.simplefilter("ignore", FutureWarning)  # DeepSpeed calls deprecated functions of torch.
     deepspeed.init_distributed(dist_backend="gloo")
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     return engine
@@ -221,7 +231,10 @@ def _deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer, micro_batch: 
 def _wrapped(
     model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant, q: Question
 ) -> Any:
-    """Wrap the model in its engine, and give the optimizer the engine's parameters."""
+    """Wrap the model for the variant's way of training.
+
+    For FSDP2, the optimizer gets the sharded parameters.
+    """
     if variant.way == "data_parallel":
         return _Replicas(model, q.ranks)
     if variant.way == "deepspeed":
@@ -241,10 +254,10 @@ def _wrapped(
 
 
 def _parts(task: Task, q: Question, step: int, sizes: tuple[int, ...]) -> list[Any]:
-    """Return the samples of a step, divided into parts.
+    """Return the samples of a step, divided into parts of the given sizes.
 
-    Samples of a data set are drawn one by one, each with its own seed, so that random augmentation
-    is the same in every way.
+    Samples of a dataset are drawn one by one, each with its own seed. Random augmentation is
+    therefore the same in every way of training.
     """
     parts = [
         slice(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)
@@ -280,7 +293,7 @@ def _parameters(model: nn.Module) -> dict[str, Any]:
 
 
 def _seed(*numbers: int) -> None:
-    """Seed all random generators that user code may use."""
+    """Seed the random generators of torch, Python and NumPy."""
     seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
     torch.manual_seed(seed)
     random.seed(seed)
@@ -290,7 +303,7 @@ def _seed(*numbers: int) -> None:
 def loss_weight(
     changes: Sequence[Change], part: int, sizes: Sequence[int], targets: Sequence[int]
 ) -> float:
-    """Return the weight of a part's loss. Without a change it is 1 / number of parts, as usual."""
+    """Return the weight of one part's loss. Without changes it is 1 / number of parts."""
     if "sum" in changes:
         return 1.0
     if "weight_by_targets" in changes and any(targets):
@@ -301,10 +314,11 @@ def loss_weight(
 
 
 def targets_of(batch: Any) -> int:
-    """Return how many targets of a batch count: whole numbers other than -100.
+    """Return the number of targets in a batch: integer labels other than -100.
 
-    They are in the batch's last part, or in its `labels`. In a dictionary the first label of a row
-    is skipped, because language models predict the next token.
+    The labels are in the batch's last part or under the key `labels`. In a dictionary, the first
+    label of each row is skipped, because language models predict the next token. Return 0 for other
+    batches.
     """
     labels = (
         batch.get("labels")
@@ -321,7 +335,7 @@ def targets_of(batch: Any) -> int:
 
 
 def training_batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """Return the batch norms that normalize by the statistics of the current batch."""
+    """Return the batch-norm layers that normalize by the statistics of the current batch."""
     return [
         m
         for m in model.modules()
@@ -331,8 +345,10 @@ def training_batch_norms(model: nn.Module) -> list[_BatchNorm]:
 
 @contextlib.contextmanager
 def statistics_of_next_batch(norms: Sequence[_BatchNorm]) -> Iterator[None]:
-    """Context in which running statistics become those of one batch. Afterwards they normalize
-    every batch."""
+    """Set the running statistics of `norms` to those of the batch inside the context.
+
+    After the context, the layers normalize every batch with these statistics.
+    """
     for norm in norms:
         if norm.running_mean is None:
             like = norm.weight if norm.weight is not None else torch.zeros(())
@@ -347,9 +363,9 @@ def statistics_of_next_batch(norms: Sequence[_BatchNorm]) -> Iterator[None]:
 
 
 def hooks_of(model: nn.Module, remove: bool) -> int:
-    """Return the number of gradient hooks on parameters, which act on each part of a batch.
+    """Return the number of gradient hooks on parameters, and remove the hooks if `remove` is True.
 
-    They are removed if `remove` is True.
+    Such hooks act on the gradient of each part of a batch.
     """
     count = 0
     for parameter in model.parameters():
@@ -362,7 +378,7 @@ def hooks_of(model: nn.Module, remove: bool) -> int:
 
 
 class _NoDropout(TorchFunctionMode):
-    """Turns off dropout in functional calls, whose probability is not an attribute of a module."""
+    """Mode without dropout in functional calls, which no module attribute controls."""
 
     _DROPPING = (
         F.dropout,
@@ -387,8 +403,10 @@ class _NoDropout(TorchFunctionMode):
 
 @contextlib.contextmanager
 def dropout_off(model: nn.Module) -> Iterator[None]:
-    """Context without dropout: modules do not train, and probabilities of modules and calls are
-    0."""
+    """Turn off dropout in modules and in functional calls inside the context.
+
+    Dropout modules switch to evaluation mode, and dropout probabilities become 0.
+    """
     for module in model.modules():
         if "drop" in type(module).__name__.lower() or type(module).__name__ == "StochasticDepth":
             module.eval()
@@ -400,10 +418,11 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
 
 
 def _work(request: dict[str, Any]) -> str:
-    """Train in one process, and return one sentence per failed variant as JSON, by its key.
+    """Train the requested variants, and return the failures as JSON: one sentence per variant's
+    key.
 
-    A failure before the first success is the model's own and is raised. A failure of a rank is
-    always raised, because other ranks wait for it.
+    In one process, out of memory and a failure of the very first training are raised, because they
+    are the model's own. On several ranks every failure is raised, because the other ranks wait.
     """
     question, folder = msgspec.convert(request["question"], Question), Path(request["folder"])
     variants = msgspec.convert(request["variants"], list[Variant])
@@ -426,12 +445,12 @@ def _train_as_rank(
     question: Question, variants: list[Variant], folder: Path, rank: int, store: str
 ) -> str:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // question.ranks))
-    if sys.platform == "linux":  # gloo fails if the host's own name does not resolve
+    if sys.platform == "linux":  # Gloo fails if the host name does not resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=question.ranks)
     for variant in variants:
         train(question, variant, folder, rank)
-        dist.barrier()  # no rank exits while another still talks to it
+        dist.barrier()  # Keep every rank alive while others still need it.
     return "{}"
 
 

@@ -1,7 +1,7 @@
-"""Jobs and their launchers: the contract of every launcher, and the launchers of this machine.
+"""Jobs, the interface of all launchers, and the launchers for this machine.
 
-A launcher starts a job, follows its log and reports how it ended. This machine starts one plain
-process, or several ranks with torchrun.
+A launcher starts a job, follows its log and reports how it ended. On this machine, a job is one
+plain process or several ranks under torchrun.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ from trainpace.core.units import format_duration
 
 POLL_S = 0.05
 GRACE_S = 15.0
-"""Seconds for ranks to exit after the result is written. Some engines hang at shutdown."""
+"""Seconds that ranks have to exit after the result is written. Some engines hang at shutdown."""
 ONE_RANK = {
     "RANK": "0",
     "LOCAL_RANK": "0",
@@ -33,27 +33,27 @@ ONE_RANK = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
 }
-"""Variables that torchrun would set for one rank. Port 0 means any free port."""
+"""Environment variables that torchrun would set for a single rank. Port 0 means any free port."""
 TAIL_LINES = 20
 LONGEST_REASON = 300
 MOST_LOG_BYTES = 1 << 30
-"""Log size at which a job is ended. A larger log would fill the disk."""
+"""Log size in bytes at which a job is ended. A larger log could fill the disk."""
 
 UNTRACKED = {
     "WANDB_MODE": "disabled",
     "COMET_MODE": "disabled",
     "MLFLOW_TRACKING_URI": "file:{folder}/mlruns",
 }
-"""Variables that keep experiment trackers from recording a trial as a run of the user's."""
+"""Environment variables that stop experiment trackers from recording a trial as a real run."""
 READ_BYTES = 1 << 25
-"""Bytes read from the start and from the end of a log to find out why a job failed."""
+"""Number of bytes read from each end of a log to find the reason of a failure."""
 
 _RANK = re.compile(r"^\[rank ?\d+\]:\s?")
-"""Prefix that torch puts before the lines of a stack trace."""
+"""Pattern of the prefix that torch puts before each line of a rank's stack trace."""
 _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*(?:: |:?$)")
-"""Last line of a stack trace: the exception's class, with its module, and its message.
+"""Pattern of the last line of a stack trace: the exception's class and its message.
 
-Other ranks may write in between.
+The class may include its module. Lines of other ranks may appear inside a stack trace.
 """
 _RAISED_ELSEWHERE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _STATED = re.compile(
@@ -70,33 +70,33 @@ _OF_A_PEER = (
     "connectFullMesh",
     "imed out waiting",
 )
-"""Messages of ranks whose peer has gone. They do not say why it has gone."""
+"""Messages of ranks that lost another rank. They do not explain why that rank exited."""
 _CHILD_SIGNAL = re.compile(r"exitcode\s*:\s*-(\d+)")
-"""Pattern of torchrun's report of a rank that a signal ended."""
+"""Pattern in torchrun's report of a rank that was ended by a signal."""
 _TASK_ENDED = re.compile(r"\btasks? [\d,-]+: (?:Killed|Exited with exit code (?P<code>\d+))")
-"""Pattern of srun's report of failed ranks, without ranks that srun terminated later."""
+"""Pattern in srun's report of failed ranks. Ranks that srun terminated later do not match."""
 _AFTERMATH = re.compile(r"CANCELLED|task [\d,-]+: |Job step aborted|Terminating")
 
 Starts = Literal["python", "rank", "node"]
-"""The kind of a job's program, and how often it is started.
+"""Kind of a job's program, and how often it is started.
 
-python: the words after ``python``, started once per rank. rank: a whole command, started once per
-rank. node: a whole command that starts the ranks of its node (torchrun), started once per node.
+- python: the arguments of ``python``, started once per rank.
+- rank: a complete command, started once per rank.
+- node: a complete command that starts the ranks of its node (torchrun), started once per node.
 """
 State = Literal["done", "failed", "timed out", "cancelled"]
 
 
 class Job(Record):
-    """A program on `nnodes` x `nproc_per_node` ranks.
+    """Program that runs on `nnodes` x `nproc_per_node` ranks.
 
-    `program` is the words after ``python``: ``("-m", module, ...)`` or a script and its arguments.
-    For
-    the other values of `starts` it is a whole command, run in `cwd`. Ranks find RANK, WORLD_SIZE,
-    LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, as torchrun sets them.
+    `program` holds the arguments of ``python``: ``("-m", module, ...)``, or a script and its
+    arguments. For other values of `starts` it is a complete command, run in `cwd`. Ranks read RANK,
+    WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from their environment, as under torchrun.
 
-    Rank 0 writes `result` whole, as its last act: a job is done if and only if that file exists.
-    For a whole command, Slurm's batch script writes it after success, with the time of the start.
-    `folder` holds logs and the launcher's own files.
+    Rank 0 writes the file `result` as its last action, in one piece. A job is done if and only if
+    this file exists. For a complete command, Slurm's batch script writes the file after success,
+    with the start time. `folder` holds the logs and the launcher's own files.
     """
 
     name: str
@@ -138,11 +138,14 @@ class Job(Record):
 
 
 class Ended(Record):
-    """The result of a job.
+    """Outcome of a job.
 
-    `reason` is a sentence if the job is not done, and `tail` the last lines of its log. `seconds`
-    count from the start of the processes, without the time in a queue. `attempts` is above 1 after
-    a requeue.
+    Attributes:
+        seconds: Time from the start of the processes, without time in a queue.
+        log: Path of the log.
+        reason: Sentence that says why the job is not done, or "".
+        tail: Last lines of the log if the job is not done.
+        attempts: Number of starts. It is above 1 after a requeue.
     """
 
     state: State
@@ -158,48 +161,48 @@ OnLine = Callable[[str], None]
 
 
 class Launcher(Record):
-    """A way to start jobs. `name` is the user's word for it: process, torchrun or slurm.
+    """Base class of launchers. `name` is what users call it: process, torchrun or slurm.
 
-    `text` returns exactly what `run` starts.
+    `text` returns the exact command or script that `run` starts.
     """
 
     name: ClassVar[str]
 
     def check(self) -> None:
-        """Raise TrainpaceError with what to install if this launcher is missing."""
+        """Raise TrainpaceError if this launcher is not installed. The hint says what to install."""
 
     def text(self, job: Job) -> str:
         raise NotImplementedError
 
     def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
-        """Start a job, follow its log line by line, and wait for it.
+        """Start a job, pass each line of its log to `on_line`, and wait for the end.
 
-        Ctrl-C ends all its processes, then raises KeyboardInterrupt.
+        Ctrl-C ends all processes of the job, then raises KeyboardInterrupt.
         """
         raise NotImplementedError
 
     def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
-        """Run all jobs and return how each ended, in order. A failed job does not stop the others.
+        """Run all jobs and return their outcomes in order. A failed job does not stop the others.
 
         Jobs run one after another, because jobs on one machine slow each other down. Slurm runs as
-        many at once as it has room for.
+        many jobs at once as it has resources for.
         """
         return tuple(self.run(job, on_line) for job in jobs)
 
 
 def check_variable(name: str) -> None:
-    """Raise TrainpaceError if a text cannot be the name of an environment variable."""
+    """Raise TrainpaceError if `name` is not a valid name for an environment variable."""
     if not (name.isascii() and name.isidentifier()):
         raise TrainpaceError(f"{name!r} is not a valid name for an environment variable.")
 
 
 def file_name(name: str) -> str:
-    """Return a job's name with only the characters that a file name or a script accepts."""
+    """Return a job's name with only characters that are safe in file names and scripts."""
     return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip(".-") or "job"
 
 
 def prepare(job: Job) -> None:
-    """Create the job's folder and its empty log, and remove the result of an earlier run."""
+    """Create the job's folder and an empty log. Remove the result of an earlier run."""
     try:
         Path(job.folder).mkdir(parents=True, exist_ok=True)
         Path(job.result).unlink(missing_ok=True)
@@ -216,7 +219,7 @@ def ended_job(
     exit_code: int | None = None,
     attempts: int = 1,
 ) -> Ended:
-    """Report how a job ended: done if its result exists, otherwise `state` with `reason`."""
+    """Return the outcome of a job: done if its result exists, otherwise `state` and `reason`."""
     done = Path(job.result).exists()
     return Ended(
         state="done" if done else state,
@@ -230,16 +233,17 @@ def ended_job(
 
 
 class Follower:
-    """Reports the new whole lines of a growing file, which may not exist yet."""
+    """Reader that reports new complete lines of a growing file. The file may not exist yet."""
 
     def __init__(self, path: str | Path, on_line: OnLine | None = None) -> None:
         self._path, self._on_line = Path(path), on_line or (lambda _: None)
         self._read, self._rest = 0, b""
 
     def report(self, at_end: bool = False) -> None:
-        """Report the lines that ended since the last call, and `at_end` the unfinished one.
+        """Report the lines completed since the last call. With `at_end`, include the unfinished
+        line.
 
-        If a progress bar rewrites a line with carriage returns, its last state is reported.
+        If a progress bar rewrites a line with carriage returns, only its last state is reported.
         """
         try:
             with self._path.open("rb") as file:
@@ -256,7 +260,7 @@ class Follower:
 
 
 def complains_of_a_peer(text: str) -> bool:
-    """Return True if a rank only reports that another rank has gone."""
+    """Return True if the text is only a rank's complaint that another rank exited."""
     return any(word in text for word in _OF_A_PEER)
 
 
@@ -265,11 +269,11 @@ def tail_of(path: str | Path) -> str:
 
 
 def first_error(path: str | Path) -> str:
-    """Return the line of a log that most likely says why a job failed, or "".
+    """Return the log line that most likely explains why a job failed, or "".
 
-    The first exception counts, unless it is torchrun's own report or a rank's complaint that
-    another rank has gone. After that come errors reported by an interpreter, a shell or Slurm, then
-    complaints of ranks.
+    The first exception has priority. torchrun's own reports and complaints about an exited rank do
+    not count as exceptions. Next come errors reported by an interpreter, a shell or Slurm, and last
+    the complaints of ranks.
     """
     weaker: dict[str, str] = {}
     in_traceback = False
@@ -289,7 +293,7 @@ def first_error(path: str | Path) -> str:
 
 
 def _hint(line: str) -> tuple[str, str]:
-    """Return what a line outside a stack trace says of a failure: its kind, and a sentence."""
+    """Return the kind of failure that a line outside a stack trace reports, and a sentence."""
     if child := _CHILD_SIGNAL.search(line):
         return "killed", f"a rank {ending_of(-int(child.group(1)))}"
     if task := _TASK_ENDED.search(line):
@@ -299,7 +303,7 @@ def _hint(line: str) -> tuple[str, str]:
 
 
 def _lines(path: str | Path) -> list[str]:
-    """Return the lines of a log; of a long one, its beginning and its end."""
+    """Return the lines of a log. For a long log, only its beginning and its end are read."""
     try:
         with open(path, "rb") as file:
             text = file.read(READ_BYTES)
@@ -315,9 +319,10 @@ def _size_of(path: Path) -> int:
 
 
 class OnThisMachine(Launcher):
-    """Base of this machine's launchers.
+    """Base class of launchers for this machine.
 
-    `threads_given` is True if OMP_NUM_THREADS is in our own environment, so the user has chosen it.
+    `threads_given` is True if this process's environment has OMP_NUM_THREADS: the user has chosen
+    it.
     """
 
     python: str = msgspec.field(default_factory=lambda: sys.executable)
@@ -325,16 +330,19 @@ class OnThisMachine(Launcher):
     threads_given: bool = msgspec.field(default_factory=lambda: "OMP_NUM_THREADS" in os.environ)
 
     def command(self, job: Job) -> tuple[str, ...]:
-        """Return the command that is started. Raises TrainpaceError for a job that this launcher
-        cannot start."""
+        """Return the command that starts the job.
+
+        Raises:
+            TrainpaceError: If this launcher cannot start the job.
+        """
         raise NotImplementedError
 
     def environment(self, job: Job) -> dict[str, str]:
-        """Return the variables that are added to this process's environment.
+        """Return the environment variables to add for the job.
 
-        Unless the user has chosen, each rank gets an even share of the cores. Without
-        OMP_NUM_THREADS a plain rank would start a thread per core, and a rank of torchrun only one
-        thread.
+        Unless the user has set OMP_NUM_THREADS, each rank gets an even share of the cores. Without
+        the variable, a plain process would use one thread per core, and each rank of torchrun only
+        one thread.
         """
         added = {"PYTHONUNBUFFERED": "1"}
         if job.cpus_per_process is not None or not self.threads_given:
@@ -352,7 +360,7 @@ class OnThisMachine(Launcher):
 
 
 class ThisMachine(OnThisMachine):
-    """Launcher of one plain process."""
+    """Launcher for one plain process."""
 
     name = "process"
 
@@ -369,7 +377,10 @@ class ThisMachine(OnThisMachine):
 
 
 class Torchrun(OnThisMachine):
-    """Launcher of `nproc_per_node` ranks on this machine (options: torch.distributed.run)."""
+    """Launcher for `nproc_per_node` ranks on this machine, with torchrun.
+
+    Options: torch.distributed.run.
+    """
 
     name = "torchrun"
 
@@ -380,11 +391,11 @@ class Torchrun(OnThisMachine):
             )
 
     def command(self, job: Job) -> tuple[str, ...]:
-        """Return torchrun's command.
+        """Return the torchrun command.
 
-        --standalone picks a free port, so that two jobs do not collide. --local-addr avoids a
-        lookup of the host name, which may have no address. --log-dir puts torchrun's error files
-        into the job's folder, because torchrun does not remove them.
+        --standalone picks a free port, so two jobs do not collide. --local-addr avoids a lookup of
+        the host name, which may not resolve. --log-dir puts torchrun's error files into the job's
+        folder, because torchrun does not remove them.
         """
         if job.nnodes > 1:
             raise TrainpaceError(
@@ -413,7 +424,11 @@ def run_here(
     on_line: OnLine | None = None,
     cwd: str | None = None,
 ) -> Ended:
-    """Start `command` in a session of its own and wait for it. A guard ends all of it with us."""
+    """Run `command` in its own session and wait for the end.
+
+    A guard process ends the whole session if this process dies. The command is also ended after
+    `job.timeout_s`, if its log grows too large, or if it does not exit after the result is written.
+    """
     prepare(job)
     follower = Follower(job.log, on_line)
     with (

@@ -1,19 +1,23 @@
-"""One rank of a trial: ``python -m trainpace.run.trial_worker REQUEST.json RESULT.json``.
+"""Worker process for one rank of a trial.
 
-Engines wrap a model and its optimizer, take micro-batches, and update after the last one of a step.
-`PlainEngine` is the contract: one process with a plain loop. The others are driven by Lightning
-Fabric, whose ranks come from the environment (RANK, WORLD_SIZE, ...), as torchrun or srun sets it.
+Usage: ``python -m trainpace.run.trial_worker REQUEST.json RESULT.json``.
 
-Samples: step k of every trial with one seed and one global batch takes the same samples, however
-they are divided. An epoch is a permutation of the dataset, a step is a slice of it, a rank takes a
-contiguous part of the step, and a micro-batch a part of that share. Leftover samples of an epoch
-are dropped (drop_last). A dataset smaller than the global batch is repeated within a step. Random
-augmentation in loader workers differs between trials, as in any training.
+An engine wraps a model and its optimizer, runs micro-batches, and updates the weights after the
+last micro-batch of a step. `PlainEngine` defines the interface and runs one process with a plain
+loop. All other engines use Lightning Fabric. Their ranks read RANK, WORLD_SIZE and the other
+variables that torchrun or srun sets.
 
-Rank 0 writes the result last. A rank that fails writes one sentence to a file next to it
-(`failure_file`); the first is reported. The working directory is the launcher's, because a task's
-file may read relative paths; nothing else is written. Only the task's function is called, so
-checkpoints and step counters of a real run stay as they are.
+Data order: trials with the same seed and global batch read the same samples in step k, however a
+step is divided. Each epoch is a permutation of the dataset, and each step is a slice of the
+permutation. A rank reads a contiguous part of the step and divides it into micro-batches. The
+samples left over at the end of an epoch are dropped (drop_last). If the dataset is smaller than the
+global batch, samples repeat within a step. Random augmentation in loader workers still differs
+between trials.
+
+Rank 0 writes the result as its last action. A rank that fails writes its error to `failure_file`,
+beside the result; only the first error is kept. The worker keeps the launcher's working directory,
+because a task's file may read relative paths. It writes no other files. The worker calls only the
+task's function, so it does not touch checkpoints or step counters of a real run.
 """
 
 import time
@@ -89,16 +93,18 @@ PRECISIONS: dict[Precision, Any] = {
     "bf16": "bf16-true",
     "fp16": "16-true",
 }
-"""Fabric's precision names. 16-mixed includes a gradient scaler. TF32 is a global setting of
-torch."""
+"""Fabric's name for each precision. 16-mixed adds a gradient scaler.
+
+torch_fp32 and tf32 share a name, because TF32 is a global setting of torch.
+"""
 
 
 class FabricEngine(abc.ABC):
-    """A model and its optimizer under one of Fabric's strategies."""
+    """Base class of engines that run a model and its optimizer in a Lightning Fabric strategy."""
 
     precisions = PRECISIONS
     skips_synchronisation = True
-    """True if ranks do not synchronize between the micro-batches of a step (no_sync)."""
+    """True if gradients are synchronized only in the last micro-batch of a step (no_sync)."""
     scales_loss_itself = False
 
     def __init__(self, execution: Execution, device: str, model: Any, optimizer: Any) -> None:
@@ -162,7 +168,7 @@ class FabricEngine(abc.ABC):
 
 
 class Ddp(FabricEngine):
-    """DistributedDataParallel. Gradients are reduced during the last backward pass of a step."""
+    """DistributedDataParallel. Gradients are all-reduced in the last backward pass of a step."""
 
     def _strategy(self, e: Execution, device: str) -> Any:
         from lightning.fabric.strategies import DDPStrategy
@@ -171,12 +177,12 @@ class Ddp(FabricEngine):
 
 
 class Fsdp2(FabricEngine):
-    """FSDP2: `fully_shard` on every repeated block and on the root module.
+    """FSDP2 with `fully_shard` on every repeated block and on the root module.
 
-    Gradients are reduced after every micro-batch, as forecasts assume. Not sharding them until the
-    last one (no_sync) would take the memory that sharding saves. Under amp_bf16 FSDP2's own mixed
-    precision is used (parameters gathered in bf16, gradients reduced in fp32), so norms and softmax
-    run in bf16 too.
+    Gradients are reduced after every micro-batch, as forecasts assume. With no_sync, unsharded
+    gradients would use the memory that sharding saves. For amp_bf16, FSDP2's own mixed precision
+    applies: parameters are gathered in bf16 and gradients are reduced in fp32. Norms and softmax
+    then run in bf16 too.
     """
 
     precisions = PRECISIONS | {"amp_bf16": "32-true"}
@@ -201,10 +207,10 @@ class Fsdp2(FabricEngine):
     def _set_up(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         whole = getattr(model, "_orig_mod", model)
         names = {id(parameter): name for name, parameter in whole.named_parameters()}
-        # shards move to the device, not the whole model
+        # Only the shards move to the device. The whole model may not fit.
         model = self.fabric.setup_module(model, move_to_device=False)
         sharded = dict(whole.named_parameters())
-        # the groups still hold the whole parameters that sharding has replaced
+        # The parameter groups still hold the full parameters, which sharding has replaced.
         for group in optimizer.param_groups:
             group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
         optimizer.state.clear()
@@ -212,9 +218,9 @@ class Fsdp2(FabricEngine):
 
 
 class DeepSpeed(FabricEngine):
-    """ZeRO stages 0 to 3, with offload. DeepSpeed accumulates and scales the loss itself.
+    """DeepSpeed with ZeRO stages 0 to 3 and offload. It accumulates and scales the loss itself.
 
-    Uses the task's own Python optimizer. DeepSpeed's C++ optimizers are not compiled.
+    The engine uses the task's own Python optimizer, so no C++ optimizer of DeepSpeed is compiled.
     """
 
     skips_synchronisation = False
@@ -224,9 +230,9 @@ class DeepSpeed(FabricEngine):
         from lightning.fabric.strategies import DDPStrategy, DeepSpeedStrategy
 
         class OnCpu(DeepSpeedStrategy):
-            """Fabric's strategy without its check for CUDA devices (lightning 2.6).
+            """Fabric's DeepSpeed strategy without its check for CUDA devices (lightning 2.6).
 
-            It allows a trial of ZeRO without a GPU.
+            It allows ZeRO trials on a machine without a GPU.
             """
 
             def setup_environment(self) -> None:
@@ -268,7 +274,11 @@ ENGINES: dict[EngineName, Callable[[Execution, str, Any, Any], Engine]] = {
 
 
 def import_engine(engine: EngineName, device: str) -> None:
-    """Import the engine's packages. Raises TrainpaceError if one is missing."""
+    """Import the packages of an engine, and configure DeepSpeed for a CPU if necessary.
+
+    Raises:
+        TrainpaceError: If a package is missing.
+    """
     if engine == "deepspeed" and device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     with warnings.catch_warnings():
@@ -283,19 +293,20 @@ def import_engine(engine: EngineName, device: str) -> None:
                 f"the engine {engine} cannot start: {error.message}", error.hint
             ) from None
     if engine == "deepspeed" and device == "cpu":
-        # otherwise DeepSpeed compiles a C++ operator for a minute
+        # Without this entry, DeepSpeed compiles a C++ operator for a minute.
         import deepspeed.ops
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def recompute_blocks(model: Any) -> tuple[str, ...]:
-    """Turn full activation checkpointing on. Returns notes.
+    """Enable full activation checkpointing and return notes for the user.
 
-    Uses the model's own switch (transformers, timm), or else wraps its longest chain of similar
-    blocks. If the model has neither, nothing is recomputed and a note says so.
+    The model's own switch is used if it has one (transformers, timm). Otherwise the blocks of its
+    longest chain of similar blocks are wrapped. If the model has neither, nothing is recomputed,
+    and a note says so.
     """
-    # transformers renamed it in 5.x
+    # transformers renamed this method in 5.x.
     for switch in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
         if hasattr(model, switch):
             getattr(model, switch)({"use_reentrant": False})
@@ -344,14 +355,14 @@ def _sharded(model: Any, e: Execution, device: str) -> Any:
     if e.precision == "amp_bf16":
         options["mp_policy"] = dataclasses.replace(
             mixed, output_dtype=torch.float32
-        )  # for the loss
-    # Backward needs the root's parameters first; None lets torch keep them gathered.
+        )  # The loss is computed in fp32.
+    # Backward needs the root's parameters first. With None, torch keeps them gathered.
     fully_shard(model, reshard_after_forward=None if e.reshard_after_forward else False, **options)
     return model
 
 
 def _deepspeed_config(e: Execution) -> dict[str, Any]:
-    """Return DeepSpeed's configuration without the precision, which Fabric adds."""
+    """Return DeepSpeed's configuration. Fabric adds the precision."""
     offloads = {"offload_optimizer": e.offload_optimizer, "offload_param": e.offload_parameters}
     zero = {"stage": e.zero_stage} | {
         name: {"device": "cpu"} for name, wanted in offloads.items() if wanted
@@ -362,7 +373,7 @@ def _deepspeed_config(e: Execution) -> dict[str, Any]:
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        # by default DeepSpeed 0.19 clips at 1.0, unlike every other engine
+        # DeepSpeed 0.19 clips gradients at 1.0 by default. No other engine clips.
         "gradient_clipping": 0.0,
         "steps_per_print": 10**9,
     }
@@ -371,7 +382,7 @@ def _deepspeed_config(e: Execution) -> dict[str, Any]:
 MADE_SAMPLES = 64
 """Number of synthetic samples for a task without a dataset, generated once from the seed."""
 MADE_STEPS = 4
-"""Number of steps whose synthetic batches are generated before timing starts and then reused."""
+"""Number of steps with distinct synthetic batches, which are generated before timing and reused."""
 
 NextBatch = Callable[[], Any]
 
@@ -390,14 +401,14 @@ def steps_per_epoch(samples: int, global_batch: int) -> int:
 
 
 def of_rank(step: np.ndarray, execution: Execution, rank: int) -> np.ndarray:
-    """Return one rank's part of a step, with shape (accumulation, micro-batch)."""
+    """Return the sample indices of one rank in a step, with shape (accumulation, micro_batch)."""
     return step.reshape(
         execution.data_parallel_size, execution.accumulation, execution.micro_batch
     )[rank]
 
 
 class RankBatches(Sampler[list[int]]):
-    """Batch sampler of one rank's micro-batches. Each call of `iter` starts the next epoch."""
+    """Batch sampler that yields one rank's micro-batches. Each iteration covers the next epoch."""
 
     def __init__(self, samples: int, seed: int, execution: Execution, rank: int) -> None:
         self._samples, self._seed, self._execution, self._rank = samples, seed, execution, rank
@@ -422,9 +433,12 @@ class RankBatches(Sampler[list[int]]):
 def batches_of(
     trial: Trial, task: Task, rank: int, place: Callable[[Any], Any]
 ) -> tuple[NextBatch, tuple[str, ...]]:
-    """Return a function that gives the rank's micro-batches in turn, and notes.
+    """Return a function that returns the rank's next micro-batch, and notes for the user.
 
-    `place` puts generated batches on the device beforehand.
+    `place` moves synthetic batches to the device before the steps are timed.
+
+    Raises:
+        TrainpaceError: If shards are given but the task has no dataset.
     """
     batches: Iterable[Any]
     notes: tuple[str, ...] = ()
@@ -451,7 +465,7 @@ def batches_of(
 def _loader(dataset: Any, trial: Trial, task: Task, rank: int) -> DataLoader[Any]:
     s: LoaderSettings = trial.loader
     order = RankBatches(len(dataset), trial.seed, trial.execution, rank)
-    # without its own generator, the loader would use the model's
+    # Without its own generator, the loader would draw from the model's random state.
     own_generator = torch.Generator().manual_seed(trial.seed + rank)
     options: dict[str, Any] = {
         "num_workers": s.workers,
@@ -461,16 +475,16 @@ def _loader(dataset: Any, trial: Trial, task: Task, rank: int) -> DataLoader[Any
         "generator": own_generator,
     }
     if isinstance(dataset, ShardDataset) and not hasattr(task.dataset, "collate_fn"):
-        # without collation, each sample is copied once
+        # Shards return whole micro-batches here, so each sample is copied only once.
         return DataLoader(dataset, sampler=order, batch_size=None, **options)
     return DataLoader(dataset, batch_sampler=order, collate_fn=task.collate, **options)
 
 
 def _shards(folder: str, task: Task) -> tuple[ShardDataset, tuple[str, ...]]:
-    """Return the shards that replace the task's dataset, and notes.
+    """Return the shards that replace the task's dataset, and notes for the user.
 
-    The dataset's attribute `online`, a function of one sample, is the part that was not
-    precomputed.
+    The dataset may have an attribute `online`: a function (sample -> sample) that was not
+    precomputed. It is applied to each sample that is read from the shards.
 
     Raises:
         Contradiction: If shard samples and dataset samples differ in structure or dtype.
@@ -508,11 +522,20 @@ def _form(batch: Any) -> str:
 FEWEST_STEPS, MOST_STEPS, FEWEST_NOISE_STEPS = 5, 1000, 12
 MOST_BETWEEN_AGREEMENTS = 10
 AGREE_EVERY_MS = 500.0
-"""Time between decisions of the ranks whether to stop. Each decision costs a collective."""
+"""Milliseconds between checks of the time limit. Each check costs one collective."""
 
 
 def train(trial: Trial) -> TrialResult:
-    """Run the trial as the rank of this process. The result is rank 0's view."""
+    """Run the trial as this process's rank and return the result as this rank saw it.
+
+    Losses are averaged over all ranks, and the peak memory is the largest of all ranks.
+
+    Raises:
+        Contradiction: If the engine does not support the execution, or the number of processes is
+            wrong.
+        TrainpaceError: If a package is missing, or the noise scale cannot be measured.
+        UserCodeError: If the loss becomes NaN or infinite.
+    """
     e = trial.execution
     check_engine(trial.engine, e)
     if trial.noise_scale and (why := why_no_noise_scale(trial.engine, e)):
@@ -526,7 +549,7 @@ def train(trial: Trial) -> TrialResult:
     notes = recompute_blocks(task.model) if e.activation_checkpointing == "full" else ()
     engine = ENGINES[trial.engine](e, trial.device, task.model, optimizer)
     next_batch, data_notes = batches_of(trial, task, rank, engine.place)
-    torch.manual_seed(trial.seed + 1 + rank)  # dropout differs between ranks
+    torch.manual_seed(trial.seed + 1 + rank)  # Each rank draws its own dropout masks.
     steps = _Steps(trial, task, engine, next_batch)
     steps.run()
     losses = torch.stack(steps.losses).double() / e.accumulation
@@ -551,7 +574,7 @@ def train(trial: Trial) -> TrialResult:
 
 
 def _start(trial: Trial) -> int:
-    """Set up the device and the engine's packages. Returns this process's rank."""
+    """Set up the device, import the engine's packages, and return this process's global rank."""
     set_up_device(trial.device, trial.execution.precision)
     rank, local_rank = _ranks(trial.execution)
     if trial.threads_per_process is not None:
@@ -562,7 +585,11 @@ def _start(trial: Trial) -> int:
 
 
 def _loss_curve(losses: torch.Tensor, e: Execution, task: Task) -> tuple[float, ...]:
-    """Return the losses averaged over all ranks. Raises UserCodeError for NaN or infinity."""
+    """Return each step's loss, averaged over all ranks.
+
+    Raises:
+        UserCodeError: If a loss is NaN or infinite.
+    """
     if _many_ranks():
         dist.all_reduce(losses)
         losses /= e.world_size
@@ -580,8 +607,10 @@ def _engine_versions() -> dict[str, str]:
 
 
 class _Steps:
-    """Timed steps. A time covers the whole step: data, placement, forward, backward, collectives,
-    update."""
+    """Runner of timed steps.
+
+    A step time covers loading, the copy to the device, forward, backward, collectives and update.
+    """
 
     def __init__(self, trial: Trial, task: Task, engine: Engine, next_batch: NextBatch) -> None:
         self._trial, self._task, self._engine, self._next_batch = trial, task, engine, next_batch
@@ -595,7 +624,10 @@ class _Steps:
         return [ms for (ms,) in self._clock.spans_ms]
 
     def run(self) -> None:
-        """Warm up, then run the requested steps, or as many as fit into the time limit."""
+        """Run the warm-up steps, then the timed steps.
+
+        `Trial.steps` sets their number. If it is None, as many steps run as fit in `Trial.seconds`.
+        """
         t, device, steps = self._trial, self._engine.device, self._clock.spans_ms
         last_ms = AGREE_EVERY_MS
         for _ in range(t.warmup_steps):
@@ -616,10 +648,15 @@ class _Steps:
             over = _of_ranks("first", float(time.perf_counter() > deadline), device)
 
     def noise_scale(self) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Measure the gradient noise scale in additional steps, which are not timed.
+        """Measure the gradient noise scale in extra steps that are not timed.
+
+        At least FEWEST_NOISE_STEPS steps are run.
 
         Returns:
-            (known values of samples, low, high and steps; notes). low and high: 90% interval.
+            Two values: the estimate and notes for the user. The estimate has the keys samples (the
+            noise scale, in samples), low and high (its 90% interval) and steps. A key without a
+            known value is missing. If the noise scale cannot be computed, the estimate is empty and
+            a note says why.
         """
         norms = _norms_of(self._trial, self._engine)
         for _ in range(max(FEWEST_NOISE_STEPS, len(self._clock.spans_ms))):
@@ -638,7 +675,7 @@ class _Steps:
         return {name: value for name, value in values.items() if value is not None}, notes
 
     def _timed(self, count: int) -> float:
-        """Run `count` steps, wait for the device, and return the last step's milliseconds."""
+        """Run `count` steps, wait for the device, and return the time of the last step in ms."""
         for _ in range(count):
             self._step()
             if len(self.losses) == 1:
@@ -670,10 +707,12 @@ class _Steps:
 
 
 def _norms_of(trial: Trial, engine: Engine) -> NoiseNorms:
-    """Return a collector of gradient norms of a partial batch and of the whole batch.
+    """Return a collector of the gradient norms that the noise scale is computed from.
 
-    With accumulation, the part is the first micro-batch (of all ranks under FSDP2, which reduces
-    gradients in every micro-batch). Under DDP without accumulation it is each rank's share.
+    The noise scale compares the gradient of the whole batch with the gradient of a part of it. With
+    accumulation, the part is the first micro-batch. Under FSDP2 it covers the first micro-batch of
+    all ranks, because FSDP2 reduces gradients in every micro-batch. Under DDP without accumulation,
+    the part is one rank's share of the batch.
     """
     e = trial.execution
     if e.accumulation > 1:
@@ -681,7 +720,7 @@ def _norms_of(trial: Trial, engine: Engine) -> NoiseNorms:
         return NoiseNorms(
             engine.model, samples, e.accumulation, e.global_batch, lambda: engine.loss_scale
         )
-    # DDP is wrapped by Fabric's module, and maybe by a compiled one
+    # Fabric wraps the DDP module. torch.compile may wrap it too.
     ddp = next(
         m for m in engine.model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)
     )
@@ -689,9 +728,9 @@ def _norms_of(trial: Trial, engine: Engine) -> NoiseNorms:
 
 
 def _ranks(e: Execution) -> tuple[int, int]:
-    """Return the global and the local rank of this process, from torchrun's variables.
+    """Return this process's global and local rank from torchrun's environment variables.
 
-    A process started alone is rank 0 of 1.
+    A process started without a launcher is rank 0 of 1.
 
     Raises:
         Contradiction: If the number of processes differs from the execution's world size.
@@ -733,20 +772,24 @@ def _optimizer_note(task: Task, trial: Trial) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Run the trial and exit without cleanup, because engine or user threads may hang or abort the
-    exit."""
+    """Run the trial, then exit without cleanup.
+
+    Threads of the engine or of user code may hang or crash a normal exit.
+    """
     request, result = sys.argv[1:3]
     rank = os.environ.get("RANK", "0")
     try:
         done = train(load(request, Trial))
         if _many_ranks():
-            with contextlib.suppress(RuntimeError):  # a rank that has exited has passed the barrier
+            with contextlib.suppress(
+                RuntimeError
+            ):  # A peer that has already exited has passed the barrier.
                 dist.barrier()
         if rank == "0":
             save(done, result)
     except (Exception, SystemExit) as error:
         answer = failure_of(error)
-        # Ranks that fail only because another rank exited do not report an error.
+        # Skip errors that only say that another rank exited. That rank reports the cause.
         if not (failure_file(result).exists() or complains_of_a_peer(str(error))):
             write_whole(failure_file(result), json.dumps(answer))
         sys.stderr.write(f"trainpace: rank {rank}: {answer['error']} {answer['hint']}\n")
