@@ -1,4 +1,4 @@
-"""Hours and dollars of a training: batches, epochs, evaluation, checkpoints, failures."""
+"""Hours and cost of a whole training: steps, epochs, evaluation, checkpoints and failures."""
 
 from typing import TYPE_CHECKING
 

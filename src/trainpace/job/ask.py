@@ -1,7 +1,8 @@
 """Solve for the missing numbers of a training: the core of `trainpace schedule`.
 
-Every solver inverts `Training.time` by bisection or by trying whole numbers, so it stays right when
-the formula gains a term. The time is monotonic in every quantity; tests check this.
+Every solver inverts `Training.time`, either by bisection or by trying whole numbers. The solvers
+therefore stay correct when the formula gains a term. The time is monotonic in every quantity; tests
+check this.
 """
 
 import math
@@ -30,7 +31,7 @@ MAX_EPOCHS = 10**9
 
 
 class DataParallelChoice(Record):
-    """A data-parallel size that meets a deadline, and the training with it."""
+    """Data-parallel size that meets a deadline, and the resulting training time."""
 
     data_parallel_size: int
     accumulation: int
@@ -49,7 +50,7 @@ def step_time_for_deadline(training: Training, deadline_s: float) -> float:
             f" checkpoints and restarts alone take {format_duration(fastest.total_s)}.",
             "Allow more time, or evaluate and checkpoint less often.",
         )
-    # no step can take longer than an even share of the deadline
+    # No step can take longer than the deadline divided by the number of steps.
     low, high = 1e-15, max(deadline_s / training.steps, 1e-15)
     for _ in range(200):
         middle = (low + high) / 2
@@ -115,7 +116,8 @@ def micro_batch_for_deadline(
 ) -> int:
     """Return the smallest micro-batch that meets the deadline at a constant step time.
 
-    A larger batch takes longer once the GPU is busy, so the answer is a lower bound.
+    In practice a larger batch takes longer per step once the GPU is busy. The result is therefore a
+    lower bound.
     """
     _check_deadline(deadline_s)
 
@@ -151,8 +153,9 @@ def data_parallel_for_deadline(
 ) -> DataParallelChoice:
     """Return the smallest data-parallel size that meets the deadline. Ignores communication.
 
-    With `keep_global_batch` more ranks take over accumulation steps, and the step time falls in
-    proportion. Without it the global batch grows with the ranks, and there are fewer steps.
+    With `keep_global_batch`, additional ranks replace accumulation steps and the step time falls in
+    proportion. Without it, the global batch grows with the number of ranks, and there are fewer
+    steps.
     """
     _check_deadline(deadline_s)
 
@@ -230,9 +233,9 @@ def _check_deadline(deadline_s: float) -> None:
 class Question(Record):
     """Known numbers of a training. None marks an unknown number.
 
-    One of micro-batch, accumulation and global batch may be missing. With a deadline or a budget,
-    one of step time, epochs, samples, batch size and ranks may be missing as well. `conditions`
-    have no assumed values.
+    One of micro-batch, accumulation and global batch may be missing. If a deadline or a budget is
+    given, one of step time, epochs, samples, batch size and ranks may be missing as well.
+    `conditions` contain no assumed values.
     """
 
     schedule: Schedule
@@ -260,7 +263,8 @@ class Question(Record):
 class Answer(Record):
     """Complete numbers of a training, given or solved.
 
-    `solved` lists the numbers that were missing. `meets_limit` is None without a limit.
+    `solved` lists the numbers that were missing. `meets_limit` is None if there is no deadline or
+    budget.
     """
 
     schedule: Schedule
@@ -281,7 +285,11 @@ class Answer(Record):
 
 
 def answer(question: Question) -> Answer:
-    """Compute the missing numbers. Raises `Contradiction` that names conflicting numbers."""
+    """Compute the missing numbers of a question.
+
+    Raises:
+        Contradiction: The given numbers conflict. The message names them.
+    """
     _check_positive(question)
     if question.epoch_time_s is not None and question.schedule.samples_per_epoch is None:
         return _answer_from_epoch_time(question)
@@ -307,7 +315,7 @@ class _Solver:
 
     @property
     def _by_epochs(self) -> bool:
-        """True if the batch size decides the number of steps."""
+        """True if the number of steps follows from epochs, and so from the batch size."""
         return self.schedule.epochs is not None and self.schedule.max_steps is None
 
     @property
@@ -393,7 +401,7 @@ class _Solver:
         self.solved.append("epochs")
 
     def answer(self) -> Answer:
-        """Return all numbers. Without a given step time, use the longest within the limit."""
+        """Return all numbers. If no step time was given, use the longest one within the limit."""
         q, batch, limit_s = self.q, self.execution.global_batch, self.limit_s
         training = training_of(self.schedule, self.execution, q.conditions)
         if self.step_time_s is None and limit_s is not None:
@@ -423,12 +431,12 @@ class _Solver:
 
 
 def _answer_from_epoch_time(q: Question) -> Answer:
-    """Return the answer for a given epoch time. It does not need the number of samples."""
+    """Return the answer for a given epoch time. The number of samples is not needed."""
     _check_epoch_time(q)
     assert q.epoch_time_s is not None
     assert q.schedule.epochs is not None
     world_size = (q.nnodes or 1) * (q.nproc_per_node or 1)
-    # the whole run counts as one step here
+    # The whole run counts as one step here.
     run = Training(
         steps=1,
         epochs=q.schedule.epochs,
@@ -485,7 +493,7 @@ def _shape(q: Question) -> Execution:
 def _execution(q: Question, shape: Execution) -> tuple[Execution, list[str]]:
     """Return the execution and the names of the solved sizes.
 
-    Two of micro-batch, accumulation and global batch give the third.
+    Any two of micro-batch, accumulation and global batch determine the third.
     """
     dp = shape.data_parallel_size
     micro, accumulation, total = q.micro_batch, q.accumulation, q.global_batch
@@ -521,8 +529,10 @@ def _equal_micro_batches(total: int | None, accumulation: int, dp: int) -> int:
 
 
 def _step_time(q: Question, execution: Execution, epoch: EpochSteps | None) -> float | None:
-    """Return the step time from any of its forms. Forms that disagree by more than 1% are an
-    error."""
+    """Return the step time, converted from whichever form was given.
+
+    Raises an error if two given forms disagree by more than 1%.
+    """
     forms: dict[str, float] = {}
     if q.step_time_s is not None:
         forms["step time"] = q.step_time_s
@@ -539,7 +549,7 @@ def _step_time(q: Question, execution: Execution, epoch: EpochSteps | None) -> f
 
 
 def _limit_s(q: Question, world_size: int) -> float | None:
-    """Return the tighter of the deadline and the time that the budget pays for."""
+    """Return the tighter of the deadline and the time that the budget pays for, in seconds."""
     limits = [] if q.deadline_s is None else [q.deadline_s]
     if q.budget_usd is not None:
         price = q.conditions.price_usd_per_device_hour
@@ -550,7 +560,7 @@ def _limit_s(q: Question, world_size: int) -> float | None:
 
 
 def _meets(time: JobTime | None, limit_s: float | None) -> bool | None:
-    # a solved step time meets its limit up to rounding
+    # A solved step time meets its limit only up to rounding.
     return None if time is None or limit_s is None else time.total_s <= limit_s * (1 + 1e-9)
 
 

@@ -1,10 +1,12 @@
-"""Learning rates for a changed global batch, and the gradient noise scale, which limits the batch.
+"""Learning rates for a changed global batch, and the gradient noise scale.
 
-The noise scale is B_simple = tr(Sigma) / |G|^2 of McCandlish et al. 2018 (arXiv:1812.06162): the
-covariance of one sample's gradient over the squared length of the true gradient. It is measured
-from gradients of two batch sizes (their appendix A.1). It equals the critical batch size if the
-Hessian is a multiple of the identity, and was within a small factor of it in their experiments. It
-grows during training."""
+The noise scale limits how large a useful batch can be. It is B_simple = tr(Sigma) / |G|^2 of
+McCandlish et al. 2018 (arXiv:1812.06162). Sigma is the covariance of one sample's gradient, and G
+is the true gradient. It is measured from gradients of two batch sizes (their appendix A.1).
+
+The noise scale equals the critical batch size if the Hessian is a multiple of the identity. In
+their experiments the two agreed within a small factor. The noise scale grows during training.
+"""
 
 import math
 
@@ -22,7 +24,10 @@ SEED = 0
 
 
 class LearningRateAdvice(Record):
-    """Learning rates for a changed global batch by two rules, with their sources and limits."""
+    """Learning rates for a changed global batch by the linear and the square-root rule.
+
+    Each rule comes with its source and its limits.
+    """
 
     old_global_batch: int
     new_global_batch: int
@@ -48,7 +53,10 @@ class LearningRateAdvice(Record):
 def learning_rate_advice(
     old_global_batch: int, new_global_batch: int, learning_rate: float | None = None
 ) -> LearningRateAdvice:
-    """Return both rules for a new global batch, as factors alone without a learning rate."""
+    """Return the learning rates of both rules for a new global batch.
+
+    Without `learning_rate` only the factors are returned.
+    """
     if old_global_batch < 1 or new_global_batch < 1:
         raise TrainpaceError(
             f"a global batch is {min(old_global_batch, new_global_batch)}; it must be 1 or more."
@@ -68,9 +76,10 @@ def learning_rate_advice(
 
 
 class NoiseScaleRule(Record):
-    """Factors for the learning rate by the gradient noise scale.
+    """Learning-rate factors derived from the gradient noise scale.
 
-    They lie between the linear rule (a batch far below the noise scale) and no change (far above).
+    They lie between the linear rule (batch far below the noise scale) and no change (batch far
+    above).
     """
 
     sgd_factor: float
@@ -86,16 +95,16 @@ class NoiseScaleRule(Record):
 def learning_rate_for_noise_scale(
     old_global_batch: float, new_global_batch: float, noise_scale_samples: float
 ) -> NoiseScaleRule:
-    """Return the factors for a new global batch at a noise scale in samples."""
+    """Return the learning-rate factors for a new global batch. The noise scale is in samples."""
     factor = steps_factor(noise_scale_samples, new_global_batch, old_global_batch)
     return NoiseScaleRule(sgd_factor=factor, adam_factor=math.sqrt(factor))
 
 
 class GradientNorms(Record):
-    """Squared lengths of the gradients of a mean loss, one pair per step.
+    """Squared norms of the gradients of a mean loss, one pair per step.
 
-    One length is of `small_batch` samples (the mean over micro-batches or ranks), the other of
-    `big_batch` samples, which contain the small batch.
+    `small_squared` belongs to `small_batch` samples and is a mean over micro-batches or ranks.
+    `big_squared` belongs to `big_batch` samples, which include the small batch.
     """
 
     small_batch: float
@@ -119,15 +128,15 @@ class GradientNorms(Record):
 
 
 def noise_scale(norms: GradientNorms) -> NoiseScale:
-    """Estimate the noise scale from the norms of at least FEWEST_STEPS steps.
+    """Estimate the noise scale from the gradient norms of at least FEWEST_STEPS steps.
 
-    Per step |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b) and tr(Sigma) = (|G_b|^2 - |G_B|^2) / (1/b -
-    1/B), both unbiased (McCandlish et al. 2018, appendix A.1). The estimate is the ratio of their
-    means, because the mean of ratios is biased.
+    Per step, |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b) and tr(Sigma) = (|G_b|^2 - |G_B|^2) / (1/b -
+    1/B). Both are unbiased (McCandlish et al. 2018, appendix A.1). The estimate is the ratio of
+    their means, because the mean of the ratios would be biased.
 
     The interval is a bootstrap over blocks of n^(1/3) consecutive steps (Künsch 1989; Hall et al.
-    1995), because neighboring steps have similar gradients. It does not include the drift of the
-    scale.
+    1995), because gradients of neighboring steps are correlated. The interval does not cover the
+    drift of the noise scale during training.
     """
     small, big = np.array(norms.small_squared), np.array(norms.big_squared)
     b, whole, n = norms.small_batch, norms.big_batch, len(small)
@@ -154,10 +163,10 @@ def noise_scale(norms: GradientNorms) -> NoiseScale:
     ratios = np.divide(
         means[:, 1], means[:, 0], out=np.full(len(means), np.inf), where=means[:, 0] > 0
     )
-    # fewer ratios than one tail are infinite (checked above), so the nearest to a quantile is
-    # finite
+    # The check above guarantees that fewer ratios are infinite than one tail holds. The value
+    # nearest to a quantile is therefore finite.
     low, high = np.quantile(ratios, [tail, 1 - tail], method="nearest")
-    # the trace of a covariance is not negative, but an unbiased estimate of a small one may be
+    # The trace of a covariance cannot be negative, but the unbiased estimate of a small one can be.
     return NoiseScale(
         samples=max(0.0, noise / signal),
         low=max(0.0, float(low)),
@@ -169,17 +178,20 @@ def noise_scale(norms: GradientNorms) -> NoiseScale:
 
 
 def steps_factor(noise_scale_samples: float, old_batch: float, new_batch: float) -> float:
-    """Return the updates to the same loss with a new global batch over those with the old one.
+    """Return the ratio of updates (new batch / old batch) that reach the same loss.
 
-    steps = S_min (1 + B_noise / B), each batch at its own best learning rate (McCandlish et al.
-    2018, section 2).
+    steps = S_min (1 + B_noise / B), if each batch uses its own best learning rate (McCandlish et
+    al. 2018, section 2).
     """
     _check(noise_scale_samples, old_batch, new_batch)
     return (1 + noise_scale_samples / new_batch) / (1 + noise_scale_samples / old_batch)
 
 
 def samples_factor(noise_scale_samples: float, old_batch: float, new_batch: float) -> float:
-    """Return the samples to the same loss, new over old: samples = E_min (1 + B / B_noise)."""
+    """Return the ratio of samples (new / old) that reach the same loss.
+
+    samples = E_min (1 + B / B_noise).
+    """
     _check(noise_scale_samples, old_batch, new_batch)
     if not noise_scale_samples:
         return new_batch / old_batch
@@ -194,12 +206,15 @@ def _check(noise: float, *batches: float) -> None:
 
 
 def _resampled_means(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return (RESAMPLES, 2) means over blocks drawn from (n, 2) values, with wrap-around."""
+    """Return bootstrap means of shape (RESAMPLES, 2) from values of shape (n, 2).
+
+    Blocks of consecutive rows wrap around at the end.
+    """
     n = len(pairs)
     length = max(1, round(n ** (1 / 3)))
     blocks = -(-n // length)
     starts = np.random.default_rng(SEED).integers(0, n, size=(RESAMPLES, blocks))
-    # sums of blocks from running sums avoid an array of RESAMPLES x n x 2
+    # Block sums from cumulative sums avoid an array of shape (RESAMPLES, n, 2).
     running = np.concatenate(
         [np.zeros((1, 2)), np.cumsum(np.concatenate([pairs, pairs[:length]]), axis=0)]
     )

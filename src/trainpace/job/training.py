@@ -1,12 +1,14 @@
-"""The whole training from one step. Only this module computes its hours and dollars.
+"""The time and cost of a whole training, computed from one step.
+
+Only this module computes the hours and dollars of a training:
 
     training = preparing + transfer
                + repeats x (start-up + compiling + E[work with checkpoints and failures])
     work     = steps + data wait + stragglers + evaluations
     dollars  = price x devices x hours + electricity + egress from another cloud
 
-The same array arithmetic serves one step time, the ends of its interval and every choice of a plan,
-so their results agree to the last digit.
+The same array arithmetic is used for one step time, for the ends of its interval and for every
+choice of a plan. Their results therefore agree to the last digit.
 """
 
 import math
@@ -29,55 +31,63 @@ from trainpace.workload import Floats, Workload, form_of
 # ---- conditions
 
 STARTUP_S = 60.0
-"""Time until the first step: imports, process groups, the first batch. Assumed."""
+"""Time until the first step in seconds: imports, process groups and the first batch. Assumed."""
 COMPILING_S = 60.0
-"""Time of torch.compile before the first step. Assumed: a small network takes ten seconds, a large
-model several minutes. Because of it no plan compiles a job of seconds."""
+"""Time of torch.compile before the first step, in seconds. Assumed: a small network takes ten
+seconds, a large model several minutes. Because of this cost, a plan never compiles a job that lasts
+only seconds.
+"""
 DEVICE_MTBF_H = 50_000.0
-"""Hours of one GPU between unexpected interruptions of a job. 419 interruptions in 54 days on
-16,384 H100 (Llama 3, arXiv:2407.21783, table 5) make 50,676; 6.5 in 1,000 node-days on Meta's A100
-clusters make 29,500 (Kokolis et al., arXiv:2410.21680)."""
+"""Mean hours between unexpected interruptions of a job, per GPU. 419 interruptions in 54 days on
+16,384 H100 (Llama 3, arXiv:2407.21783, table 5) give 50,676 h. 6.5 interruptions in 1,000 node-days
+on Meta's A100 clusters give 29,500 h (Kokolis et al., arXiv:2410.21680).
+"""
 RESTART_S = 600.0
-"""Time until the job trains again. MegaScale finds and replaces a failed node within 10 minutes
-(Jiang et al., NSDI 2024)."""
+"""Seconds from a failure until the job trains again. MegaScale finds and replaces a failed node
+within 10 minutes (Jiang et al., NSDI 2024).
+"""
 PREEMPTION_MEAN_H = 24.0
-"""Hours between preemptions of one spot instance. An assumption, because providers publish no
-number. Google's preemptible machines live at most 24 h, others from hours to weeks (Wu et al.,
-"Can't Be Late", NSDI 2024)."""
+"""Mean hours between preemptions of one spot instance. Assumed, because providers publish no
+number. Google's preemptible machines live at most 24 h. Other spot instances live from hours to
+weeks (Wu et al., "Can't Be Late", NSDI 2024).
+"""
 STORAGE_GB_PER_S = 1.0
-"""Bandwidth of the shared storage for checkpoints. An assumption: one client's share of a cloud's
-network file system."""
+"""Bandwidth of the shared storage for checkpoints. Assumed: one client's share of a cloud's network
+file system.
+"""
 CORE_SPREAD = 1.4
-"""Factor by which a server's core may prepare samples faster or slower than the timed core. An
-assumption: the oldest and newest processors that clouds rent differ by about two on one core."""
+"""Factor by which a server's CPU core may be faster or slower than the timed core. Assumed: the
+oldest and newest processors that clouds rent differ by a factor of about two per core.
+"""
 DOWNLOAD_GB_PER_S = 0.125
-"""Bandwidth into the cloud. An assumption: 1 Gbit/s."""
+"""Download bandwidth into the cloud. Assumed: 1 Gbit/s."""
 
 
 class JobConditions(Record):
-    """Everything about a whole training besides its steps. Times in seconds, bandwidths in GB/s.
+    """Conditions of a whole training besides its steps. Times in seconds, bandwidths in GB/s.
 
-    The defaults are the assumptions of forecast, match, plan, run and the what-if page.
-    `ONLY_STEPS` is a job of steps alone, from which `trainpace schedule` starts.
+    The defaults are the assumptions of forecast, match, plan, run and the what-if page. `trainpace
+    schedule` starts from `ONLY_STEPS`, a job without any overhead.
 
-    - Start: `startup_s` once per run, and `compiling_s` if the execution compiles. `preparing_s`
+    - Start: `startup_s` once per run, plus `compiling_s` if the execution compiles. `preparing_s`
       once before all runs.
     - Evaluation: `evaluation_s` after every `evaluate_every_steps`, or the forward passes of
       `evaluation_samples` after every epoch.
-    - Checkpoints: every `checkpoint_every_steps`, or every `checkpoint_every_s` of work, else at
-      the cheapest interval; none if `checkpoints` is off. One takes `checkpoint_s`, by default the
-      time to write the model's state at `storage_gb_per_s`.
-    - Failures: the whole job fails every `mean_time_between_failures_s`, or if that is None, one
-      device every `device_mtbf_h` (None: never). One `spot` instance is preempted every
+    - Checkpoints: every `checkpoint_every_steps`, or every `checkpoint_every_s` of work, or else at
+      the cheapest interval. There are none if `checkpoints` is False. One checkpoint takes
+      `checkpoint_s`, by default the time to write the model's state at `storage_gb_per_s`.
+    - Failures: the whole job fails every `mean_time_between_failures_s`. If that is None, one
+      device fails every `device_mtbf_h` (None: never). With `spot`, one instance is preempted every
       `preemption_mean_h`. A restart takes `restart_s`.
     - Stragglers: `step_variation` is the standard deviation of a node's step over its mean.
-    - Data: one sample reads `sample_bytes` from storage, and one processor prepares
-      `samples_per_cpu_s` (0: loading is hidden). With `loads_beside` that happens during the steps,
-      else between them. `data_gb` are copied to the servers at `download_gb_per_s` before training.
-    - `repeats`: models, folds or seeds that are trained one after another.
-    - Money: `price_usd_per_device_hour`, electricity of the devices, `egress_usd` from another
+    - Data: each sample reads `sample_bytes` from storage, and one vCPU prepares `samples_per_cpu_s`
+      (0: loading is hidden). With `loads_beside`, loading overlaps with the steps; otherwise it
+      happens between them. `data_gb` are copied to the servers at `download_gb_per_s` before
+      training.
+    - `repeats`: number of models, folds or seeds that are trained one after another.
+    - Money: `price_usd_per_device_hour`, electricity of the devices, and `egress_usd` from another
       cloud.
-    - `stated`: fields that somebody gave. The other defaults are listed as assumed.
+    - `stated`: names of the fields that the user gave. The other defaults are listed as assumed.
     """
 
     startup_s: float = STARTUP_S
@@ -164,7 +174,7 @@ _ABOVE_0 = (
 )
 
 ASSUMED = JobConditions()
-"""The assumptions for conditions that are not given."""
+"""Conditions that are used if none are given."""
 ONLY_STEPS = JobConditions(
     startup_s=0.0,
     compiling_s=0.0,
@@ -174,17 +184,17 @@ ONLY_STEPS = JobConditions(
     restart_s=0.0,
     stated=("startup_s", "compiling_s", "restart_s"),
 )
-"""A job of steps alone."""
+"""Conditions of a job that consists of its steps alone."""
 
 
 def stated_conditions(given: Mapping[str, Any]) -> JobConditions:
-    """Return conditions with the given values. Values of None keep their defaults."""
+    """Return conditions with the given values. A value of None keeps the default."""
     stated = {name: value for name, value in given.items() if value is not None}
     return JobConditions(**stated, stated=tuple(stated))
 
 
 def assumptions(conditions: JobConditions, compiles: bool = False) -> tuple[str, ...]:
-    """Return the assumed conditions that count in the hours, in words."""
+    """Describe the assumed conditions that affect the training time."""
 
     def assumed(name: str) -> bool:
         return name not in conditions.stated and getattr(conditions, name) == getattr(ASSUMED, name)
@@ -217,43 +227,48 @@ def assumptions(conditions: JobConditions, compiles: bool = False) -> tuple[str,
 
 
 def assumed_in_words(assumed: Sequence[str]) -> str:
-    """Return the assumptions as one sentence, or "" without any."""
+    """Return the assumptions as one sentence, or "" if there are none."""
     return f"Assumed: {', '.join(assumed)}." if assumed else ""
 
 
 # ---- failures and checkpoints
 
-# Failures arrive at a constant rate, at any moment: while working, while writing a checkpoint,
-# while restarting. A segment of work ends with its checkpoint; a failure in it costs a restart and
-# the whole segment. A segment of length L then takes M e^(R/M) (e^(L/M) - 1) on average, with M the
-# mean time between failures and R the restart (J. Daly, FGCS 22(3), 2006, equation 13). Young's
-# first-order form (CACM 17(9), 1974) is its limit for L and R well below M. It holds for
-# exponential times between failures, not for failures that come in bursts. Every number may be an
-# array.
+# Failures arrive at a constant rate at any moment: during work, while writing a checkpoint, and
+# while restarting. A segment of work ends with its checkpoint. A failure within a segment costs a
+# restart and the whole segment. A segment of length L then takes M e^(R/M) (e^(L/M) - 1) on
+# average, with mean time between failures M and restart time R (J. Daly, FGCS 22(3), 2006, equation
+# 13). Young's first-order form (CACM 17(9), 1974) is its limit for L and R well below M. The
+# formula holds for exponential times between failures. It does not hold for failures that come in
+# bursts. Every number may be an array.
 
 Numbers = Any
 """A float, or an array of floats."""
 
 MOST_EXPONENT = 500.0
-"""A run of more than e^500 mean times between failures never ends."""
+"""Largest exponent that is evaluated. A run of more than e^500 mean times between failures never
+ends.
+"""
 
 
 class Interruption(NamedTuple):
-    """One kind of failure of a whole job, with the time of a restart after it."""
+    """One kind of failure of a whole job, with its restart time."""
 
     mean_time_between_s: Numbers
     restart_s: float
 
 
 class FailureRate(NamedTuple):
-    """Rate of all kinds of failure, and the probability that a restart is not interrupted."""
+    """Combined rate of all failures, and the probability that a restart is not interrupted."""
 
     per_s: Numbers
     restarted: Numbers
 
 
 def failure_rate(interruptions: Sequence[Interruption]) -> FailureRate:
-    """Combine several kinds of failure. Each has its own restart, so e^(R/M) is 1 / E[e^(-R/M)]."""
+    """Combine several kinds of failure into one rate.
+
+    Each kind has its own restart time, so e^(R/M) becomes 1 / E[e^(-R/M)].
+    """
     for mean_s, restart_s in interruptions:
         if not (np.all(np.asarray(mean_s) > 0) and np.isfinite(restart_s) and restart_s >= 0):
             raise TrainpaceError(
@@ -269,9 +284,10 @@ def failure_rate(interruptions: Sequence[Interruption]) -> FailureRate:
 
 
 def segment_s(length_s: Numbers, failures: FailureRate) -> Floats:
-    """Return the mean seconds until `length_s` of work and checkpoint are done in one go."""
+    """Return the mean seconds until `length_s` of uninterrupted work and checkpoint are done."""
     rate, restarted = failures
-    # in logarithms, because e^(rate length) and restarted may overflow and underflow alone
+    # Computed in logarithms, because e^(rate length) and `restarted` may each overflow or
+    # underflow.
     hopeless = (
         length_s * rate - np.log(np.maximum(restarted, np.exp(-MOST_EXPONENT - 1))) > MOST_EXPONENT
     )
@@ -289,15 +305,15 @@ def segment_s(length_s: Numbers, failures: FailureRate) -> Floats:
 def expected_s(
     work_s: Numbers, segments: Numbers, checkpoint_s: Numbers, failures: FailureRate
 ) -> Floats:
-    """Return the mean seconds of `work_s` in equal segments that end with a checkpoint each."""
+    """Return the mean seconds for `work_s` in equal segments that each end with a checkpoint."""
     return np.asarray(segments * segment_s(work_s / segments + checkpoint_s, failures))
 
 
 def best_interval_s(checkpoint_s: Numbers, failures: FailureRate) -> Floats:
-    """Return the seconds of work between checkpoints with the shortest mean time.
+    """Return the work between checkpoints, in seconds, that minimizes the mean time.
 
-    Infinite without failures. x = interval / M is the root of (1 - x) e^x = e^(-checkpoint / M).
-    For a short checkpoint x is Young's sqrt(2 checkpoint / M).
+    The result is infinite without failures. x = interval / M is the root of (1 - x) e^x =
+    e^(-checkpoint / M). For a short checkpoint, x is Young's sqrt(2 checkpoint / M).
     """
     rate = np.asarray(failures.per_s)
     if not rate.any():
@@ -305,7 +321,7 @@ def best_interval_s(checkpoint_s: Numbers, failures: FailureRate) -> Floats:
     product, place = np.unique(checkpoint_s * rate, return_inverse=True)
     target = np.exp(-product)
     x = np.clip(np.sqrt(2 * product), 1e-12, 0.999)
-    for _ in range(50):  # Newton's method on a falling, concave function
+    for _ in range(50):  # Newton's method on a decreasing, concave function
         change = ((1 - x) * np.exp(x) - target) / (x * np.exp(x))
         x = np.clip(x + change, 1e-12, 1.0)
         if (np.abs(change) < 1e-12).all():
@@ -315,10 +331,10 @@ def best_interval_s(checkpoint_s: Numbers, failures: FailureRate) -> Floats:
 
 
 def best_segments(work_s: Numbers, checkpoint_s: Numbers, failures: FailureRate) -> Floats:
-    """Return the cheapest number of segments for `work_s`, from 1.
+    """Return the number of segments (at least 1) that minimizes the mean time of `work_s`.
 
-    The cost is convex in the number of segments, so the best one is a whole number beside
-    work / best interval.
+    The cost is convex in the number of segments. The best number is therefore one of the two whole
+    numbers next to work / best interval.
     """
     fewer = np.maximum(
         1.0, np.floor(work_s / best_interval_s(np.maximum(checkpoint_s, 1e-3), failures))
@@ -333,19 +349,21 @@ def best_segments(work_s: Numbers, checkpoint_s: Numbers, failures: FailureRate)
 # ---- the whole training
 
 LEAST_CHECKPOINT_S = 1e-3
-"""Least time of a checkpoint at the cheapest interval. Free checkpoints would have no interval."""
+"""Minimum checkpoint time in seconds at the cheapest interval. Without it, free checkpoints would
+have an interval of 0.
+"""
 IDLE_POWER_SHARE = 0.15
-"""Share of TDP that an idle GPU draws: 60 W of an A100's 400 W, 70 to 110 W of an H100's 700 W by
-nvidia-smi."""
+"""Power of an idle GPU as a share of its TDP. nvidia-smi shows 60 W of an A100's 400 W, and 70 to
+110 W of an H100's 700 W.
+"""
 
 
 class Training(NamedTuple):
-    """A whole training without the duration of its step. Numbers may be arrays, one entry per
-    choice.
+    """A whole training, given everything except the step time.
 
-    `state_bytes` is the size of a checkpoint. `vcpus` are the processors of a node; None or 0 means
-    unknown, and preparing samples then takes no time. `power_w` is the mean power of all devices,
-    None if unknown.
+    Numbers may be arrays with one entry per choice. `state_bytes` is the size of a checkpoint.
+    `vcpus` is the number per node; None or 0 means unknown, and preparing samples then takes no
+    time. `power_w` is the mean power of all devices, or None if unknown.
     """
 
     steps: Numbers
@@ -360,9 +378,10 @@ class Training(NamedTuple):
     power_w: Numbers = None
 
     def time(self, step_s: float, forward_s: float | None = None) -> JobTime:
-        """Return the training at `step_s` per step, with `forward_s` spent in forward passes.
+        """Return the time and cost at `step_s` seconds per step.
 
-        Without `forward_s` evaluating a batch takes as long as a step.
+        `forward_s` is the part of a step spent in forward passes. Without it, evaluating a batch
+        takes as long as a training step.
         """
         (time,) = self.times(
             np.array([step_s]), None if forward_s is None else np.array([forward_s])
@@ -372,9 +391,10 @@ class Training(NamedTuple):
     def times(
         self, step_s: Floats, forward_s: Floats | None = None, core_speed: Numbers = 1.0
     ) -> list[JobTime]:
-        """Return the training at each of several step times, without dollars.
+        """Return the training time for each of several step times, without dollars.
 
-        `core_speed` is how many times faster than given the cores prepare samples.
+        `core_speed` is the speed of the CPU cores relative to the given rate at which they prepare
+        samples.
         """
         parts = self.parts(step_s, forward_s, core_speed)
         watts = [None] if self.power_w is None else self.power_w
@@ -404,7 +424,7 @@ class Training(NamedTuple):
     def total_s(self, step_s: Floats, forward_s: Floats | None = None) -> Floats:
         """Return the seconds of the training for many choices.
 
-        Infinite if `step_s` or the number of steps is infinite.
+        The result is infinite if `step_s` or the number of steps is infinite.
         """
         able = np.isfinite(step_s) & np.isfinite(self.steps)
         counted = self._replace(steps=np.where(np.isfinite(self.steps), self.steps, 1.0))
@@ -415,7 +435,9 @@ class Training(NamedTuple):
     def parts(
         self, step_s: Floats, forward_s: Floats | None, core_speed: Numbers = 1.0
     ) -> dict[str, Floats]:
-        """Return JOB_PARTS, the number of checkpoints and the work between them."""
+        """Return the times in JOB_PARTS, the number of checkpoints and the work between
+        checkpoints.
+        """
         if not (np.isfinite(step_s) & (step_s > 0)).all():
             raise TrainpaceError(f"the step time is {float(np.min(step_s))} s; it must be above 0.")
         c, steps = self.conditions, np.asarray(self.steps, dtype=np.float64)
@@ -449,7 +471,7 @@ class Training(NamedTuple):
         }
 
     def _loading_s(self, core_speed: Numbers) -> Numbers:
-        """Return the seconds in which the samples of a step are read and prepared."""
+        """Return the seconds to read and prepare the samples of one step."""
         c = self.conditions
         loading = self.samples_per_step * c.sample_bytes / (c.storage_gb_per_s * 1e9)
         if c.samples_per_cpu_s and self.vcpus is not None:
@@ -463,8 +485,12 @@ class Training(NamedTuple):
         return loading
 
     def _cut(self, steps: Floats, work: Floats) -> tuple[Floats, Floats, Numbers, Floats]:
-        """Return (checkpoints per run, work between them, seconds of one, mean seconds with
-        failures)."""
+        """Return the checkpoint schedule and the expected time.
+
+        Returns:
+            Checkpoints per run, work between them, seconds of one checkpoint, mean seconds of a run
+                with failures.
+        """
         c, failures = self.conditions, self._failures()
         write = (
             self.state_bytes / (c.storage_gb_per_s * 1e9)
@@ -472,7 +498,7 @@ class Training(NamedTuple):
             else c.checkpoint_s
         )
         if c.checkpoint_every_steps is not None:
-            # no checkpoint follows the last steps
+            # No checkpoint follows the steps after the last full interval.
             segments = np.floor_divide(steps, c.checkpoint_every_steps)
             saved = segments * c.checkpoint_every_steps / steps
             each = work * saved / np.maximum(1.0, segments)
@@ -481,7 +507,7 @@ class Training(NamedTuple):
                 rest, failures
             )
         elif c.checkpoint_every_s is not None:
-            # the last segment is shorter, and ends with the trained model
+            # The last segment is shorter and ends by saving the trained model.
             segments = np.maximum(1.0, np.ceil(work / c.checkpoint_every_s))
             each = np.minimum(work, c.checkpoint_every_s)
             last = work - (segments - 1) * each
@@ -526,8 +552,10 @@ def training_of(
     vcpus: int | None = None,
     power_w: float | None = None,
 ) -> Training:
-    """Return the training of a schedule under one execution. A partial last batch is a whole
-    step."""
+    """Return the training of a schedule under one execution.
+
+    A partial last batch counts as a whole step.
+    """
     steps, batch = total_steps(schedule, execution), execution.global_batch
     epochs = epochs_of(schedule, steps, batch) if conditions.evaluation_samples else 0.0
     return Training(
@@ -545,7 +573,7 @@ def training_of(
 
 
 def epochs_of(schedule: Schedule, steps: Numbers, global_batch: Numbers) -> Numbers:
-    """Return the passes over the data, or 0 if the size of an epoch is unknown."""
+    """Return the number of passes over the data, or 0 if the size of an epoch is unknown."""
     samples = schedule.samples_per_epoch
     if samples is None:
         return schedule.epochs or 0.0
@@ -554,7 +582,7 @@ def epochs_of(schedule: Schedule, steps: Numbers, global_batch: Numbers) -> Numb
 
 
 class JobRange(NamedTuple):
-    """A training at the forecast step, and its ranges over the step's 90% interval."""
+    """A training at the forecast step time, with its ranges over the step's 90% interval."""
 
     time: JobTime
     seconds: Interval
@@ -562,11 +590,10 @@ class JobRange(NamedTuple):
 
 
 def job_ranges(forecasts: Sequence[tuple[Training, StepTime, Interval]]) -> list[JobRange]:
-    """Return trainings at their forecast steps and at both ends of the steps' intervals.
+    """Return each training at its forecast step time and at both ends of the step's interval.
 
-    At an end all parts of a step are longer or shorter alike, and cores prepare samples faster or
-    slower than given by CORE_SPREAD. Trainings whose conditions differ in money alone are computed
-    together.
+    At each end, all parts of a step grow or shrink by the same factor. CPU cores also become slower
+    or faster by CORE_SPREAD. Trainings whose conditions differ only in money are computed together.
     """
     groups: dict[JobConditions, list[int]] = {}
     for i, (training, _, _) in enumerate(forecasts):
@@ -592,12 +619,12 @@ def _range(training: Training, interval: Interval, times: list[JobTime]) -> JobR
 
 
 _CORE_SPEEDS = np.array([[1.0, CORE_SPREAD, 1 / CORE_SPREAD]])
-"""Speeds at the forecast step, at the low and at the high end of its interval."""
+"""CPU core speeds for the forecast step and for the low and high ends of its interval."""
 _NO_MONEY = {"price_usd_per_device_hour": None, "electricity_usd_per_kwh": 0.0, "egress_usd": 0.0}
 
 
 def _together(trainings: Sequence[Training], conditions: JobConditions) -> Training:
-    """Join trainings of one step time each into one with a row per training."""
+    """Stack trainings into one training with a row per input. Each input has a single step time."""
     numbers = (name for name in Training._fields if name not in ("conditions", "vcpus", "power_w"))
     columns = {name: np.array([[getattr(t, name)] for t in trainings]) for name in numbers}
     return Training(
@@ -609,8 +636,11 @@ def _together(trainings: Sequence[Training], conditions: JobConditions) -> Train
 
 
 def _ends(forecasts: Sequence[tuple[Training, StepTime, Interval]]) -> tuple[Floats, Floats]:
-    """Return (steps, forward passes) in seconds: a row per forecast; middle, low and high
-    columns."""
+    """Return step times and forward-pass times in seconds.
+
+    Returns:
+        Two arrays with a row per forecast and the columns middle, low and high.
+    """
     ms = np.array([[step.total_ms, interval.low, interval.high] for _, step, interval in forecasts])
     evaluating_ms = np.array([[step.evaluating_ms] for _, step, _ in forecasts])
     return ms / 1e3, evaluating_ms * (ms / ms[:, :1]) / 1e3
@@ -640,8 +670,8 @@ def with_job(
 ) -> Forecast:
     """Add the whole training to the forecast of a step.
 
-    Returns the forecast unchanged without a step or a schedule. `vcpus` are the processors of a
-    node that prepare samples, None if unknown.
+    Returns the forecast unchanged if it has no step or if `schedule` is None. `vcpus` is the number
+    per node that prepare samples, or None if unknown.
     """
     if schedule is None or forecast.step is None or forecast.step_time_interval_ms is None:
         return forecast
@@ -658,7 +688,7 @@ def with_job(
 
 
 def state_bytes(workload: Workload, execution: Execution) -> float:
-    """Return the size of a checkpoint: parameters and the optimizer's states."""
+    """Return the size of a checkpoint in bytes: parameters and optimizer states."""
     memory = workload.form(execution.precision).memory
     count = memory.parameter_bytes + memory.optimizer_bytes + memory.paged_bytes
     if (
@@ -666,15 +696,15 @@ def state_bytes(workload: Workload, execution: Execution) -> float:
         and execution.zero_stage
         and not execution.pure_16_bit
     ):
-        count *= 2  # fp32 masters and moments: 12 bytes per parameter with Adam
+        count *= 2  # fp32 master weights and moments: 12 bytes per parameter with Adam
     return count
 
 
 def slowest_of(nodes: Numbers, variation: float) -> Numbers:
-    """Return how much longer than the mean the slowest of n nodes takes, as a share of the mean.
+    """Return the extra time of the slowest of n nodes, as a share of the mean step time.
 
-    Synchronous training waits for the slowest node. The expected largest of n normal variables
-    (Blom 1958) is within 5% of the exact one at two nodes, and within 1% from eight on.
+    Synchronous training waits for the slowest node. The expected maximum of n normal variables
+    (Blom 1958) is within 5% of the exact value for two nodes, and within 1% for eight or more.
     """
     if variation == 0.0:
         return 0.0
@@ -686,11 +716,12 @@ def slowest_of(nodes: Numbers, variation: float) -> Numbers:
 
 
 def power_w(device: Device, devices: int, step: StepTime) -> float | None:
-    """Estimate the power of the GPUs alone, or return None without a TDP.
+    """Estimate the power of the GPUs in watts. Returns None if the TDP is unknown.
 
-    Power grows about linearly with utilization (Fan, Weber and Barroso, ISCA 2007), here from idle
-    to TDP by the share of a step in which GPUs compute. Memory-bound kernels draw less than TDP, so
-    the estimate is on the high side. Processors, memory, fans and cooling come on top.
+    Power grows about linearly with utilization (Fan, Weber and Barroso, ISCA 2007). Here it grows
+    from idle to TDP with the share of a step in which GPUs compute. Memory-bound kernels draw less
+    than TDP, so the estimate is on the high side. It does not include processors, memory, fans and
+    cooling.
     """
     if device.tdp_w is None:
         return None

@@ -8,20 +8,23 @@ from trainpace.core.execution import Execution
 from trainpace.core.records import Record, check_fields
 
 MAX_COUNT = 10**18
-"""Largest count. Larger ones are typing mistakes, and their products would leave a double's
-range."""
+"""Largest accepted count. Larger counts are typing mistakes, and their products would exceed the
+range of a double.
+"""
 
 
 class Schedule(Record):
-    """The work of one run. `trainpace.job.JobConditions` has everything besides its steps.
+    """The amount of work in one run. `trainpace.job.JobConditions` describes everything besides the
+    steps.
 
     The size of an epoch is given as `samples`, or as `tokens` with `sequence_length` (packed into
     tokens // length samples). `epochs` may be fractional, as in Hugging Face's `num_train_epochs`.
-    With both `epochs` and `max_steps`, the first to end ends the run, as in Lightning.
+    If both `epochs` and `max_steps` are given, the run ends at whichever comes first, as in
+    Lightning.
 
-    With `drop_last` the data loader drops the last micro-batch of an epoch unless it is full.
-    `partial_accumulation` is the trainer's choice for micro-batches that remain at the end of an
-    epoch: a smaller "step" (Hugging Face, Lightning) or "drop".
+    With `drop_last`, the data loader drops the last micro-batch of an epoch unless it is full.
+    `partial_accumulation` tells what the trainer does with micro-batches that remain at the end of
+    an epoch: a smaller "step" (Hugging Face, Lightning) or "drop".
     """
 
     samples: int | None = None
@@ -62,8 +65,10 @@ class Schedule(Record):
 
 
 class EpochSteps(Record):
-    """One epoch under one execution. `last_step_samples` is the size of its last update, all
-    ranks."""
+    """Steps of one epoch under one execution.
+
+    `last_step_samples` is the size of the last update over all ranks.
+    """
 
     steps: int
     micro_steps_per_rank: int
@@ -74,11 +79,11 @@ class EpochSteps(Record):
 def epoch_steps(schedule: Schedule, execution: Execution) -> EpochSteps:
     """Count the steps of one epoch.
 
-    Without `drop_last` every sample counts: steps = ceil(samples / global batch). Samples that a
-    distributed sampler repeats to fill ranks do not change the number of steps.
+    Without `drop_last` every sample counts: steps = ceil(samples / global batch). A distributed
+    sampler may repeat samples to fill all ranks. This does not change the number of steps.
 
     Raises:
-        Contradiction: the samples do not fill one step
+        Contradiction: The samples do not fill one step.
     """
     samples = schedule.samples_per_epoch
     if samples is None:
@@ -107,8 +112,10 @@ def epoch_steps(schedule: Schedule, execution: Execution) -> EpochSteps:
 
 
 def total_steps(schedule: Schedule, execution: Execution) -> int:
-    """Return the optimizer updates of one run: ceil(epochs x steps per epoch), at most
-    `max_steps`."""
+    """Return the optimizer updates of one run.
+
+    This is ceil(epochs x steps per epoch), limited to `max_steps`.
+    """
     if schedule.epochs is None:
         if schedule.max_steps is None:
             raise TrainpaceError(
@@ -116,7 +123,7 @@ def total_steps(schedule: Schedule, execution: Execution) -> int:
             )
         return schedule.max_steps
     exact = schedule.epochs * epoch_steps(schedule, execution).steps
-    # 1.1 epochs of 50,000 steps are 55,000.00000000001 in floating point, but mean 55,000
+    # In floating point, 1.1 epochs of 50,000 steps are 55,000.00000000001 steps. 55,000 are meant.
     steps = max(1, math.ceil(exact - min(1e-9 * max(1.0, exact), 0.5)))
     return steps if schedule.max_steps is None else min(steps, schedule.max_steps)
 
@@ -124,8 +131,10 @@ def total_steps(schedule: Schedule, execution: Execution) -> int:
 def accumulation_for_global_batch(
     global_batch: int, micro_batch: int, data_parallel_size: int
 ) -> int:
-    """Return the accumulation steps for exactly `global_batch`, or raise with the nearest
-    batches."""
+    """Return the number of accumulation steps that gives exactly `global_batch`.
+
+    Raises an error that names the nearest possible batches if there is no such number.
+    """
     per_micro_step = micro_batch * data_parallel_size
     whole, rest = divmod(global_batch, per_micro_step)
     if rest == 0 and whole:
@@ -140,10 +149,10 @@ def accumulation_for_global_batch(
 
 
 class SpeedUp(Record):
-    """A measured speed-up as the ratio of old to new time. Above 1 is faster.
+    """A measured speed-up: the ratio of old to new time. Above 1 is faster.
 
-    "363%" is the ratio of old to new time here: 3.63 times as fast, 27.5% of the old time. "Faster
-    by 363%" would be 4.63 times as fast.
+    A ratio of 3.63 means 3.63 times as fast, or 27.5% of the old time. It is written as "363%" of
+    the old speed. "Faster by 363%" would mean 4.63 times as fast.
     """
 
     ratio: float
@@ -154,12 +163,12 @@ class SpeedUp(Record):
 
     @property
     def share_of_old_time(self) -> float:
-        """New time over old time: 0.0465 for a ratio of 21.53."""
+        """New time as a share of the old time: 0.0465 for a ratio of 21.53."""
         return 1 / self.ratio
 
     @property
     def percent_of_old_speed(self) -> float:
-        """New speed in percent of the old: 2153 for a ratio of 21.53."""
+        """New speed in percent of the old speed: 2153 for a ratio of 21.53."""
         return 100 * self.ratio
 
     def new_time_s(self, old_time_s: float) -> float:

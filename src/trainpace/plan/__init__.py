@@ -1,4 +1,4 @@
-"""Plan of changes to a training: their order and the saving of each."""
+"""Plans of changes to a training: their order, and how much time each change saves."""
 
 from trainpace.plan.changes import (
     NO_WAIT,

@@ -1,4 +1,4 @@
-"""The records that `plan` makes and `run` carries out."""
+"""Records that `plan` creates and `run` executes."""
 
 import math
 from typing import Literal
@@ -12,18 +12,22 @@ from trainpace.job import ASSUMED, JobConditions, Schedule
 
 Effort = Literal["config key", "code change", "infrastructure"]
 Risk = Literal["none", "low", "medium"]
-"""Risk to convergence. none: the same training, up to the order of sums. low: rounds differently,
-as many trainings do without harm. medium: needs care, such as a new learning rate."""
+"""Risk of a change to convergence.
+
+"none": same training, up to the order of summation. "low": different rounding, which many trainings
+use without harm. "medium": needs care, such as a new learning rate.
+"""
 NOISE = 0.05
-"""Share of the job's time after its start below which a change is noise. Repeated measurements
-differ by as much, so no forecast distinguishes two executions more finely."""
+"""Smallest relevant change, as a share of the job's time after its start. Repeated measurements
+differ by as much, so no forecast can distinguish two executions more finely.
+"""
 
 
 class DataPath(Record):
-    """Data path of one rank.
+    """How samples reach one rank.
 
-    `ms_per_sample` is the time of its loader, all workers together. Samples are made `beside` the
-    computation or, without workers, between computations.
+    `ms_per_sample` is the loader's time per sample with all workers together. If `beside` is True,
+    loading overlaps with the computation. Without workers it happens between steps.
     """
 
     workers: int | None = None
@@ -39,23 +43,27 @@ class DataPath(Record):
 
 
 NO_WAIT = DataPath()
-"""Data without waits, the assumption of forecasts if nothing is known of the loader."""
+"""Data path without any waiting. Forecasts assume it if nothing is known about the loader."""
 
 
 class Choice(Record):
-    """One way to train: an execution and its data path."""
+    """One way to train: an execution and a data path."""
 
     execution: Execution
     data: DataPath = NO_WAIT
 
 
 class Change(Record):
-    """One change: the execution after it, and the seconds that it is forecast to save in the job.
+    """One change: the execution after it, and the forecast saving in seconds over the whole job.
 
-    settings: the keys to set, as torchrun, Hugging Face's TrainingArguments or DeepSpeed name them.
-    code: the same as lines of PyTorch. makes_fit: the execution before does not fit in memory, so
-    no saving can be given. saved_at_least_s: the saving in 90% of cases, by the resolution of
-    forecasts; below 0 the change may cost time.
+    Attributes:
+        settings: The keys to set, as torchrun, Hugging Face's TrainingArguments or DeepSpeed name
+            them.
+        code: The same settings as lines of PyTorch.
+        makes_fit: True if the execution before the change does not fit in memory. Its saving is
+            then unknown.
+        saved_at_least_s: The saving reached in 90% of cases, given the resolution of forecasts. If
+            it is negative, the change may cost time.
     """
 
     title: str
@@ -72,10 +80,9 @@ class Change(Record):
 
 
 class Projection(Record):
-    """Forecast cost of a choice: a step with data waits, the whole job, memory of one
-    device.
+    """Forecast of a choice: step time including data waits, the whole job, and memory per device.
 
-    job_low_s and job_high_s are the ends of the job's 90% interval.
+    `job_low_s` and `job_high_s` are the ends of the job's 90% interval.
     """
 
     choice: Choice
@@ -92,9 +99,12 @@ class Projection(Record):
 class Maybe(Record):
     """A change that may save time, but less than forecasts can distinguish.
 
-    saved_s: the forecast saving in the whole job. told_apart: the share of the job that it would
-    have to save to be distinguishable. title: of one setting, or of all in which the fastest choice
-    differs from the recommended one. settings: as in `Change`.
+    Attributes:
+        title: Title of one setting, or of all settings in which the fastest choice differs from the
+            recommended one.
+        saved_s: Forecast saving over the whole job, in seconds.
+        told_apart: Smallest share of the job that forecasts could distinguish for this change.
+        settings: Keys and values, as in `Change`.
     """
 
     title: str
@@ -107,7 +117,7 @@ class Maybe(Record):
 class Rejected(Record):
     """An alternative that was not chosen.
 
-    `lost_s` is how much longer the job takes with the best choice that has it.
+    `lost_s` is the extra time of the job, in seconds, with the best choice of this kind.
     """
 
     title: str
@@ -116,10 +126,12 @@ class Rejected(Record):
 
 
 class Sensitivity(Record):
-    """Sensitivity of the choice to a number that is wrong by a factor between `low` and `high`.
+    """Sensitivity of the choice to an error in one number, by a factor between `low` and `high`.
 
-    flips_to: the new choice, if it differs. regret: how much longer the old choice would take than
-    the new one, as a share, at the worse end. still_fits: the old choice would still fit in memory.
+    Attributes:
+        flips_to: The new choice if the error changes it, else "".
+        regret: Extra time of the old choice over the new one, as a share, at the worse end.
+        still_fits: True if the old choice would still fit in memory.
     """
 
     number: str
@@ -134,12 +146,19 @@ class Sensitivity(Record):
 class Plan(Record):
     """An ordered list of changes to an execution, and the alternatives.
 
-    best: the recommended choice, the simplest one that forecasts cannot distinguish from the
-    `fastest`. because: the reason, in a sentence. cautions: what may go wrong with it. maybe:
-    changes worth a measurement, the largest saving first. model: the spec. assumed: assumptions
-    about the job. corrected: the measured runs that corrected the forecasts, in words. job and
-    conditions: the whole training that the times are of. in_code: no settings file expresses the
-    changes, so they are given as lines of PyTorch.
+    Attributes:
+        best: The recommended choice: the simplest one that forecasts cannot distinguish from
+            `fastest`.
+        because: The reason for the recommendation, in one sentence.
+        cautions: Possible problems of the recommended choice.
+        maybe: Changes worth a measurement, the largest saving first.
+        model: The model spec.
+        assumed: Assumptions about the job.
+        corrected: Description of the measured runs that corrected the forecasts.
+        job: Schedule of the whole training, to which all times refer; `conditions` are its
+            conditions.
+        in_code: True if no settings file can express the changes. They are then given as PyTorch
+            code.
     """
 
     start: Execution
@@ -178,12 +197,12 @@ class Plan(Record):
 
     @property
     def left_s(self) -> list[float]:
-        """Forecast seconds of the whole job before the first change, and after each."""
+        """Forecast seconds of the whole job: before the first change, and after each change."""
         assert self.target is not None
         saved = [change.forecast_saved_s for change in self.changes]
         return [self.target.job_s + math.fsum(saved[i:]) for i in range(len(saved) + 1)]
 
     @property
     def saved_s(self) -> float:
-        """Seconds that all changes together save in the whole job."""
+        """Seconds of the whole job that all changes save together."""
         return sum(change.forecast_saved_s for change in self.changes)

@@ -1,4 +1,4 @@
-"""Ways for samples to reach a training: its loader as it is, with more workers, and with preparation done offline."""
+"""Data paths of a training: its current loader, more workers, and offline preprocessing."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,14 +14,17 @@ def data_paths(
     collate_ms: float,
     offline_share: float | None,
 ) -> tuple[DataPath, ...]:
-    """Return the current data path, then paths with more workers and with samples prepared offline.
+    """Return the current data path, then paths with more workers and with offline preprocessing.
 
     Args:
-        now: Loader workers now.
-        ms_per_sample: Time per sample by the number of workers and the share of preparation that stays in training.
-        fewest_workers: The number of workers beyond which the times given for each number hardly improve.
-        collate_ms: Time per sample to put prepared samples into a batch.
-        offline_share: Share of the preparation that can be done offline; None if unknown, which is taken as all of it.
+        now: Current number of loader workers.
+        ms_per_sample: Function of the number of workers and the share of preprocessing that stays
+            online. Returns the time per sample in ms.
+        fewest_workers: Function of the times by number of workers. Returns the number beyond which
+            they hardly improve.
+        collate_ms: Time per sample in ms to collate prepared samples into a batch.
+        offline_share: Share of the preprocessing that can be done offline. None means unknown and
+            counts as all of it.
     """
 
     def path(workers: int, online: float = 1.0) -> DataPath:

@@ -1,6 +1,7 @@
-"""Step, memory and job of executions: one by one through `forecast`, or many as arrays.
+"""Step time, memory and job time of executions.
 
-Both give the same numbers.
+Single executions go through `forecast`, and many executions are evaluated as arrays. Both give the
+same numbers.
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ from trainpace.workload import Floats, Workload
 
 
 class Problem(NamedTuple):
-    """Constants of a search.
+    """Inputs that stay constant during a search.
 
-    `host_factor` is how much slower than its CPU's rating a host launches kernels. With a
-    `noise_scale` (in samples) the work ends at the loss that the current training reaches, instead
-    of after its samples. `knowledge` are measured runs that correct the forecasts. `forecaster`
-    shares its evaluated kernels.
+    Attributes:
+        host_factor: How many times slower the host launches kernels than its CPU's rating says.
+        noise_scale: Gradient noise scale in samples. If it is given, the work ends at the loss that
+            the current training reaches, and not after a fixed number of samples.
+        knowledge: Measured runs that correct the forecasts.
+        forecaster: Forecaster whose evaluated kernels are reused.
     """
 
     workload: Workload
@@ -83,9 +86,9 @@ class Problem(NamedTuple):
         return slower._replace(forecaster=self.forecaster.on(slower._target))
 
     def noise_s(self, job_s: float) -> float:
-        """Return the difference in seconds below which two choices are equal.
+        """Return the difference in seconds below which two choices count as equal.
 
-        The start of the job takes as long with each, so it does not count.
+        The job's start does not count, because it takes equally long with both choices.
         """
         return NOISE * max(0.0, job_s - self.conditions.startup_s)
 
@@ -97,11 +100,14 @@ class Problem(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Step and memory of every execution of a grid.
+    """Step time and memory of every execution of a grid.
 
-    `step_ms` and `evaluating_ms` (the step's forward passes) are without waits for data, and NaN if
-    there is a reason. `needed_gib` is the memory that one device must have. `reason` holds
-    positions in `reasons`, 0 for none.
+    Attributes:
+        step_ms: Step time without data waits. NaN if there is a reason.
+        evaluating_ms: Time of the step's forward passes, without data waits. NaN if there is a
+            reason.
+        needed_gib: Memory that each device must have.
+        reason: Index into `reasons` for each execution; 0 means no reason.
     """
 
     step_ms: Floats
@@ -112,16 +118,16 @@ class Evaluation(NamedTuple):
 
     @property
     def timed_gib(self) -> Floats:
-        """`needed_gib`, infinite for executions that cannot be forecast."""
+        """`needed_gib`, with infinity for executions that cannot be forecast."""
         return np.where(self.reason > 0, np.inf, self.needed_gib)
 
     def why_not(self, rows: NDArray[np.int64]) -> str:
-        """Return the first reason among some executions, or ""."""
+        """Return the first reason among the given executions, or ""."""
         return next((self.reasons[code] for code in self.reason[rows].tolist() if code), "")
 
 
 def part_of(cluster: Cluster, nnodes: int, nproc_per_node: int) -> Cluster:
-    """Return a part of a cluster. The used devices of a node share its network."""
+    """Return a part of a cluster. The used devices of a node share its whole network bandwidth."""
     per_device = cluster.network_gb_per_s_per_device
     if per_device is not None:
         per_device *= cluster.devices_per_node / nproc_per_node
@@ -134,12 +140,12 @@ def part_of(cluster: Cluster, nnodes: int, nproc_per_node: int) -> Cluster:
 
 
 def forecast_of(problem: Problem, execution: Execution) -> Forecast:
-    """Return the forecast of one execution on its part of the cluster, without the job."""
+    """Return the forecast of one execution on its part of the cluster, without the job time."""
     return problem.on_part(execution.nnodes, execution.nproc_per_node).forecast(execution)
 
 
 def device_room_gib(cluster: Cluster) -> float:
-    """Return the memory of one device that a training can use; infinite if unknown."""
+    """Return the usable memory of one device in GiB, or infinity if unknown."""
     return (
         math.inf if cluster.device.memory_gib is None else room_gib(cluster.device.memory_gib.value)
     )
@@ -148,7 +154,8 @@ def device_room_gib(cluster: Cluster) -> float:
 def evaluate(problem: Problem, grid: Grid) -> Evaluation:
     """Evaluate every execution of a grid.
 
-    An execution whose lasting states do not fit gets no step. Its needed memory are these states.
+    If the parameters, gradients and optimizer states of an execution do not fit, its step is not
+    computed. `needed_gib` is then the size of these states.
     """
     step, evaluating, needed = (np.full(len(grid), np.nan) for _ in range(3))
     reason = np.zeros(len(grid), dtype=np.int64)
@@ -186,9 +193,9 @@ def evaluate(problem: Problem, grid: Grid) -> Evaluation:
 def with_data_ms(
     step_ms: Floats | float, samples_a_rank: NDArray[np.int64] | int, data: DataPath
 ) -> Floats:
-    """Return the time of a step with its data.
+    """Return the step time including data loading.
 
-    Data made beside the computation overlaps with it, other data is waited for.
+    Loading that runs beside the computation overlaps with it. Other loading adds to the step.
     """
     wait_ms = np.asarray(samples_a_rank * data.ms_per_sample, dtype=np.float64)
     return np.asarray(np.maximum(step_ms, wait_ms) if data.beside else step_ms + wait_ms)
@@ -197,9 +204,8 @@ def with_data_ms(
 def job_seconds(
     problem: Problem, start: Execution, grid: Grid, evaluation: Evaluation, step_ms: Floats
 ) -> Floats:
-    """Return the seconds of the whole job, executions x data paths. `step_ms` has the same
-    shape."""
-    kinds = 4 * grid.precision + grid.zero_stage  # the stages of ZeRO are 0 to 3
+    """Return the seconds of the whole job, with the shape (executions, data paths) of `step_ms`."""
+    kinds = 4 * grid.precision + grid.zero_stage  # ZeRO stages are 0 to 3
     _, first, kind = np.unique(kinds, return_index=True, return_inverse=True)
     states = np.array([state_bytes(problem.workload, grid.execution(row)) for row in first])[kind]
     steps, batch = _job_steps(problem, start, grid), grid.global_batch
@@ -220,7 +226,7 @@ def job_seconds(
 
 
 def _job_steps(problem: Problem, start: Execution, grid: Grid) -> Floats:
-    """Return the updates of the job for every execution; infinite if no full step is possible."""
+    """Return the number of updates for every execution. Infinite if no full step is possible."""
 
     def steps_of(execution: Execution) -> float:
         try:
@@ -236,11 +242,11 @@ def _job_steps(problem: Problem, start: Execution, grid: Grid) -> Floats:
 
 
 def same_work(problem: Problem, execution: Execution, start: Execution) -> Schedule:
-    """Return the schedule under another global batch.
+    """Return the schedule for an execution with another global batch.
 
-    It has the same samples, or with a noise scale the samples to the same loss. That law is an
-    estimate: it holds from the first weights to a loss, each batch at its own best learning rate,
-    with a constant noise scale.
+    Without a noise scale the number of samples stays the same. With one, the schedule has the
+    samples needed to reach the same loss. That is an estimate for training from scratch: it assumes
+    that each batch uses its own best learning rate, and that the noise scale is constant.
     """
     schedule, old, new = problem.schedule, start.global_batch, execution.global_batch
     if new == old:
@@ -254,7 +260,7 @@ def same_work(problem: Problem, execution: Execution, start: Execution) -> Sched
 
 
 class Evaluator:
-    """Forecasts of single choices, each computed once."""
+    """Forecasts of single choices. Each forecast is computed once and cached."""
 
     def __init__(self, problem: Problem, start: Execution) -> None:
         self.problem = problem
@@ -262,7 +268,7 @@ class Evaluator:
         self._forecasts: dict[Execution, Forecast | None] = {}
 
     def forecast(self, execution: Execution) -> Forecast | None:
-        """Return the forecast if it has a step, else None."""
+        """Return the forecast, or None if it has no step."""
         if execution not in self._forecasts:
             try:
                 found = forecast_of(self.problem, execution)
@@ -276,7 +282,7 @@ class Evaluator:
         return f is not None and f.fits is not False
 
     def step_ms(self, choice: Choice) -> float:
-        """Return the step with its data; infinite if it cannot be forecast."""
+        """Return the step time including data, or infinity if it cannot be forecast."""
         f = self.forecast(choice.execution)
         if f is None or f.step is None:
             return math.inf
@@ -287,7 +293,7 @@ class Evaluator:
         return float(with_data_ms(step_ms, e.micro_batch * e.accumulation, choice.data))
 
     def job(self, choice: Choice) -> JobTime | None:
-        """Return the whole job, or None if it is impossible."""
+        """Return the time and cost of the whole job, or None if the choice is impossible."""
         f = self.forecast(choice.execution)
         return None if f is None or f.step is None else self._job_at(choice, f, f.step.total_ms)
 
@@ -302,12 +308,12 @@ class Evaluator:
         return training.time(self._with_data_ms(step_ms, choice) / 1e3, f.step.evaluating_ms / 1e3)
 
     def job_s(self, choice: Choice) -> float:
-        """Return the seconds of the whole job; infinite if it is impossible."""
+        """Return the seconds of the whole job, or infinity if the choice is impossible."""
         time = self.job(choice)
         return math.inf if time is None else time.total_s
 
     def _ends_s(self, choice: Choice, f: Forecast) -> tuple[float | None, float | None]:
-        """Return the job at the ends of the step's 90% interval, None if unknown."""
+        """Return the job's seconds at both ends of the step's 90% interval. None if unknown."""
         ends = f.step_time_interval_ms
         if ends is None or not math.isfinite(ends.high):
             return None, None
@@ -315,7 +321,7 @@ class Evaluator:
         return (None, None) if low is None or high is None else (low.total_s, high.total_s)
 
     def projection(self, choice: Choice, changes: int) -> Projection:
-        """Return the forecast cost of a choice. Data is used as given."""
+        """Return the forecast time, memory and cost of a choice, with its data path."""
         f = self.forecast(choice.execution)
         assert f is not None
         time = self.job(choice)

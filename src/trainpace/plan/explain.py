@@ -1,5 +1,4 @@
-"""Why the best choice is best: the alternatives with their reasons, cautions, and decisive
-numbers."""
+"""Explanation of the best choice: rejected alternatives, cautions and decisive numbers."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ from trainpace.plan.search import PARALLELISM, VARIED, Limit, SearchResult, Sear
 from trainpace.plan.settings import TIGHT, data_in_words, differing, gpus_in_words
 
 SAME = 0.002
-"""Relative difference below which two forecasts are the same."""
+"""Relative difference below which two forecasts count as equal."""
 CANDIDATES = 48
-"""Number of fastest choices that are evaluated again, besides the fastest of every value."""
+"""Number of fastest choices to evaluate again, besides the fastest one of every field value."""
 MOST_MAYBES = 4
 WORTH = 0.01
-"""Share of the job below which a saving is not worth a measurement."""
+"""Smallest saving that is worth a measurement, as a share of the job."""
 HIDDEN = 0.05
-"""Share of a step below which the communication of gradients counts as hidden."""
+"""Share of a step below which gradient communication counts as hidden."""
 
 Index = tuple[int, int]
 
@@ -38,7 +37,10 @@ Index = tuple[int, int]
 
 
 class _Subject(NamedTuple):
-    """Executions with something that the best lacks. `because` precedes the reason if they fit."""
+    """Executions that share a property that the best choice lacks.
+
+    `because` precedes the reason if they fit in memory.
+    """
 
     title: str
     executions: NDArray[np.bool_]
@@ -53,10 +55,10 @@ def rejected(
     space: SearchSpace,
     limits: Sequence[Limit] = (),
 ) -> tuple[Rejected, ...]:
-    """Return every alternative that is not faster, with the best time that it allows.
+    """Return every alternative that is not faster, with the time of its best execution.
 
-    Executions that were not compared are included, with the reason. `limits` excluded executions.
-    Alternatives that are forecast to be faster are in `worth_measuring`.
+    Alternatives that were not compared are included with the reason. `limits` are the restrictions
+    that excluded executions. Alternatives with a faster forecast are in `worth_measuring` instead.
     """
     chosen = result.choice(best).execution
     subjects = [
@@ -77,7 +79,7 @@ def rejected(
 def _forbidden(
     problem: Problem, result: SearchResult, chosen: Execution, space: SearchSpace
 ) -> Iterator[Rejected]:
-    """Yield what only an option of the command allows."""
+    """Yield alternatives that are compared only if a command option allows them."""
     device = problem.cluster.device
     if not space.allow_global_batch:
         why = (
@@ -91,7 +93,9 @@ def _forbidden(
 
 
 def _value_subjects(grid: Grid, chosen: Execution, needless: str) -> Iterator[_Subject]:
-    """Yield the other values of single fields. `needless` is why more sharding is not needed."""
+    """Yield the alternative values of single fields. `needless` says why more sharding is not
+    needed.
+    """
     for precision in _others(grid, chosen, "precision"):
         yield _Subject(precision, grid.has("precision", precision))
     for stage in _others(grid, chosen, "zero_stage"):
@@ -116,7 +120,7 @@ def _value_subjects(grid: Grid, chosen: Execution, needless: str) -> Iterator[_S
 
 
 def _gpu_subjects(problem: Problem, result: SearchResult, chosen: Execution) -> Iterator[_Subject]:
-    """Yield the smallest, the largest, the current and small numbers of GPUs."""
+    """Yield other cluster sizes: smallest, largest, current, and one or two full nodes."""
     grid, network = result.grid, problem.cluster.network_gb_per_s_per_device
     shapes = sorted({*zip(grid.nnodes.tolist(), grid.nproc_per_node.tolist(), strict=True)})
     now = (result.start.nnodes, result.start.nproc_per_node)
@@ -142,7 +146,7 @@ def _parallelism_subjects(grid: Grid, chosen: Execution) -> Iterator[_Subject]:
 def _undivided(
     problem: Problem, grid: Grid, chosen: Execution, limited: Set[str]
 ) -> Iterator[Rejected]:
-    """Yield the kinds of model parallelism without any execution in the search."""
+    """Yield the kinds of model parallelism that no execution of the search uses."""
     workload, cluster = problem.workload, problem.cluster
     blocks = next(
         (form.blocks for form in workload.forms.values() if form.blocks is not None), None
@@ -166,7 +170,7 @@ def _undivided(
 
 
 def _others(grid: Grid, chosen: Execution, name: str) -> list[Any]:
-    """Return the other values of a field in alphabetical or numerical order."""
+    """Return the alternative values of a field, sorted."""
     field = EXECUTION_FIELDS[name]
     values = {field.decode(code) for code in np.unique(getattr(grid, name)).tolist()}
     return sorted(values - {getattr(chosen, name)})
@@ -186,7 +190,7 @@ def _weigh(result: SearchResult, best: Index, subject: _Subject) -> Rejected:
 
 
 def _impossible(result: SearchResult, subject: _Subject) -> str:
-    """Return why none of the executions is possible."""
+    """Return the reason why none of the executions is possible."""
     rows, found = np.flatnonzero(subject.executions), result.evaluation
     able = rows[found.reason[rows] == 0]
     if not len(able):
@@ -201,7 +205,9 @@ def _impossible(result: SearchResult, subject: _Subject) -> str:
 
 
 def _against(result: SearchResult, best: Index, other: Index) -> tuple[str, float | None]:
-    """Return (comparison with the best, lost seconds). No words if the other choice is faster."""
+    """Return (comparison with the best choice, lost seconds). The text is "" if the other is
+    faster.
+    """
     best_s, other_s = float(result.job_s[best]), float(result.job_s[other])
     if not math.isfinite(other_s):
         return "does not fit", None
@@ -216,7 +222,7 @@ def _against(result: SearchResult, best: Index, other: Index) -> tuple[str, floa
 
 
 def _model_states(evaluator: Evaluator, chosen: Execution) -> str:
-    """Return why more sharding is not needed, or ""."""
+    """Return the reason why more sharding is not needed, or ""."""
     states = _states_gib(evaluator.forecast(_unsharded(chosen)), fitting=True)
     return (
         ""
@@ -227,7 +233,7 @@ def _model_states(evaluator: Evaluator, chosen: Execution) -> str:
 
 
 def _other_data_paths(result: SearchResult, best: Index) -> Iterator[Rejected]:
-    """Yield the fastest data path that is prepared offline, or if the best is, that is not."""
+    """Yield the fastest offline data path, or the fastest online one if the best is offline."""
     row, path = best
     offline = result.data[path].precomputed
     others = [j for j, data in enumerate(result.data) if data.precomputed != offline]
@@ -239,9 +245,9 @@ def _other_data_paths(result: SearchResult, best: Index) -> Iterator[Rejected]:
 
 
 def worth_measuring(result: SearchResult, best: Index) -> tuple[Maybe, ...]:
-    """Return what is forecast to be faster than the best, the largest saving first.
+    """Return changes with a faster forecast than the best choice, the largest saving first.
 
-    One setting at a time, and everything in which the fastest choice differs.
+    These are single settings, and the combination in which the fastest choice differs.
     """
     chosen, apart, best_s = result.choice(best), result.resolutions(best), result.job_s[best]
     maybes: dict[Index, Maybe] = {}
@@ -266,7 +272,7 @@ def worth_measuring(result: SearchResult, best: Index) -> tuple[Maybe, ...]:
 
 
 def because(problem: Problem, evaluator: Evaluator, result: SearchResult, best: Index) -> str:
-    """Return one sentence: the devices, how they divide the model, and the deciding fact."""
+    """Return one sentence with the devices, how they divide the model, and the deciding fact."""
     e = result.choice(best).execution
     parameters = f"{format_count(problem.workload.parameters)} parameters"
     if e.world_size > 1 and e.tp * e.pp * e.cp * e.ep == 1:
@@ -283,7 +289,7 @@ def because(problem: Problem, evaluator: Evaluator, result: SearchResult, best: 
 
 
 def cautions(chosen: Projection, room_gib: float) -> tuple[str, ...]:
-    """Return what may go wrong with the recommended choice."""
+    """Return possible problems of the recommended choice."""
     found, e = [], chosen.choice.execution
     if math.isfinite(room_gib) and chosen.needed_gib > TIGHT * room_gib:
         found.append(
@@ -370,7 +376,7 @@ def _unsharded(e: Execution) -> Execution:
 
 
 def _states_gib(f: Forecast | None, fitting: bool = False) -> float | None:
-    """Return parameters, gradients and optimizer states on one device, or None if unknown."""
+    """Return the GiB of parameters, gradients and optimizer states per device. None if unknown."""
     if f is None or f.memory is None or (fitting and not f.fits):
         return None
     return f.memory.parameters_gib + f.memory.gradients_gib + f.memory.optimizer_states_gib
@@ -389,7 +395,7 @@ RATES = (
 
 
 class _Figure(NamedTuple):
-    """A number behind the forecast, the factors by which it may be wrong, and the problem then."""
+    """A number behind the forecast, its error as factors, and the problem with that error."""
 
     number: str
     low: float
@@ -401,8 +407,7 @@ class _Figure(NamedTuple):
 def sensitivity(
     problem: Problem, result: SearchResult, evaluator: Evaluator, best: Index
 ) -> tuple[Sensitivity, ...]:
-    """Return for every number if the choice changes within its interval, the largest regret
-    first."""
+    """Test for each number if an error changes the choice. The largest regret comes first."""
     rows = _candidates(result, best)
     grid, here = result.grid.at(rows), (int(np.flatnonzero(rows == best[0])[0]), best[1])
     entries = []
@@ -488,9 +493,10 @@ def _scaled(device: Device, figures: tuple[str, ...], factor: float) -> Device:
 
 
 def _candidates(result: SearchResult, best: Index) -> NDArray[np.int64]:
-    """Return executions worth evaluating again.
+    """Return the rows of executions that are worth evaluating again.
 
-    The fastest, the fastest of every value, and those that would fit with a little more memory.
+    These are the fastest ones, the fastest one of every field value, and those that would fit with
+    a little more memory.
     """
     step, least = result.evaluation.step_ms, result.job_s.min(axis=1)
     rows = {best[0], *np.argsort(least, kind="stable")[:CANDIDATES].tolist()}

@@ -1,4 +1,4 @@
-"""Plans changes to a training: search, choose, order the changes, and explain the alternatives."""
+"""Planning of changes to a training: search, choice, order of changes, and alternatives."""
 
 import math
 from collections.abc import Sequence
@@ -31,8 +31,9 @@ from trainpace.workload import Workload
 
 LARGER_FACTORS = (2, 4, 8, 16)
 SHARED_NETWORK = 0.5
-"""Share of its ports' rate that a network with shared switches gives. A recommendation must hold
-there as well."""
+"""Share of the ports' bandwidth that a network with shared switches delivers. A recommendation must
+also hold at this bandwidth.
+"""
 _SIZES = ("nnodes", "nproc_per_node", "micro_batch", "accumulation")
 _RISKS = get_args(Risk)
 _EFFORTS = get_args(Effort)
@@ -47,18 +48,19 @@ def plan_changes(
 ) -> Plan:
     """Search all executions, and order the changes from `start` to the best or the fastest one.
 
-    The best is the simplest choice that forecasts cannot distinguish from the fastest. If nothing
-    fits, the plan has no best, and its `reason` and `nearest` say why and what would do.
+    The best choice is the simplest one that forecasts cannot distinguish from the fastest. If
+    nothing fits, the plan has no best choice. Its `reason` and `nearest` then say why, and what
+    would fit.
 
     Args:
-        problem: the workload, the cluster and the job
-        start: the current execution
-        data: the current data path first, then the available ones
-        space: what the search may change
-        to: the choice to which the changes lead
+        problem: The workload, the cluster and the job.
+        start: The current execution.
+        data: The current data path, followed by the available ones.
+        space: What the search may change.
+        to: The choice at which the changes end.
 
     Raises:
-        TrainpaceError: the current execution cannot be forecast
+        TrainpaceError: The current execution cannot be forecast.
     """
     space, problem = space or SearchSpace(), problem.with_forecaster()
     _check_start(problem, start)
@@ -113,7 +115,7 @@ def _check_start(problem: Problem, start: Execution) -> None:
 
 
 def _elsewhere(problem: Problem, result: SearchResult) -> list[SearchResult]:
-    """Return the same search on a network with shared switches, if there is a network."""
+    """Repeat the search for a network with shared switches. Returns [] if no network is used."""
     network = problem.cluster.network_gb_per_s_per_device
     if problem.cluster.nodes == 1 or network is None or result.best() is None:
         return []
@@ -141,8 +143,7 @@ def _what_binds(result: SearchResult) -> str:
 
 
 def _nearest(problem: Problem, start: Execution, space: SearchSpace, result: SearchResult) -> str:
-    """Return the next larger number of GPUs that would do, else the memory that a GPU would
-    need."""
+    """Name the next larger number of GPUs that fits, or else the memory that a GPU would need."""
     least = float(result.evaluation.timed_gib.min(initial=np.inf))
     if not least > result.room_gib or not math.isfinite(least):
         return ""
@@ -184,7 +185,7 @@ def _nearest(problem: Problem, start: Execution, space: SearchSpace, result: Sea
 
 
 def _larger(cluster: Cluster, start: Execution, factor: int) -> Cluster | None:
-    """Return a cluster with `factor` times the GPUs, or None if one node has no room for them."""
+    """Return a cluster with `factor` times the GPUs. None if one node cannot hold them."""
     if cluster.nodes > 1:
         return replace(cluster, nodes=cluster.nodes * factor)
     more = cluster.devices_per_node * factor
@@ -203,13 +204,14 @@ class _Step(NamedTuple):
 
 
 def ordered_changes(evaluator: Evaluator, start: Choice, target: Choice) -> tuple[Change, ...]:
-    """Return the changes from start to target. Each leads to an execution that runs.
+    """Return the changes from start to target. After each change the training can run.
 
-    Greedy: the largest saving comes first, and the savings add up. Settings change one at a time if
-    that gives a setup that fits and is not slower. Else two or more change together, as
-    recomputation and the larger batch that it makes room for. A change that saves less than `NOISE`
-    joins the next one, or as the last the one before. If the start does not fit, the first change
-    makes it fit, and its saving is unknown.
+    The order is greedy: the largest saving comes first. Settings change one at a time if the result
+    fits and is not slower. Otherwise two or more change together, such as recomputation and the
+    larger batch that it makes room for.
+
+    A change that saves less than `NOISE` is merged into the next one, and the last change into the
+    previous one. If the start does not fit, the first change makes it fit and has no known saving.
     """
     steps: list[_Step] = []
     settings: tuple[Setting, ...] = ()
@@ -234,7 +236,10 @@ def ordered_changes(evaluator: Evaluator, start: Choice, target: Choice) -> tupl
 def _next(
     evaluator: Evaluator, current: Choice, target: Choice, left: Sequence[Setting], now_s: float
 ) -> tuple[tuple[Setting, ...], Choice]:
-    """Return the fewest settings with a choice that fits and is not slower; the fastest wins."""
+    """Return the smallest set of settings with a choice that fits and is not slower.
+
+    Among sets of the same size, the fastest one wins.
+    """
     for count in range(1, len(left)):
         options: list[tuple[float, int, tuple[Setting, ...], Choice]] = []
         for i, settings in enumerate(combinations(left, count)):
@@ -258,7 +263,7 @@ def _change(evaluator: Evaluator, step: _Step) -> Change:
     if before.execution.accumulation != after.execution.accumulation:
         keys |= {"gradient_accumulation_steps": after.execution.accumulation}
     before_s, after_s = evaluator.job_s(before), evaluator.job_s(after)
-    # the job after the change may be longer than forecast by the resolution
+    # The job after the change may take longer than forecast, by the resolution of forecasts.
     longest_s = after_s * math.exp(resolution(setting.name for setting in settings))
     return Change(
         title=", ".join(setting.title(before, after) for setting in settings),
@@ -276,7 +281,7 @@ def _change(evaluator: Evaluator, step: _Step) -> Change:
 
 
 def _worst_risk(workload: Workload, step: _Step) -> tuple[Risk, str]:
-    """Return the largest risk of a step's settings with its reasons."""
+    """Return the highest risk among a step's settings, with its reasons."""
     risks = [risk_of(setting, step.before, step.after, workload) for setting in step.settings]
     worst = max((risk for risk, _ in risks), key=_RISKS.index)
     return worst, "; ".join(dict.fromkeys(reason for risk, reason in risks if risk == worst))

@@ -1,6 +1,6 @@
-"""The legal executions as one grid, the best of them, and the simplest that is nearly as good.
+"""Search over all legal executions: the fastest one, and the simplest one that is nearly as fast.
 
-The grid is a mesh of devices times batches times everything that is independent of both.
+The search grid combines device meshes, batch sizes and all fields that are independent of both.
 """
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ from trainpace.plan.settings import SETTING_NAMES, data_points, differing_rows, 
 from trainpace.workload import CONVOLUTION_KINDS, Blocks, Floats, Workload, form_of
 
 MOST_MICRO_BATCHES = 24
-"""Largest number of micro-batches. The largest and the current one are always among them."""
+"""Number of micro-batch sizes to try, spread evenly up to the largest. The current size is added.
+"""
 LEAST_TOKENS_A_RANK = 2048
-"""Least tokens per rank for context parallelism. Below, communication costs more than it saves."""
+"""Minimum tokens per rank for context parallelism. With fewer, communication costs more than it
+saves.
+"""
 LARGEST_VIRTUAL = 8
 ROUNDING = 1e-9
 GLOBAL_BATCH_FACTORS = (1, 2, 4, 8)
 STEPS_DOWN: tuple[Precision, ...] = ("fp32", "torch_fp32", "tf32", "amp_bf16", "amp_fp16")
-"""Precisions with fp32 weights. Storage in 16 bits is never chosen for the user."""
+"""Precisions with fp32 weights. The search never chooses 16-bit weights for the user."""
 PARALLELISM = {
     "tp": "tensor parallelism",
     "pp": "pipeline parallelism",
@@ -67,13 +70,13 @@ OTHER = (
 )
 BATCH = ("micro_batch", "accumulation")
 VARIED = (*MESH, *BATCH, *OTHER, "pipeline_schedule")
-"""The fields that differ between the executions of a search."""
+"""Fields that vary between the executions of a search."""
 
 
 class Limit(Record):
-    """A restriction of one field to some values: the engine or a settings file has no others.
+    """A restriction of one field to certain values, imposed by the engine or a settings file.
 
-    `title` names the excluded executions, `why` is the reason.
+    `title` names the excluded executions, and `why` gives the reason.
     """
 
     title: str
@@ -86,8 +89,7 @@ class Limit(Record):
 
 
 class SearchSpace(Record):
-    """Search space. `keep` names settings (see SETTING_NAMES) that stay as they
-    are."""
+    """Search space of a plan. `keep` names settings (see SETTING_NAMES) that must not change."""
 
     keep: tuple[str, ...] = ()
     allow_global_batch: bool = False
@@ -124,10 +126,10 @@ def executions_on(
     space: SearchSpace,
     global_batch: int | None = None,
 ) -> Grid:
-    """Return every legal execution on the cluster or a part of it, whether it fits or not.
+    """Return every legal execution on the cluster or a part of it, without checking memory.
 
-    `global_batch` are the samples per update, by default those of `start`. Multiples are tried if
-    the space allows it.
+    `global_batch` is the number of samples per update, by default that of `start`. Multiples are
+    tried if the space allows another global batch.
     """
     blocks = next(
         (form.blocks for form in workload.forms.values() if form.blocks is not None), None
@@ -177,7 +179,7 @@ def _meshes(
     space: SearchSpace,
     blocks: Blocks | None,
 ) -> Iterator[tuple[int, ...]]:
-    """Yield values of the fields of MESH."""
+    """Yield values for the fields in MESH."""
     shapes = {(start.nnodes, start.nproc_per_node)}
     if space.may("GPUs"):
         shapes |= _parts(cluster)
@@ -195,7 +197,7 @@ def _meshes(
 
 
 def _parts(cluster: Cluster) -> set[tuple[int, int]]:
-    """Return (nodes, GPUs per node) of the parts of a cluster, by doubling."""
+    """Return the (nodes, GPUs per node) of parts of a cluster, in powers of two."""
     most = cluster.devices_per_node
     return {(n, most) for n in doublings(cluster.nodes)} | {(1, k) for k in doublings(most)}
 
@@ -205,8 +207,8 @@ def _layouts(
 ) -> Iterator[tuple[int, ...]]:
     """Yield (tp, pp, cp, virtual_stages, ep, expert_tp).
 
-    Tensor parallelism stays inside a node, because its communication is never hidden. Experts that
-    are divided over ranks stay whole, because their matmuls are small already.
+    Tensor parallelism stays within a node, because its communication cannot be hidden. With expert
+    parallelism, single experts are not split further, because their matmuls are already small.
     """
     for tp, pp, cp in product(
         _tensor_sizes(blocks, devices_per_node),
@@ -220,7 +222,9 @@ def _layouts(
 
 
 def _tensor_sizes(blocks: Blocks, most: int) -> list[int]:
-    """Return sizes that divide the heads, and divide the key-value heads or copy them evenly."""
+    """Return tensor-parallel sizes that divide the heads. Key-value heads are divided or replicated
+    evenly.
+    """
     heads = max(1, blocks.heads)
     groups = blocks.key_value_heads or heads
     sizes = [t for t in divisors(most) if heads % t == 0]
@@ -248,7 +252,7 @@ def _batches(
 
 
 def _spread(sizes: list[int], most: int, current: int) -> list[int]:
-    """Return at most `most` sizes, evenly spread, and the current one if it is among them."""
+    """Return about `most` evenly spread sizes, plus the current size if it is in `sizes`."""
     if len(sizes) <= most:
         return sizes
     spread = {sizes[i] for i in np.linspace(0, len(sizes) - 1, most).astype(int)}
@@ -258,7 +262,7 @@ def _spread(sizes: list[int], most: int, current: int) -> list[int]:
 def _other(
     workload: Workload, start: Execution, device: Device, space: SearchSpace, blocks: Blocks | None
 ) -> list[tuple[Any, ...]]:
-    """Return values of the fields of OTHER, in all combinations."""
+    """Return all combinations of values for the fields in OTHER."""
 
     def options(setting: str, now: Any, others: Iterable[Any]) -> list[Any]:
         return [now, *(v for v in others if v != now)] if space.may(setting) else [now]
@@ -296,9 +300,9 @@ def _other(
 def precisions(
     workload: Workload, start: Execution, space: SearchSpace, device: Device
 ) -> list[Precision]:
-    """Return the current precision and lower ones that the workload was traced for.
+    """Return the current precision, and lower ones for which the workload was traced.
 
-    FP8 only if the space allows it.
+    FP8 is included only if the space allows it.
     """
     allowed: list[Precision] = [start.precision]
     if start.precision in STEPS_DOWN:
@@ -306,7 +310,7 @@ def precisions(
         allowed += STEPS_DOWN[first:]
     if space.allow_fp8:
         allowed.append("fp8")
-    # without TF32 units torch computes TF32 in fp32
+    # torch computes TF32 in fp32 on devices without TF32 units.
     unsupported = device.tf32_tensor_tflops is None and start.precision != "tf32"
     possible = [p for p in allowed if form_of(p) in workload.forms]
     return [p for p in dict.fromkeys(possible) if p != "tf32" or not unsupported]
@@ -316,11 +320,14 @@ def precisions(
 
 
 class SearchResult(NamedTuple):
-    """All choices: the executions of a grid times data paths.
+    """All choices of a search: every execution of the grid with every data path.
 
-    job_s: seconds of the whole job, executions x data paths, infinite if a choice is impossible or
-    does not fit. changes: the number of settings in which each differs from the start. points: how
-    much the changes ask of the user. startup_s: the time of every job before its first step.
+    Attributes:
+        job_s: Seconds of the whole job, shape (executions, data paths). Infinite if a choice is
+            impossible or does not fit.
+        changes: Number of settings that differ from the start.
+        points: Complexity of each choice for the user; see `points`.
+        startup_s: Time of any job before its first step.
     """
 
     start: Execution
@@ -341,9 +348,9 @@ class SearchResult(NamedTuple):
         return int(np.isfinite(self.job_s).sum())
 
     def best(self, among: NDArray[np.bool_] | None = None) -> tuple[int, int] | None:
-        """Return the fastest choice, among equals the one with fewest changes, or None.
+        """Return the index of the fastest choice, or None. Ties go to the fewest changes.
 
-        `among` selects executions.
+        `among` is a mask over executions.
         """
         times = self.job_s if among is None else np.where(among[:, None], self.job_s, np.inf)
         least = times.min(initial=np.inf)
@@ -354,10 +361,10 @@ class SearchResult(NamedTuple):
         return int(rows[pick]), int(paths[pick])
 
     def recommended(self, elsewhere: Sequence[SearchResult] = ()) -> tuple[int, int] | None:
-        """Return the simplest choice within the noise of the fastest one, or None.
+        """Return the simplest choice that is as fast as the fastest within the noise, or None.
 
-        `elsewhere` are the same executions under other circumstances, in which the choice has to be
-        right as well. If none is, only this result counts.
+        `elsewhere` holds the same executions under other conditions. The choice must be as good
+        there too. If no choice is, only this result counts.
         """
         if self.best() is None:
             return None
@@ -377,14 +384,16 @@ class SearchResult(NamedTuple):
         return self.recommended() if elsewhere else self.best()
 
     def _simplest(self, among: NDArray[np.bool_]) -> tuple[int, int]:
-        """Return the choice with the fewest points, among equals the fewest changes, the fastest."""
+        """Return the choice with the fewest points, then the fewest changes, then the shortest
+        time.
+        """
         rows, paths = np.nonzero(among)
         keys = [values[rows, paths] for values in (self.job_s, self.changes, self.points)]
         pick = np.lexsort(keys)[0]
         return int(rows[pick]), int(paths[pick])
 
     def rival(self, index: tuple[int, int]) -> tuple[int, int] | None:
-        """Return the choice that is distinguishably faster by most, or None."""
+        """Return the choice that is faster by the largest distinguishable margin, or None."""
         beyond = (
             self.job_s[index] / self.job_s
             - 1
@@ -394,22 +403,26 @@ class SearchResult(NamedTuple):
         return (int(row), int(path)) if beyond[row, path] > ROUNDING else None
 
     def as_fast_as(self, index: tuple[int, int]) -> NDArray[np.bool_]:
-        """Return True for choices that are as fast within the resolution, executions x data
-        paths."""
+        """Return a mask (executions, data paths) of choices as fast as this one within the
+        resolution.
+        """
         job_s = self.job_s[index]
         return np.asarray(
             self.job_s / job_s - 1 <= self._least_share(job_s, self.resolutions(index)) + ROUNDING
         )
 
     def _least_share(self, job_s: Floats, apart: Floats) -> Floats:
-        """Return the share by which a job must be longer than `job_s` to be distinguishable.
+        """Return the relative slowdown of a job of `job_s` that forecasts can distinguish.
 
-        The start of the job takes as long with each choice, so it does not count.
+        The job's start does not count, because it takes equally long with each choice.
         """
         return np.maximum(0.0, 1 - self.startup_s / job_s) * np.expm1(apart)
 
     def resolutions(self, index: tuple[int, int]) -> Floats:
-        """Return the log ratio that distinguishes each choice from one, executions x data paths."""
+        """Return the smallest log ratio that distinguishes each choice from the one at `index`.
+
+        The shape is (executions, data paths).
+        """
         row, path = index
         differ = {
             name: flags[:, None]
@@ -420,7 +433,9 @@ class SearchResult(NamedTuple):
         )
 
     def one_setting_away(self, index: tuple[int, int]) -> dict[str, tuple[int, int]]:
-        """Return by setting the fastest choice that differs from one in that setting alone."""
+        """Return for each setting the fastest choice that differs from `index` in that setting
+        alone.
+        """
         row, path = index
         differ = differing_rows(self.grid, self.grid.execution(row))
         count = np.sum(list(differ.values()), axis=0)
@@ -435,7 +450,7 @@ class SearchResult(NamedTuple):
         return found
 
     def pareto(self) -> list[tuple[int, int]]:
-        """Return the fastest choice for each number of devices that beats every smaller number."""
+        """Return the fastest choice per number of devices, if it beats all smaller numbers."""
         devices = self.grid.world_size
         front: list[tuple[int, int]] = []
         for count in np.unique(devices):
@@ -475,10 +490,10 @@ STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
 
 
 class Layout(Record):
-    """One way to divide a global batch over micro-batches, accumulation and stages of ZeRO.
+    """One way to divide a global batch over micro-batches, accumulation and ZeRO stages.
 
-    `step_ms` is an update without waits for data, None if it cannot be forecast. It takes
-    `needed_gib` of the `room_gib` on each device, None if unknown.
+    `step_ms` is the time of an update without data waits, or None if it cannot be forecast. Each
+    device needs `needed_gib` of its `room_gib`. None means unknown.
     """
 
     execution: Execution
@@ -488,14 +503,14 @@ class Layout(Record):
 
     @property
     def fits(self) -> bool:
-        """True if training is possible as far as known."""
+        """True if training is possible, as far as known."""
         if self.needed_gib is None or self.room_gib is None:
             return self.step_ms is not None
         return self.step_ms is not None and self.needed_gib <= self.room_gib
 
 
 def layouts_of(problem: Problem, chosen: Execution) -> tuple[Layout, ...]:
-    """Return all layouts of the global batch of `chosen`, by stage, then by micro-batch."""
+    """Return all layouts of the global batch of `chosen`, by ZeRO stage, then by micro-batch."""
     share = chosen.micro_batch * chosen.accumulation
     tried = [
         replace(chosen, zero_stage=stage, micro_batch=size, accumulation=share // size)

@@ -1,7 +1,7 @@
 """Everything that a plan can change, one row per setting.
 
-A row has the fields that change together, what they are called, the keys of settings files, the
-lines of PyTorch, the effort, and the smallest difference that forecasts can distinguish.
+Each row has the fields that change together, their title, the keys of settings files, the PyTorch
+code, the effort, and the smallest difference that forecasts can distinguish.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,12 +25,12 @@ class Setting(NamedTuple):
     """One kind of change.
 
     Attributes:
-        fields: the fields of `Execution` that change together
-        resolution: the error that 80% of forecast ratios stay below, as a logarithm, so that a
-            change that is forecast to save more does save something in 90% of cases
-        title: names the change from the first choice to the second
-        keys: returns the keys of settings files for a choice
-        code: returns the lines of PyTorch for the change
+        fields: Fields of `Execution` that change together.
+        resolution: Log ratio that the errors of 80% of forecast ratios stay below. If a change is
+            forecast to save more, it saves something in 90% of cases.
+        title: Function that describes the change from the first choice to the second.
+        keys: Function that returns the keys of settings files for a choice.
+        code: Function that returns the PyTorch code of the change.
     """
 
     name: str
@@ -51,7 +51,7 @@ def _to(title: Callable[[Execution], str]) -> Callable[[Choice, Choice], str]:
 
 
 def _fields(**names: str) -> Callable[[Choice], Keys]:
-    """Return keys whose values are fields of the execution."""
+    """Return a function from a choice to settings keys. Each value is a field of the execution."""
     return lambda choice: {key: getattr(choice.execution, name) for key, name in names.items()}
 
 
@@ -64,7 +64,7 @@ def _sharding(e: Execution) -> str:
 def _sharding_keys(c: Choice) -> Keys:
     e = c.execution
     kept: Keys = {} if e.reshard_after_forward else {"reshard_after_forward": False}
-    # DeepSpeed runs no pipeline over stage 2, and its stage 3 always gathers parameters again
+    # DeepSpeed has no pipeline above ZeRO stage 2, and its stage 3 always gathers parameters again.
     if e.zero_stage == 3 and (e.pp > 1 or kept):
         return {"fully_shard": True} | dict(kept)
     return {"zero_optimization.stage": e.zero_stage} | dict(kept)
@@ -100,7 +100,7 @@ def _offload(e: Execution) -> str:
 
 
 def data_in_words(c: Choice) -> str:
-    """Return the workers and preparation of a data path, or "" if unknown."""
+    """Describe the workers and offline preparation of a data path. Returns "" if unknown."""
     n = c.data.workers
     parts = ["samples prepared offline"] * c.data.precomputed
     parts += [] if n is None else [f"{n} loader worker{'' if n == 1 else 's'}"]
@@ -121,10 +121,10 @@ _PRECISION_KEYS: dict[str, Keys] = {
 }
 # Resolutions: fitting/differences.py compares ratios of packaged measurements with forecast ratios.
 # Both executions share most of their errors (card, model, host), so a ratio is forecast better than
-# a time. From 12 pairs (checkpointing) to 1,659 (micro-batch) of 2026-11-24. No pair differs in the
-# sharding stage on the same GPUs or in offload, which get the value of model parallelism, or in
-# the global batch or the data, which get that of the micro-batch. None is below NOISE, by which
-# repeated measurements differ.
+# a time. The values come from 12 pairs (checkpointing) to 1,659 pairs (micro-batch) of 2026-11-24.
+# No pair differs in the sharding stage on the same GPUs or in offload; these use the value of model
+# parallelism. No pair differs in the global batch or the data; these use the value of the
+# micro-batch. No value is below NOISE, by which repeated measurements differ.
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "precision",
@@ -252,13 +252,15 @@ RESOLUTION = {setting.name: setting.resolution for setting in SETTINGS}
 def differing(a: Choice, b: Choice) -> tuple[Setting, ...]:
     """Return the settings in which two choices differ.
 
-    Accumulation does not count: it follows from micro-batch, ranks and global batch.
+    Accumulation does not count, because it follows from micro-batch, ranks and global batch.
     """
     return tuple(s for s in SETTINGS if _value(s, a) != _value(s, b))
 
 
 def differing_rows(grid: Grid, other: Execution) -> dict[str, NDArray[np.bool_]]:
-    """Return by setting which executions of a grid differ from another one, without the data."""
+    """Return for each setting a mask of the executions that differ from `other`. Ignores data
+    paths.
+    """
     differ = {
         s.name: np.any([~grid.has(field, getattr(other, field)) for field in s.fields], axis=0)
         for s in SETTINGS
@@ -276,9 +278,9 @@ def _value(setting: Setting, choice: Choice) -> object:
 
 
 def changed(current: Choice, target: Choice, settings: Iterable[Setting]) -> Choice | None:
-    """Return `current` with some settings of `target`, or None if that is impossible.
+    """Return `current` with some settings of `target`, or None if the combination is impossible.
 
-    Accumulation follows from the global batch.
+    Accumulation is recomputed from the global batch.
     """
     names = {s.name for s in settings}
     fields = {field: getattr(target.execution, field) for s in settings for field in s.fields}
@@ -295,23 +297,23 @@ def changed(current: Choice, target: Choice, settings: Iterable[Setting]) -> Cho
 
 
 def resolution(names: Iterable[str]) -> float:
-    """Return the smallest log ratio that forecasts distinguish if these settings differ.
+    """Return the smallest log ratio that forecasts can distinguish if these settings differ.
 
-    The largest of the settings' own. Measured pairs that differ in several settings err by 0.6 to
-    1.2 times that (1.34 in one group of ten pairs), less than independent errors would.
+    This is the largest resolution of the settings. Measured pairs that differ in several settings
+    have errors of 0.6 to 1.2 times this value (1.34 in one group of ten pairs). Independent errors
+    would be larger.
     """
     return max((RESOLUTION[name] for name in names), default=0.0)
 
 
 def resolutions(differ: Mapping[str, NDArray[np.bool_]]) -> Floats:
-    """Return `resolution` for many executions. `differ` says by setting which of them differ."""
+    """Return `resolution` for many executions. `differ` maps settings to masks of executions."""
     each = [RESOLUTION[name] * flags for name, flags in differ.items()]
     return np.asarray(np.maximum.reduce(np.broadcast_arrays(*each)), dtype=np.float64)
 
 
 def code_of(settings: Iterable[Setting], before: Choice, after: Choice, workload: Workload) -> str:
-    """Return the lines of PyTorch for some settings, or a comment if no line of Python sets
-    them."""
+    """Return the PyTorch code for some settings. If no code can set them, return a comment."""
     parts = {s.name: s.code(before, after, workload) for s in settings}
     counted = parts.keys() & {"micro-batch", "global batch"}
     if before.execution.accumulation != after.execution.accumulation and not counted:
@@ -355,7 +357,7 @@ def effort_of(setting: Setting, after: Choice) -> Effort:
 def risk_of(
     setting: Setting, before: Choice, after: Choice, workload: Workload
 ) -> tuple[Risk, str]:
-    """Return (risk to convergence, reason)."""
+    """Return (risk to convergence, reason) of one setting's change."""
     e = after.execution
     if setting.name == "precision":
         return _PRECISION_RISKS.get(e.precision, ("none", "more precise than before"))
@@ -376,17 +378,17 @@ def _normalizes_over_batch(workload: Workload) -> bool:
 
 
 TIGHT = 0.92
-"""Share of the usable memory above which a forecast error of a tenth may run out of memory."""
+"""Share of the usable memory above which a 10% forecast error may cause an out-of-memory error."""
 TIGHT_POINTS = 2.0
 DATA_POINTS, OFFLINE_POINTS = 1.0, 3.0
 
 
 def points(grid: Grid, start: Execution, needed_gib: Floats, room_gib: float) -> Floats:
-    """Return how much every execution of a grid asks of its user, in points.
+    """Return a complexity score for every execution of a grid.
 
-    The points are an order, not a measurement: plain data parallelism before sharding before tensor
-    parallelism before a pipeline, no recomputation before recomputation, fewer changes before more.
-    What the training does already costs nothing.
+    The points are an ordering and not a measurement. Plain data parallelism comes before sharding,
+    then tensor parallelism, then pipelines. No recomputation comes before recomputation, and fewer
+    changes before more. Features that the training already uses cost nothing.
     """
     differ = differing_rows(grid, start)
     total = np.zeros(len(grid))
@@ -397,7 +399,7 @@ def points(grid: Grid, start: Execution, needed_gib: Floats, room_gib: float) ->
 
 
 def data_points(path: object, now: object, precomputed: bool) -> float:
-    """Return the points of another data path."""
+    """Return the points of a data path if it differs from the current one."""
     return 0.0 if path == now else OFFLINE_POINTS if precomputed else DATA_POINTS
 
 
@@ -411,7 +413,7 @@ def _points_by_setting(e: Grid) -> Mapping[str, Floats | float]:
         + 0.5 * e.sequence_parallel
         + 1.0 * e.async_tensor_parallel
     )
-    # fp16 needs a GradScaler; fp8 needs scaling factors and a loss to watch
+    # fp16 needs a GradScaler. fp8 needs scaling factors and monitoring of the loss.
     asks = {"amp_fp16": 1.5, "fp16": 1.5, "fp8": 3.0}
     precision = np.ones(len(e))
     for name, cost in asks.items():
@@ -431,7 +433,7 @@ def _points_by_setting(e: Grid) -> Mapping[str, Floats | float]:
 
 
 def config_line(choice: Choice) -> str:
-    """Return one line with everything that is not the default."""
+    """Return one line with batch, GPUs, precision and all features in use."""
     e = choice.execution
     batch = f"micro-batch {e.micro_batch} x accumulation {e.accumulation}"
     recomputes = e.activation_checkpointing != "none"

@@ -1,8 +1,8 @@
-"""Changes as lines of PyTorch, for trainings without a settings file.
+"""PyTorch code for changes, for trainings without a settings file.
 
-The lines use the names of a plain training loop: `model`, `loss_fn`, `optimizer`, `dataset`, a
-batch's `inputs` and `targets`, and `blocks`, the model's repeated layers.
-tests/plan/test_snippets.py runs them on a small model.
+The code uses the names of a plain training loop: `model`, `loss_fn`, `optimizer`, `dataset`, a
+batch's `inputs` and `targets`, and `blocks` for the model's repeated layers.
+tests/plan/test_snippets.py runs it on a small model.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ model = DistributedDataParallel(model)  # after torch.distributed.init_process_g
 
 
 def loop(e: Execution) -> str:
-    """Return a data loader, and the loop that accumulates gradients if there is accumulation."""
+    """Return the data loader, and the gradient accumulation loop if it is needed."""
     loader = f"loader = DataLoader(dataset, batch_size={e.micro_batch}, shuffle=True)"
     if e.accumulation == 1:
         return loader
@@ -71,9 +71,9 @@ optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.{optimizer},
 
 
 def _fully_sharded(e: Execution) -> str:
-    """Return FSDP2, before the optimizer is made.
+    """Return the FSDP2 code that goes before the creation of the optimizer.
 
-    ZeRO's stage 2 are parameters that stay gathered after the forward pass.
+    For ZeRO stage 2, parameters stay gathered after the forward pass.
     """
     imports, mesh, how = ["fully_shard"], "", ""
     if e.shard_size:
@@ -95,7 +95,8 @@ def checkpointing(e: Execution) -> str:
     if e.activation_checkpointing == "none":
         return "# without torch.utils.checkpoint"
     imported = "from torch.utils.checkpoint import checkpoint\n\n"
-    if e.activation_checkpointing == "selective":  # Megatron's: attention's matmuls and softmax
+    # As in Megatron: recomputes attention's matmuls and softmax
+    if e.activation_checkpointing == "selective":
         return f"""{imported}# in each block, around the attention alone
 x = checkpoint(attention, x, use_reentrant=False)"""
     call = "x = checkpoint(block, x, use_reentrant=False)"
@@ -125,7 +126,7 @@ def model_parallelism(e: Execution) -> str:
 
 
 def launch(e: Execution) -> str:
-    """Return the torchrun command, with the wrapper of data parallelism if it is needed."""
+    """Return the torchrun command, and the DDP wrapper if data parallelism needs it."""
     head = " --rdzv-backend c10d --rdzv-endpoint $HEAD_NODE:29500" * (e.nnodes > 1)
     sizes = f"--nnodes {e.nnodes} --nproc-per-node {e.nproc_per_node}"
     start = f"# started by: torchrun {sizes}{head} train.py"
