@@ -1,19 +1,21 @@
-"""Models adapted with peft: frozen weights, quantized or not, plus small trained adapters.
+"""Apply peft adapters and weight quantization to a model before it is traced.
 
-LoRA: Hu et al. 2021 (arXiv:2106.09685). DoRA: Liu et al. 2024 (arXiv:2402.09353). QLoRA: Dettmers
-et al. 2023 (arXiv:2305.14314). The adapters are peft's own modules, so the trace sees what peft
-runs.
+The base weights are frozen and may be quantized. Only the small adapters are trained. LoRA: Hu et
+al. 2021 (arXiv:2106.09685). DoRA: Liu et al. 2024 (arXiv:2402.09353). QLoRA: Dettmers et al. 2023
+(arXiv:2305.14314). The adapters are peft's own modules, so the trace contains exactly the operators
+that peft runs.
 
-Frozen 4-bit weights run as in bitsandbytes' MatMul4Bit. A weight is packed, two numbers per byte,
-with a scale for every 64. Before each matmul in both passes, a kernel dequantizes the whole
-weight to the matmul's dtype. It is freed afterwards; nothing is saved for the gradient of
-a frozen weight. Double quantization stores the scales in 8 bits, with an fp32 scale for every 256,
-and dequantizes them in a separate kernel. Steps run under autocast, as transformers' Trainer
-does with bf16=True: adapters are in fp32, and other weights may be too.
+Frozen 4-bit weights run as in bitsandbytes' MatMul4Bit. A weight is packed: two elements share a
+byte, and 64 elements share a scale. Before each matmul of the forward and backward pass, a kernel
+dequantizes the whole weight to the matmul's dtype. The dequantized copy is freed after the matmul.
+A frozen weight has no gradient, so its layer saves no input. Double quantization stores the scales
+in 8 bits, with an fp32 scale for every 256 of them. A separate kernel dequantizes the scales. Steps
+run under autocast, as transformers' Trainer does with bf16=True. The adapters are in fp32; some
+base weights may be too (`_keep_fp32`).
 
-GPTQ (Frantar et al. 2022, arXiv:2210.17323) as AutoGPTQ stores it: groups of 128 numbers of a
-column, each with an fp16 scale and a 4-bit zero, and a group index per row. Its Triton kernels also
-dequantize whole weights (QuantLinearFunction).
+GPTQ (Frantar et al. 2022, arXiv:2210.17323) is modeled as AutoGPTQ stores it. Each group of 128
+elements of a column has an fp16 scale and a 4-bit zero point, and each row has a group index. The
+Triton kernels of AutoGPTQ also dequantize whole weights (QuantLinearFunction).
 """
 
 import warnings
@@ -28,17 +30,19 @@ from trainpace.workload.task import Task
 from trainpace.workload.workload import Adaptation
 
 BLOCK, SCALES_BLOCK = 64, 256
-"""Weights per scale, and scales per second-level scale (bitsandbytes' functional.quantize_4bit).
+"""Elements per scale, and scales per second-level scale (bitsandbytes' functional.quantize_4bit).
 """
 GROUP = 128
-"""Weights per scale in GPTQ: the usual group_size of AutoGPTQ."""
+"""Elements per scale in GPTQ. This is the usual group_size of AutoGPTQ."""
 CONV1D = "Conv1D"
-"""transformers' class of GPT-2's linear layers, whose weights are transposed."""
+"""Name of the class of GPT-2's linear layers in transformers. Their weights are transposed."""
 COMPUTE_DTYPE = torch.bfloat16
-"""Format of the matmuls: the usual bnb_4bit_compute_dtype. bitsandbytes casts inputs and results.
+"""Dtype of the matmuls with 4-bit weights: the usual bnb_4bit_compute_dtype.
+
+bitsandbytes casts the input to this dtype, and the result back to the input's dtype.
 """
 ALL_LINEAR = "all-linear"
-"""peft's keyword for every linear layer except the head."""
+"""Keyword of peft for every linear layer except the head."""
 
 _library = torch.library.Library("trainpace", "FRAGMENT")
 _library.define("dequantize_scales(Tensor scales, Tensor scale) -> Tensor")
@@ -59,7 +63,7 @@ _library.impl(
 
 
 class _Matmul(torch.autograd.Function):
-    """Matmul with a quantized weight. Both passes dequantize the weight."""
+    """Matmul with a quantized weight, dequantized again in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: "QuantisedLinear") -> torch.Tensor:
@@ -72,11 +76,12 @@ class _Matmul(torch.autograd.Function):
 
 
 class QuantisedLinear(nn.Linear):
-    """A frozen linear layer with packed weights.
+    """Frozen linear layer with packed weights.
 
     Attributes:
-        numbers: Elements of the weight. Two elements share a byte.
-        held: Elements of all parameters as stored.
+        numbers: Number of elements of the unpacked weight.
+        held: Number of elements of all stored parameters, without the bias. Two 4-bit weights are
+            packed into one stored element.
     """
 
     def __init__(self, linear: Any, weights: str) -> None:
@@ -110,7 +115,14 @@ class QuantisedLinear(nn.Linear):
         )
 
     def whole_weight(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the whole weight in `dtype`, through the dequantization kernels."""
+        """Dequantize the weight.
+
+        Args:
+            dtype: Dtype of the result.
+
+        Returns:
+            The weight, of shape (out_features, in_features).
+        """
         ops: Any = torch.ops.trainpace
         scales: torch.Tensor = self.scales
         if self.is_double:
@@ -128,7 +140,13 @@ class QuantisedLinear(nn.Linear):
 
 
 def adapted(task: Task, how: Adaptation) -> Task:
-    """Return the task with its model adapted.
+    """Return the task with its model quantized, and with adapters added.
+
+    The model is changed in place.
+
+    Args:
+        task: The task.
+        how: The adapter, its rank and target modules, and the format of the frozen weights.
 
     Raises:
         TrainpaceError: If the model lacks the target modules or does not support the adaptation.
@@ -143,7 +161,7 @@ def adapted(task: Task, how: Adaptation) -> Task:
     model = _with_adapters(task, how)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and "lora_" in name and not how.as_the_model:
-            # peft keeps adapters of 16-bit models in fp32 (autocast_adapter_dtype)
+            # peft casts the adapters of a 16-bit model to fp32 (autocast_adapter_dtype)
             parameter.keeps_dtype = True
     return task._replace(model=model)
 
@@ -162,14 +180,19 @@ def _check(how: Adaptation) -> None:
 
 
 def _in_fp32(_: nn.Module, __: Any, out: Any) -> Any:
-    """Cast outputs, including logits, to fp32, as accelerate does under autocast."""
+    """Forward hook that casts outputs to fp32, as accelerate does under autocast."""
     return import_package("accelerate", "accelerate").utils.convert_to_fp32(out)
 
 
 def _quantise(model: nn.Module, weights: str) -> None:
-    """Quantize the linear layers of a model except its head, as transformers does; freeze the rest.
+    """Freeze a model and quantize its linear layers except the head, as transformers does.
 
-    `weights`: nf4, fp4 (both in 4 bits), nf4_double with quantized scales, or gptq.
+    Args:
+        model: The model, changed in place.
+        weights: nf4 or fp4 (4 bits), nf4_double (4 bits with quantized scales), or gptq.
+
+    Raises:
+        TrainpaceError: If the model has no linear layers.
     """
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -188,12 +211,18 @@ def _quantise(model: nn.Module, weights: str) -> None:
 
 
 def _keep_fp32(model: nn.Module, which: str) -> None:
-    """Mark the weights that stay in fp32 while the rest of the model is in 16 bits.
+    """Mark the weights that stay in fp32 when the rest of the model is cast to 16 bits.
 
-    all: every weight that is not packed, as peft's prepare_model_for_kbit_training casts them.
-    norms: norms only, as TRL's SFTTrainer in bf16 casts embeddings and the head back
-    (peft_module_casting_to_bf16). none: FSDP and ZeRO 3 do not call these functions,
-    because a shard has one dtype.
+    Args:
+        model: The model before quantization.
+        which: The weights to mark.
+
+            - "all": Every weight, except those that are packed later. This matches peft's
+              prepare_model_for_kbit_training, which casts them to fp32.
+            - "norms": Only the weights of norms. TRL's SFTTrainer in bf16 casts the embeddings and
+              the head back to bf16 (peft_module_casting_to_bf16).
+            - "none": No weights. FSDP and ZeRO 3 need one dtype per shard, so neither function
+              above is called.
     """
     for name, module in model.named_modules():
         is_norm = isinstance(module, nn.LayerNorm) or "norm" in name
@@ -203,7 +232,10 @@ def _keep_fp32(model: nn.Module, which: str) -> None:
 
 
 def packed_away(model: nn.Module) -> int:
-    """Return the number of weights that packing hides, because two 4-bit weights share a byte."""
+    """Return how many weights the model has beyond the elements that it stores.
+
+    Two 4-bit weights share one stored element, so the number of parameters is too low.
+    """
     layers = [module for module in model.modules() if isinstance(module, QuantisedLinear)]
     return sum(layer.numbers - layer.held for layer in layers)
 
@@ -234,13 +266,18 @@ def _with_adapters(task: Task, how: Adaptation) -> Any:
 def _targets(model: nn.Module, how: Adaptation) -> str | list[str]:
     if how.targets != ALL_LINEAR:
         return _split(how.targets)
-    # peft recognizes only the head of transformers' models
+    # peft finds the head only in models of transformers; other models need a list of all layers
     is_known = hasattr(model, "get_output_embeddings")
     return ALL_LINEAR if is_known else _last_names(model, nn.Linear)
 
 
 def _whole_modules(model: nn.Module, how: Adaptation) -> list[str]:
-    """Return the validated names of modules to train in full, without adapters."""
+    """Return the names of the modules to train in full, without adapters.
+
+    Raises:
+        UnknownName: If the model has no module of a name.
+        TrainpaceError: If a module contains packed weights, which are frozen.
+    """
     modules, whole = dict(model.named_modules()), _split(how.whole)
     for name in whole:
         named = [module for known, module in modules.items() if known.endswith(name)]
@@ -260,6 +297,6 @@ def _split(names: str) -> list[str]:
 
 
 def _last_names(model: nn.Module, kind: type) -> list[str]:
-    """Return the sorted last name components of all modules of a class."""
+    """Return the last parts of the names of all modules of a class, such as q_proj, sorted."""
     named = (name for name, module in model.named_modules() if name and isinstance(module, kind))
     return sorted({name.rpartition(".")[2] for name in named})

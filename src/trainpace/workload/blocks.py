@@ -1,21 +1,28 @@
-"""The repeated blocks of a model: how to find, shorten, repeat and divide them.
+"""Find the repeated blocks of a model, such as the layers of a transformer.
 
-Blocks are the longest chain of equal modules. The operators and memory of one are read from
-recorded steps and gives `Blocks`.
+The blocks are the longest chain of equal modules. `longest_chain` finds them, and `blocks_of` reads
+the sizes of one block from recorded steps.
 
-A long chain runs only a few of its blocks, and the recording of one is repeated for the rest:
-Llama-405B has 126 equal layers, of which five suffice. A chain is shortened only if its blocks have
-the same modules with the same settings, and the recording is repeated only if the blocks that ran
-did the same. A chain in which every sixth layer differs runs whole, unless it is long enough for a
-few periods of six.
+Long chains are traced in a short form. Only a few of the blocks run, and the recording of one block
+is repeated for the rest. For example, Llama-405B has 126 equal layers, and tracing five of them
+suffices. `shortened` shortens a chain only if its blocks have the same modules with the same
+settings. `repeated` repeats a recording only if the blocks that ran recorded the same operators. If
+every sixth layer differs, the chain runs whole unless it has at least eight periods of six layers.
 
-Tensor parallelism, from how values flow between matmuls with weights: in every branch of a block
-the last matmul with a weight before the branch joins the residual stream is divided by its inputs
-("row"); the matmuls that feed it are divided by their outputs ("column"; Shoeybi et al. 2019,
-arXiv:1909.08053). Calls between the two are "sharded", the rest "replicated": also a matmul further
-up (low-rank projections of queries, the first of three layers), a matmul without input from another
-(a gate, an expert router), and every convolution. A fused projection of queries, keys and values is
-one column matmul. Parallel attention and MLP are two branches that join together.
+`divide_block` derives tensor parallelism from how values flow between the matmuls with weights
+(Shoeybi et al. 2019, arXiv:1909.08053). Each call gets one of these roles:
+
+- "row": The last matmul with a weight in a branch of the block, before the branch is added to the
+  residual stream. Its weight is split along the input dim.
+- "column": A matmul that feeds a row matmul. Its weight is split along the output dim. A fused
+  projection of queries, keys and values is one column matmul.
+- "sharded": A call between a column and a row matmul. Each rank works on its part of the values.
+- "expert": A call on the tokens that were routed to experts.
+- "replicated": All other calls, which every rank runs in full. They include matmuls that feed a
+  column matmul (low-rank projections of queries, the first of three layers), matmuls that feed no
+  row matmul (a gate, an expert router), and every convolution.
+
+Parallel attention and MLP are two branches that are added to the residual stream together.
 """
 
 import contextlib
@@ -43,14 +50,17 @@ _JOINS = frozenset({"add", "add_", "sub", "sub_"})
 
 
 class Division(NamedTuple):
-    """Division of calls by tensor parallelism.
+    """Division of calls among the ranks of tensor parallelism.
+
+    Calls are indices of ATen calls in the forward pass. Values are numbers of storages, as in
+    `recorder.Step`.
 
     Attributes:
-        roles: Roles of calls.
-        divided: Values of the parameters that are divided.
-        core: Calls inside attention, from scores to probabilities.
+        roles: Role of each call.
+        divided: Values of the parameters that are split among the ranks.
+        core: Calls inside attention, from the scores to the probabilities.
         attention_inputs: Column matmuls that feed attention.
-        experts: Calls on the rows of experts.
+        experts: Calls of the experts, on the tokens routed to them.
     """
 
     roles: dict[int, Role]
@@ -61,13 +71,27 @@ class Division(NamedTuple):
 
     @classmethod
     def together(cls, parts: Sequence["Division"]) -> "Division":
+        """Merge the divisions of several blocks."""
         roles = {call: role for part in parts for call, role in part.roles.items()}
         sets = [frozenset[int]().union(*some) for some in list(zip(*parts, strict=True))[1:]]
         return cls(roles, *sets)
 
 
 class _Flow:
-    """A walk over a block: which matmuls with weights feed which."""
+    """Data flow between the matmuls with weights of one block.
+
+    Attributes:
+        hidden: Values that hold the residual stream.
+        of_parameters: Values of parameters, and values computed only from parameters.
+        pending: {value: matmuls that it was computed from}, until the value is added to the
+            residual stream.
+        weights: {matmul: values of its weights}.
+        feeds: {matmul: matmuls that read its result}.
+        last: The last matmuls before the residual stream.
+        core: Calls inside attention, from the scores to the probabilities.
+        attention_inputs: Matmuls that feed attention.
+        matrix: Matmuls with a weight. Convolutions are not included.
+    """
 
     def __init__(
         self, steps: Mapping[int, Step], hidden: Iterable[int], parameters: Collection[int]
@@ -75,7 +99,6 @@ class _Flow:
         self.hidden = set(hidden)
         self.of_parameters = set(parameters)
         self.pending: dict[int, frozenset[int]] = {}
-        """{value: matmuls that it comes from and that have not joined the residual stream}."""
         self.weights: dict[int, set[int]] = {}
         self.feeds: dict[int, set[int]] = {}
         self.last: set[int] = set()
@@ -108,6 +131,7 @@ class _Flow:
             self._write(step, sources, not sources and not self.hidden.isdisjoint(values))
 
     def _joins(self, step: Step) -> bool:
+        """Return True if an addition adds the result of a branch to the residual stream."""
         if len(step.inputs) < 2 or step.inputs[0][1] != step.inputs[1][1]:
             return False
         (one, _), (other, _) = step.inputs[:2]
@@ -116,12 +140,14 @@ class _Flow:
         )
 
     def _attention(self, call: int, step: Step, sources: frozenset[int]) -> None:
+        """Collect the calls of attention, and the matmuls that feed it."""
         inside = any(value in self._scores for value, _ in step.inputs)
         fused = "scaled_dot_product" in step.function
         if fused or (len(step.operands) == 2 and sources):
             self.attention_inputs |= sources
             if fused or inside:
-                return  # the matmul with the values ends the core; a fused kernel keeps nothing
+                # the matmul with the values ends the core, and a fused kernel stores no scores
+                return
         elif not inside:
             return
         self.core.add(call)
@@ -143,12 +169,13 @@ def divide_block(
     leaving: Iterable[int],
     parameters: Collection[int],
 ) -> Division:
-    """Return the roles of the calls of one block.
+    """Return the division of one block's calls among tensor-parallel ranks.
 
     Args:
-        steps: The block's calls.
-        entering, leaving: Values of the hidden state.
-        parameters: Values of the parameters.
+        steps: The calls of the block's forward pass, in order.
+        entering: Values of the hidden state that enters the block.
+        leaving: Values of the hidden state that the block returns.
+        parameters: Values of the model's parameters.
     """
     flow = _Flow(steps, entering, parameters)
     for value in leaving:
@@ -163,11 +190,15 @@ def divide_block(
 def divide_vocabulary(
     steps: Mapping[int, Step], parameters: Mapping[int, tuple[int, ...]]
 ) -> Division:
-    """Return roles outside the blocks: of the largest embedding and the head of its vocabulary.
+    """Return the division of calls outside the blocks: the embedding, the head and the loss.
 
-    The embedding is "row": each rank looks up its part of the vocabulary, and the sum over the
-    ranks is whole. The head is "column", and the loss on its logits "sharded". Other calls have no
-    role. `parameters` maps values to shapes.
+    The largest embedding is "row": each rank looks up its part of the vocabulary, and an all-reduce
+    adds the partial results. The head of the same vocabulary is "column", and the loss on its
+    logits is "sharded". Other calls have no role.
+
+    Args:
+        steps: The calls outside the blocks.
+        parameters: {value of a parameter: its shape}.
     """
     tables = _tables(steps, parameters)
     if not tables:
@@ -188,7 +219,7 @@ def divide_vocabulary(
 
 
 def _tables(steps: Mapping[int, Step], parameters: Mapping[int, tuple[int, ...]]) -> dict[int, int]:
-    """Return {call: value of its table} for embedding calls."""
+    """Return {embedding call: value of its table}."""
     tables = {}
     for call, step in steps.items():
         read = [value for value, _ in step.inputs if value in parameters]
@@ -200,7 +231,7 @@ def _tables(steps: Mapping[int, Step], parameters: Mapping[int, tuple[int, ...]]
 def _shapes_of_derived(
     steps: Mapping[int, Step], parameters: Mapping[int, tuple[int, ...]]
 ) -> dict[int, tuple[int, ...]]:
-    """Return the shapes of parameters, and of their casts, which are values of their own."""
+    """Return the shapes of parameters and of values computed from one of them, such as casts."""
     shapes = dict(parameters)
     for step in steps.values():
         if len(step.inputs) == 1 and step.inputs[0][0] in shapes:
@@ -212,9 +243,9 @@ def _shapes_of_derived(
 def _division(steps: Mapping[int, Step], flow: _Flow, column: set[int], row: set[int]) -> Division:
     divided = _divided_parameters(steps, flow, column, row)
     parts: set[int] = set()
-    """Values that are divided over the ranks."""
+    """Values that are split among the ranks."""
     of_experts: set[int] = set()
-    """Values that experts made."""
+    """Values that experts computed."""
     experts = {call for call, step in steps.items() if step.function == GROUPED}
     roles: dict[int, Role] = {}
     for call, step in steps.items():
@@ -237,23 +268,25 @@ def _division(steps: Mapping[int, Step], flow: _Flow, column: set[int], row: set
             parts.difference_update(step.outputs)
             continue
         parts.update(step.outputs)
-        if step.function in _JOINS:  # a call of its own adds the bias of a column matmul
+        if step.function in _JOINS:  # the bias of a column matmul, if a separate call adds it
             divided |= values & flow.of_parameters
     inputs = flow.attention_inputs & column
     return Division(roles, *map(frozenset, (divided, flow.core, inputs, experts)))
 
 
 _IN_PARTS = ("column", "sharded", "expert")
-"""Roles of calls whose results are divided among the ranks."""
+"""Roles of calls whose results are split among the ranks."""
 
 
 def _divided_parameters(
     steps: Mapping[int, Step], flow: _Flow, column: set[int], row: set[int]
 ) -> set[int]:
+    """Return the values of the parameters that are split among the ranks."""
     divided: set[int] = set()
     for call in (*column, *row):
         divided |= flow.weights[call]
-        if call in column:  # the bias of a row matmul is added once, after the sum
+        # every rank has the whole bias of a row matmul and adds it after the all-reduce
+        if call in column:
             divided |= {value for value, _ in steps[call].inputs if value in flow.of_parameters}
     for step in reversed(list(steps.values())):
         if not divided.isdisjoint(step.outputs):
@@ -262,28 +295,33 @@ def _divided_parameters(
 
 
 SHORTEST = 4
-"""Fewest alike blocks that make a chain. ResNet-50's longest stage has 5, but too small a share."""
+"""Minimum number of equal blocks in a chain.
+
+ResNet-50's longest stage has 5, but its share of the model is below `LEAST_SHARE`.
+"""
 
 PERIODS = (1, 2, 3, 4, 6, 8)
-"""Periods with which the blocks of a list may repeat. Llama 4 Maverick has experts in every second
-layer, Jamba attention in every eighth."""
+"""Periods with which the blocks of a list may repeat.
+
+Llama 4 Maverick has experts in every second layer. Jamba has attention in every eighth layer.
+"""
 
 LEAST_SHARE = 0.5
-"""Smallest share of the parameters, or of the forward FLOPs, that makes blocks worth using."""
+"""Minimum share of the parameters, or of the forward FLOPs, that a chain must have to be used."""
 _HOST_KINDS = frozenset({"view", "module"})
 _MATMULS = frozenset({"gemm", "embedding"})
 _SUMS = frozenset({"add", "add_"})
 
 
 class Chain(NamedTuple):
-    """Consecutive children of the same classes, whose parameters have the same names and shapes.
+    """Consecutive child modules with the same parameter names and shapes.
 
     Attributes:
         name: Name of the first block.
-        modules: The blocks that run, in order.
+        modules: The blocks that run during tracing, in order.
         length: Number of blocks in the whole chain.
-        period: Number of blocks after which they repeat, if for example dense layers and layers of
-            experts alternate.
+        period: Number of blocks after which the pattern repeats. 1 if all blocks are equal, 2 if
+            dense layers and layers of experts alternate.
     """
 
     name: str
@@ -297,7 +335,7 @@ class Chain(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Parameters of one block, or the mean of a period."""
+        """Number of parameters of one block. The mean of a period if the blocks alternate."""
         period = self.modules[: self.period]
         return sum(share_of_memory(p) for block in period for p in block.parameters()) // len(
             period
@@ -305,7 +343,10 @@ class Chain(NamedTuple):
 
 
 def longest_chain(model: nn.Module) -> Chain | None:
-    """Return the chain with the most parameters, and of equal ones the longest."""
+    """Return the chain with the most parameters, or None if the model has no chain.
+
+    Among chains with equally many parameters, the longest wins.
+    """
 
     def form(child: nn.Module) -> tuple[object, ...]:
         return type(child), *((name, p.shape) for name, p in child.named_parameters())
@@ -327,9 +368,10 @@ def longest_chain(model: nn.Module) -> Chain | None:
 
 
 def _runs(forms: Sequence[object], period: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, end, period) of stretches that repeat with this period and no shorter one.
+    """Yield (start, end, period) for each run of blocks that repeats with this period.
 
-    They repeat at least twice, and hold whole periods.
+    A run has at least two whole periods and does not consist of equal blocks unless the period
+    is 1.
     """
     repeats = [i + period < len(forms) and forms[i] == forms[i + period] for i in range(len(forms))]
     start = 0
@@ -343,17 +385,19 @@ def _runs(forms: Sequence[object], period: int) -> Iterator[tuple[int, int, int]
 
 
 class Layout(NamedTuple):
-    """A chain that ran in order, and the division of the calls inside and outside of it."""
+    """A chain whose blocks ran in order, and the division of calls inside and outside the blocks."""
 
     chain: Chain
     inside: Division
     outside: Division
 
     def role(self, kind: str, function: str, origin: Origin) -> Role:
-        """Return the role of one row. Of a divided matmul's calls only matmuls are column or row.
+        """Return the tensor-parallel role of one row.
 
-        The gradient of its bias is a sum over its results. Autograd adds up the gradients of its
-        inputs if those have other readers.
+        The rows of a column or row matmul include its backward pass. Only the matmuls among them
+        are "column" or "row". Other rows are "sharded" or "replicated", by the size of their
+        result: the gradient of the bias is a sum over the matmul's outputs, and autograd adds the
+        gradients of an input that several calls read.
         """
         if origin.place <= BEFORE:
             role = self._in(self.outside, kind, function, origin.call, "")
@@ -366,7 +410,7 @@ class Layout(NamedTuple):
             return default
         role = part.roles.get(call, default)
         if kind == "embedding" and role == "row" and function != "embedding":
-            return "sharded"  # the gradient of a table is as large as the rank's part of it
+            return "sharded"  # the gradient has the size of the rank's part of the table
         if role in ("column", "row") and kind not in _MATMULS:
             is_whole = (role == "column") == (function in _SUMS)
             return "replicated" if is_whole else "sharded"
@@ -374,7 +418,11 @@ class Layout(NamedTuple):
 
 
 def layout_of(chain: Chain | None, run: Recorder) -> Layout | None:
-    """Return the layout of a recorded step, or None if blocks did not run in order or are few."""
+    """Return the layout of a recorded step.
+
+    None if the run has no steps, if the blocks did not run one after the other, or if they are
+    less than `LEAST_SHARE` of the model.
+    """
     if chain is None or run.steps is None:
         return None
     if not _ran_in_order(chain, run) or not _is_most(chain, run):
@@ -392,9 +440,9 @@ def layout_of(chain: Chain | None, run: Recorder) -> Layout | None:
 
 
 def _ran_in_order(chain: Chain, run: Recorder) -> bool:
-    """Return True if each block ran once, in order, on the result of another one.
+    """Return True if each block ran once, in order, and not all on the same input.
 
-    Experts and parallel heads all get the same input.
+    Modules that all get the same input, such as experts and parallel heads, are not a chain.
     """
     if [number for number, *_ in run.entered] != list(range(1, len(chain.modules) + 1)):
         return False
@@ -407,6 +455,7 @@ def _ran_in_order(chain: Chain, run: Recorder) -> bool:
 
 
 def _is_most(chain: Chain, run: Recorder) -> bool:
+    """Return True if the chain has `LEAST_SHARE` of the parameters or of the forward FLOPs."""
     if chain.parameters * chain.length >= LEAST_SHARE * run.parameter_count:
         return True
     matmuls = [r for r in run.recorded if r.phase == "forward" and r.row.kind in MATRIX_KINDS]
@@ -423,8 +472,8 @@ def blocks_of(
 
     Args:
         layout: The blocks.
-        runs: Recorders at BATCHES.
-        steps: The same for the whole chain.
+        runs: Recorders of one step at each batch size of `BATCHES`.
+        steps: The recorded steps of the whole chain, at the same batch sizes.
     """
     if any(run.places != runs[0].places for run in runs):
         return None
@@ -466,10 +515,14 @@ def _fixed_sizes(layout: Layout, run: Recorder) -> dict[str, int | str]:
 def _bytes(
     layout: Layout, run: Recorder, step: Sequence[Recorded]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the sizes of `BLOCK_BYTES` at the run's batch size, for a block in mid-chain.
+    """Return the memory of one block in the middle of the chain, at the run's batch size.
 
-    Also return the bytes alive at each moment in which the block works, and after the blocks; the
-    largest counts. If blocks alternate, sizes are the mean of a period, and moments are all of it.
+    If blocks alternate, the sizes are the mean of a period, and the moments cover the whole period.
+
+    Returns:
+        sizes: The sizes of `BLOCK_BYTES`, in bytes.
+        working: Bytes beyond the saved ones at each moment in which the block runs.
+        after_working: The same at each moment after the blocks. The maximum counts for both.
     """
     period, chain = layout.chain.period, layout.chain
     first = len(chain.modules) // period // 2 * period + 1
@@ -510,7 +563,12 @@ def _bytes(
 
 
 def _working(run: Recorder, saved: Mapping[int, float]) -> np.ndarray:
-    """Return the bytes beyond the saved ones at each moment in which these blocks work."""
+    """Return the bytes beyond the saved ones at each moment in which these blocks run.
+
+    Args:
+        run: The recorder of a step.
+        saved: {block number: bytes saved for the backward pass up to this block}.
+    """
     phase = "backward" if any(r.phase == "backward" for r in run.recorded) else "forward"
     moments = [r for r in run.recorded if r.phase == phase and r.origin.place in saved]
     return np.array(
@@ -519,7 +577,7 @@ def _working(run: Recorder, saved: Mapping[int, float]) -> np.ndarray:
 
 
 def _grouped(run: Recorder, place: int) -> list[Recorded]:
-    """Return the grouped matmuls of one block's forward pass."""
+    """Return the grouped matmuls of the forward pass of one block."""
     return [
         r
         for r in run.recorded
@@ -528,7 +586,7 @@ def _grouped(run: Recorder, place: int) -> list[Recorded]:
 
 
 def _dispatched(run: Recorder, place: int) -> float:
-    """Return the bytes that the first grouped matmul of a block reads, without its weights."""
+    """Return the bytes of the tokens that the first grouped matmul of a block reads."""
     for recorded in _grouped(run, place)[:1]:
         sizes = recorded.row.dims
         width = 2.0 if recorded.row.half else 4.0
@@ -539,7 +597,7 @@ def _dispatched(run: Recorder, place: int) -> float:
 def _heads(layout: Layout, run: Recorder) -> tuple[int, int]:
     """Return (heads, key-value heads), from the sizes of attention and the matmuls that feed it.
 
-    Queries, keys and values together are (heads + 2 x key-value heads) x head size wide.
+    The width of queries, keys and values together is (heads + 2 x key-value heads) x head size.
     """
     forward = (r for r in run.recorded if r.origin.place == 1 and r.phase == "forward")
     first = [(r.row, r.origin.call) for r in forward]
@@ -554,7 +612,7 @@ def _heads(layout: Layout, run: Recorder) -> tuple[int, int]:
 
 
 def _heads_and_size(layout: Layout, first: Sequence[tuple[Row, int]]) -> tuple[int, int]:
-    """Return (heads, head size) from the rows of the first block; 0 for what is unknown."""
+    """Return (heads, head size) from the rows of the first block. Unknown numbers are 0."""
     for row, _ in first:
         if row.kind == "attention":
             return int(row.dims[ATTENTION.heads]), int(row.dims[ATTENTION.head_size])
@@ -563,7 +621,10 @@ def _heads_and_size(layout: Layout, first: Sequence[tuple[Row, int]]) -> tuple[i
 
 
 def _stated_heads(block: nn.Module) -> int:
-    """Return the heads that the module states. In plain attention the batch holds windows too."""
+    """Return the number of heads in the attributes or configuration of a block, or 0.
+
+    The sizes of unfused attention do not tell it, because its batch dim may also hold windows.
+    """
     for module in block.modules():
         for holder in (module, getattr(module, "config", None)):
             for name in ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead"):
@@ -574,7 +635,7 @@ def _stated_heads(block: nn.Module) -> int:
 
 
 def _tied(run: Recorder) -> int:
-    """Return the numbers in parameters that are used both before and after the blocks."""
+    """Return the number of elements of the parameters used both before and after the blocks."""
     assert run.steps is not None
     used: dict[int, set[int]] = {BEFORE: set(), AFTER: set()}
     for call, step in run.steps.items():
@@ -585,21 +646,24 @@ def _tied(run: Recorder) -> int:
 
 
 KEPT = 5
-"""Blocks, or periods of alternating blocks, that run: the first ones and the last. The second is
-repeated, and those after it prove that it may be."""
+"""Number of blocks, or periods of alternating blocks, that run in a shortened chain.
+
+They are the first four and the last. The recording of the second is repeated. The blocks after it
+show that all blocks record the same.
+"""
 SHORTEST_CUT = 8
-"""Fewest blocks of a chain that is shortened."""
+"""Minimum number of blocks, or periods, in a chain to shorten it."""
 _NUMBERED_BY = frozenset(
     "layer_idx layer_id layer_index layer_number block_idx block_index idx index depth_index".split()
 )
-"""Attributes that number a block, and differ between blocks."""
+"""Attributes that hold the number of a block, so they differ between equal blocks."""
 _SETTINGS = (bool, int, float, str, type(None))
 
 
 def in_turns(chain: Chain) -> Chain:
-    """Return the chain with the period of its blocks' settings.
+    """Return the chain with the period in which the settings of its blocks repeat.
 
-    Layers of equal shapes may attend to a window and to all tokens in turn.
+    Layers of equal shapes may differ in settings, such as alternating local and global attention.
     """
     settings = [_settings(block) for block in chain.modules]
     for n in PERIODS:
@@ -610,7 +674,10 @@ def in_turns(chain: Chain) -> Chain:
 
 
 def shortened(model: nn.Module, chain: Chain) -> Chain:
-    """Return the chain with a few blocks to run, or as it is if the others may differ."""
+    """Return the chain with only a few blocks to run.
+
+    A chain that is short, or whose blocks have different settings, is returned unchanged.
+    """
     parent, period = model.get_submodule(chain.name.rpartition(".")[0]), chain.period
     if chain.length < SHORTEST_CUT * period or not isinstance(
         parent, nn.ModuleList | nn.Sequential
@@ -623,7 +690,10 @@ def shortened(model: nn.Module, chain: Chain) -> Chain:
 
 
 def _settings(block: nn.Module) -> list[tuple[Any, ...]]:
-    """Return every module inside with its attributes that are numbers, flags or words."""
+    """Return (name, class, settings) of every module in a block.
+
+    Settings are the attributes that are numbers, booleans, strings or None.
+    """
     found = []
     for name, module in block.named_modules():
         settings = sorted(
@@ -637,7 +707,7 @@ def _settings(block: nn.Module) -> list[tuple[Any, ...]]:
 
 @contextlib.contextmanager
 def only_these_blocks(model: nn.Module, chain: Chain | None) -> Iterator[None]:
-    """Remove the blocks that do not run from the model."""
+    """Remove the blocks that do not run from the model, until the context ends."""
     if chain is None or chain.is_whole:
         yield
         return
@@ -649,7 +719,8 @@ def only_these_blocks(model: nn.Module, chain: Chain | None) -> Iterator[None]:
         names[: start + len(chain.modules) - chain.period]
         + names[start + chain.length - chain.period :]
     )
-    numbered = all(name.isdigit() for name in names)  # a list looks its modules up by number
+    # a ModuleList looks its modules up by number, so the remaining ones are renumbered
+    numbered = all(name.isdigit() for name in names)
     parent._modules = {str(i) if numbered else name: every[name] for i, name in enumerate(left)}
     try:
         yield
@@ -667,16 +738,17 @@ def idle_parameters(model: nn.Module, chain: Chain) -> list[nn.Parameter]:
 
 
 def repeated(run: Recorder, chain: Chain | None) -> list[Recorded] | None:
-    """Return what a step of the whole chain would have recorded.
+    """Return the rows that a step of the whole chain would have recorded.
 
-    None if the blocks that ran did not do the same.
+    None if the blocks that ran recorded different operators.
     """
     recorded = run.recorded
     if chain is None or chain.is_whole:
         return recorded
     entered = [hidden for *_, hidden in run.entered]
     if len(entered) != len(chain.modules) or entered[1:] != run.left[:-1]:
-        return None  # modules beside each other may be as many as something else has parts
+        # the modules are not a chain: each one must run on the result of the one before
+        return None
     first: dict[tuple[str, int], int] = {}
     for i, one in enumerate(recorded):
         first.setdefault((one.phase, one.origin.place), i)
@@ -692,9 +764,15 @@ def repeated(run: Recorder, chain: Chain | None) -> list[Recorded] | None:
 def _stretched(
     run: Recorder, chain: Chain, forward: Sequence[int], backward: Sequence[int] | None
 ) -> list[Recorded]:
-    """Return the rows with the second block repeated.
+    """Return the rows of the whole chain, with the rows of one block (or period) repeated.
 
-    `forward` and `backward` are the rows at which the first repeated stretches begin.
+    Args:
+        run: The recorder of the shortened chain.
+        chain: The shortened chain.
+        forward: Indices of the rows at which the second, third and fourth block (or period) begin
+            in the forward pass.
+        backward: Indices of the rows at which the fourth, third and second begin in the backward
+            pass. None without a backward pass.
     """
     recorded, period = run.recorded, chain.period
     times = (chain.length - len(chain.modules)) // period
@@ -706,7 +784,7 @@ def _stretched(
     result = recorded[:begin_next] + _copies(recorded[start:begin_next], times, grown)
     end = len(recorded) if backward is None else backward[1]
     for one in recorded[begin_next:end]:
-        # a cast of a weight lives until the forward pass ends, and is not saved
+        # in the backward pass only saved bytes remain: casts of weights die with the forward pass
         result.append(_moved(one, times, grown if one.phase == "forward" else (0.0, saved)))
     if backward is None:
         return result
@@ -720,7 +798,7 @@ def _stretched(
 
 
 def _alike(recorded: Sequence[Recorded], a: int, b: int, c: int) -> bool:
-    """Return True if consecutive stretches have the same rows and the same growth in bytes."""
+    """Return True if rows a to b equal rows b to c, and memory grows equally during both."""
     if not 0 <= a < b < c:
         return False
     if [one.row for one in recorded[a:b]] != [one.row for one in recorded[b:c]]:
@@ -729,7 +807,7 @@ def _alike(recorded: Sequence[Recorded], a: int, b: int, c: int) -> bool:
 
 
 def _growth(recorded: Sequence[Recorded], a: int, b: int) -> tuple[float, float]:
-    """Return by how many bytes of gradients and activations a stretch grows."""
+    """Return the growth of (gradients, activations) from row a to row b, in bytes."""
     return (
         recorded[b].gradient_bytes - recorded[a].gradient_bytes,
         recorded[b].activation_bytes - recorded[a].activation_bytes,
@@ -737,9 +815,10 @@ def _growth(recorded: Sequence[Recorded], a: int, b: int) -> tuple[float, float]
 
 
 def _moved(one: Recorded, times: int, growth: tuple[float, float]) -> Recorded:
+    """Return a row with `times` the growth in memory added."""
     gradients = one.gradient_bytes + times * growth[0]
     activations = one.activation_bytes + times * growth[1]
-    # dataclasses.replace takes several times as long, and Llama-405B has 100,000 rows
+    # dataclasses.replace is several times slower, and Llama-405B has 100,000 rows
     return Recorded(
         one.row, one.phase, one.module, one.origin, gradients, activations, one.set_aside_bytes
     )

@@ -1,21 +1,21 @@
-"""Make a model on the meta device call what it would call on CUDA.
+"""Make a model on the meta device call the operators that it would call on CUDA.
 
-Meta tensors take the CPU's composite paths for dropout, attention and recurrent layers, and ignore
-autocast. `CudaMapping` sits above autograd, sees every torch function, and substitutes CUDA's
-choices: fused dropout, flash or memory-efficient attention, cuDNN's recurrent layers, and
-autocast's casts by the two lists of torch's documentation ("CUDA Ops that can autocast").
+On the meta device, dropout, attention and recurrent layers run as on a CPU, and autocast has no
+effect. `CudaMapping` sees every torch function above autograd and substitutes the operators that
+CUDA runs: fused dropout, flash or memory-efficient attention, and cuDNN's recurrent layers. It also
+casts as autocast does, by the two lists of torch's documentation ("CUDA Ops that can autocast").
 
-Recurrent layers in cuDNN: for each layer and direction, one matmul makes the inputs' part of all
-gates for all time steps; then each step multiplies the hidden state and does all element-wise work
-in one kernel. Backward the steps run in reverse, and the gradients of the weights are one matmul
-over all steps each (Appleyard et al. 2016, arXiv:1604.01946). Kernels that keep the weights on the
-chip from step to step, which cuDNN uses for some sizes in 16 bits, are not modelled: such layers
-run faster than forecast.
+Recurrent layers are modeled as in cuDNN (Appleyard et al. 2016, arXiv:1604.01946). For each layer
+and direction, one matmul computes the inputs' part of all gates for all time steps. Then each time
+step runs a matmul with the hidden state and one kernel for all element-wise work. In the backward
+pass the time steps run in reverse. The gradient of each weight is one matmul over all time steps.
+For some sizes in 16 bits, cuDNN uses persistent kernels, which keep the weights on the chip. They
+are not modeled, so such layers run faster than forecast.
 
-What libraries ask of a tensor's values is answered for tensors that have none. Models that test
-for finite numbers find that all are finite, and so do the bounds of a distribution's parameters,
-which torch asserts by `_is_all_true`. The tests and the sums of their results are recorded; only
-Python's question about the last of them is answered.
+Some code reads values, which meta tensors do not have. A model that tests for finite numbers gets
+the answer that all are finite. torch's checks of a distribution's parameters (`_is_all_true`)
+succeed. The operators of these tests are recorded. Only the final conversion to a Python bool or
+number is replaced by the answer.
 """
 
 import contextlib
@@ -39,12 +39,21 @@ RELU, TANH, LSTM, GRU = range(4)
 MODES = {torch.rnn_relu: RELU, torch.rnn_tanh: TANH, torch.lstm: LSTM, torch.gru: GRU}
 _GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 _SAVED_NUMBERS = {RELU: 1, TANH: 1, LSTM: 6, GRU: 5}
-"""Numbers per time step and hidden unit that the backward pass needs: the gates, an LSTM's cell
-state and its tanh, a GRU's hidden state and the recurrent part of its candidate."""
+"""Numbers per time step and hidden unit that are saved for the backward pass.
+
+They are the gates, for an LSTM also the cell state and its tanh, and for a GRU also the hidden
+state and the recurrent part of the candidate.
+"""
 
 
 class Part(NamedTuple):
-    """A kernel of a recurrent layer: its number of runs, and the sizes of a matmul or elements."""
+    """Kernel of a recurrent layer.
+
+    Attributes:
+        runs: Number of launches.
+        matmul: Sizes of the matmul. None for an element-wise kernel.
+        elements: Number of elements of an element-wise kernel.
+    """
 
     runs: int
     matmul: GemmSizes | None
@@ -52,9 +61,15 @@ class Part(NamedTuple):
 
 
 def cudnn_call(mode: int, args: Sequence[Any]) -> Any:
-    """Run `torch.lstm` and similar by CUDA's operator, or return None if that is impossible.
+    """Run a recurrent layer by the operator that CUDA uses.
 
-    Lengths of packed sequences are data, and projections have no such kernel.
+    Args:
+        mode: One of RELU, TANH, LSTM and GRU.
+        args: Arguments of `torch.lstm`, `torch.gru` or `torch.rnn_*`.
+
+    Returns:
+        The layer's results. None for packed sequences, whose lengths are unknown values, and for
+        LSTMs with projections, for which the cuDNN operator is not used here.
     """
     if isinstance(args[3], list | tuple):
         return None
@@ -88,7 +103,7 @@ def cudnn_call(mode: int, args: Sequence[Any]) -> Any:
 
 
 def forward_result(*args: Any) -> tuple[torch.Tensor, ...]:
-    """Return what _cudnn_rnn returns: output, states, and what the backward pass needs."""
+    """Return empty results of _cudnn_rnn: output, hidden and cell state, saved values, dropout."""
     x, _, _, _, h, c, mode, size, _, layers, _, _, train, bidirectional = args[:14]
     directions = 1 + bidirectional
     steps = x.shape[0] * x.shape[1]
@@ -99,6 +114,7 @@ def forward_result(*args: Any) -> tuple[torch.Tensor, ...]:
 
 
 def backward_result(*args: Any) -> tuple[Any, ...]:
+    """Return empty results of _cudnn_rnn_backward: the gradients of input, states and weights."""
     x, weights, h, c = args[0], args[1], args[4], args[5]
     return (
         torch.empty_like(x),
@@ -154,13 +170,16 @@ def _functions(names: list[str]) -> set[Callable[..., Any]]:
 
 
 class CudaMapping(TorchFunctionMode):
-    """Mode to activate around model, loss and backward pass of a model on the meta device.
+    """Function mode that makes a step on the meta device run CUDA's operators.
+
+    Activate it around the forward pass, the loss and the backward pass.
 
     Args:
-        autocast: Cast as torch.autocast does, and grouped matmuls too, as FSDP's mixed precision.
-        fused_attention: Use fused kernels.
-        cpu: Model a CPU. Meta tensors already choose as it does, except that attention without
-            dropout is fused.
+        autocast: Cast as torch.autocast does. Grouped matmuls are cast too, as with FSDP's mixed
+            precision.
+        fused_attention: Use fused attention kernels.
+        cpu: Model a CPU instead. Meta tensors already behave as on a CPU, except that a CPU fuses
+            attention without dropout.
     """
 
     def __init__(self, autocast: bool, fused_attention: bool = True, cpu: bool = False) -> None:
@@ -204,7 +223,7 @@ class CudaMapping(TorchFunctionMode):
         return cudnn_call(MODES[func], map_tensors(self._half, args) if self._amp else args)
 
     def _substitute(self, func: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
-        """Return what CUDA runs for a function, or None if the function itself is right."""
+        """Return the function that CUDA runs in place of `func`, or None if it is the same."""
         if func in self._dropout and not self._cpu:
             return _dropout
         if func in self._attention:
@@ -213,12 +232,15 @@ class CudaMapping(TorchFunctionMode):
         return taken_for_finite(func, args) or sparse_call(func, args)
 
     def _mixes(self, args: Any, kwargs: Any) -> bool:
-        """Return True if constants on the host meet tensors on the device."""
+        """Return True if the arguments mix host tensors and meta tensors."""
         kinds = {t.device.type for t in tensors_in((args, kwargs)) if t.dim()}
         return len(kinds) > 1 and "meta" in kinds
 
     def __exit__(self, *error: Any) -> None:
-        """Leave the autocast region, which recomputed activations enter once per block."""
+        """Leave the mode, and drop the cast weights as at the end of an autocast region.
+
+        Recomputation of activations enters and leaves the mode once per block.
+        """
         super().__exit__(*error)
         self.forget_casts()
 
@@ -233,23 +255,24 @@ class CudaMapping(TorchFunctionMode):
             # autocast's cache holds only weights (cached_cast in ATen's autocast_mode.cpp)
             return t.to(torch.bfloat16)
         if id(t) not in self._cast_weights:
-            # the weight is stored too, so that its id stays its own
+            # storing the weight too keeps it alive, so that no other tensor can get its id
             self._cast_weights[id(t)] = (t, t.to(torch.bfloat16))
         return self._cast_weights[id(t)][1]
 
 
-_TO: Any = torch._C.TensorBase.to  # torch.Tensor's may be the recorder's while a script is watched
+# while a script is watched, torch.Tensor.to may be replaced, so take the base class's method
+_TO: Any = torch._C.TensorBase.to
 MOVES: set[Any] = {_TO, torch._C.TensorBase.cuda, torch._C.TensorBase.cpu}
 
 
 def without_device(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of a move without its destination."""
+    """Return (args, kwargs) of `.to`, `.cuda` or `.cpu` without the device."""
     left = {key: value for key, value in kwargs.items() if key != "device"}
     return tuple(a for a in args if not _is_device(a)), left
 
 
 def moves_alone(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Return True if a move without its device would be a no-op."""
+    """Return True if a call of `.to`, `.cuda` or `.cpu` does nothing without its device."""
     return func is not _TO or len(args) + len(kwargs) == 1
 
 
@@ -258,16 +281,20 @@ def _is_device(value: Any) -> bool:
 
 
 def _is_devices(device: Any) -> bool:
-    """Return True if a new tensor belongs to the device.
+    """Return True if a new tensor must be created on the meta device.
 
-    A tensor made explicitly on the host keeps its values, since a model may count by them. Next to
-    tensors of the device it becomes one of them.
+    A tensor that is created on the host explicitly keeps its values, since a model may read them.
+    It becomes a meta tensor once it is used together with meta tensors.
     """
     return device is None or torch.device(device).type not in ("cpu", "meta")
 
 
 def kept_on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    """Move a constant of the host to the device, where a real step has it. Reject weights."""
+    """Return a meta tensor in place of a host tensor. Scalars stay on the host.
+
+    Raises:
+        TrainpaceError: If the tensor is a weight, because its model is not part of the trace.
+    """
     if tensor.device.type == "meta" or tensor.dim() == 0:
         return tensor
     if isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad:
@@ -280,7 +307,7 @@ def kept_on_meta(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """Replace attributes of a module that has them, until the context ends."""
+    """Replace attributes of an object until the context ends. Attributes it lacks are ignored."""
     saved = {name: getattr(owner, name) for name in values if hasattr(owner, name)}
     try:
         for name in saved:
@@ -292,18 +319,22 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
 
 
 def python_functions_see_through() -> contextlib.AbstractContextManager[None]:
-    """Let torch.nn.functional's Python functions run their bodies, so that the mode sees inside.
+    """Let a function mode see the calls inside the Python functions of torch.nn.functional.
 
-    A function mode is off inside the Python function that it was called with, so
-    `multi_head_attention_forward` or `dropout` would hide their calls. They ask
-    `has_torch_function` first; the answer no makes them continue.
+    A function mode is off while it handles a function. Functions such as `dropout` and
+    `multi_head_attention_forward` would therefore hide the calls they make. They enter the mode
+    only if `has_torch_function` returns True. In this context it returns False, so their bodies
+    run with the mode on.
     """
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     return replaced(F, **dict.fromkeys(names, lambda *_: False))
 
 
 def unpacked_sequences() -> contextlib.AbstractContextManager[None]:
-    """Tell transformers that no sample packs several sequences. It would read position ids."""
+    """Tell transformers that no sample packs several sequences.
+
+    Otherwise transformers reads the values of the position ids to find out.
+    """
     masking = sys.modules.get("transformers.masking_utils")
     if not hasattr(masking, "find_packed_sequence_indices"):
         return contextlib.nullcontext()
@@ -312,7 +343,10 @@ def unpacked_sequences() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def checkpoints_see_through(mapping: CudaMapping) -> Iterator[None]:
-    """Keep the mapping on during recomputation. Autograd turns it off in the backward pass."""
+    """Keep the mapping on while activation checkpointing recomputes a block.
+
+    Autograd's engine turns function modes off in the backward pass.
+    """
     function: Any = torch.utils.checkpoint.checkpoint
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
@@ -344,9 +378,10 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Run CUDA's choice: flash in 16 bits without a mask, else memory-efficient (sdp_utils).
+    """Run the attention kernel that CUDA selects (sdp_utils).
 
-    Fused kernels need 4 dimensions; other inputs run as plain matmuls and a softmax.
+    CUDA selects flash attention in 16 bits without a mask, and memory-efficient attention
+    otherwise. Fused kernels need 4 dimensions. Other inputs run as plain matmuls and a softmax.
     """
     q, k, v = query, key, value
     if enable_gqa:
@@ -370,7 +405,7 @@ def _repeated(t: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _takes_flash(q: torch.Tensor, v: torch.Tensor) -> bool:
-    # values of another width than queries, as in multi-head latent attention, are not supported
+    # flash attention needs values as wide as queries, unlike in multi-head latent attention
     # (check_head_dim_size_flash)
     return q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] == v.shape[-1] <= 256
 
@@ -396,12 +431,24 @@ _KNOWN = {*_TESTS, *_COMBINED, *_TURNED, *_ASKED}
 
 
 def taken_for_finite(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
-    """Return a substitute for a test for finite numbers, or for a function that reads one."""
+    """Return a substitute for a test for finite numbers, or for a function of its result.
+
+    The result of a test is a meta tensor with a known answer as an attribute. Functions such as
+    `all` and `logical_not` pass the answer on. `bool()` and `item()` return it.
+
+    Args:
+        func: The torch function.
+        args: Its positional arguments.
+
+    Returns:
+        The substitute, or None if the function does not involve such a test.
+    """
     if func not in _KNOWN:
         return None
     if func in _TESTS:
         return lambda *a, **k: _marked(func(*a, **k), _TESTS[func])
-    answer = getattr(args[0], _MARK, None) if args else None  # torch.any(input=x) has none
+    # torch.any(input=x) has no positional argument
+    answer = getattr(args[0], _MARK, None) if args else None
     if answer is None:
         return None
     if func in _ASKED:
@@ -416,7 +463,12 @@ def _marked(tensor: torch.Tensor, answer: bool) -> torch.Tensor:
 
 @contextlib.contextmanager
 def answered(autocast: bool, pads: bool) -> Iterator[None]:
-    """Let a step run on the meta device. `pads`: batches hold padding, so attention has a mask."""
+    """Patch torch, transformers and TRL so that a step runs on the meta device.
+
+    Args:
+        autocast: Report autocast as enabled for the meta device.
+        pads: True if batches contain padding, so attention needs a mask.
+    """
     optimizers = sys.modules[
         torch.optim.Optimizer.__module__
     ]  # torch.optim hides it behind another name
@@ -435,8 +487,10 @@ def answered(autocast: bool, pads: bool) -> Iterator[None]:
 
 
 def _autocast_on_meta() -> dict[str, Any]:
-    """Let torch.autocast accept the meta device: transformers 4.45 turns it off by the device of
-    rotary positions."""
+    """Return a replacement of `torch.autocast.__init__` that accepts the meta device.
+
+    transformers 4.45 disables autocast for the device of the rotary positions.
+    """
     enter: Any = torch.autocast.__init__
 
     def init(region: Any, device_type: str, *settings: Any, **more: Any) -> None:
@@ -446,12 +500,15 @@ def _autocast_on_meta() -> dict[str, Any]:
 
 
 _OF_A_CALL = ("__code__", "__defaults__", "__kwdefaults__")
-"""Attributes that make up a function's behaviour. Older torch has other arguments."""
+"""Attributes that define a function's behavior. Older torch has other arguments."""
 
 
 @contextlib.contextmanager
 def _flex_attention() -> Iterator[None]:
-    """Replace flex_attention under every name that a model imported it by, compiled or not."""
+    """Replace flex_attention until the context ends, compiled or not.
+
+    The function's code is replaced in place, since models may have imported it under any name.
+    """
     function: Any = getattr(
         sys.modules.get("torch.nn.attention.flex_attention"), "flex_attention", None
     )
@@ -487,7 +544,7 @@ def _in_its_place(
     *,
     return_aux: Any = None,
 ) -> Any:
-    # runs with the globals of torch's module, so names must be imported here
+    # this code runs with the globals of torch's module, so it imports the names it needs
     from trainpace.workload.own_operators import flex_attention
 
     return flex_attention(query, key, value, block_mask, return_lse, return_aux)
@@ -506,7 +563,11 @@ def _autocast(autocast: bool) -> dict[str, Any]:
 
 
 def _masks(pads: bool) -> dict[str, Any]:
-    """transformers drops a mask that masks nothing; this answers without reading its values."""
+    """Return replacements for the functions of transformers that test if a mask can be dropped.
+
+    The originals read the values of the mask. The replacements decide from `pads`, the length and
+    the window.
+    """
 
     def ignored(mask: Any, length: int, window: int | None = None) -> bool:
         return not (pads and mask is not None) and (window is None or length < window)
@@ -520,5 +581,8 @@ _FUSED_HEAD = {
     "_backward_tile": lambda tile, *_, **__: tile.neg_(),
     "_addmm_fp32": lambda total, a, b: total.add_(torch.mm(a, b)),
 }
-"""TRL's language-model head with its loss. Its Triton kernels read each tile of logits once, its
-torch functions ten times. All tokens are one tile, since the number of tiles would grow in steps."""
+"""Replacements for TRL's fused language-model head and loss.
+
+The Triton kernels read each tile of logits once, TRL's torch functions ten times. All tokens are
+one tile here, because a number of tiles is not affine in the batch size.
+"""

@@ -1,9 +1,9 @@
-"""Record one optimizer step on the meta device: operators, and memory alive at each.
+"""Record one training step on the meta device: the operators, and the bytes alive at each.
 
-Every matmul must be counted, and counted right. An operator that multiplies matrices but is missing
-in `operators` would pass for an element-wise one, and its model would be forecast far too fast. So
-such operators raise an error by name, like every operator of an unknown library. The FLOPs of the
-others are compared with torch's own formulas (torch.utils.flop_counter).
+The FLOPs of every matmul must be right. If an operator with a matmul were missing in `operators`,
+it would count as element-wise, and its model would be forecast far too fast. Recording therefore
+raises an error for such operators, and for operators of unknown libraries. The FLOPs of all other
+operators are compared with torch's own formulas (torch.utils.flop_counter).
 """
 
 import re
@@ -26,15 +26,15 @@ from trainpace.workload.recording import BlockSizes, Recording
 from trainpace.workload.workload import MATRIX_KINDS, MOST_SIZES, Phase, Role
 
 LARGEST_DIFFERENCE = 0.02
-"""Share of a step's FLOPs by which the two counts may differ without a note."""
+"""Largest difference from torch's count without a note, as a share of the step's FLOPs."""
 CAUSAL = 0.5
-"""Share of attention's matmuls with a causal mask. torch's formulas count all."""
+"""Share of attention's FLOPs that a causal mask leaves. torch's formulas ignore the mask."""
 _PRODUCT = re.compile(
     r"(^|_)(mm|bmm|addmm|addbmm|baddbmm|matmul|linear|einsum|cdist|attention|rnn|lstm|gru|trilinear"
     r"|conv(olution)?([123]d|_tbc|_overrideable|_transpose\w*)?)(_|$)"
     r"|^_?(linalg|cholesky|svd|qr|lu|triangular_solve|ormqr)(_|$)"
 )
-"""Matches ATen calls that multiply or decompose matrices."""
+"""Pattern for the names of ATen calls that multiply or decompose matrices."""
 _NO_PRODUCT = frozenset(
     "linalg_vector_norm linalg_cross lu_unpack _thnn_fused_lstm_cell _thnn_fused_gru_cell".split()
 ) | {"_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward"}
@@ -45,7 +45,7 @@ _MEMORY_BOUND = frozenset(
         "roi_align _roi_align_backward roi_pool _roi_pool_backward ps_roi_align ps_roi_pool nms"
     ).split()
 )
-"""Operators of other libraries that are bound by memory traffic."""
+"""Known operators of other libraries. All are bound by memory traffic."""
 WHOLE_MASKS = (
     "An attention mask depends on values, such as the starts of documents. All keys were counted;"
     " the kernel may skip many."
@@ -55,7 +55,16 @@ INSTEAD = "Measure it with `trainpace measure`, or record a short run with `trai
 
 
 def refuse_uncounted(func: Any, rows: Sequence[Row], module: str) -> None:
-    """Raise TrainpaceError for a call that may multiply matrices without a row that counts it."""
+    """Raise an error if a call may contain a matmul and none of its rows counts one.
+
+    Args:
+        func: The ATen operator.
+        rows: The rows of the call.
+        module: Name of the module that runs, for the error.
+
+    Raises:
+        TrainpaceError: If the operator belongs to an unknown library, or its matmul is not counted.
+    """
     if not rows or any(row.kind in MATRIX_KINDS for row in rows):
         return
     library, _, name = func._schema.name.partition("::")
@@ -74,7 +83,7 @@ def refuse_uncounted(func: Any, rows: Sequence[Row], module: str) -> None:
 
 
 class FlopCheck:
-    """Compares the FLOPs of rows with torch's formulas, call by call."""
+    """Comparison of the FLOPs of rows with torch's formulas, call by call."""
 
     def __init__(self) -> None:
         self._flops = 0.0
@@ -95,7 +104,7 @@ class FlopCheck:
         self._differences[name] = self._differences.get(name, 0.0) + abs(counted - expected)
 
     def note(self) -> str | None:
-        """Return sentences about unknown masks and about counts that differ."""
+        """Return a note about unknown attention masks and wrong FLOPs, or None."""
         return (
             " ".join(filter(None, (WHOLE_MASKS if self._whole_masks else None, self._doubt())))
             or None
@@ -115,7 +124,7 @@ class FlopCheck:
 def _expected_flops(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any
 ) -> float | None:
-    """Return the FLOPs of a call by torch's formulas, or None if it has none."""
+    """Return the FLOPs of a call by torch's formula, or None if torch has no formula for it."""
     if func is torch.ops.aten.convolution_backward.default:
         # torch's formula counts the weight gradient of a grouped convolution as dense
         gradient, x, weight, transposed, wanted = (args[i] for i in (0, 1, 2, 7, 10))
@@ -132,12 +141,20 @@ def _expected_flops(
 
 
 BEFORE, AFTER = 0, -1
-"""Places outside the blocks, which are numbered from 1. Between two blocks counts as before."""
+"""Places before and after the blocks. Blocks are numbered from 1.
+
+Calls between two blocks count as before.
+"""
 
 
 class Origin(NamedTuple):
-    """The place of a row, and its forward call: the call itself, or the one it recomputes or
-    differentiates. -1: none."""
+    """Place and forward call that a row belongs to.
+
+    Attributes:
+        place: Number of the block, or `BEFORE` or `AFTER`.
+        call: Index of the forward call. For a row of the backward pass, it is the call that the
+            row differentiates or recomputes. -1 if there is none.
+    """
 
     place: int
     call: int
@@ -145,11 +162,18 @@ class Origin(NamedTuple):
 
 @dataclass(slots=True)
 class Recorded:
-    """A row, its phase and module, and the bytes alive meanwhile.
+    """Recorded row, with the bytes alive while it runs.
 
-    `set_aside_bytes` are activations that no block uses: gradients of parameters before they are
-    accumulated, and results of the backward pass outside the blocks (the gradient of a tied head
-    waits for that of the embedding).
+    Attributes:
+        row: The operator.
+        phase: Phase of the step.
+        module: Name of the module that runs.
+        origin: Place and forward call.
+        gradient_bytes: Accumulated gradients of parameters.
+        activation_bytes: All other tensors that the step created.
+        set_aside_bytes: The part of `activation_bytes` that no block uses: gradients of parameters
+            before they are accumulated, and results of the backward pass outside the blocks. For
+            example, the gradient of a tied head waits for the gradient of the embedding.
     """
 
     row: Row
@@ -163,14 +187,16 @@ class Recorded:
 
 @dataclass(slots=True)
 class Storage:
-    """A storage that is alive.
+    """Tensor storage that is alive.
 
     Attributes:
-        value: Its number.
-        call: The call that made it; -1: before the step.
-        size: Bytes.
-        row: Number of rows when it was made.
-        is_outside: True if the backward pass made it outside the blocks and it is not accumulated.
+        value: Number of the storage, unique within a recorder.
+        call: Index of the forward call that created it. -1 if it existed before the step.
+        size: Size in bytes.
+        row: Number of rows recorded when it was created.
+        is_outside: True if the backward pass created it outside the blocks, until it is
+            accumulated as a gradient.
+        reference: Weak reference to the storage, which reports when it is freed.
         is_gradient: True for the accumulated gradient of a parameter.
     """
 
@@ -184,22 +210,25 @@ class Storage:
 
 
 def share_of_memory(parameter: torch.nn.Parameter) -> int:
-    """Return the numbers of a parameter, which divide memory among stages.
+    """Return the size of a parameter in elements, to divide memory among pipeline stages.
 
-    A packed one counts as the 16-bit numbers that need the same bytes.
+    A parameter with a fixed dtype, such as a packed weight, counts as many elements as 16-bit
+    numbers that occupy the same bytes.
     """
     n = parameter.numel()
     return n * parameter.element_size() // 2 if hasattr(parameter, "keeps_dtype") else n
 
 
 class Step(NamedTuple):
-    """One ATen call of the forward pass. Values are storages by number, so a view is its base.
+    """One ATen call of the forward pass.
+
+    Values are numbers of storages, so a view has the same value as its base.
 
     Attributes:
-        function: ATen's name.
-        inputs: (value, elements) pairs.
-        operands: The matrices of a matmul, or the weight of a convolution.
-        outputs: Values.
+        function: Name of the ATen operator.
+        inputs: (value, number of elements) of each input tensor.
+        operands: Values of the two matrices of a matmul, or of the weight of a convolution.
+        outputs: Values of the results.
     """
 
     function: str
@@ -209,12 +238,15 @@ class Step(NamedTuple):
 
 
 class Recorder(TorchDispatchMode):
-    """Mode that sees every ATen call below autograd. Read `recorded` afterwards.
+    """Dispatch mode that records every ATen call below autograd.
 
-    A backward call belongs to the forward call whose autograd node runs it, found by the node's
-    sequence number, as in torch.profiler. A call that recomputes activations is found by its
-    position in the block. `with_steps` stores the calls of the forward pass with their inputs and
-    outputs.
+    The rows are in `recorded` afterwards. A call of the backward pass is assigned to a forward
+    call by the sequence number of its autograd node, as in torch.profiler. A call that recomputes
+    activations is assigned by its position in the block.
+
+    Args:
+        parameters: {name: parameter} of the model.
+        with_steps: Store the calls of the forward pass with their inputs and outputs in `steps`.
     """
 
     def __init__(self, parameters: dict[str, torch.nn.Parameter], with_steps: bool = False) -> None:
@@ -224,23 +256,24 @@ class Recorder(TorchDispatchMode):
         self.recorded: list[Recorded] = []
         self.flop_check = FlopCheck()
         self.parameter_bytes = self.frozen_bytes = self.optimizer_bytes = self.paged_bytes = 0.0
-        """Bytes of parameters and buffers, of frozen parameters among them, of optimizer states,
-        and of states that CUDA pages to the host."""
+        """Bytes of parameters and buffers, of the frozen parameters among them, of optimizer
+        states, and of the optimizer states that CUDA pages to the host."""
         self.before_update = 0.0
         """Bytes of activations alive when the optimizer starts."""
         self._gradient_bytes = 0.0
         self._activation_bytes = 0.0
         self.places: list[int] = []
-        """Place of each forward call."""
+        """Place of each forward call, by index."""
         self.steps: dict[int, Step] | None = {} if with_steps else None
         self.entered: list[tuple[int, torch.Size, float, int]] = []
-        """Blocks in the order they ran: (number, shape, bytes and value of the hidden state)."""
+        """(number, shape, bytes, value of the hidden state) of each block, in the order they ran.
+        """
         self.left: list[int] = []
-        """Values of the hidden states that blocks returned."""
+        """Values of the hidden states that the blocks returned, in the order they ran."""
         self.saved: list[Storage] = []
         """Storages alive when the forward pass ends."""
         self.parameters: dict[int, torch.nn.Parameter] = {}
-        """Parameters by value."""
+        """{value: parameter}."""
         self.parameter_count = sum(map(share_of_memory, parameters.values()))
         self._place = BEFORE
         self._origin = Origin(BEFORE, -1)
@@ -263,7 +296,7 @@ class Recorder(TorchDispatchMode):
         return False  # True would import torch._dynamo, which takes 0.7 s
 
     def keep_alive(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Do not count tensors that are always alive (parameters, buffers, batch) as activations."""
+        """Exclude tensors that are always alive (parameters, buffers, batch) from activations."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._storages:
@@ -272,7 +305,7 @@ class Recorder(TorchDispatchMode):
                     self.parameters[self._values] = tensor
 
     def keep_for_ever(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Stop counting tensors that the step made and that stay (optimizer states)."""
+        """Exclude tensors that the step created and that stay alive, such as optimizer states."""
         for tensor in tensors:
             storage = self._storages.get(tensor.untyped_storage()._cdata)
             if storage is not None:
@@ -303,6 +336,7 @@ class Recorder(TorchDispatchMode):
         return -1 if storage is None else storage.value
 
     def enter_block(self, number: int, hidden: torch.Tensor) -> None:
+        """Assign the next forward calls to a block, which gets a hidden state as input."""
         if self.phase == "forward":
             self._place = number
             self._origin = Origin(number, -1)
@@ -311,31 +345,35 @@ class Recorder(TorchDispatchMode):
             self.entered.append((number, hidden.shape, size, self._value(hidden)))
 
     def leave_block(self, hidden: torch.Tensor, is_last: bool) -> None:
+        """Assign the next forward calls to the place outside the blocks."""
         if self.phase == "forward":
             self._place = AFTER if is_last else BEFORE
             self._origin = Origin(self._place, -1)
             self.left.append(self._value(hidden))
 
     def end_forward(self) -> None:
-        """Store what is saved for the backward pass. Nothing else is alive from now on."""
+        """Store the tensors alive at the end of the forward pass, which the backward pass needs."""
         self.saved = list(self._storages.values())
 
     def enter_module(self, name: str) -> None:
-        """Set the module that runs now, for operators without weights of their own."""
+        """Set the module that runs, and record its entry as a row.
+
+        Operators without weights of their own are attributed to this module.
+        """
         self._module = name
         if self.recording:
             self._append(Row("module", "module", False, 0, 0.0, 0.0, 0.0, ()), name)
 
     def gradient_ready(self, gradient: torch.Tensor) -> None:
-        """Count an accumulated gradient as such, no longer as an activation."""
-        for tensor in tensors_in(gradient):  # a sparse one has several
+        """Move an accumulated gradient from the activation bytes to the gradient bytes."""
+        for tensor in tensors_in(gradient):  # a sparse gradient has values and indices
             self._is_gradient(tensor.untyped_storage())
 
     def _is_gradient(self, whole: Any) -> None:
         size, storage = float(whole.nbytes()), self._storages.get(whole._cdata)
         if storage is not None:
             if storage.is_gradient:
-                return  # a second backward pass added to it
+                return  # a later backward pass added to the same gradient
             storage.is_gradient = True
         if storage is not None and storage.is_outside:
             storage.is_outside = False
@@ -363,7 +401,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def parameters_of(self, modules: Collection[str]) -> set[int]:
-        """Return the values of the parameters that these modules own."""
+        """Return the values of the parameters of the named modules."""
         of_storage = self._module_of_storage
         return {
             v
@@ -372,7 +410,8 @@ class Recorder(TorchDispatchMode):
         }
 
     def _locate(self, func: Any, args: Any) -> None:
-        if func is _DETACH:  # autograd's bookkeeping, whose number differs in recomputation
+        """Set the origin of the call that runs next."""
+        if func is _DETACH:  # autograd calls it, and not equally often during recomputation
             return
         if self.phase == "forward":
             call = len(self.places)
@@ -397,7 +436,10 @@ class Recorder(TorchDispatchMode):
         return self._repeated(func, self._origin.place if call < 0 else self.places[call])
 
     def _repeated(self, func: Any, place: int) -> Origin:
-        """Return the recomputed forward call: the next one of its function in the same place."""
+        """Return the forward call that is recomputed.
+
+        It is the next forward call of the same operator in the same place.
+        """
         if self._replayed < 0:
             self._replayed = self._first_call.get(place, 0)
         for call in range(self._replayed, len(self.places)):
@@ -426,6 +468,7 @@ class Recorder(TorchDispatchMode):
         self.recorded.append(Recorded(row, self.phase, module, self._origin, *alive))
 
     def _name(self, args: Any) -> str:
+        """Return the module that owns a weight among the arguments, or else the one that runs."""
         for argument in args[:3]:
             if isinstance(argument, torch.Tensor) and argument.layout is torch.strided:
                 name = self._module_of_storage.get(argument.untyped_storage()._cdata)
@@ -436,6 +479,7 @@ class Recorder(TorchDispatchMode):
         return self._module if self.phase == "forward" else ""
 
     def _track(self, out: Any) -> None:
+        """Count the bytes of new storages until they are freed."""
         for tensor in tensors_in(out):
             if tensor.device.type != "meta":
                 continue
@@ -475,25 +519,28 @@ def _batch_norm_backward(
 
 
 def in_backward() -> bool:
-    """Return True while autograd's engine runs, also during recomputation."""
+    """Return True while autograd's engine runs, including recomputation of activations."""
     return _current_node() is not None
 
 
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, *rest: Any, **kwargs: Any) -> torch.Tensor:
-    """Return the result of a grouped matmul in any format.
+    """Return an empty result of a grouped matmul, in any dtype.
 
-    torch's meta kernel only supports bf16. CUDA computes other formats one after the other
+    torch's meta kernel only supports bf16. For other dtypes, CUDA runs one matmul per group
     (_grouped_mm_fallback in aten/src/ATen/native/GroupedMMUtils.h).
     """
     offsets = offsets_of((a, b, *rest), kwargs)
     shape = [a.shape[-2], b.shape[-1]]
-    if a.dim() == b.dim():  # a matrix per group: a batch, or the gradients of the groups' weights
+    if a.dim() == b.dim():  # one result per group: a batch, or the gradients of expert weights
         shape = [a.shape[0] if offsets is None else offsets.numel(), *shape]
     return a.new_empty(shape, dtype=kwargs.get("out_dtype") or a.dtype)
 
 
 def _foreach_shortcut(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
-    """Return a substitute for an update of many tensors, which torch runs in Python for each."""
+    """Return a fast substitute for a `_foreach_` update, or None.
+
+    On the meta device, torch runs such an update in Python, tensor by tensor.
+    """
     name = func._schema.name.partition("::")[2]
     if not name.startswith("_foreach_") or not all(tensor.is_meta for tensor in args[0]):
         return None  # step counters on the host have values
@@ -515,11 +562,11 @@ _FOREACH_ALIKE = frozenset(
     f"_foreach_{name}"
     for name in "abs add addcdiv addcmul div lerp mul neg pow reciprocal sqrt sub".split()
 )
-"""Updates that return tensors like those of the first list."""
+"""Updates whose results have the shapes and dtypes of their first list of tensors."""
 _sequence_number = torch._C._autograd._get_sequence_nr
 _current_node = torch._C._current_autograd_node
 
-# torch's meta kernels of batch norm decompose into 20 operators in Python: 80% of a ResNet-50 trace
+# torch's meta kernels of batch norm run 20 operators in Python, 80% of the time to trace ResNet-50
 _SHORTCUTS: dict[Any, Any] = {
     torch.ops.aten._cudnn_rnn.default: forward_result,
     torch.ops.aten._cudnn_rnn_backward.default: backward_result,
@@ -530,7 +577,10 @@ _SHORTCUTS: dict[Any, Any] = {
 
 
 def numbers_of(recorded: Recorded) -> list[float]:
-    """Return a row's numbers, and the bytes of gradients and activations alive meanwhile."""
+    """Return FLOPs, bytes read, bytes written, sizes, gradient bytes and activation bytes of a row.
+
+    Missing sizes are 0, so all lists have the same length.
+    """
     row = recorded.row
     sizes = [*map(float, row.dims), *([0.0] * (MOST_SIZES - len(row.dims)))]
     alive = (recorded.gradient_bytes, recorded.activation_bytes)
@@ -545,7 +595,18 @@ def recording_of(
     states: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
     blocks: BlockSizes | None = None,
 ) -> Recording:
-    """Return the recording of rows, from the coefficients of `numbers_of` over the batch size."""
+    """Return the recording of a step.
+
+    Args:
+        recorded: Rows at one batch size. Their names and launches hold at all sizes.
+        constant: Constant part of `numbers_of`, of shape (rows, numbers).
+        slope: Increase of `numbers_of` per sample, of the same shape.
+        role_of: Function of (kind, function, origin) that returns the tensor-parallel role of a
+            row. None if the model has no blocks.
+        states: Bytes of parameters and buffers, of optimizer states on the device, of paged
+            optimizer states, and of frozen parameters.
+        blocks: Sizes of the blocks, or None.
+    """
     return Recording(
         kind=tuple(r.row.kind for r in recorded),
         function=tuple(r.row.function for r in recorded),

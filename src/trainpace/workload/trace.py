@@ -1,13 +1,14 @@
-"""Trace a task into a Workload: three batch sizes on the meta device, without weights or GPU.
+"""Trace a task into a `Workload` by running its step on the meta device.
 
-The first two sizes give every number its two coefficients; the third checks them. A model whose
-numbers are not affine in the batch size (a loss over all pairs of samples, for example) raises an
-error that names the operator.
+Tracing needs no GPU and no values of weights. The step runs at three batch sizes. FLOPs, bytes and
+sizes are affine in the batch size: constant + slope x batch size. The first two batch sizes
+determine both coefficients, and the third checks them. If a number is not affine (for example in a
+loss over all pairs of samples), tracing raises an error that names the operator.
 
-A step that runs forward, backward and updates by itself is traced as a whole. Its function refers
-to the user's own models, so each of their tensors becomes a meta tensor in place and gets its
-values back afterwards. Work in autograd's engine is backward, work inside an optimizer's `step` is
-optimizer, and the rest is forward, in any order.
+The user may provide a whole step, a function that runs forward, backward and optimizer itself. The
+function refers to the user's own models. Their tensors are therefore turned into meta tensors in
+place, and get their values back afterwards. The caller of an operator decides its phase: "backward"
+in autograd's engine, "optimizer" inside an optimizer's `step`, and "forward" otherwise.
 """
 
 import contextlib
@@ -70,21 +71,23 @@ AUTOCASTS = (
 )
 MEASURE = "Measure it with `trainpace measure` instead."
 LONGEST_REASON = 200
-"""Longest reason of torch's that is quoted, in characters."""
+"""Maximum length of a quoted error message, in characters. Longer ones are cut."""
 _EXPERTS = re.compile(r"[Ee]xpert|MoE|Moe|MOE|\bmoe\b|(\b|_)moe_")
-"""Matches the names and classes of modules of a mixture of experts."""
+"""Pattern for the names and classes of mixture-of-experts modules."""
 
 
 def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
-    """Trace a model spec.
+    """Trace a model spec into a workload.
 
-    Runs the model's Python code in this process. Use `load_workload` for code of others.
+    The model's Python code runs in this process. `load_workload` runs code of others in a
+    subprocess.
 
     Args:
-        spec: The model.
-        forms: Number forms to trace.
-        variant: `variant.optimizer` is a name from `trainpace.core.execution`. None means the
-            task's own, or else AdamW for sequences of tokens and SGD with momentum for the rest.
+        spec: The model, as in `trainpace.workload.model_spec`.
+        forms: Number formats to trace, such as "fp32", "amp" or "half".
+        variant: How to trace. `variant.optimizer` is a name from `trainpace.core.execution`. If it
+            is None, the task's own optimizer is used. A task without one gets AdamW for token
+            sequences, and SGD with momentum for other samples.
     """
     return record(spec, forms, variant)[0]
 
@@ -92,7 +95,11 @@ def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN
 def record(
     spec: str, forms: Sequence[Form], variant: Variant
 ) -> tuple[Workload, dict[Form, Recording]]:
-    """Trace a model spec, and return the recordings that the workload's forms were made from."""
+    """Trace a model spec. Return the workload and the recording of each number format.
+
+    Raises:
+        TrainpaceError: If the model cannot be traced in this variant.
+    """
     if ModelSpec.of(spec).runs_code:
         task = build_task(spec)
         if variant.sequence_length not in (None, task.sequence_length):
@@ -121,13 +128,13 @@ def trace_task(
     variant: Variant = PLAIN,
     only_batch: int | None = None,
 ) -> Workload:
-    """Return the workload of a task.
+    """Trace a task into a workload.
 
     Args:
         task: The task.
-        forms: Number forms. If empty, the form of the precision in the task's settings.
+        forms: Number formats. If empty, the format of the precision in the task's settings.
         variant: How to trace.
-        only_batch: Trace only this batch size. The workload then holds for no other.
+        only_batch: Trace only this batch size. The workload is then valid for this size only.
     """
     return _record_task(task, forms, variant, only_batch)[0]
 
@@ -170,7 +177,14 @@ def _numbers(parameters: Iterable[nn.Parameter]) -> int:
 
 
 def _resolved(task: Task, variant: Variant) -> Variant:
-    """Return the variant with the optimizer that is meant. Raises UnknownName."""
+    """Return the variant with the canonical name of its optimizer.
+
+    If the user and the task name none, the optimizer of the task's settings is used.
+
+    Raises:
+        UnknownName: If the optimizer is unknown.
+        TrainpaceError: If the task has a step of its own, and an optimizer or mode is requested.
+    """
     if variant.optimizer is not None:
         variant = variant._replace(optimizer=find_optimizer(variant.optimizer)[0])
     trains = variant.mode == "train"
@@ -194,6 +208,7 @@ def _optimizer(task: Task, variant: Variant) -> str:
 
 
 def meta_batch(task: Task, size: int, form: Form) -> Any:
+    """Return a batch of a task on the meta device. With form "half", floats become bf16."""
     with torch.device("meta") if task.dataset is None else contextlib.nullcontext():
         batch = (task.batch_to_trace or task.make_batch)(size)
 
@@ -223,14 +238,14 @@ def _batch_shape(task: Task, only_batch: int | None) -> tuple[float, int]:
 def _trace_form(
     task: Task, form: Form, variant: Variant, only_batch: int | None
 ) -> tuple[Recording, str | None]:
-    """Return the recording, and a sentence if its FLOPs are in doubt."""
+    """Return the recording in one number format, and a note if its FLOPs may be wrong."""
     if task.step is not None:
         return _trace_whole_steps(task, task.step, form, variant)
     passes = _Passes(task, form, variant)
     longest = longest_chain(passes.model)
     whole = None if longest is None else in_turns(longest)
     if only_batch:
-        # the second run counts, since a model may compute something once and cache it
+        # the second run is used, since a model may compute values once and cache them
         for _ in range(2):
             run = passes.step(only_batch, whole, with_steps=True)
         return _at_one_batch(task.name, run, whole), run.flop_check.note()
@@ -240,7 +255,7 @@ def _trace_form(
         except UserCodeError:
             if chain is whole:
                 raise
-            continue  # code that counts its blocks, or pairs them with something, needs all
+            continue  # the model's code needs all blocks, for example because it counts them
         steps = [step for run in runs if (step := repeated(run, chain)) is not None]
         if len(steps) == len(runs):
             break
@@ -248,7 +263,7 @@ def _trace_form(
 
 
 class _Passes:
-    """Runs forward and backward passes and the update of a task in one number form."""
+    """Runner for the forward pass, backward pass and optimizer of a task in one number format."""
 
     def __init__(self, task: Task, form: Form, variant: Variant) -> None:
         own = task.optimizer if variant.optimizer is None else None
@@ -262,11 +277,12 @@ class _Passes:
         self.autocast = form == "amp" or (form == "half" and in_16_bits_too)
 
     def at_each_batch(self, chain: Chain | None) -> list[Recorder]:
+        """Record a step at each batch size of `BATCHES`."""
         first = self.step(BATCHES[0], chain)
         runs = [first, *(self.step(n, chain, first) for n in BATCHES[1:])]
         one, two, three = (_kinds(run.recorded) for run in runs)
         if one != two == three:
-            # a model may compute something once and cache it, such as relative positions
+            # a model may compute values once and cache them, such as relative positions
             runs[0] = self.step(BATCHES[0], chain)
         return runs
 
@@ -277,7 +293,15 @@ class _Passes:
         first: Recorder | None = None,
         with_steps: bool = False,
     ) -> Recorder:
-        """Record a step. `first`: the recorder of another batch size, whose update is reused."""
+        """Record one step.
+
+        Args:
+            batch_size: Number of samples.
+            chain: The blocks that run. None runs the model without looking for blocks.
+            first: Recorder of another batch size. Its optimizer step is copied.
+            with_steps: Store the inputs and outputs of every call of the forward pass. They are
+                always stored at the second of `BATCHES`, and never without a chain.
+        """
         task, model, variant = self.task, self.model, self.variant
         self.stepper.state.clear()
         launch_together(self.stepper, not (variant.legacy or variant.cpu))
@@ -329,7 +353,7 @@ class _Passes:
     ) -> None:
         recorder.recording, recorder.phase = False, "optimizer"
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        # a sparse gradient of a table has as many rows as the batch, so updates differ
+        # the rows of a sparse embedding gradient grow with the batch, so updates differ
         if first is not None and all(g.layout is torch.strided for g in gradients):
             step_like(first, recorder)
             return
@@ -357,7 +381,7 @@ def _hooked(
     parameters: Mapping[str, nn.Parameter],
     chain: Chain | None = None,
 ) -> Iterator[None]:
-    """Tell the recorder about accumulated gradients, and about the blocks and modules entered."""
+    """Notify the recorder of accumulated gradients, and of the blocks and modules that run."""
     hooks: list[Any] = [
         p.register_post_accumulate_grad_hook(lambda p: recorder.gradient_ready(p.grad))
         for p in parameters.values()
@@ -402,7 +426,17 @@ def _kinds(recorded: Sequence[Recorded]) -> list[str]:
 def _fit(
     name: str, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]], chain: Chain | None
 ) -> Recording:
-    """Return the recording that three runs agree on. `steps` are those of the whole chain."""
+    """Fit the coefficients of every number over the batch size, from steps at three batch sizes.
+
+    Args:
+        name: Name of the model, for errors.
+        runs: Recorders at the sizes of `BATCHES`.
+        steps: Recorded steps of the whole chain, at the same sizes.
+        chain: The blocks, or None.
+
+    Raises:
+        TrainpaceError: If the steps differ in their operators, or a number is not affine.
+    """
     kinds = [_kinds(step) for step in steps]
     if not kinds[0]:
         raise TrainpaceError(f"{name} does nothing on the device.")
@@ -417,7 +451,7 @@ def _fit(
     slope = (columns[1] - columns[0]) / (b1 - b0)
     constant = columns[0] - slope * b0
     wrong = np.abs(constant + slope * b2 - columns[2]) > 1e-6 * np.maximum(1.0, np.abs(columns[2]))
-    wrong[:, -1] = False  # the moment at which a tensor dies may move by one operator
+    wrong[:, -1] = False  # activation bytes: a tensor may be freed one operator later
     if wrong.any():
         number = int(np.flatnonzero(wrong.any(axis=1))[0])
         other = steps[0][number]
@@ -430,7 +464,7 @@ def _fit(
 
 
 def _at_one_batch(name: str, run: Recorder, chain: Chain | None) -> Recording:
-    """Return the recording of one step, with constant numbers. It holds for its own batch size."""
+    """Return the recording of one step, with a slope of zero. Only valid at this batch size."""
     if not run.recorded:
         raise TrainpaceError(f"{name} does nothing on the device.")
     numbers = np.array([numbers_of(one) for one in run.recorded])
@@ -458,7 +492,7 @@ def _recording(
     return recording_of(steps[0], constant, slope, layout.role, states, blocks)
 
 
-# --- steps of the user's own
+# --- whole steps provided by the user
 
 
 def _trace_whole_steps(
@@ -483,9 +517,9 @@ def _trace_whole_steps(
 def _record_whole_step(
     step: WholeStep, model: nn.Module, batch: Any, form: Form, variant: Variant
 ) -> "_StepRecorder":
-    """Record the second of two steps on one batch.
+    """Run two steps on one batch and record the second.
 
-    The first makes the states of the optimizers, and whatever else a model caches.
+    The first step creates the optimizer states and fills the caches of the model.
     """
     lasting = [*model.parameters(), *model.buffers()]
     named = dict(model.named_parameters())
@@ -496,7 +530,7 @@ def _record_whole_step(
 
     def updating(is_on: bool) -> None:
         recorder.updates = mapping.rests = is_on
-        mapping.forget_casts()  # of weights that are about to change
+        mapping.forget_casts()  # the weights are about to change
 
     with contextlib.ExitStack() as hooks:
         for optimizer in step.optimizers:
@@ -531,6 +565,7 @@ def _record_whole_step(
 
 @contextlib.contextmanager
 def _noticed_autocast(recorder: "_StepRecorder") -> Iterator[None]:
+    """Set `recorder.autocasts` if the step enters an enabled torch.autocast region."""
     enter = torch.autocast.__enter__
 
     def entered(region: torch.autocast) -> Any:
@@ -546,14 +581,14 @@ def _noticed_autocast(recorder: "_StepRecorder") -> Iterator[None]:
 
 
 class _StepRecorder(Recorder):
-    """A recorder that derives the phase from the caller of an operator."""
+    """Recorder that derives the phase of an operator from its caller."""
 
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
         super().__init__(parameters)
         self.updates = False
         self.updated = False
         self.autocasts = False
-        """True if the step enters torch.autocast, which does nothing to meta tensors."""
+        """True if the step enters torch.autocast, which has no effect on meta tensors."""
         self.backward_begins: Callable[[], None] = lambda: None
 
     def _locate(self, func: Any, args: Any) -> None:
@@ -573,10 +608,10 @@ class _StepRecorder(Recorder):
 
 
 class _StepMapping(CudaMapping):
-    """A mapping that keeps tensors on the meta device wherever the step sends them."""
+    """Mapping that keeps tensors on the meta device, to whichever device the step moves them."""
 
     rests = False
-    """True inside an optimizer, whose counters stay on the host."""
+    """True inside an optimizer: the mapping is off, because step counters stay on the host."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -596,9 +631,15 @@ class _StepMapping(CudaMapping):
 def _on_meta_in_place(
     model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], dtype: torch.dtype | None
 ) -> Iterator[None]:
-    """Turn parameters and buffers into meta tensors, the same objects everywhere; undo on exit.
+    """Turn parameters and buffers into meta tensors in place, and restore them on exit.
 
-    Optimizers have no states meanwhile. `dtype` is for floating-point numbers; None keeps theirs.
+    The Python objects stay the same, so every reference to them sees the meta tensors. The
+    optimizer states are removed during the context and restored too.
+
+    Args:
+        model: The model.
+        optimizers: Optimizers of the model.
+        dtype: Dtype of floating-point tensors. None keeps the original dtypes.
     """
     recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     _forget_references(recurrent)
@@ -618,7 +659,7 @@ def _on_meta_in_place(
             if tensor.device.type == "meta":
                 tensor.grad = None
                 hooked: Any = tensor
-                # otherwise new hooks would join a list that nobody calls
+                # otherwise hooks added later would join a list that autograd no longer calls
                 hooked._post_accumulate_grad_hooks = None
                 torch.utils.swap_tensors(tensor, bare)
         for optimizer, state in zip(optimizers, states, strict=True):
@@ -636,9 +677,9 @@ def _like(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _forget_references(modules: Iterable[nn.RNNBase]) -> None:
-    """Drop weak references of recurrent modules to their weights, as Module.to does.
+    """Drop the weak references of recurrent modules to their weights, as `Module.to` does.
 
-    A tensor with a weak reference cannot be swapped.
+    `torch.utils.swap_tensors` rejects tensors that have weak references.
     """
     for module in modules:
         module._flat_weight_refs = []
@@ -654,7 +695,13 @@ def _states(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
 
 
 def explained(name: str, error: Exception, model: nn.Module) -> UserCodeError:
-    """Return one sentence with the user's own line, and the module that reads values."""
+    """Return an error that names the user's line, and the module that reads tensor values, if any.
+
+    Args:
+        name: Name of the model.
+        error: The exception that the step raised.
+        model: The model, to find the module in the traceback.
+    """
     if not asks_for_values(error):
         return UserCodeError(explain(error, name))
     place, module = _innermost_module(error, model)
@@ -676,7 +723,7 @@ def explained(name: str, error: Exception, model: nn.Module) -> UserCodeError:
 
 
 def in_short(error: Exception) -> str:
-    """Return why a watched script could not be traced, as the end of a sentence."""
+    """Return why a watched script could not be traced, as a clause that ends a sentence."""
     place = place_in_code(error)
     where = f" at {place}" if place else ""
     if asks_for_values(error):
@@ -691,6 +738,7 @@ def in_short(error: Exception) -> str:
 
 
 def asks_for_values(error: Exception) -> bool:
+    """Return True if code failed because it read the values of a meta tensor."""
     reason = str(error)
     words = ("meta tensors", "data-dependent", "register_meta")
     return "Meta" in type(error).__name__ or any(word in reason for word in words)
