@@ -1,7 +1,7 @@
-"""The recorder of an unchanged training script, and the reader of its recordings.
+"""Recorder for an unchanged training script, and reader for its recordings.
 
-The recorder runs where packages that reading needs may be missing, so nothing is imported before it
-is used.
+The recorder also runs in environments without the packages that the reader needs. Thus each name is
+imported when it is first used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Run a command with the recorder in each Python process that it starts, and clean up after it."""
+"""Run a command with the recorder in each of its Python processes, and clean up after it."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ from trainpace.watch.tasks import Task
 INJECT = Path(__file__).parent / "inject"
 COMMAND_FILE = "command.json"
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals by which a scheduler asks a script to save its state. They are forwarded to it."""
+"""Signals that a scheduler sends to ask a script to save its state. They are forwarded."""
 END_S = 40.0
 """Seconds that a command may take to end. torchrun gives its workers 30 s."""
 
@@ -38,7 +38,15 @@ def environment(
     stop_after_s: float | None = None,
     task: Task | None = None,
 ) -> dict[str, str]:
-    """Return the command's environment, with the recorder's folder on Python's path."""
+    """Return the environment for the command, with the recorder's folder first on Python's path.
+
+    Args:
+        folder: Folder for the recording.
+        before: The current environment.
+        trials: Settings of interventions, or None.
+        stop_after_s: Seconds of steps after which the training ends, or None.
+        task: This task if several record into one folder.
+    """
     path = os.pathsep.join(p for p in (str(INJECT), before.get("PYTHONPATH", "")) if p)
     changed = {**before, "PYTHONPATH": path, "TRAINPACE_WATCH": str(folder.resolve())}
     number = None if task is None else task.number
@@ -61,23 +69,23 @@ def watch(
 ) -> int:
     """Run a command to its end and record it.
 
-    The command keeps its input, output and signals: an interrupt reaches it as usual, and other
-    signals are passed on. The recording so far survives.
+    The command keeps its input, output and signals. An interrupt reaches it as usual, and other
+    signals are forwarded. If the command is killed, the recording so far survives.
 
-    If this is one of several tasks, the first one waits for the ends of the others, for a limited
-    time, and stores how they ended. Under `trials` each task waits. If one fails, the commands of
-    the others are ended, with its exit code.
+    If this process is one of several tasks, the first task waits for the others to end, for a
+    limited time, and stores how they ended. With `trials`, every task waits. If one task fails, the
+    commands of the others are ended, with its exit code.
 
     Args:
         command: The program and its arguments.
-        folder: The folder for the recording.
-        trials: The settings of interventions.
-        output: A file descriptor for the command's output.
-        task: The task of several that this process is.
-        output_file: A file for the command's output and errors.
-        stop_after_s: Seconds of steps after which the training ends. Files of earlier runs that it
-            wrote over are put back.
-        busy: A sentence on other programs that keep the machine busy, for the recording.
+        folder: Folder for the recording.
+        trials: Settings of interventions, or None.
+        output: File descriptor for the command's output.
+        task: This task if several record into one folder.
+        output_file: File for the command's output and errors.
+        stop_after_s: Seconds of steps after which the training ends. Files of earlier runs that the
+            training overwrote are put back.
+        busy: Sentence on other programs that keep the machine busy, for the recording.
 
     Returns:
         The exit code, or 128 + n if signal n ended the command.
@@ -114,7 +122,7 @@ def watch(
     note |= {"seconds": time.monotonic() - begun, "exit_code": code}
     shown = code if code >= 0 else 128 - code
     with ending_with(shown):
-        make_folder(folder)  # the command may have removed it
+        make_folder(folder)  # The command may have removed the folder.
         if task is not None:
             gave_up = "" if lookout is None else lookout.gave_up
             note |= _end_of_task(folder, task, trials, cleans_up, code, gave_up)
@@ -154,7 +162,7 @@ def _end_of_task(
     code: int,
     gave_up: str,
 ) -> dict[str, Any]:
-    """Report this task's end, wait for the others if necessary, and clean up in turn."""
+    """Report the end of this task, wait for the others if necessary, and clean up in turn."""
     tasks.end(folder, task, code)
     if not (task.reports or cleans_up):
         return {}
@@ -184,10 +192,13 @@ def _clean_up(
 def _clean_up_in_turn(
     folder: Path, task: Task, trials: Mapping[str, object] | None, missing: Sequence[int]
 ) -> dict[str, list[str]]:
-    """Clean up after this task's processes. The first task returns what all tasks put back.
+    """Clean up after the processes of this task.
 
-    Each task does so itself, since its files may be on its node's disk. A task that wrote over the
-    same files as earlier tasks comes after these.
+    Each task cleans up itself, because its files may be on its node's own disk. A task that
+    overwrote the same files as earlier tasks waits for them.
+
+    Returns:
+        For the first task, the files that all tasks have put back. Empty for other tasks.
     """
 
     def of_task(number: int) -> Notes:
@@ -209,11 +220,14 @@ def _clean_up_in_turn(
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[dict[str, str]]:
-    """Yield environment variables for a temporary folder of a script under trials.
+    """Create a temporary folder for a script under trials.
 
     The script is ended before it can remove its own files. The compiler's cache stays where it was.
+
+    Yields:
+        Environment variables that point to the folder.
     """
-    # not beside the recording: sockets have short names
+    # The folder is not inside the recording's folder, because paths of sockets must be short.
     with tempfile.TemporaryDirectory(
         prefix="trainpace-trial-", ignore_cleanup_errors=True
     ) as folder:
@@ -231,7 +245,7 @@ def _run(
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {n: signal.signal(n, lambda n, _: process.send_signal(n)) for n in PASSED_ON}
-        # the terminal sends it to the command as well
+        # The terminal sends the interrupt to the command as well.
         before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return process.wait() if lookout is None else _wait(process, lookout)
@@ -241,7 +255,7 @@ def _run(
 
 
 def _wait(process: subprocess.Popen[bytes], lookout: tasks.Lookout) -> int:
-    """Return the exit code. The command is ended if it waits in vain."""
+    """Return the exit code of the process. The process is ended if `lookout` gives up."""
     patience_s = tasks.LOOK_S
     while True:
         try:
@@ -255,13 +269,15 @@ def _wait(process: subprocess.Popen[bytes], lookout: tasks.Lookout) -> int:
 
 
 NOT_RESTORED = "earlier"
-"""Folder of a recording for files of earlier runs that were not put back."""
+"""Subfolder of a recording for files of earlier runs that were not put back."""
 _PATIENCE_S = 1.0
-"""Loader workers that were killed have a log open for a moment longer."""
+"""Seconds to wait until loader workers that were killed have closed their files."""
 
 
 def notes_in(folder: Path, of: Callable[[dict[str, Any]], bool] | None = None) -> Notes:
-    """Return what the command's processes logged, or those whose header `of` accepts."""
+    """Return the notes of the command's processes. With `of`, only logs with an accepted header
+    count.
+    """
     paths = [
         path for path in folder.glob("process-*.trail") if of is None or of(header_of(path) or {})
     ]
@@ -271,19 +287,19 @@ def notes_in(folder: Path, of: Callable[[dict[str, Any]], bool] | None = None) -
 def put_back(
     folder: Path, notes: Notes, ended_by_itself: bool, accounts: Notes | None = None
 ) -> dict[str, list[str]]:
-    """Put back the files of earlier runs that a script wrote over.
+    """Put back the files of earlier runs that the script overwrote.
 
-    If the script came to its own end, its files stay, as without Trainpace.
+    If the script ended by itself, its own files stay, as they would without Trainpace.
 
     Args:
-        folder: The folder of the recording.
+        folder: Folder of the recording.
         notes: Notes of the processes whose files are put back.
         ended_by_itself: The command ended with exit code 0.
         accounts: Notes of all processes on this host that may have written the same files.
 
     Returns:
-        The paths that were `restored`, and those `left` as they are because another program writes
-        them too. Earlier contents of the latter are moved into the recording's folder.
+        The paths that were `restored`, and the paths that were `left` because another program
+        writes them too. Earlier contents of `left` paths are moved into the recording's folder.
     """
     stays = ended_by_itself and not any(notes.values("stopped"))
     saved = {(place, tuple(state)) for states in notes.values("saved") for place, state in states}
@@ -310,9 +326,10 @@ def put_back(
 
 
 def remove_trial_checkpoints(notes: Notes) -> None:
-    """Remove checkpoints written under trials, and the folders made for them if they are empty.
+    """Remove checkpoints written under trials, and the folders that become empty.
 
-    A script that resumes from its newest folder would find nothing in an empty one.
+    Only folders that the script created for these checkpoints are removed. A script that resumes
+    from its newest folder would find nothing in an empty one.
     """
     written = [
         place for place in map(str, notes.values("trial_checkpoint")) if place.endswith(OF_TRIAL)
@@ -321,12 +338,12 @@ def remove_trial_checkpoints(notes: Notes) -> None:
         Path(place).unlink(missing_ok=True)
     for folder in sorted(map(str, notes.values("made_folder")), key=len, reverse=True):
         if any(place.startswith(folder + os.sep) for place in written):
-            with contextlib.suppress(OSError):  # which holds something else, or is gone
+            with contextlib.suppress(OSError):  # The folder holds something else, or is gone.
                 os.rmdir(folder)
 
 
 def _is_anothers(place: str, saved: Collection[tuple[str, tuple[int, ...]]]) -> bool:
-    """Return True if a checkpoint is not the one that this run left."""
+    """Return True if a checkpoint differs from the one that this run saved."""
     states = {state for name, state in saved if name == place}
     return bool(states) and os.path.lexists(place) and state_of(place) not in states
 
@@ -334,8 +351,11 @@ def _is_anothers(place: str, saved: Collection[tuple[str, tuple[int, ...]]]) -> 
 def _written_by_others(written: Collection[Any], places: Collection[str]) -> set[str]:
     """Return the files that other programs wrote meanwhile, or have open.
 
-    A file counts as well if that is unknown, since a process was killed before it could log its
-    counts. `written` has the counts of all processes.
+    If a process was killed before it could log its counts, its files are returned too.
+
+    Args:
+        written: Counts of all processes.
+        places: Paths of the files.
     """
     accounts = [account for found in written for account in found]
     shared = {place for place in places if _may_be_shared(place, accounts)}
@@ -356,7 +376,7 @@ def _may_be_shared(place: str, accounts: Sequence[dict[str, Any]]) -> bool:
 
 
 def _held(places: Collection[str]) -> set[str]:
-    """Return the files that a visible process has open for writing."""
+    """Return the files that any visible process has open for writing."""
     if not places:
         return set()
     import psutil

@@ -1,4 +1,4 @@
-"""The event logs in a folder: their headers, records and notes."""
+"""Read the event logs of a folder: their headers, records and notes."""
 
 import contextlib
 import json
@@ -17,9 +17,10 @@ from trainpace.watch.inside.event_log import Fetch, Span, Step, read_header, rec
 
 
 class ProcessLog(NamedTuple):
-    """The event log of a process that imported torch, with those of its loaders' workers.
+    """Event log of a process that imported torch, with the logs of its DataLoader workers.
 
-    `workers` holds (path, number of the worker).
+    Attributes:
+        workers: (path, worker number) of each worker.
     """
 
     path: Path
@@ -46,7 +47,7 @@ def _with_headers(folder: Path, pattern: str) -> Iterator[tuple[Path, dict[str, 
 
 
 def header_of(path: Path) -> dict[str, Any] | None:
-    """Return a log's header, or None if the disk was full before it was written.
+    """Return the header of a log, or None if the disk was full before the header was written.
 
     Raises:
         UnreadableInput: The file is not an event log.
@@ -58,7 +59,10 @@ def header_of(path: Path) -> dict[str, Any] | None:
 
 
 def records_of(path: Path) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
-    """Yield a log's records one at a time, without one that a killed process left incomplete."""
+    """Yield the records of a log one at a time.
+
+    A last record that is incomplete because the process was killed is skipped.
+    """
     with (
         readable(path),
         path.open("rb") as file,
@@ -73,7 +77,7 @@ def fetches_of(path: Path) -> Iterator[Fetch]:
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn errors of damaged bytes, which can break any reading code, into UnreadableInput."""
+    """Turn any error that damaged bytes can cause into UnreadableInput."""
     try:
         yield
     except UnreadableInput:
@@ -103,18 +107,24 @@ DAMAGE = (
 """Errors that changed bytes in an event log can cause."""
 
 FEWEST_LOOKS = 3
-"""Least number of stack samples of a line. A judgement: one or two say nothing about its share."""
+"""Least number of stack samples for a line to be listed.
+
+A judgement: one or two samples say nothing about the line's share of the time.
+"""
 
 
 class Note(NamedTuple):
-    """Values by name, and the number of the last step that had ended, -1 before the first."""
+    """Values by name, and the number of the last step before them (-1 before the first step)."""
 
     content: dict[str, Any]
     after: int
 
 
 class Notes:
-    """Notes by each of their names, in the order of writing."""
+    """Notes by name, in the order of writing.
+
+    A note with several values appears under each of its names.
+    """
 
     def __init__(self, records: Iterable[Any] = ()) -> None:
         self._by_name: defaultdict[str, list[Note]] = defaultdict(list)
@@ -123,7 +133,9 @@ class Notes:
             self.add(record)
 
     def add(self, record: Any) -> None:
-        """Add a record of a log: a note, or the step that the next notes come after."""
+        """Add a record of a log. Notes are kept, and steps set the step number of the notes after
+        them.
+        """
         if isinstance(record, Step):
             self._after = record.number
         elif isinstance(record, dict):
@@ -143,20 +155,24 @@ class Notes:
         return {name: notes[-1].content[name] for name, notes in self._by_name.items()}
 
     def by_step(self, name: str) -> dict[int, Any]:
-        """Return the values by the number of the step that they were logged after."""
+        """Return the values, keyed by the number of the step that they were logged after."""
         return {note.after: note.content[name] for note in self.with_name(name)}
 
 
 def inputs_of(notes: Notes) -> dict[int, int]:
-    """Return the size of each step's inputs, by the step's number, as far as it was counted."""
+    """Return the input size of each step, keyed by step number. Steps that were not counted are
+    missing.
+    """
     return notes.by_step("input_elements")
 
 
 class Loader(Record):
     """Settings of a DataLoader.
 
-    `samples_in_dataset` and `batches` are None if they have no length. `one_by_one` is true if
-    samples are fetched one by one and collated as torch does.
+    Attributes:
+        samples_in_dataset: Length of the dataset, or None if it has none.
+        batches: Batches per epoch, or None if the loader has no length.
+        one_by_one: Samples are fetched one by one and collated by torch's default function.
     """
 
     dataset: str
@@ -171,7 +187,11 @@ class Loader(Record):
 
 
 def training_loader(notes: Notes, taken: Collection[int]) -> Loader | None:
-    """Return the loader that fed the steps: one with a batch size that was used, else the first."""
+    """Return the loader that fed the steps, or None without a DataLoader.
+
+    Loaders whose batches were trained on come first, and of those the first loader with a batch
+    size in `taken`.
+    """
     loaders, feeds = (
         [note.content for note in notes.with_name("loader")],
         set(notes.values("feeds")),
@@ -184,9 +204,12 @@ def training_loader(notes: Notes, taken: Collection[int]) -> Loader | None:
 
 
 class Line(Record):
-    """A line of the script that was seen running.
+    """Line of the script that the stack samples show.
 
-    `called` is the function that it called, and `share` its share of the samples of its part.
+    Attributes:
+        part: Part of the step that ran.
+        called: Function that the line called.
+        share: Share of the part's samples that show this line.
     """
 
     part: str

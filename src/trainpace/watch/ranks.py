@@ -1,4 +1,4 @@
-"""One training process summarized: the time of each part of its steps, and its other properties."""
+"""Summary of one training process: mean time of each part of a step, and other properties."""
 
 import math
 from bisect import bisect_left
@@ -33,21 +33,25 @@ from trainpace.watch.stragglers import WARM_UP_STEPS
 ALIKE = 1.05
 """Largest ratio of FLOPs between steps that count as equally large."""
 USUAL = 0.8
-"""Least share of steps with the usual number of backward passes. Others then end an epoch."""
+"""Least share of steps with the most frequent number of backward passes.
+
+Above it, steps with another number only end an epoch.
+"""
 
 
 class Counted(NamedTuple):
-    """Operator counts of some steps, by step number, among all steps."""
+    """Operator counts of some steps by step number, and all steps."""
 
     by_step: dict[int, dict[str, Any]]
     steps: Sequence[Step]
 
     def typical(self, name: str) -> Any:
-        """Return the median count.
+        """Return the typical value of a count.
 
-        Of times of equally large steps the least is returned, since other programs only make them
-        longer. If some steps have more backward passes than others, as in actor-critic trainings,
-        the mean is scaled to the backward passes of all steps.
+        It is the median, with two exceptions. For times of equally large steps it is the minimum,
+        since other programs only make them longer. If some steps have more backward passes than
+        others, as in actor-critic trainings, it is the mean, scaled to the backward passes of all
+        steps.
         """
         if not self.by_step:
             return 0
@@ -65,11 +69,11 @@ class Counted(NamedTuple):
         return max(flops) <= ALIKE * min(flops)
 
     def outside(self, steady: Sequence[Step]) -> float:
-        """Return the share of the script's own code in which operators ran outside of any module.
+        """Return the share of the script's own time in which operators ran outside of any module.
 
-        Only operators that gradients flow through count, in steps whose operators were not counted.
-        Counting does not lengthen the rest of a step's own code, so the share is what remains
-        without it.
+        Only operators with gradients count. They are measured in the counted steps, and the share
+        is for `steady`, the steps without counting. Counting does not lengthen the rest of a step's
+        own code. So the time outside of modules is what remains without that rest.
         """
         own = {s.number: s.parts_ns[OTHER] for s in self.steps}
         among = [(c.get("outside_ns", 0), own[n]) for n, c in self.by_step.items() if own.get(n)]
@@ -77,30 +81,36 @@ class Counted(NamedTuple):
         if not among or not any(every):
             return 0.0
         outside, rest = median([ns for ns, _ in among]), median([whole - ns for ns, whole in among])
-        # the median, because the counted steps are usual ones, and one in sixteen may be a rollout
+        # The median, because the counted steps are usual ones, and one step in sixteen may be a
+        # rollout.
         return min(outside, max(0.0, median(every) - max(0.0, rest))) / fmean(every)
 
 
 WITH_LOADER = (PLAIN, NO_SYNC, MUTED)
 """Trials in which each batch comes from the script's own loader."""
 OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
-"""Parts that occur occasionally.
+"""Parts that occur only in some steps.
 
-Their mean needs many steps, so blocks of few steps are compared without them.
+Their mean needs many steps, so short blocks are compared without them.
 """
 
 STAGE_STEPS = 20
-"""Least number of steps per training or stage whose preparation is excluded. A judgement.
+"""Least number of steps per training or stage for excluding the preparation of each stage.
 
-Shorter stages are the training's rhythm, for example if every sample has an optimizer of its own.
+A judgement. Shorter stages are the normal rhythm of a training, for example if every sample has an
+optimizer of its own.
 """
 
 
 class FetchCost(Record):
-    """Mean milliseconds of the dataset's work: per sample in wall and CPU time, per batch to
-    collate.
+    """Mean cost of the dataset's work, in milliseconds.
 
-    `in_workers` is true if worker processes did it.
+    Attributes:
+        sample_wall_ms: Wall time per sample.
+        sample_cpu_ms: CPU time per sample.
+        collate_ms: Time per batch to collate.
+        batches: Number of measured batches.
+        in_workers: Worker processes did the work.
     """
 
     sample_wall_ms: float
@@ -113,7 +123,9 @@ class FetchCost(Record):
 class Block(Record):
     """Consecutive steps under one trial.
 
-    `step_ms` is their mean without the occasional parts, `parts_ms` the mean of every part.
+    Attributes:
+        step_ms: Mean step time without the occasional parts.
+        parts_ms: Mean time of every part.
     """
 
     trial: str
@@ -123,55 +135,54 @@ class Block(Record):
 
 
 class Rank(Record):
-    """One training process.
+    """Summary of one training process.
 
     `parts_ms` are means over `steps` steps after the warm-up, and add up to `step_ms`. If operators
-    were counted, those that gradients flow through count as forward outside of modules too.
+    were counted, operators with gradients outside of modules count as forward.
 
     Attributes:
-        few_operators: Operators of a step with two samples, 0 if that was not tried.
-        values_read: Values that a forward pass reads out of tensors (.item(), if on a tensor).
-        large_operators_ms: Time of forward and backward in operators longer than a launch, None
-            if not counted.
-        device_busy_ms: Time per step in which an accelerator computed or copied, None without
-            one or if not measured.
-        device_copies_ms: The part of `device_busy_ms` with copies from the host only.
-        device_kernels_ms: Time per step by the kernel's name.
-        other_gflops: Like `matmul_gflops`, in number formats that an accelerator could use
-            instead of fp32.
-        number_format: Precision of the second step's forward pass as in `Execution`. Empty for
-            fp32 or if the model was not captured.
-        stopped: It was ended on purpose after some steps.
-        optimizers: Optimizers that made an update in a step, 0 without torch optimizers.
-        accelerator: Name of the training device, empty for a CPU.
-        delayed_share: Share of the training thread's runnable time that it waited for a core.
-        model_batch: First dimension of the model's input in the second step, 0 if it was not
+        few_operators: Operators of a step with two samples, or 0 if that was not tried.
+        values_read: Values that a forward pass reads out of tensors, such as `.item()`.
+        large_operators_ms: Time of forward and backward in operators that compute longer than a
+            launch. None if not counted.
+        device_busy_ms: Time per step in which an accelerator computed or copied. None without an
+            accelerator, or if not measured.
+        device_copies_ms: Part of `device_busy_ms` with only copies from the host.
+        device_kernels_ms: Time per step by kernel name.
+        other_gflops: Like `matmul_gflops`, for number formats that an accelerator could use instead
+            of fp32.
+        number_format: Precision of the forward pass in the second step, as in `Execution`. Empty
+            for fp32, or if the model was not captured.
+        stopped: The process was ended on purpose after some steps.
+        optimizers: Optimizers that made an update in a step, or 0 without torch optimizers.
+        accelerator: Name of the training device. Empty for a CPU.
+        delayed_share: Share of its runnable time that the training thread waited for a core.
+        model_batch: First dimension of the model's input in the second step, or 0 if it was not
             captured.
         occasions: Share of steps with an evaluation, and with a checkpoint.
-        stated: Length of the whole training as the script's variables gave it in the first
-            step.
-        warm_up: Plain steps before those that count.
-        no_workload: Reason why the model cannot be traced. Empty if it could be, or if nobody
-            tried.
-        beside: Other processes that trained as the same rank at the same time, as in Hogwild.
-            They are not counted.
-        after_last_ms: Time by part from the last step's end to the end of the process, such as
+        stated: Length of the whole training, from the script's variables in the first step.
+        warm_up: Plain steps before the steps that count.
+        no_workload: Reason why the model cannot be traced. Empty if it was traced or if tracing was
+            not tried.
+        beside: Other processes that trained as the same rank at the same time, as in Hogwild. They
+            are not counted.
+        after_last_ms: Time by part from the end of the last step to the end of the process, such as
             a last evaluation.
-        ended_in: Intervention under which it ended, empty without interventions.
-        carried_out: It was ended on purpose once all requested work was done.
-        fewer_threads: Threads under the intervention of that name, 0 without it.
+        ended_in: Intervention during which the process ended. Empty without interventions.
+        carried_out: The process was ended on purpose after all requested work was done.
+        fewer_threads: Number of threads in the intervention of that name, or 0 without it.
         one_row_flops: Part of `product_flops` in matrix-vector products.
         product_flops: Part of `forward_flops` in matmuls.
         products_ms: Time per step in matmuls.
-        slow_operators: (operator, line of the script, share of all operators' time), the
-            longest first. The line is empty in a backward pass.
-        evaluates_with_gradients: An evaluation stored what a backward pass would need.
-        tokens: Tokens of the first steps' inputs, tokens with each sample padded to its batch's
-            longest, and all positions. 0 without a mask.
+        slow_operators: (operator, line of the script, share of the time of all operators), slowest
+            first. The line is empty in a backward pass.
+        evaluates_with_gradients: An evaluation stored the activations that a backward pass would
+            need.
+        tokens: Three counts over the inputs of the first steps: tokens, tokens with each sample
+            padded to the longest of its batch, and all positions. 0 without a mask.
         refuses_bf16: The model failed in the bf16 intervention.
-        page_faults: Page faults per step that needed no disk, 0 if not counted (outside of
-            glibc).
-        page_fault_ns: Time of one page fault.
+        page_faults: Page faults per step that needed no disk. 0 if not counted, as without glibc.
+        page_fault_ns: Time of one page fault in nanoseconds.
     """
 
     rank: int
@@ -246,7 +257,7 @@ class Rank(Record):
 
     @property
     def ended_among_the_last(self) -> bool:
-        """True if the rank ended in one of the last interventions, in which a script may fail."""
+        """True if the process ended in a late intervention, in which a script may fail."""
         return self.ended_in in LAST
 
 
@@ -256,9 +267,9 @@ def rank_of(
     """Summarize a training process with at least two steps.
 
     Args:
-        header: The header of its event log.
-        records: The records of its event log.
-        by_worker: The fetches of each of its loaders' workers.
+        header: Header of its event log.
+        records: Records of its event log.
+        by_worker: Fetches of each of its DataLoader workers.
     """
     steps = [r for r in records if isinstance(r, Step)]
     notes = Notes(records)
@@ -292,7 +303,7 @@ def _logged(header: dict[str, Any], notes: Notes) -> dict[str, Any]:
     logged |= notes.last_of_each()
     models = [note.content for note in notes.with_name("model")]
     logged |= max(models, key=lambda model: model["parameters"], default={})
-    logged.pop("loader", None)  # one of several, and perhaps not the training's
+    logged.pop("loader", None)  # It describes one of several loaders, perhaps not the training's.
     if "stated" in logged:
         logged["stated"] = msgspec.convert(logged["stated"], StatedLength)
     logged["slow_operators"] = tuple(map(tuple, logged.get("slow_operators", ())))
@@ -305,8 +316,8 @@ def _steady(
 ) -> list[Step]:
     """Return the plain steps after the warm-up.
 
-    Steps that were slowed down by counting are excluded. So are steps with the end of one training,
-    or stage, and the preparation of the next one.
+    Steps that were slowed down by counting are excluded. So are steps between two trainings or
+    stages, which include the preparation of the next one.
     """
     plain = [s for s in steps if s.trial == PLAIN]
     first = max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)
@@ -327,19 +338,19 @@ def _all_parts(
     in_workers: Sequence[Fetch],
     outside: float,
 ) -> dict[str, float]:
-    """Return the mean milliseconds of each part."""
+    """Return the mean milliseconds per step of each part."""
     waits_ns = notes.by_step("first_wait_ns")
     started = {s.number for s in steps if s.parts_ns[LOADER_START]}
-    # if a loader is a batch ahead, its workers end one step before they start again
+    # If a loader is one batch ahead, its workers end one step before they start again.
     starts = {number + 1 for number in waits_ns} & started or started
-    # a stream may fill a buffer first, which does not belong to the start of a process
+    # A stream may fill a buffer first. That does not belong to the start of a process.
     is_stream = loader is None or loader.samples_in_dataset is None
     usual_ns = math.inf
     if usual and not is_stream:
         usual_ns = median([f.end_ns - f.start_ns for f in usual])
     first_fetches = _first_fetches_ns(steps, in_workers, waits_ns, usual_ns)
     parts = _with_outside(_parts(steady), outside) | _occasional(steps, steady, loader, starts)
-    # making the first batch counts as waiting for data; the rest is the start of the workers
+    # Making the first batch counts as waiting for data. The rest is the start of the workers.
     first_ms = _once_an_epoch(steps, steady, loader, starts, first_fetches)
     first_ms = min(parts["loader_start"], first_ms)
     parts["loader_start"] -= first_ms
@@ -391,7 +402,7 @@ def _operators(
 ) -> dict[str, Any]:
     large_ms = None
     if on_cpu and counted.by_step:
-        # own code that counts as forward brings its large operators along
+        # If own code counts as forward, its large operators move with it.
         moved_ms = outside * _parts(steady)["other"]
         moved_ms = min(moved_ms, counted.typical("large_outside_ns") / 1e6)
         large_ms = float(counted.typical("large_operators_ns") / 1e6 + moved_ms)
@@ -403,7 +414,10 @@ def _operators(
 
 
 def batches_per_step(rank: Rank) -> float:
-    """Return the batches per step: its backward passes, or fewer if a batch has several (GANs)."""
+    """Return the number of batches per step.
+
+    It is the number of backward passes, or less if a batch has several (GANs).
+    """
     return _batches_per_step(rank.loader, rank.micro_steps, rank.samples_per_step)
 
 
@@ -430,12 +444,13 @@ def _occasional(
 ) -> dict[str, float]:
     """Return the means of the occasional parts over all steps after the warm-up.
 
-    Under trials not every step uses the loader. Its starts count once per epoch, and evaluations as
-    in steps that use it. `with_start` holds the numbers of the steps in which a loader started.
+    Under trials, not every step uses the loader. Thus starts of the loader count once per epoch,
+    and evaluations are averaged over the steps that use the loader. `with_start` holds the numbers
+    of the steps in which a loader started.
     """
     after = [s for s in steps if s.number >= steady[0].number]
     means = _parts(after)
-    # repeated batches do not advance the epoch, and an evaluation may receive them too
+    # Repeated batches do not advance the epoch, and an evaluation may receive them too.
     if own := _on_own_batches(after):
         means["evaluation"] = _parts(own)["evaluation"]
     starts_ns = {s.number: s.parts_ns[LOADER_START] for s in after}
@@ -444,7 +459,7 @@ def _occasional(
 
 
 def _on_own_batches(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps for which the loader read, with the settling steps before them."""
+    """Return the steps that read from the loader, with the settling steps before them."""
     found, replaced = [], False
     for step in reversed(steps):
         if step.trial != SETTLING:
@@ -461,10 +476,10 @@ def _once_an_epoch(
     with_start: Collection[int],
     spent_ns: Mapping[int, int],
 ) -> float:
-    """Return the mean milliseconds per step of the work at a loader's start.
+    """Return the mean milliseconds per step of the work at the start of a loader.
 
-    Under trials not every step uses the loader. The work then counts once per epoch, with the mean
-    of the starts that nothing disturbed.
+    Under trials, not every step uses the loader. The work then counts once per epoch, with the mean
+    of the starts outside of batch-replacing trials.
     """
     after = [s for s in steps if s.number >= steady[0].number]
     undisturbed = [s.number for s in after if s.trial in WITH_LOADER]
@@ -478,15 +493,17 @@ def _once_an_epoch(
 
 
 def half_width_ms(times: Sequence[float], blocks: int = 10) -> float:
-    """Return half of the mean's 90% interval.
+    """Return half the width of the mean's 90% interval.
 
-    It comes from the means of consecutive blocks, since neighboring steps are correlated.
+    It comes from means of consecutive blocks, since neighboring steps are correlated.
     """
     return mean_and_half_width([fmean(block) for block in consecutive_blocks(times, blocks)])[1]
 
 
 def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, float]:
-    """Return the median step without occasional parts, and its 90% interval."""
+    """Return (median, low, high) milliseconds of a step without occasional parts, with 90%
+    interval.
+    """
     occasional = [PARTS.index(part) for part in OCCASIONAL]
     times = [ms(s) - sum(s.parts_ns[i] for i in occasional) / 1e6 for s in steps]
     low, high = median_interval([median(block) for block in consecutive_blocks(times, blocks)])
@@ -497,7 +514,7 @@ def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, fl
 def _usual(by_process: Sequence[Sequence[Fetch]]) -> list[Fetch]:
     """Return the fetches without the first one of each process, which opens files and imports.
 
-    If few others are left, all are returned.
+    If fewer than four others are left, all are returned.
     """
     later = [fetch for fetches in by_process for fetch in fetches[1:]]
     return later if len(later) >= 4 else [fetch for fetches in by_process for fetch in fetches]
@@ -506,17 +523,22 @@ def _usual(by_process: Sequence[Sequence[Fetch]]) -> list[Fetch]:
 def _first_fetches_ns(
     steps: Sequence[Step], fetches: Sequence[Fetch], waits_ns: Mapping[int, int], usual_ns: float
 ) -> dict[int, int]:
-    """Return the usual fetch time within each loader's start, by the step's number.
+    """Return the time of the first fetch within each start of a loader, by step number, in ns.
 
-    The rest of the first wait belongs to the new process. `waits_ns` has the wait for the first
-    batch, by the number of the step before.
+    The time is at most the usual fetch time. The rest of the first wait belongs to the new process.
+
+    Args:
+        steps: All steps.
+        fetches: Fetches of the loader's workers.
+        waits_ns: Wait for the first batch, by the number of the step before it.
+        usual_ns: Usual time of a fetch.
     """
     begun = sorted((f.start_ns, f.end_ns - f.start_ns) for f in fetches)
     found = {}
     for step in steps:
         if wait_ns := min(step.parts_ns[LOADER_START], waits_ns.get(step.number - 1, 0)):
             at, end = bisect_left(begun, (step.start_ns, 0)), bisect_left(begun, (step.end_ns, 0))
-            # the longest: those before it may be an evaluation's
+            # The longest, because fetches before it may belong to an evaluation.
             found[step.number] = round(
                 min(wait_ns, usual_ns, max((took for _, took in begun[at:end]), default=0))
             )
@@ -524,7 +546,7 @@ def _first_fetches_ns(
 
 
 def _with_outside(parts: dict[str, float], outside: float) -> dict[str, float]:
-    """Move this share of the script's own code to the forward pass."""
+    """Move the share `outside` of the script's own time to the forward pass."""
     moved = parts["other"] * outside
     return parts | {"forward": parts["forward"] + moved, "other": parts["other"] - moved}
 
@@ -556,7 +578,7 @@ def _fetch_cost(fetches: Sequence[Fetch], in_workers: bool) -> FetchCost | None:
 
 
 def untraced_in_words(rank: Rank) -> str:
-    """Return a sentence about the missing workload, with reason and consequence."""
+    """Return a sentence that the workload is missing, with reason and consequence."""
     why = f": {rank.no_workload}" if rank.no_workload else ""
     return (
         f"Trainpace cannot trace this training's model{why}. So there is no forecast of other GPUs"

@@ -1,4 +1,4 @@
-"""A folder of event logs as one recording: the command and its ranks."""
+"""Read a folder of event logs as one recording: the command and its ranks."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ STEP_IN_WORDS = (
 
 
 class _Ended(msgspec.Struct):
-    """The content of `COMMAND_FILE`."""
+    """Content of the file `COMMAND_FILE`."""
 
     command: tuple[str, ...]
     seconds: float | None
@@ -38,19 +38,19 @@ class _Ended(msgspec.Struct):
 
 
 class Recording(Record):
-    """A watched command, its end, and its ranks.
+    """A watched command, how it ended, and its ranks.
 
     Attributes:
-        seen: Without ranks, what ran instead. With ranks, what is missing (ranks, tasks of
-            srun) or not counted (of several processes with the same rank, all but the one with
-            the most steps).
-        busy: Sentence on other programs that kept the machine busy when it began.
-        together: How the ranks affect each other. None for one rank, if some are missing, and
-            if the host does not wait for collectives.
+        seen: Without ranks: the events that were recorded instead. With ranks: the ranks or tasks
+            that are missing, and the processes that are not counted. Of several processes with the
+            same rank, only the one with the most steps counts.
+        busy: Sentence on other programs that kept the machine busy when the recording began.
+        together: Effects of the ranks on each other. None for a single rank, if ranks are missing,
+            or if the host does not wait for collectives.
         restored: Files of earlier runs that were put back after `look` had ended the command.
         left: Files that were not put back, because another program writes them too.
-        together_by: What started the tasks or nodes that recorded together, srun or torchrun.
-            Empty for one alone.
+        together_by: Launcher of the tasks or nodes that recorded together: "srun" or "torchrun".
+            Empty for a single task.
     """
 
     command: tuple[str, ...]
@@ -66,18 +66,19 @@ class Recording(Record):
 
     @property
     def proved_by(self) -> list[str]:
-        """The words of the command that tries interventions on this training."""
+        """Words of the command that tests interventions on this training."""
         diagnose = ["trainpace", "diagnose", "--", *self.command]
-        if self.together_by == "torchrun":  # on each node
+        # torchrun is started on each node, and all nodes need the same folder.
+        if self.together_by == "torchrun":
             return [*diagnose[:2], "--output", "FOLDER", *diagnose[2:]]
         return [self.together_by, *diagnose] if self.together_by else diagnose
 
 
 def read_recording(folder: Path) -> Recording:
-    """Read the folder that `watch` wrote, also for a command that was killed.
+    """Read the folder that `watch` wrote. The command may have been killed.
 
     Raises:
-        UnreadableInput: The folder holds no recording.
+        UnreadableInput: The folder holds no recording, or it is damaged.
     """
     if not (folder / COMMAND_FILE).is_file():
         raise UnreadableInput(
@@ -100,7 +101,7 @@ def read_recording(folder: Path) -> Recording:
     }
     if found:
         notes = (_missing([rank for rank, _ in found], set(longest)), ended.unended)
-    else:  # a failed task explains why no ranks were recorded
+    else:  # The failure of a task explains why no ranks were recorded.
         notes = (ended.unended, _seen([records for _, records in logs]))
     records_by_rank = {number: records for number, (_, records) in by_rank.items()}
     return Recording(
@@ -128,7 +129,7 @@ def _rank(log: ProcessLog, records: Sequence[Any]) -> Rank:
 
 
 def _beside(rank: Rank, records: Sequence[Any], found: Sequence[tuple[Rank, Sequence[Any]]]) -> int:
-    """Return how many other processes trained as the same rank on this host at the same time."""
+    """Return the number of other processes that trained as the same rank on this host meanwhile."""
 
     def span(of: Sequence[Any]) -> tuple[int, int]:
         steps = [r for r in of if isinstance(r, Step)]
@@ -151,7 +152,14 @@ def _together(
 ) -> Together | None:
     """Compare the ranks.
 
-    `wall_ms` says, by host, how far the time of day is ahead of its log's clock.
+    Args:
+        folder: Folder of the recording, for error messages.
+        ranks: Ranks by number.
+        records: Records of each rank's event log.
+        wall_ms: By host, how far the time of day is ahead of the log's clock, in milliseconds.
+
+    Returns:
+        The comparison, or None if ranks are missing or cannot be compared.
     """
     if not 1 < len(ranks) == max(r.world_size for r in ranks.values()):
         return None
@@ -179,7 +187,7 @@ def _wall_ms(logs: Sequence[tuple[ProcessLog, Any]]) -> dict[str, float]:
 
 
 def _undamaged(rank: Rank) -> Rank:
-    """Check a rank for fields of other types, and for numbers that no recorder writes."""
+    """Raise if a field of a rank has a wrong type, or a value that no recorder writes."""
     plain = msgspec.to_builtins(rank)
     msgspec.convert(plain, Rank)
     if (
@@ -202,7 +210,7 @@ def _finite(value: Any) -> bool:
 
 
 def _missing(ranks: Sequence[Rank], found: set[int]) -> str:
-    """Describe what a recording with ranks lacks."""
+    """Describe which ranks a recording lacks, and which processes are not counted."""
     again, world = len(ranks) - len(found), max(r.world_size for r in ranks)
     sentences = []
     if again:
@@ -219,7 +227,7 @@ def _missing(ranks: Sequence[Rank], found: set[int]) -> str:
 
 
 def _seen(processes: Sequence[Sequence[Any]]) -> str:
-    """Describe what a command without training steps did, from each process's records."""
+    """Describe the events of a command without training steps, from the records of each process."""
     if not processes:
         return (
             "No Python process of this command imported torch. (Python processes started with -I,"

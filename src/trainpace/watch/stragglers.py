@@ -1,7 +1,7 @@
-"""Mutual effects of ranks that train together: stragglers, collectives, clocks and links.
+"""Effects of ranks on each other: stragglers, collectives, clocks and links.
 
-A collective is as slow as its slowest link, and all ranks wait equally, so its time alone does not
-show which link that is. The kernel's counts of each connection do.
+A collective is as slow as its slowest link, and all ranks wait equally long. Thus its time alone
+does not show the slow link. The kernel's byte counts of each connection do.
 """
 
 import itertools
@@ -49,16 +49,16 @@ LEAVE_TOGETHER = (
     "all_gather_coalesced",
     "all_gather_object",
 )
-"""Collectives that no rank can leave before all have arrived, by their recorded names."""
+"""Recorded names of the collectives that no rank can leave before all ranks have arrived."""
 HOST_WAITS = frozenset(("gloo", "mpi"))
 """Backends whose collectives end when the call returns.
 
-With the others a device waits, and the host does not know when.
+With other backends, a device waits, and the host does not know when the collective ends.
 """
 
 
 class Collective(NamedTuple):
-    """One collective on one rank, by the clock of its host."""
+    """One collective on one rank, with times of its host's clock."""
 
     name: str
     arrives_ns: int
@@ -66,10 +66,13 @@ class Collective(NamedTuple):
 
 
 class RankStep(NamedTuple):
-    """A step of one rank.
+    """One step of one rank.
 
-    `together` holds the collectives that all ranks leave together. `by_name_ns` and `calls` cover
-    all collectives. `input_elements` is 0 if nobody counted.
+    Attributes:
+        together: Collectives that all ranks leave together.
+        by_name_ns: Time in collectives by name, for all collectives.
+        calls: Number of calls by name, for all collectives.
+        input_elements: Size of the model's largest input, or 0 if it was not counted.
     """
 
     number: int
@@ -84,15 +87,16 @@ class RankStep(NamedTuple):
         return self.parts_ns[COMMUNICATION]
 
     def own_ns(self) -> int:
-        """Return the step's time without communication: this rank's own pace."""
+        """Return the time of the step without communication, which is the rank's own pace."""
         return sum(self.parts_ns) - self.communication_ns
 
 
 def rank_steps(records: Iterable[Any]) -> dict[int, RankStep]:
-    """Return the steps of one event log that can be compared among ranks, by their number.
+    """Return the steps of one event log that can be compared between ranks, by step number.
 
-    They are plain steps after the warm-up with spans and without an evaluation, whose collectives
-    not every step has. There are none if the host does not wait for collectives.
+    These are plain steps after the warm-up, with spans and without an evaluation. Evaluations are
+    excluded because their collectives do not occur in every step. The result is empty if the host
+    does not wait for collectives.
     """
     steps: list[tuple[Step, list[Span]]] = []
     notes, spans = Notes(), list[Span]()
@@ -133,7 +137,7 @@ def _rank_step(step: Step, spans: Sequence[Span], names: Mapping[int, str], size
 
 
 def common(ranks: Mapping[int, Mapping[int, RankStep]]) -> dict[int, list[RankStep]]:
-    """Return, by rank, the steps that all ranks recorded with the same collectives in the same
+    """Return the steps, by rank, that all ranks recorded with the same collectives in the same
     order.
     """
     first, *rest = ranks.values()
@@ -147,19 +151,22 @@ def common(ranks: Mapping[int, Mapping[int, RankStep]]) -> dict[int, list[RankSt
 
 
 CHUNK = 50
-"""Steps that share a clock offset.
+"""Number of steps that share one clock offset.
 
-They are enough for a median, and few enough that a clock that is 20 ppm off drifts little.
+It is enough for a median, and few enough that a clock with an error of 20 ppm drifts little.
 """
 SHORTEST, LEAST_TAKEN = 4, 8
-"""One in this many collectives is used for an offset, but at least `LEAST_TAKEN`."""
+"""One in `SHORTEST` collectives is used for an offset, but at least `LEAST_TAKEN`."""
 
 
 class Clock(Record):
-    """A node's clock against that of the lowest rank's node.
+    """Clock of a node, compared with the clock of the lowest rank's node.
 
-    It is `offset_ms` ahead, give or take `uncertainty_ms`. `wall_ms` is how far its time of day is
-    ahead; the other clock counts from each node's own start.
+    Attributes:
+        offset_ms: How far the clock is ahead, in milliseconds. Event logs use this clock, which
+            counts from each node's own start.
+        uncertainty_ms: Half-width of the offset's uncertainty.
+        wall_ms: How far the node's time of day is ahead.
     """
 
     node: str
@@ -169,7 +176,7 @@ class Clock(Record):
 
 
 class Offsets(NamedTuple):
-    """Return a node's clock offset to the lowest rank's node, in ns at each common step."""
+    """Clock offset of a node to the lowest rank's node, in ns at each common step."""
 
     at_ns: tuple[int, ...]
     uncertainty_ns: float = 0.0
@@ -180,12 +187,12 @@ def offsets(
 ) -> dict[str, Offsets]:
     """Return the clock offset of each node.
 
-    Leaving a collective is one moment on all clocks, up to the time of the transfer. As NTP does
-    with its packets, only the quarter with the shortest transfers is used, and its median is taken,
-    again for every `CHUNK` steps because clocks run at different speeds.
+    All ranks leave a collective at the same moment, up to the time of the transfer. As NTP does
+    with its packets, only the quarter with the shortest transfers is used. The offset is their
+    median. It is computed again for every `CHUNK` steps because clocks run at different speeds.
 
-    The uncertainty is the larger of two: half the range of the middle 90% of the collectives, and
-    the transfer, within which ranks may leave one after the other.
+    The uncertainty is the larger of two values. One is half the range of the middle 90% of the
+    collectives. The other is the transfer time, within which ranks may leave one after the other.
     """
     first = nodes[min(steps)]
     known = {first: Offsets((0,) * len(steps[min(steps)]))}
@@ -199,7 +206,7 @@ def offsets(
 
 
 def clocks(known: Mapping[str, Offsets]) -> tuple[Clock, ...]:
-    """Return the clocks of all nodes but the lowest rank's."""
+    """Return the clocks of all nodes except the lowest rank's."""
     _, *others = known.items()
     return tuple(
         Clock(
@@ -212,7 +219,10 @@ def clocks(known: Mapping[str, Offsets]) -> tuple[Clock, ...]:
 
 
 def _transfers_ns(ranks: Sequence[Sequence[RankStep]]) -> list[list[int]]:
-    """Return the time of the rank that waited least: about the transfer. By step and collective."""
+    """Return the approximate transfer time in ns, by step and collective.
+
+    It is the time in the collective of the rank that waited least.
+    """
     return [
         [
             min(e.leaves_ns - e.arrives_ns for e in same)
@@ -241,7 +251,7 @@ def _offsets(
     for chunk in chunks:
         every = sorted(itertools.chain.from_iterable(chunk))
         shortest = every[: max(LEAST_TAKEN, len(every) // SHORTEST)]
-        # as a float, nanoseconds since a node's start would lose digits
+        # As a float, nanoseconds since a node's start would lose digits.
         near = shortest[0][1]
         offset = near + round(median([apart - near for _, apart in shortest]))
         at_ns += [offset] * len(chunk)
@@ -255,20 +265,27 @@ def _offsets(
 # ---- links
 
 LEAST_BYTES = 1_000_000
-"""A connection that sent less, such as one of a rendezvous, does not show the speed of its link."""
+"""Least number of bytes for a rate.
+
+Connections that sent less, such as rendezvous connections, do not show the speed of a link.
+"""
 LITTLE = 20
-"""A connection carries little if the largest to the same peer carries this many times as much."""
+"""Ratio below which a connection is ignored.
+
+A connection is ignored if the largest connection to the same peer carries more than this many times
+as much.
+"""
 LEAST_BUSY_US = 20_000
-"""The kernel counts in ticks of up to 10 ms."""
+"""Least busy time for a rate. The kernel counts in ticks of up to 10 ms."""
 SLOW = 1.5
-"""A link is slow if it takes this many times as long as the usual one for the same bytes."""
+"""Slow links take more than this many times as long as the usual link for the same bytes."""
 
 
 class LinkRate(Record):
     """Bytes that `sender` sent to `receiver` per step, and the rate while data was in flight.
 
-    The rate shows a slow link, or a sender that its network holds back, but not a receiver that
-    computes.
+    The rate shows a slow link, or a sender that its network limits. It does not depend on a
+    receiver that is busy computing.
     """
 
     sender: str
@@ -278,10 +295,12 @@ class LinkRate(Record):
 
 
 class SlowLink(Record):
-    """A slow link.
+    """A slow link between two nodes.
 
-    `ms` is the time per step that it costs against the usual link, if nothing hides it. If
-    `at_least` is true, it holds the usual link back too, as between two nodes, and costs more.
+    Attributes:
+        ms: Time per step that the link costs compared with the usual link, if nothing hides it.
+        at_least: The link also slows down the usual link, as between two nodes, so the cost is
+            higher.
     """
 
     sender: str
@@ -293,9 +312,11 @@ class SlowLink(Record):
 
 
 def link_rates(logs: Mapping[int, Sequence[Any]], nodes: Mapping[int, str]) -> tuple[LinkRate, ...]:
-    """Return the rates of the links between nodes, over all connections of two nodes' ranks.
+    """Return the rates of the links between nodes, over all connections between their ranks.
 
-    `logs` has the records of each rank's event log.
+    Args:
+        logs: Records of each rank's event log.
+        nodes: Node of each rank.
     """
     counted = {
         rank: [r for r in records if isinstance(r, dict) and "links" in r]
@@ -332,9 +353,10 @@ def link_rates(logs: Mapping[int, Sequence[Any]], nodes: Mapping[int, str]) -> t
 
 
 def _steps_between(records: Sequence[Any], first: dict[str, Any], last: dict[str, Any]) -> int:
-    """Return the steps between two counts of the links, without those that sent no gradients.
+    """Return the number of steps between two counts of the links.
 
-    Settling steps belong to the intervention that follows.
+    Steps without gradient communication are excluded. Settling steps count like the intervention
+    that follows them.
     """
     begin, end = int(first["link_steps"]), int(last["link_steps"])
     silent = settling = 0
@@ -348,9 +370,9 @@ def _steps_between(records: Sequence[Any], first: dict[str, Any], last: dict[str
 
 
 def _by_peer(connections: Sequence[Sequence[Any]]) -> dict[str, tuple[int, int]]:
-    """Sum the connections to each peer that carry much.
+    """Return (bytes, busy microseconds) for each peer, summed over connections that carry much.
 
-    Messages of a rendezvous are acknowledged late, and would make a link seem slow.
+    Rendezvous messages are acknowledged late, and would make a link seem slow.
     """
     to_peer = defaultdict(list)
     for _, peer, sent, busy_us in connections:
@@ -363,10 +385,10 @@ def _by_peer(connections: Sequence[Sequence[Any]]) -> dict[str, tuple[int, int]]
 
 
 def slow_links(rates: Sequence[LinkRate]) -> tuple[SlowLink, ...]:
-    """Return the links that are slower than the usual one, the slowest first.
+    """Return the links that are slower than the usual link, slowest first.
 
-    The usual one is the slowest of the fastest quarter. A slow link also delays the
-    acknowledgements of data sent to its sender; that other direction is not reported.
+    The usual link is the slowest link of the fastest quarter. A slow link also delays the
+    acknowledgements of data sent in the other direction. That direction is not reported.
     """
     if len(rates) < 2:
         return ()
@@ -389,7 +411,7 @@ def slow_links(rates: Sequence[LinkRate]) -> tuple[SlowLink, ...]:
 
 LEAST_STEPS = 5
 BEHIND = 0.05
-"""Least share of a step by which a straggler is behind, and that a reported wait takes."""
+"""Least share of a step for a straggler's delay or a waiting time to be reported."""
 MORE = 1.1
 """Least ratio of input sizes that counts as a larger input."""
 ROUNDING_MS = 1e-6
@@ -398,14 +420,14 @@ Cause = Literal["data", "inputs", "compute", "host"]
 
 
 class RankShare(Record):
-    """The mean step of one rank by what it does. The parts add up to the step.
+    """Mean step of one rank, divided by activity. The parts add up to the step.
 
     Attributes:
-        waiting_ms: Waiting at a collective for the last rank to arrive.
-        transfer_ms: Time in collectives once all ranks have arrived.
+        waiting_ms: Time at collectives until the last rank arrives.
+        transfer_ms: Time in collectives after all ranks have arrived.
         undivided_ms: Communication that cannot be divided in this way.
-        input_elements: Size of the model's largest input per step. For a language model, its
-            tokens.
+        input_elements: Size of the model's largest input per step. For a language model, the number
+            of tokens.
     """
 
     rank: int
@@ -423,8 +445,8 @@ class RankShare(Record):
 class CollectiveShare(Record):
     """One kind of collective, as the mean over ranks.
 
-    `waiting_ms` and `transfer_ms` are None if they are not distinguishable: not all ranks leave it
-    together, or it is waited for later.
+    `waiting_ms` and `transfer_ms` are None if they cannot be separated. Then ranks do not leave the
+    collective together, or the script waits for it later.
     """
 
     name: str
@@ -435,12 +457,17 @@ class CollectiveShare(Record):
 
 
 class Straggler(Record):
-    """A rank that comes later than the others.
+    """A rank that arrives later than the others.
 
-    It is `ms` per step behind, with a 90% interval, and `cause_ms` of that belong to the cause: its
-    data; more numbers in its inputs (`elements` against `usual_elements`); its computing, for the
-    same inputs; or its host, which is the rest. `cause_ms` may exceed `ms` if another part is
-    shorter.
+    Attributes:
+        ms: Delay per step.
+        ms_low: Lower end of the delay's 90% interval.
+        ms_high: Upper end of the delay's 90% interval.
+        cause: Main reason for the delay. "data": waiting for data. "inputs": larger inputs.
+            "compute": slower computing on the same inputs. "host": the rest.
+        cause_ms: Part of the delay from this cause. It exceeds `ms` if another part is shorter.
+        elements: Size of the rank's inputs.
+        usual_elements: Size of the other ranks' inputs.
     """
 
     rank: int
@@ -455,10 +482,11 @@ class Straggler(Record):
 
 
 class Together(Record):
-    """Mutual effects of ranks that train together, over `steps` steps.
+    """Effects of ranks on each other, over `steps` steps.
 
-    `uneven_ms` is a step's mean waiting if no rank is always behind, but the one with the largest
-    inputs is the last in most steps. Otherwise it is None.
+    Attributes:
+        uneven_ms: Mean waiting per step because input sizes differ. Set if no rank is always late,
+            but the rank with the largest inputs is last in most steps. Otherwise None.
     """
 
     steps: int
@@ -473,7 +501,7 @@ class Together(Record):
 
 Steps = Mapping[int, Sequence[RankStep]]
 Divided = dict[int, list[list[tuple[float, float]]]]
-"""Milliseconds of waiting for the last rank and of transfer, by rank, step and collective."""
+"""Milliseconds of (waiting for the last rank, transfer), by rank, step and collective."""
 
 
 def together(
@@ -481,7 +509,16 @@ def together(
     nodes: Mapping[int, str],
     rates: Sequence[LinkRate],
 ) -> Together | None:
-    """Compare the ranks. Returns None for one rank, or if too few steps have common collectives."""
+    """Compare the ranks.
+
+    Args:
+        by_rank: Steps of each rank by number, from `rank_steps`.
+        nodes: Node of each rank.
+        rates: Rates of the links between nodes.
+
+    Returns:
+        The comparison. None for a single rank, or if too few steps have common collectives.
+    """
     if len(by_rank) < 2:
         return None
     steps = common(by_rank)
@@ -505,7 +542,7 @@ def together(
 
 
 def _divided(steps: Steps, nodes: Mapping[int, str], known: Mapping[str, Sequence[int]]) -> Divided:
-    """Divide the time of every collective at the arrival of the last rank."""
+    """Divide the time of every collective at the moment when the last rank arrives."""
     divided: Divided = {rank: [] for rank in steps}
     for i in range(len(next(iter(steps.values())))):
         shift = {rank: known[nodes[rank]][i] for rank in steps}
@@ -537,7 +574,7 @@ def _share(
     waiting, transfer = (
         fmean(math.fsum(parts[which] for parts in s) for s in divided) for which in (0, 1)
     )
-    # a collective that also converts an object to a tensor has less time of its own
+    # A collective that also converts an object to a tensor has less communication time of its own.
     waiting = min(waiting, exchange)
     transfer = min(transfer, exchange - waiting)
     undivided = exchange - waiting - transfer
@@ -560,7 +597,7 @@ def _mean_ms(steps: Sequence[RankStep], parts: Sequence[int]) -> float:
 
 
 def _collectives(steps: Steps, divided: Divided) -> tuple[CollectiveShare, ...]:
-    """Return the collectives, the one that exposes most first."""
+    """Return the collectives, sorted by exposed time, the largest first."""
     every = [
         (s, parts) for rank in steps for s, parts in zip(steps[rank], divided[rank], strict=True)
     ]
@@ -586,7 +623,7 @@ def _collectives(steps: Steps, divided: Divided) -> tuple[CollectiveShare, ...]:
 
 
 def _stragglers(steps: Steps, shares: Sequence[RankShare]) -> tuple[Straggler, ...]:
-    """Return the ranks whose own pace is slower than the usual one, the slowest first."""
+    """Return the ranks whose own pace is slower than usual, slowest first."""
     own = {rank: [s.own_ns() / 1e6 for s in steps[rank]] for rank in steps}
     mean = {rank: fmean(times) for rank, times in own.items()}
     least = BEHIND * fmean(s.step_ms for s in shares)
@@ -621,8 +658,8 @@ def _cause(share: RankShare, usual: Sequence[RankShare]) -> dict[str, Any]:
     }
     cause = max(more, key=lambda c: more[c])
     elements, usual_elements = share.input_elements, fmean(u.input_elements for u in usual)
-    # If its work grows with its inputs, it explains at least half of the difference. Otherwise
-    # something else is slow as well.
+    # If the work grows with the inputs, larger inputs explain at least half of the difference.
+    # Otherwise something else is slow as well.
     expected = (
         fmean(u.compute_ms for u in usual) * (elements / usual_elements - 1)
         if usual_elements
@@ -654,7 +691,7 @@ def _uneven_ms(steps: Steps, shares: Sequence[RankShare]) -> float | None:
 def _exposed(found: Sequence[SlowLink], shares: Sequence[RankShare]) -> tuple[SlowLink, ...]:
     """Return the slow links whose time is not hidden.
 
-    It is at most as long as the transfer that ranks are seen to wait for.
+    The cost of a link is limited to the transfer time that ranks are seen to wait for.
     """
     transfer = median([s.transfer_ms + s.undivided_ms for s in shares])
     least = BEHIND * fmean(s.step_ms for s in shares)

@@ -1,12 +1,15 @@
-"""Several `trainpace watch` as one: the tasks of a job step of srun, or torchrun on several nodes.
+"""Coordinate several `trainpace watch` processes: tasks of a job step of srun, or nodes of
+torchrun.
 
-All tasks record into one shared folder, and the first one reports for all. Under interventions they
-begin together, each writes there how it ended, and the others wait for that, for a limited time. A
-network file system may keep a folder's listing for up to a minute, so one node sees late what
-another writes, unless it changes the folder itself.
+All tasks record into one shared folder, and the first task reports for all. With interventions, the
+tasks begin together. Each task writes a file when it ends, and the others wait for that file, for a
+limited time.
 
-The variables are those of srun's manual. A batch script has SLURM_PROCID as well, but no step, and
-runs its command alone.
+A network file system may cache a folder's listing for up to a minute. Then a node sees late what
+another node writes, unless it changes the folder itself.
+
+The environment variables are those of srun's manual. A batch script also has SLURM_PROCID, but no
+step, so it runs its command alone.
 """
 
 import contextlib
@@ -29,8 +32,10 @@ from trainpace.watch.inside.event_log import Step
 class Task(NamedTuple):
     """Identity of this task among `tasks` tasks.
 
-    `step` names the job, its step, and the number of its restart. `is_node` is true for torchrun on
-    one of several nodes, whose names may be the same in another run.
+    Attributes:
+        step: Names of the job and its step, and the number of the restart.
+        number: Number of this task, from 0.
+        is_node: The task is torchrun on one of several nodes. Another run may have the same `step`.
     """
 
     step: str
@@ -48,7 +53,7 @@ class Task(NamedTuple):
 
 
 def task_of(environment: Mapping[str, str]) -> Task | None:
-    """Return the task of srun that this process is. None if it is alone, or not under srun."""
+    """Return this process's task of srun. None for a single task, or without srun."""
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     job, step, number, tasks = (environment.get(name, "") for name in names)
     if not (number.isdigit() and tasks.isdigit() and int(tasks) > 1 and job and step):
@@ -62,7 +67,7 @@ def task_of(environment: Mapping[str, str]) -> Task | None:
 
 
 def node_of(command: Sequence[str]) -> Task | None:
-    """Return the node that torchrun's options name, or None."""
+    """Return the node that the options of torchrun name, or None."""
     nodes, number = (_torchrun_options(command).get(name, "") for name in ("nnodes", "node-rank"))
     if not (nodes.isdigit() and number.isdigit() and int(number) < int(nodes)) or int(nodes) < 2:
         return None
@@ -70,7 +75,7 @@ def node_of(command: Sequence[str]) -> Task | None:
 
 
 def is_one_of_unnumbered_nodes(command: Sequence[str]) -> bool:
-    """Return True for torchrun on one of several nodes without its number.
+    """Return True if torchrun runs on one of several nodes without a node number in its options.
 
     Such nodes agree on their numbers themselves.
     """
@@ -99,7 +104,7 @@ def _torchrun_options(command: Sequence[str]) -> dict[str, str]:
 
 
 def take(folder: Path, task: Task) -> bool:
-    """Claim the folder for the step, as each of its tasks does in any order.
+    """Claim the folder for this job step. All tasks of the step claim it, in any order.
 
     Returns:
         False if the folder holds anything else, or an earlier recording of this node.
@@ -107,7 +112,7 @@ def take(folder: Path, task: Task) -> bool:
     mark = folder / f"step-{task.step}"
     if folder.exists() and not folder.is_dir():
         return False
-    # checked last, because another task may make the mark meanwhile
+    # The mark is checked last, because another task may create it meanwhile.
     if folder.exists() and any(folder.iterdir()) and not mark.exists():
         return False
     folder.mkdir(parents=True, exist_ok=True)
@@ -128,9 +133,9 @@ MEET_S, NODES_MEET_S = 120.0, 600.0
 srun starts its tasks at once. Nodes of torchrun are started by hand.
 """
 SLACK_S = 10.0
-"""Additional seconds that the others wait for the first task's decision."""
+"""Additional seconds that the other tasks wait for the first task's decision."""
 GRACE_S = 15.0
-"""Seconds that a command may go on after another task's command has failed.
+"""Seconds that a command may continue after another task's command has failed.
 
 Most commands end by themselves when a connection breaks.
 """
@@ -141,7 +146,7 @@ ON_ALL_NODES = "Give all of them the same new `output` folder, on a disk that ev
 
 
 class Ended(NamedTuple):
-    """The end of a task's command. `after` lists the tasks that had failed before."""
+    """End of a task's command. `after` lists the tasks that had failed before."""
 
     number: int
     host: str
@@ -153,17 +158,22 @@ class Ended(NamedTuple):
 
 
 def arrive(folder: Path, task: Task) -> None:
-    """Write that this task is here."""
+    """Write a file that shows that this task has joined."""
     _write(_file(folder, task.number, HERE), {"host": socket.gethostname()})
 
 
 def meet(folder: Path, task: Task, patience_s: float | None = None) -> None:
-    """Return once all tasks have joined in the folder.
+    """Wait until all tasks have joined in the folder.
+
+    Args:
+        folder: The shared folder.
+        task: This task.
+        patience_s: Seconds to wait. By default, 120 for srun and 600 for nodes of torchrun.
 
     Raises:
-        TrainpaceError: A task does not come in time. It was not started or does not see the
-            folder. All tasks raise this, because interventions on only some ranks would leave
-            the others waiting.
+        TrainpaceError: A task does not join in time, because it was not started or does not see the
+            folder. All tasks raise this error: interventions on only some ranks would leave the
+            others waiting.
     """
     patience_s = (NODES_MEET_S if task.is_node else MEET_S) if patience_s is None else patience_s
     arrive(folder, task)
@@ -175,7 +185,7 @@ def meet(folder: Path, task: Task, patience_s: float | None = None) -> None:
                 " command was not started.",
                 f"Start all of them. {ON_ALL_NODES}",
             )
-    except BaseException:  # also after Ctrl-C: a late task must not count this one as present
+    except BaseException:  # Also after Ctrl-C. A late task must not count this one as present.
         with contextlib.suppress(OSError):
             os.unlink(_file(folder, task.number, HERE))
         raise
@@ -202,10 +212,10 @@ def _missing_at_start(folder: Path, task: Task, patience_s: float) -> list[int]:
 
 
 class Lookout:
-    """Detects that a command under interventions waits in vain.
+    """Detects that a command with interventions waits in vain.
 
-    It waits for the ranks of a task that has failed, or, after the first step, for longer than
-    `still_s`.
+    The command waits in vain if a task has failed, or if no log has grown for `still_s` seconds
+    after the first step.
     """
 
     def __init__(self, folder: Path, task: Task, still_s: float) -> None:
@@ -216,11 +226,11 @@ class Lookout:
         self.gave_up = ""
 
     def gives_up(self) -> bool:
-        """Return True if the command has to be ended. `gave_up` then gives the reason."""
+        """Return True if the command has to be ended. `gave_up` then holds the reason."""
         now = time.monotonic()
         if not any(e.exit_code for e in ends(self.folder, self.task)):
             self.failed_since = now
-        with contextlib.suppress(OSError):  # a network's disk that does not answer now
+        with contextlib.suppress(OSError):  # The network file system does not answer now.
             logs = list(self.folder.glob("process-*.trail"))
             self.steps = self.steps or any(map(_has_steps, logs))
             sizes = {path.name: _size(path) for path in logs}
@@ -237,8 +247,10 @@ class Lookout:
 
 
 def end(folder: Path, task: Task, exit_code: int) -> None:
-    """Write that this task's command has ended, and the size of its logs, so that others see them
-    whole.
+    """Write that this task's command has ended.
+
+    The file includes the sizes of this host's logs. With them, other tasks can check that they see
+    the whole logs.
     """
     failed = [e.number for e in ends(folder, task) if e.exit_code]
     host = socket.gethostname()
@@ -270,7 +282,8 @@ def _reported(folder: Path, task: Task) -> dict[int, dict[str, Any] | None]:
 def missing_after(folder: Path, task: Task, patience_s: float | None = None) -> list[int]:
     """Wait until all tasks have ended and their logs are visible.
 
-    Returns those that are missing.
+    Returns:
+        The numbers of the tasks that are missing after the time limit.
     """
 
     def missing() -> list[int]:
@@ -289,9 +302,16 @@ def first_failure(ended: Sequence[Ended]) -> int:
 
 
 def ends_in_words(folder: Path, task: Task, missing: Sequence[int], gave_up: str = "") -> str:
-    """Describe which tasks failed and whose recording may end early. Empty if all ended well.
+    """Describe which tasks failed, and whose recordings may end early.
 
-    `gave_up` is the reason why this task's command was ended.
+    Args:
+        folder: The shared folder.
+        task: This task.
+        missing: Tasks that had not ended in time.
+        gave_up: Reason why the command of this task was ended, or empty.
+
+    Returns:
+        Sentences, or an empty string if all tasks ended well.
     """
     words = []
     own = task.number if gave_up else None
@@ -317,11 +337,11 @@ def _missing_in_words(folder: Path, task: Task, missing: Sequence[int]) -> Itera
         )
 
 
-# ---- putting back what was written over, in turn
+# ---- files of earlier runs are put back in turn
 
 
 def tidied(folder: Path, task: Task, done: dict[str, list[str]]) -> None:
-    """Write the files that this task has put back, and those that it has left."""
+    """Write which files this task has put back, and which it has left."""
     _write(_file(folder, task.number, TIDIED), done)
 
 
@@ -330,7 +350,7 @@ def await_tidied(
 ) -> None:
     """Wait until these tasks have put back their files.
 
-    Two tasks at once would lose a shared file.
+    Two tasks that work at the same time would lose a shared file.
     """
     patience_s = PATIENCE_S if patience_s is None else patience_s
     _awaited(
@@ -342,7 +362,7 @@ def await_tidied(
 
 
 def put_back_by_all(folder: Path, task: Task) -> dict[str, list[str]]:
-    """Return the files that all tasks have put back and left, without repetition."""
+    """Return the files that all tasks have put back and left, without duplicates."""
     done: dict[str, list[str]] = {}
     for about in (_read(_file(folder, number, TIDIED)) or {} for number in range(task.tasks)):
         for name, places in about.items():
@@ -365,7 +385,7 @@ def _write(file: Path, content: dict[str, Any]) -> None:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    """Return a file's content, or None if it is missing or incomplete."""
+    """Return the content of a file, or None if it is missing or incomplete."""
     with contextlib.suppress(UnreadableInput, OSError):
         said = read_json(file) if file.exists() else None
         return said if isinstance(said, dict) else None
@@ -373,7 +393,7 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def _is_there(file: Path) -> bool:
-    with contextlib.suppress(OSError):  # a network's disk that does not answer now
+    with contextlib.suppress(OSError):  # The network file system does not answer now.
         return file.exists()
     return False
 
@@ -397,7 +417,7 @@ def _all_seen(folder: Path, about: dict[str, Any]) -> bool:
 def _awaited(
     folder: Path, task: Task, patience_s: float, missing: Callable[[], list[int]]
 ) -> list[int]:
-    """Wait until nobody is missing or the time is over. Returns those that are missing."""
+    """Wait until no task is missing or the time is over. Return the missing tasks."""
     until, refreshed = time.monotonic() + patience_s, time.monotonic()
     while found := missing():
         now = time.monotonic()

@@ -1,7 +1,7 @@
-"""A watched run over time: the parts of each rank's training, and the batches of its workers.
+"""Timeline of a watched run: the parts of each rank's steps, and the batches of its workers.
 
-A window of it gives bars for a picture. The whole run gives a file in the Trace Event Format for
-Perfetto or chrome://tracing.
+A window of the run becomes bars for a picture. The whole run becomes a file in the Trace Event
+Format for Perfetto or chrome://tracing.
 """
 
 import gzip
@@ -28,9 +28,9 @@ TYPICAL = 1.25
 
 
 class WorkerLane(NamedTuple):
-    """The logs of successive worker processes with one number, oldest first.
+    """Logs of successive worker processes with the same number, oldest first.
 
-    `loader` numbers simultaneous ones from 1, because they belong to different loaders.
+    `loader` is 1, or a higher number if workers of several loaders ran at the same time.
     """
 
     worker: int
@@ -51,8 +51,10 @@ class WorkerLane(NamedTuple):
 class Process(NamedTuple):
     """A process that imported torch.
 
-    `shift_ns` added to its times gives the first rank's clock. `steps` counts all optimizer steps,
-    and `detailed` holds those with spans, in order.
+    Attributes:
+        shift_ns: Difference to add to its times to get the first rank's clock.
+        steps: Number of all optimizer steps.
+        detailed: Steps with recorded spans, in order.
     """
 
     path: Path
@@ -67,10 +69,12 @@ class Process(NamedTuple):
 
 
 def read_processes(folder: Path) -> list[Process]:
-    """Return the folder's processes by rank, without launchers and helpers if others trained.
+    """Return the processes of a folder, sorted by rank.
+
+    If any process trained, launchers and helpers without steps are left out.
 
     Raises:
-        UnreadableInput: The folder has no event log, or a file is not one.
+        UnreadableInput: The folder has no event log, or a file is not an event log.
     """
     processes = []
     for log in process_logs(folder):
@@ -84,7 +88,7 @@ def read_processes(folder: Path) -> list[Process]:
     processes.sort(key=lambda pair: (pair[0].rank, pair[0].first_ns))
     (first, zero_ns), *_ = processes
     ahead_ns = {first.host: 0} | _clock_offsets_ns([process for process, _ in processes])
-    # clocks of one host agree better than its processes' readings of the wall clock
+    # Clocks of one host agree better than wall-clock readings of its processes.
     return [
         process._replace(
             shift_ns=-ahead_ns[process.host] if process.host in ahead_ns else clock_ns - zero_ns
@@ -94,9 +98,10 @@ def read_processes(folder: Path) -> list[Process]:
 
 
 def _clock_offsets_ns(processes: Sequence[Process]) -> dict[str, int]:
-    """Return how far the clocks of hosts are ahead of the first rank's, from common collectives.
+    """Return by how many ns each host's clock is ahead of the first rank's, from common
+    collectives.
 
-    It is empty without such collectives. Wall clocks are used then.
+    The result is empty without common collectives. Wall clocks are used then.
     """
     longest = {p.rank: p for p in sorted(processes, key=lambda p: p.steps)}
     if len({p.host for p in longest.values()}) < 2:
@@ -144,7 +149,7 @@ def _process_of(log: ProcessLog) -> Process:
 def _worker_lanes(workers: Sequence[tuple[Path, int]]) -> tuple[WorkerLane, ...]:
     """Group workers into lanes.
 
-    Workers with one number share a lane, unless two loaders had them at the same time.
+    Workers with the same number share a lane, unless two loaders had them at the same time.
     """
     lives = []
     for path, worker in workers:
@@ -165,7 +170,7 @@ def _worker_lanes(workers: Sequence[tuple[Path, int]]) -> tuple[WorkerLane, ...]
 
 
 class Bar(Record):
-    """A stretch of one part, in milliseconds from the window's start.
+    """A stretch of one part, in milliseconds from the start of the window.
 
     `part` is one of `PARTS`, or "fetch" for a worker's batch.
     """
@@ -177,7 +182,7 @@ class Bar(Record):
 
 
 class StepMark(Record):
-    """One optimizer step, clipped to the window, and its trial."""
+    """One optimizer step and its trial. Times are clipped to the window."""
 
     number: int
     start_ms: float
@@ -186,10 +191,10 @@ class StepMark(Record):
 
 
 class Lane(Record):
-    """A row of bars that are in order and do not overlap.
+    """A row of bars in order, without overlaps.
 
-    The bars of training fill every step. A worker's bars leave its idle time free. Only training
-    has `steps`.
+    Bars of a training lane fill every step. Bars of a worker lane leave its idle time free. Only
+    training lanes have `steps`.
     """
 
     rank: int
@@ -205,8 +210,9 @@ class Lane(Record):
 class Timeline(Record):
     """A window over steps `first_step` to `last_step` of the lowest rank.
 
-    `after_s` is the time from that rank's first step to the window. If `on_gpu` is true, bars show
-    when the host was busy, and the device goes on working after them.
+    Attributes:
+        after_s: Seconds from that rank's first step to the window.
+        on_gpu: Bars show when the host was busy. The GPU continues to work after them.
     """
 
     lanes: tuple[Lane, ...]
@@ -229,17 +235,17 @@ class _Window(NamedTuple):
         return (min(max(at_ns, self.start_ns), self.end_ns) - self.start_ns) / 1e6
 
     def bars(self, part: str, name: str, start_ns: int, end_ns: int) -> Iterator[Bar]:
-        """Yield one bar, clipped to the window, or none outside of it."""
+        """Yield the bar, clipped to the window. Yield nothing if it is outside."""
         if start_ns < self.end_ns and end_ns > self.start_ns:
             yield Bar(part=part, name=name, start_ms=self.ms(start_ns), end_ms=self.ms(end_ns))
 
 
 def timeline_of(folder: Path, steps: range | None = None) -> Timeline:
-    """Return the timeline of the requested steps, or of about ten typical ones from the middle.
+    """Return the timeline of the requested steps, or of about ten typical steps from the middle.
 
     Raises:
         UnreadableInput: The folder has no event logs.
-        TrainpaceError: No requested step has spans.
+        TrainpaceError: None of the requested steps has spans.
     """
     processes = read_processes(folder)
     first = processes[0]
@@ -260,11 +266,11 @@ def timeline_of(folder: Path, steps: range | None = None) -> Timeline:
     )
 
 
-# ---- which steps
+# ---- choice of steps
 
 
 def _runs(steps: Iterable[Step]) -> list[list[Step]]:
-    """Return runs of consecutive steps. Not every step has spans."""
+    """Return runs of consecutive steps. Steps without spans interrupt a run."""
     grouped = groupby(enumerate(steps), key=lambda item: item[1].number - item[0])
     return [[step for _, step in run] for _, run in grouped]
 
@@ -348,14 +354,14 @@ def _training_bars(path: Path, steps: Sequence[Step], window: _Window) -> Iterab
 
 
 Stretch = tuple[int, int, int, int]
-"""Part, number of its name, start_ns, end_ns."""
+"""(part, number of its name, start_ns, end_ns)"""
 
 
 def charged(step: Step, spans: Sequence[Span]) -> list[Stretch]:
-    """Cut a step into stretches without overlaps or gaps, charged as the recorder charges them.
+    """Cut a step into stretches without overlaps or gaps, charged as the recorder charges time.
 
-    A stretch belongs to the innermost span unless one of `COVERING` is around it, or to `other`
-    outside all spans. Nested stretches of one part are merged.
+    A stretch belongs to the innermost span, or to a span of `COVERING` around it. Outside of all
+    spans it belongs to `other`. Nested stretches of one part are merged.
     """
     out: list[Stretch] = []
     at = step.start_ns
@@ -391,8 +397,9 @@ def charged(step: Step, spans: Sequence[Span]) -> list[Stretch]:
 
 
 def coarsened(bars: Sequence[Bar], at_least_ms: float) -> list[Bar]:
-    """Merge neighboring bars that are narrower than a dot into one of the part with the largest
-    share.
+    """Merge neighboring bars that are narrower than `at_least_ms`.
+
+    The merged bar gets the part of the longest bar in it.
     """
     out: list[Bar] = []
     group: list[Bar] = []
@@ -417,12 +424,15 @@ def coarsened(bars: Sequence[Bar], at_least_ms: float) -> list[Bar]:
 
 # ---- the Trace Event Format
 #
-# Complete events (X) are in microseconds and must nest within a track. Metadata (M) has the names.
+# Complete events (X) are in microseconds and must nest within a track. Metadata events (M) hold
+# the names.
 
 STEPS, TRAINING, FIRST_WORKER, FIRST_THREAD = 1, 2, 10, 1000
 _HELD = 20_000
 APART_NS = 2
-"""Gap between events that would touch. A viewer that rounds to nanoseconds must not see an overlap.
+"""Nanoseconds between events that would touch.
+
+A viewer that rounds to nanoseconds would otherwise see an overlap.
 """
 Event = dict[str, Any]
 
@@ -430,8 +440,8 @@ Event = dict[str, Any]
 def write_trace(folder: Path, path: Path) -> int:
     """Write a folder of event logs as trace JSON and return the number of events.
 
-    The file is compressed if its name ends in .gz, and written whole or not at all. One step's
-    spans are in memory at a time.
+    The file is compressed if its name ends in .gz. It is written completely or not at all. Memory
+    holds the spans of one step at a time.
 
     Raises:
         UnreadableInput: The folder has no event logs, or the file cannot be written.
@@ -453,9 +463,9 @@ def write_trace(folder: Path, path: Path) -> int:
 
 
 def trace_events(processes: Iterable[Process]) -> Iterator[Event]:
-    """Yield trace events.
+    """Yield the trace events of all processes.
 
-    A rank's process number is the rank + 1, because Perfetto reserves 0 for the kernel
+    The process number of a rank is the rank + 1, because Perfetto reserves 0 for the kernel
     (google/perfetto#394).
     """
     processes = list(processes)
@@ -500,7 +510,7 @@ def _process_events(process: Process, pid: int, shift_ns: int) -> Iterator[Event
 def _outer_first(events: list[Event]) -> list[Event]:
     """Sort spans by their start.
 
-    Logs list a span at its end, and viewers need the outer one first.
+    Logs list a span when it ends, and viewers need the outer span first.
     """
     return sorted(events, key=lambda e: (e["ts"], -e["dur"]))
 
@@ -536,6 +546,6 @@ def _event(r: Step | Span | Fetch, pid: int, tid: int, shift_ns: int, name: str 
 
 
 def _named(kind: str, pid: int, tid: int, name: str, place: int) -> Iterator[Event]:
-    """Yield the name of a process or a thread, and its position among the others."""
+    """Yield the name of a process or thread, and its position among the others."""
     for what, value in (("name", name), ("sort_index", place)):
         yield {"ph": "M", "name": f"{kind}_{what}", "pid": pid, "tid": tid, "args": {what: value}}

@@ -1,14 +1,14 @@
-"""Start the recorder in a watched command's Python processes once they import torch.
+"""Start the recorder in the Python processes of a watched command.
 
-This folder comes first on their Python path, and Python imports the first ``sitecustomize`` that it
-finds. A second one is loaded from here.
+This folder comes first on Python's path, and Python imports the first ``sitecustomize`` that it
+finds. If the user has another ``sitecustomize``, it is loaded from here.
 """
 
 import os
 import sys
 
 _before: list[object] = []
-"""Keeps the second module alive, since nothing else refers to it."""
+"""Keeps the user's ``sitecustomize`` alive, since nothing else refers to it."""
 
 
 def _load_the_one_before() -> None:
@@ -25,7 +25,7 @@ def _load_the_one_before() -> None:
 
 
 def _load_trainpace() -> None:
-    """Make ``trainpace`` importable where it is missing, without the packages beside it."""
+    """Make ``trainpace`` importable if it is missing, without the other packages in its folder."""
     import importlib.util
 
     if importlib.util.find_spec("trainpace") is not None:
@@ -48,7 +48,7 @@ def _start() -> None:
         from trainpace.watch.inside.start import begin
 
         begin()
-    except Exception as error:  # the script must run in any case
+    except Exception as error:  # The script must run in any case.
         sys.stderr.write(f"trainpace: warning: this process is not recorded ({error}).\n")
 
 
