@@ -1,7 +1,8 @@
 """Step time in milliseconds by cause. The causes sum to the step time.
 
 Two sources are combined: the parts of the event log, and interventions. An intervention runs blocks
-of steps with one cause removed, interleaved with blocks of plain steps.
+of steps with one cause removed, interleaved with blocks of plain steps. In code, `trial` is the
+name of an intervention (a key of `INTERVENTIONS`) or "plain".
 """
 
 import math
@@ -28,28 +29,28 @@ from trainpace.watch import (
 )
 
 FEW_SAMPLES = "few_samples"
-"""Intervention that shrinks the batch and removes no cause.
+"""Name of the intervention that shrinks the batch. It removes no cause.
 
 It measures the time that does not depend on the batch size.
 """
 INTERRUPTIONS = ("communication", "straggler", "checkpoint", "evaluation")
 """Parts that interrupt training, and communication between ranks."""
 BUSY = 0.9
-"""Busy share of the step below which the device waits for the host.
+"""Share of the step that the device is busy. Below this value, the device waits for the host.
 
 The value is based on a single training.
 """
 MOST_PER_OPERATOR_MS = 0.1
 """Upper limit of host overhead per operator on a machine with other load, in milliseconds.
 
-Chosen by hand: recorded scripts needed 3 to 11 microseconds, modules with much Python more.
+Chosen by hand: recorded scripts needed 3 to 11 microseconds. Modules with much Python code needed
+more.
 """
 CROWDED_NOISE = 2
 """Factor that widens the equal-speed interval of ranks on a machine with other load.
 
-Other programs slow down one rank and then another for longer than a block of steps. Chosen by
-    hand:
-two identical ranks differed by 7.8 ms (2.4 to 13.1).
+Other programs slow down one rank and then another, each time for longer than a block of steps.
+Chosen by hand: two identical ranks differed by 7.8 ms (2.4 to 13.1).
 """
 
 IN_WORDS = {
@@ -71,11 +72,16 @@ IN_WORDS = {
 
 
 class Intervention(NamedTuple):
-    """Settings of an intervention: the steps to compare, and the causes that they isolate.
+    """Settings of an intervention: the steps to compare and the causes that they isolate.
 
-    `last_pairs`: its blocks run after all rounds and are paired with the last plain
-    blocks. `proves`: a significant result proves its causes; otherwise `split` checks further
-    conditions.
+    Attributes:
+        steps_with: Description of the changed steps for the report.
+        causes: Causes that the intervention removes.
+        against: Name of the blocks that serve as the baseline.
+        last_pairs: True if the blocks run after all rounds. Each is then paired with one of the
+            last baseline blocks instead of the first ones.
+        proves: True if a conclusive result (`Proof.settles`) proves the causes. If False, `split`
+            checks further conditions.
     """
 
     steps_with: str = ""
@@ -101,11 +107,14 @@ INTERVENTIONS = {
 
 
 class Advice(Record):
-    """Suggested change: its description, its saving per step, and the total time of its cause as a
-    ceiling.
+    """Suggested change and its saving per step.
 
-    `settings` are the values to set if the change is a setting. `basis` is the source of the
-    figure. `at_most`: the saving is an upper bound.
+    Attributes:
+        saves_ms: Saving in milliseconds per step.
+        ceiling_ms: Upper limit of the saving, usually the total time of the cause.
+        basis: Source of the figure.
+        settings: Values to set, if the change is a setting.
+        at_most: True if `saves_ms` is an upper bound. The real saving may be smaller.
     """
 
     cause: str
@@ -121,7 +130,7 @@ class Advice(Record):
 class Proof(Record):
     """Step times with and without one cause, from `rounds` pairs of interleaved blocks.
 
-    `saved_ms` has a 90% interval.
+    `low_ms` and `high_ms` are the 90% interval of `saved_ms`.
     """
 
     trial: str
@@ -134,12 +143,12 @@ class Proof(Record):
 
     @property
     def detects_ms(self) -> float:
-        """Return the smallest saving that this proof can distinguish from noise."""
+        """Smallest saving that this proof can distinguish from noise, in milliseconds."""
         return (self.high_ms - self.low_ms) / 2
 
     @property
     def settles(self) -> bool:
-        """Return True if the result is conclusive: a saving beyond the noise, or low noise."""
+        """True if the result is conclusive: enough rounds, and a clear saving or low noise."""
         return self.rounds >= LEAST_ROUNDS and (
             self.low_ms > 0 or self.detects_ms <= PRECISE * self.plain_ms
         )
@@ -163,7 +172,7 @@ def of_trial(rank: Rank, trial: str) -> list[Block]:
 def _in_rounds(
     ranks: Sequence[Rank], trial: str, value: Callable[[Block], float]
 ) -> tuple[list[float], list[float]]:
-    """Return the means over ranks of (plain blocks, blocks of the trial), paired by rounds."""
+    """Return `value` of the (baseline, intervention) blocks, averaged over ranks for each round."""
     how = INTERVENTIONS.get(trial, Intervention())
     both = [[of_trial(r, name) for r in ranks] for name in (how.against, trial)]
     rounds = min(len(blocks) for side in both for blocks in side)
@@ -181,7 +190,10 @@ def _in_rounds(
 
 
 def proof(ranks: Sequence[Rank], trial: str) -> Proof | None:
-    """Return the mean step-time difference of an intervention, or None if it was not run."""
+    """Compare the step times with and without an intervention.
+
+    Returns None if the intervention was not run, or if the model cannot run in bf16.
+    """
     plain, without = _in_rounds(ranks, trial, lambda block: block.step_ms)
     if not plain or (trial == "bf16" and any(r.refuses_bf16 for r in ranks)):
         return None
@@ -200,7 +212,7 @@ def proof(ranks: Sequence[Rank], trial: str) -> Proof | None:
 def removes_its_cause(ranks: Sequence[Rank], tried: Proof) -> bool:
     """Return True if the intervention removed most of its cause.
 
-    Collectives that Trainpace does not know still run in steps without communication.
+    Only `no_sync` can fail to do so: collectives that Trainpace does not know still run.
     """
     if tried.trial != "no_sync":
         return True
@@ -214,7 +226,10 @@ def _still_communicating_ms(rank: Rank, block: Block) -> float:
 
 
 def own_pace_ms(ranks: Sequence[Rank]) -> list[list[float]] | None:
-    """Return each rank's step times without communication, or None if `no_sync` was not run."""
+    """Return each rank's step times (ms) without communication, one value per `no_sync` block.
+
+    Returns None if a rank has no such block.
+    """
     alone = [
         [b.step_ms - _still_communicating_ms(rank, b) for b in of_trial(rank, "no_sync")]
         for rank in ranks
@@ -228,7 +243,7 @@ def part_ms(rank: Rank, trial: str, *parts: str) -> float | None:
 
 
 class Split(NamedTuple):
-    """Mean milliseconds per step by cause, and the causes that an intervention proved.
+    """Mean milliseconds per step by cause, and the causes that are proved.
 
     The mean is over the ranks that wait for a straggler, or over all ranks if there is none.
     `fixed_ms` is the part of forward and backward that does not depend on the batch.
@@ -268,19 +283,20 @@ def advice(
 def split(ranks: Sequence[Rank], together: Together | None = None, crowded: bool = False) -> Split:
     """Split the step time of these ranks by cause.
 
-    Without interventions, the straggler is the rank that the other ranks waited for.
-    Overlapped communication comes from DDP's counters. Launch overhead and computing are
-    then one cause.
+    Interventions are optional. Without them, the straggler is the rank that the other ranks waited
+    for, and DDP's counters give the exposed communication. Launch overhead is then part of
+    computing, unless the operators were timed.
 
     Args:
+        ranks: Recordings of the ranks of one training.
         together: Collective timings of ranks that train together.
-        crowded: True if other programs used the cores. Time between operators may then be
-            theirs.
+        crowded: True if other programs used the cores. The time between operators may then belong
+            to those programs.
     """
     paces = own_pace_ms(ranks) if len(ranks) > 1 else None
     others, slowest, straggler = _straggler(ranks, paces, together, crowded)
     parts = {part: fmean(r.parts_ms[part] for r in others) for part in ranks[0].parts_ms}
-    seen = parts["communication"]
+    seen = parts["communication"]  # time in blocking calls
     communication, straggler, proved = _waiting(ranks, paces, seen, straggler)
     waiting = communication + straggler
     model = _without_hidden(waiting - seen, parts)
@@ -327,7 +343,10 @@ def split(ranks: Sequence[Rank], together: Together | None = None, crowded: bool
 def _straggler(
     ranks: Sequence[Rank], paces: list[list[float]] | None, together: Together | None, crowded: bool
 ) -> tuple[Sequence[Rank], int | None, float]:
-    """Return (the ranks that wait, the slowest rank, the milliseconds it lags behind)."""
+    """Find the straggler. Return (the other ranks, its rank, the milliseconds it lags behind).
+
+    If no rank is clearly slower, return (all ranks, None, 0.0).
+    """
     slowest, behind = None, 0.0
     if paces is not None:
         means = [fmean(steps) for steps in paces]
@@ -342,7 +361,7 @@ def _straggler(
 
 
 def _lag(paces: list[list[float]], last: int) -> tuple[float, float]:
-    """Return how far one rank lags behind the mean of the others, and half its 90% interval."""
+    """Return the lag of one rank behind the mean of the others, and half of its 90% interval."""
     rest = [steps for i, steps in enumerate(paces) if i != last]
     return mean_and_half_width(
         [ms - fmean(others) for ms, *others in zip(paces[last], *rest, strict=False)]
@@ -352,9 +371,12 @@ def _lag(paces: list[list[float]], last: int) -> tuple[float, float]:
 def _waiting(
     ranks: Sequence[Rank], paces: list[list[float]] | None, seen_ms: float, straggler_ms: float
 ) -> tuple[float, float, frozenset[str]]:
-    """Return (communication, waiting for the straggler, the causes that are proved).
+    """Return (communication ms, ms of waiting for the straggler, the causes that are proved).
 
-    `seen_ms` is the time in blocking calls.
+    With `no_sync` blocks, communication is the plain step time minus the step time that the
+    slowest rank reaches without communication. Otherwise it is the time in blocking calls
+    (`seen_ms`), or the exposed time in DDP's counters if that is longer. Waiting for the straggler
+    is then a part of that time.
     """
     tried = proof(ranks, "no_sync") if paces is not None else None
     if paces is None or tried is None:
@@ -374,9 +396,9 @@ def _waiting(
 
 
 def _exposed_by_ddp(ranks: Sequence[Rank]) -> float:
-    """Return exposed communication by the counters of DistributedDataParallel (ns per backward
-    pass)."""
+    """Return the communication that DDP does not overlap with backward, in ms per step."""
     exposed = []
+    # DDP's counters are nanoseconds per backward pass.
     for rank in ranks:
         whole = rank.ddp.get("avg_backward_comm_time", 0) - rank.ddp.get(
             "avg_backward_compute_comm_overlap_time", 0
@@ -387,10 +409,14 @@ def _exposed_by_ddp(ranks: Sequence[Rank]) -> float:
 
 
 def _without_hidden(hidden_ms: float, parts: dict[str, float]) -> dict[str, float]:
-    """Subtract hidden waiting time from backward, then forward, then the optimizer.
+    """Return backward, forward and optimizer time without the waiting that they contain.
 
-    Forward passes wait for gathered parameters. If `hidden_ms` is negative, collectives
-    overlapped with computing, and backward gets the time back.
+    `hidden_ms` is the time of waiting minus the time in blocking calls. A rank also waits inside
+    these parts, for example in forward for gathered parameters. So the difference is subtracted
+    from backward first, then from forward, then from the optimizer.
+
+    If the blocking calls took longer than the waiting, `hidden_ms` is negative. Computing went on
+    during these calls, and the difference is added to backward.
     """
     model = {part: parts[part] for part in ("backward", "forward", "optimizer")}
     if hidden_ms < 0:
@@ -405,8 +431,11 @@ def _without_hidden(hidden_ms: float, parts: dict[str, float]) -> dict[str, floa
 def _launching(
     ranks: Sequence[Rank], computing_ms: float, hidden_ms: float, crowded: bool
 ) -> tuple[float, float | None]:
-    """Return (launch overhead, the part of forward and backward that does not depend on the
-    batch)."""
+    """Return (launch overhead, fixed time), both in ms per step.
+
+    The fixed time is the part of forward and backward that does not depend on the batch size, or
+    None if it is unknown. It also serves as the launch overhead if no operators were timed.
+    """
     lines = _known(_fixed_ms(r, hidden_ms) for r in ranks)
     fixed = min(fmean(lines), computing_ms) if lines else None
     large = _known(r.large_operators_ms for r in ranks)
@@ -429,9 +458,10 @@ def _beside_operators(
 
 
 def _fixed_ms(rank: Rank, hidden_ms: float) -> float | None:
-    """Extrapolate forward and backward to an empty batch, from a full batch and one of FEW samples.
+    """Extrapolate the time of forward and backward to an empty batch.
 
-    Returns None if the small batch was not tried.
+    The line goes through the full batch and the batch of FEW samples. Returns None if the small
+    batch was not run, or if the full batch has no more than FEW samples.
     """
     full = part_ms(rank, "cached_batch", "forward", "backward")
     few = part_ms(rank, FEW_SAMPLES, "forward", "backward")
@@ -444,17 +474,19 @@ def _fixed_ms(rank: Rank, hidden_ms: float) -> float | None:
 
 
 def _quickest_computing_ms(rank: Rank) -> float:
-    """Return forward and backward of the quickest block of plain steps, or of all steps if none
-    ran."""
+    """Return the time of forward and backward in the fastest block of plain steps.
+
+    Without such blocks, return the mean over all steps.
+    """
     blocks = [b.parts_ms for b in of_trial(rank, "plain")] or [rank.parts_ms]
     return min(parts["forward"] + parts["backward"] for parts in blocks)
 
 
 def _slowed_ms(ranks: Sequence[Rank]) -> float:
-    """Return how much longer forward and backward take while loader workers use the same cores.
+    """Return the time that forward and backward lose to loader workers on the same cores, in ms.
 
-    With a cached batch, loader workers are idle. Returns 0 if noise or the script's workers hide
-    it.
+    The loader workers are idle in blocks with a cached batch, so these blocks are the comparison.
+    Returns 0 if the difference is within the noise, a device computes, or no worker runs.
     """
     if not all(r.loader and r.loader.workers and r.device_busy_ms is None for r in ranks):
         return 0.0
@@ -468,8 +500,10 @@ def _slowed_ms(ranks: Sequence[Rank]) -> float:
 
 
 def _freed_ms(ranks: Sequence[Rank]) -> dict[str, float]:
-    """Return the milliseconds per part that fewer threads save, or an empty dict if that is not
-    proved."""
+    """Return the milliseconds that fewer threads save in each part of the step.
+
+    Returns an empty dict if no saving is proved.
+    """
     tried = proof(ranks, "fewer_threads")
     if tried is None or not tried.settles or tried.low_ms <= 0:
         return {}
@@ -486,7 +520,10 @@ def _freed_ms(ranks: Sequence[Rank]) -> dict[str, float]:
 
 
 def _take_freed(by_cause: dict[str, float], freed: dict[str, float]) -> float:
-    """Subtract the savings of fewer threads from their causes, and return the sum."""
+    """Subtract what fewer threads save (`freed`) from `by_cause` in place. Return the sum.
+
+    The causes of one group share the saving in proportion to their time.
+    """
     total = 0.0
     for causes, parts in (
         (("compute", "launch", "contention"), ("forward", "backward")),
@@ -521,12 +558,22 @@ def beside_a_device(
 ) -> dict[str, float]:
     """Split a step by cause if a device computes and the host only launches kernels.
 
-    Busy time counts as computing, except `copies_ms` (only copies from the host run) and up
-    to `update_ms` (the optimizer runs). Without synchronization
-    (`synchronisation_ms`, a part of logging, and copies) the step would take as long as the slower
-    of host and device. The remainder is lost in synchronization. Host time beyond device time is
-    charged first to avoidable causes, then to the optimizer and launching, in proportion to the
-    host's time in them. Interruptions and communication between ranks stay as they are.
+    The time of `INTERRUPTIONS` is copied from `host`. The rest of the step is divided in three:
+
+    1. Busy time of the device. It counts as computing, except `copies_ms` and `update_ms`.
+    2. Time lost in synchronization. The host waits for the device in copies and in
+       `synchronisation_ms`. Without these waits, the step would take as long as the slower of host
+       and device. The lost time is the difference. It goes to copies and logging.
+    3. The remainder, when the device waits for a slower host. It goes to data, logging, own code
+       and Trainpace's overhead, each up to its host time. The optimizer and launching share the
+       time that is left, in proportion to their host time.
+
+    Args:
+        host: Milliseconds per step by cause, as the host saw them.
+        busy_ms: Time per step that the device works.
+        copies_ms: Part of `busy_ms` when the device only receives copies from the host.
+        synchronisation_ms: Part of logging when the host waits for the device.
+        update_ms: Part of `busy_ms` for the optimizer.
     """
     step = math.fsum(ms for cause, ms in host.items() if cause not in INTERRUPTIONS)
     waits = {
@@ -535,7 +582,7 @@ def beside_a_device(
     }
     waiting = math.fsum(waits.values())
     computing = min(busy_ms, step)
-    # the profiled step may be longer than the mean step
+    # The profiled step may be longer than the mean step, so scale the copies to the mean step.
     copies = min(computing, copies_ms * computing / busy_ms) if busy_ms else 0.0
     lost = step - max(computing, step - waiting)
     left = max(0.0, step - computing - lost)
@@ -556,8 +603,10 @@ def beside_a_device(
 
 
 def kernels_ms(ranks: Sequence[Rank]) -> dict[str, float]:
-    """Return milliseconds per step by kind of kernel, averaged over the ranks that recorded
-    kernels."""
+    """Return milliseconds per step by kind of kernel.
+
+    The mean is over the ranks that recorded kernels. Returns an empty dict if no rank did.
+    """
     seen = [rank for rank in ranks if rank.device_kernels_ms and rank.device_busy_ms]
     by_kind: defaultdict[str, float] = defaultdict(float)
     for rank in seen:
@@ -573,11 +622,11 @@ def _uninterrupted_ms(rank: Rank) -> float:
 
 
 def sets_the_pace(ranks: Sequence[Rank]) -> bool:
-    """Return True if the device is busy for nearly the whole step, so that faster kernels shorten
-    it.
+    """Return True if faster kernels shorten the step.
 
-    Always True for several ranks: their devices also wait for each other, and kernels that
-    communicate are not in the busy time.
+    This holds if the device is busy for nearly the whole step. The answer is always True for
+    several ranks: their devices also wait for each other, and the busy time does not include
+    communication kernels.
     """
     busy_ms = fmean(r.device_busy_ms or 0.0 for r in ranks)
     return ranks[0].world_size > 1 or busy_ms >= BUSY * fmean(map(_uninterrupted_ms, ranks))
