@@ -1,7 +1,8 @@
-"""Possible changes for each cause, with the milliseconds per step that each should save.
+"""Suggested changes for each cause, with the milliseconds per step that each should save.
 
-Each rule reads a recording and yields the changes that the recording supports. Rules compute
-nothing but arithmetic. The rules of data loading are in `loader_advice`.
+A rule takes the recorded ranks and the split of their step, and yields the changes that the
+recording supports. Rules only do arithmetic; they measure nothing. The rules for data loading are
+in `loader_advice`.
 """
 
 import math
@@ -32,42 +33,49 @@ from trainpace.diagnose.shares import (
 from trainpace.watch import Rank, batches_per_step
 
 WORTH = 0.03
-"""Changes that save a smaller share of the step are reported as not worth making."""
+"""Minimum share of the step that a worthwhile change saves.
+
+Changes that save less are reported as not worth making.
+"""
 LESS_OFTEN = 10
+"""Factor by which the advice reduces logging, checkpoints and evaluations."""
 ONCE_AN_EPOCH = 1.5
 """Occurrences per epoch below which an event counts as once per epoch."""
 ONE_LINE, MOST_LINES = 0.2, 2
-"""Least share of the script's own code that a named line has, and the most lines that are named."""
+"""Minimum share of the time in the script's own code for a line to be named, and the maximum number
+of named lines.
+"""
 FUSED = 0.4
-"""Share of the time of memory-bound kernels, without the optimizer's, that torch.compile saves.
+"""Share of the time in memory-bound kernels that torch.compile saves. The optimizer is excluded.
 
-On an H200 it saved 0.36 of a GPT's and 0.40 of a ResNet-50's (benchmarks/results/diagnose_gpu.md).
-On an H100 it saved 0.35 to 0.7 in three trainings, the optimizers' kernels included (fitting/data).
+On an H200, it saved 0.36 for a GPT and 0.40 for a ResNet-50 (benchmarks/results/diagnose_gpu.md).
+On an H100, it saved 0.35 to 0.7 in three trainings, optimizer kernels included (fitting/data).
 """
 LEAST_LAUNCH = 0.1
-"""Least share of a step for advice on launching, or on time that a larger batch shares.
+"""Minimum share of a step for advice on launch overhead or on a larger batch. Chosen by hand.
 
-A judgement.
+For a larger batch, the share is the time that does not grow with the batch size.
 """
 LEAST_READ = 8
-"""A forward pass that reads more values in Python breaks the graph of torch.compile.
+"""Number of tensor values that a forward pass may read in Python. Chosen by hand.
 
-A judgement.
+If it reads more, the graph breaks leave torch.compile little to gain.
 """
 LARGER_BATCH = 4
+"""Factor of the larger batch in the advice, and the batch size suggested for single samples."""
 ONE_ROW = 0.5
-"""Minimum share of FLOPs in matrix-vector products at which a training computes single
-samples."""
+"""Minimum share of FLOPs in matrix-vector products if a training computes one sample at a time."""
 LOOPED = 0.5
-"""A loop over samples launches at least this share of its operators for samples beyond the
-second."""
+"""Minimum share of operators that a loop over samples launches for samples after the second."""
 LEAST_FAULTS = 0.03
-"""Least share of a step for advice on page faults. A judgement."""
+"""Minimum share of a step for advice on page faults. Chosen by hand."""
 VARIABLES: dict[str, int | str] = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "2147483647"}
-"""Settings of glibc (mallopt(3)): no mapping per tensor, and the heap keeps up to 2 GiB of free
-memory."""
+"""Environment variables of glibc's malloc (mallopt(3)) that avoid page faults.
+
+No tensor gets a memory mapping of its own, and the heap keeps up to 2 GiB of free memory.
+"""
 LEAST_PADDING = 0.1
-"""Least share of padding among all positions for advice on padding."""
+"""Minimum share of padding among all positions for advice on padding."""
 _PRECISIONS = {
     "amp_bf16": (
         "autocast to bf16",
@@ -82,9 +90,8 @@ _PRECISIONS = {
 
 
 def advise(ranks: Sequence[Rank], split: Split) -> list[Advice]:
-    """Return every change with a figure, the largest saving first, including those that save
-    nothing."""
-    # one rank may wait longer than the mean of all, which is the ceiling
+    """Return every suggested change, the largest saving first. The saving may be 0."""
+    # Some rules use rank 0 only. It may wait longer than the mean over ranks, which is the ceiling.
     changes = [
         replace(a, saves_ms=min(a.saves_ms, a.ceiling_ms))
         for rule in RULES
@@ -201,7 +208,7 @@ def _straggler(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def _alone_ms(rank: Rank, part: str) -> float:
-    """Return a part of a step in which no rank waits for another."""
+    """Return a part of the step in ms, without waiting for other ranks."""
     alone = part_ms(rank, "no_sync", part)
     if alone is not None:
         return alone
@@ -233,7 +240,7 @@ def _less_often(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         ("evaluation", f"evaluation 1/{LESS_OFTEN} as often", f"Or on fewer samples.{gradients}"),
     ):
         factor = LESS_OFTEN
-        # a tenth of what comes once per epoch would leave a short training without any
+        # If an evaluation runs once per epoch, a tenth of them would leave a short training none.
         if rank.occasions.get(cause, 1.0) * steps_an_epoch < ONCE_AN_EPOCH:
             title, factor = f"{cause}{'s' if cause == 'checkpoint' else ''} every second epoch", 2
         if split.by_cause[cause] > 0:
@@ -250,7 +257,7 @@ def _less_often(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     lines = ranks[0].lines
-    # a line that calls the model shows up in all parts
+    # A line that calls the model appears in all parts, so it is not the script's own code.
     trains = {line.line for line in lines if line.part in ("forward", "backward", "optimizer")}
     own = [
         line
@@ -276,7 +283,7 @@ def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 def _fewer_launches(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     launch, rank = split.by_cause["launch"], ranks[0]
-    # single samples, or single batches, are worth more together
+    # For single samples or unbatched inputs, the advice on batching saves more than torch.compile.
     micro = round(batches_per_step(rank))
     if not _launches_much(split):
         return
@@ -334,7 +341,10 @@ def _launches_much(split: Split) -> bool:
 
 
 def _loops_over_samples(rank: Rank, split: Split) -> bool:
-    """Return True if the launches are a loop over samples, which a larger batch makes longer."""
+    """Return True if the operators are launched in a loop over samples.
+
+    A larger batch makes such a loop longer.
+    """
     few = 0 < rank.few_operators <= (1 - LOOPED) * rank.operators
     loops = few and rank.samples_per_step > batches_per_step(rank)
     return loops and split.fixed_ms is not None and split.fixed_ms < 0.5 * split.by_cause["launch"]
@@ -363,7 +373,7 @@ def _reads_values(rank: Rank) -> bool:
 
 
 def _compiled(rank: Rank) -> str:
-    """Say what torch.compile does about small operators, without a full stop."""
+    """Describe how torch.compile helps with small operators. The sentence has no full stop."""
     if _reads_values(rank):
         return (
             f"A step's forward pass reads {rank.values_read:,} tensor values in Python (by .item(),"
@@ -377,7 +387,10 @@ def _compiled(rank: Rank) -> str:
 
 
 def _larger_batch(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """The same samples in fewer steps share the time that does not grow with the batch."""
+    """Advise a larger batch if a large part of the step does not grow with the batch size.
+
+    The same number of samples then needs fewer steps, so this part is spent less often.
+    """
     rank, updates = ranks[0], split.by_cause["optimizer"]
     step = math.fsum(split.by_cause.values())
     if (
@@ -390,7 +403,8 @@ def _larger_batch(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     cause, what, compiled = "launch", _small_operators(rank), f" {_compiled(rank)}."
     shared = min(split.by_cause["launch"] + updates + split.by_cause["communication"], step)
     basis = "the line through steps with a full batch and with two samples"
-    if not _launches_much(split):  # only the optimizer is shared, as fast as it can be
+    if not _launches_much(split):
+        # Only the optimizer's time is saved, counted at its fastest implementation.
         now = rank.optimizer_variants_ms.get("as it is", 0.0)
         fastest = min(rank.optimizer_variants_ms.values(), default=0.0) / now if now else 1.0
         shared = updates * fastest if rank.samples_per_step else 0.0
@@ -413,9 +427,10 @@ def _larger_batch(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def _batch_of_samples(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """Products with single vectors take hardly longer for a few of them.
+    """Advise batching if the model computes one sample at a time.
 
-    Matmuls show that a training computes one sample at a time; a DataLoader is not needed.
+    A matmul with a few vectors takes hardly longer than a matrix-vector product. The shapes of the
+    matmuls reveal single samples, so the rule also works without a DataLoader.
     """
     rank, launch, compute = ranks[0], split.by_cause["launch"], split.by_cause["compute"]
     if not _one_at_a_time(rank):
@@ -445,7 +460,7 @@ def _batch_of_samples(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def _fewer_threads(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """Advise fewer threads if a host has more threads than cores, so that they wait."""
+    """Advise fewer threads if threads wait for cores."""
     rank, freed = ranks[0], split.by_cause["threads"]
     here = [r for r in ranks if r.host == rank.host]
     processes = sum(1 + r.beside for r in here)
@@ -483,12 +498,15 @@ def _sharing(rank: Rank, processes: int) -> str:
 
 
 def _lower_precision(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """Matmuls in fp32 at the rate that a large one reaches here in another number format."""
+    """Advise a faster number format for matmuls that run in fp32.
+
+    The saving follows from the FLOP/s that a large matmul reached on this device in that format.
+    """
     rank = ranks[0]
     matmuls = min(kernels_ms(ranks).get("matrix", 0.0), split.by_cause["compute"])
     if not matmuls or not rank.flops or not sets_the_pace(ranks):
         return
-    # convolutions may use TF32 where matmuls do not, and are then faster than a matmul
+    # Convolutions may already use TF32 when matmuls do not. They are then faster than a matmul.
     now = max(rank.matmul_gflops, rank.flops / (matmuls * 1e6))
     for name, gflops in rank.other_gflops.items():
         title, how = _PRECISIONS[name]
@@ -508,9 +526,9 @@ def _lower_precision(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def _bf16(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """Advise bf16 on a CPU, with the gain of bf16 steps, unless noise hides it."""
+    """Advise bf16 if steps with the model in bf16 gave a conclusive result."""
     tried = proof(ranks, "bf16")
-    # threads that wait for cores hide the time of computing; bf16 may only use fewer of them
+    # If threads wait for cores, bf16 steps may be faster only because they use fewer threads.
     if tried is None or not tried.settles or split.by_cause["threads"]:
         return
     title, how = _PRECISIONS["amp_bf16"]
@@ -531,7 +549,7 @@ def _bf16(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def _fuse(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """Advise torch.compile for kernels that only move data, if none is fused yet."""
+    """Advise torch.compile for memory-bound kernels, if no kernel is from Triton yet."""
     memory = kernels_ms(ranks).get("memory", 0.0) - split.by_cause["optimizer"]
     ceiling = min(memory, split.by_cause["compute"])
     fused = any("triton_" in name for rank in ranks for name in rank.device_kernels_ms)
@@ -554,7 +572,10 @@ def _fuse(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def _less_padding(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """Computing is assumed to grow with the number of positions; that of attention grows faster."""
+    """Advise less padding. The saving assumes that computing grows with the number of positions.
+
+    Attention grows faster than that.
+    """
     tokens, to_longest, positions = ranks[0].tokens
     if not positions or tokens > (1 - LEAST_PADDING) * positions:
         return
@@ -595,10 +616,12 @@ def _less_padding(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def _keep_memory(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """Page faults of a step, each as long as a fault that only writes to a new page.
+    """Advise to keep freed memory in the process if page faults take much of the step.
 
-    Faults of mapped files are counted too, and threads may share the work of clearing pages. For a
-    GPT on characters the rule predicted 41 of 690 ms, and 45 were saved.
+    The cost of a fault is the measured time of one that only writes to a new page. The estimate is
+    an upper bound: faults of mapped files are counted too, and threads may share the work of
+    clearing pages. For a character-level GPT, the rule predicted a saving of 41 ms out of 690 ms;
+    the measured saving was 45 ms.
     """
     rank, computing = ranks[0], split.by_cause["compute"] + split.by_cause["launch"]
     spent = rank.page_faults * rank.page_fault_ns / 1e6

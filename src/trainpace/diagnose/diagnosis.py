@@ -42,25 +42,30 @@ from trainpace.watch import (
 )
 
 LONGEST_EPOCH_S = 10 * 365 * 86_400
-"""Longer epochs count as endless: datasets without an end often report a large number as their
-length."""
+"""Longest plausible epoch, in seconds. A longer one means that the dataset is endless.
+
+Endless datasets often report a very large number as their length.
+"""
 MOST_OPERATORS, LEAST_OPERATOR = 3, 0.1
-"""Number of operators named, and each one's minimum share of all operators' time."""
+"""Maximum number of named operators, and the minimum share of all operators' time for each."""
 LEAST_LINE, MOST_LINES = 0.1, 2
 LEAST_KIND = 0.02
-"""Kinds of kernels below this share of the device's time are not named."""
+"""Minimum share of the device's busy time for a kind of kernel to be named."""
 MOST_NAMED = 3
 DIFFERENT_TIME_MS = 1000.0
-"""Clocks that a network synchronizes differ by some milliseconds."""
+"""Smallest difference between clocks that is reported, in milliseconds.
+
+Clocks that a network synchronizes differ by some milliseconds.
+"""
 FEWEST_STEPS = 20
 _WAITS = "torch.utils.data.dataloader"
-"""A line that calls this waits for a batch, which adds nothing to "waiting for data"."""
+"""Module of DataLoader. A line that calls it only waits for a batch, so it is not named."""
 
 
 class Share(Record):
-    """Milliseconds of the mean step due to one cause.
+    """Milliseconds of the mean step due to one cause, and their share of the step.
 
-    `proved`: an intervention removed or isolated it.
+    `proved` is True if an intervention or a measurement isolated the cause.
     """
 
     cause: str
@@ -71,11 +76,19 @@ class Share(Record):
 
 
 class Diagnosis(Record):
-    """The causes of a step's time, and what to change. Shares add up to `step_ms`.
+    """Causes of the step time, and suggested changes. The shares sum to `step_ms`.
 
-    `job_steps` are the steps of the whole training if its length is known, and `job_by` is the
-    source of that length if the user did not give it. `together` is what ranks do to each other if
-    several were recorded and their collectives show it.
+    Attributes:
+        verdict: The cause with the largest share, apart from Trainpace's own overhead.
+        why: Sentences that explain the verdict.
+        step_ms_low: Lower end of the interval of `step_ms`.
+        step_ms_high: Upper end of the interval of `step_ms`.
+        advice: Changes that save at least `WORTH` of the step, the largest saving first.
+        not_worth: Changes that save less.
+        share_of_roof: FLOP/s of the model relative to a large matmul, or None if unknown.
+        job_steps: Steps of the whole training, or None if its length is unknown.
+        job_by: Source of that length, or empty if the user gave it.
+        together: Stragglers and slow links, if collectives of several ranks were recorded.
     """
 
     verdict: str
@@ -105,16 +118,22 @@ class Diagnosis(Record):
         return ms * self.steps_per_epoch / 1000
 
     def seconds_a_job(self, ms: float) -> float | None:
-        """Convert milliseconds per step into seconds of the whole training, or None if it is
-        unknown."""
+        """Convert milliseconds per step into seconds of the whole training.
+
+        Returns None if the length of the training is unknown.
+        """
         return None if self.job_steps is None else ms * self.job_steps / 1000
 
 
 def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     """Diagnose a recorded command.
 
+    Args:
+        recording: Recording made by `trainpace.watch`.
+        epochs: Epochs of the whole training. By default, the length that the script gives.
+
     Raises:
-        TrainpaceError: the command had no training steps. The message contains what was seen.
+        TrainpaceError: If the recording has no training steps. The message says what was seen.
     """
     ranks, crowded = recording.ranks, _is_crowded(recording)
     if not ranks:
@@ -123,14 +142,15 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
             f"no training step of the command was seen. {recording.seen}{ended}", STEP_IN_WORDS
         )
     parts = split(ranks, recording.together, crowded)
-    if crowded:  # threads that wait for each other's cores look like operators that compute
+    if crowded:
+        # Operators look slow while their threads wait for cores, so their times prove nothing.
         parts = parts._replace(proved=parts.proved - {"launch", "compute"})
     step = math.fsum(parts.by_cause.values())
     proofs = _proofs(ranks)
     shares = _shares(parts, step)
     top = next(s for s in shares if s.cause != "trainpace")
     changes = advise(ranks, parts)
-    # once every thread has a core, other changes are judged by the remaining step
+    # Judge the changes by the step that remains once no thread waits for a core.
     worth = WORTH * (step - parts.by_cause["threads"])
     each, endless = _steps_per_epoch(ranks[0], step)
     stated = None if epochs is not None else stated_length(recording.command) or ranks[0].stated
@@ -152,7 +172,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
         job_steps=job_steps,
         job_by="" if stated is None else stated.words,
         epochs=_epochs(each, epochs, stated, job_steps),
-        # a matmul that other programs disturbed does not give a ceiling
+        # On a crowded machine, other programs slow down the reference matmul as well.
         share_of_roof=None if crowded else _share_of_roof(ranks[0], parts.by_cause["compute"]),
     )
 
@@ -184,7 +204,7 @@ def _is_crowded(recording: Recording) -> bool:
 
 
 def _steps_per_epoch(rank: Rank, step_ms: float) -> tuple[float | None, list[str]]:
-    """Return the steps of an epoch if they are known, and a warning if the dataset has no end."""
+    """Return (steps per epoch or None if unknown, a warning if the dataset looks endless)."""
     if rank.loader is None or rank.loader.batches is None:
         return None, []
     steps = rank.loader.batches / batches_per_step(rank)
@@ -200,7 +220,10 @@ def _steps_per_epoch(rank: Rank, step_ms: float) -> tuple[float | None, list[str
 def _job_steps(
     steps_per_epoch: float | None, epochs: float | None, stated: StatedLength | None
 ) -> float | None:
-    """Return the steps of the job, from the requested epochs or from the script's own length."""
+    """Return the steps of the whole training, or None if unknown.
+
+    The length that the script gives (`stated`) takes precedence over `epochs`.
+    """
     if stated is not None:
         if stated.steps is not None:
             return stated.steps
@@ -220,11 +243,14 @@ def _epochs(
 
 
 def _step_interval(recording: Recording, step_ms: float) -> tuple[float, float]:
-    """Return the interval of the step, extended downwards by what other programs may have added."""
+    """Return the interval of the step time in ms.
+
+    On a busy machine, the lower end also accounts for the delay by other programs.
+    """
     first = recording.ranks[0]
     delayed = max(min(r.delayed_share, 1.0) for r in recording.ranks) if recording.busy else 0.0
     low = step_ms * first.step_ms_low / first.step_ms * (1 - delayed)
-    # others delay the quickest block least
+    # The fastest block is the one that other programs delayed least.
     blocks = of_trial(first, "plain") if _is_crowded(recording) else []
     return (
         min(low, step_ms, *(block.step_ms for block in blocks)),
@@ -233,7 +259,10 @@ def _step_interval(recording: Recording, step_ms: float) -> tuple[float, float]:
 
 
 def _share_of_roof(rank: Rank, compute_ms: float) -> float | None:
-    """Return FLOP/s of the model's operators relative to a large matmul in the same process."""
+    """Return the model's FLOP/s as a share of what a large matmul reached in the same process.
+
+    Returns None if one of the two was not measured.
+    """
     if not (rank.flops and rank.matmul_gflops and compute_ms > 0):
         return None
     return rank.flops / (compute_ms * 1e6) / rank.matmul_gflops
@@ -256,12 +285,12 @@ def _why(
         yield _sample_in_words(first)
     if top.cause in ("compute", "launch", "optimizer"):
         yield from _device_in_words(ranks, step_ms)
-    # beside a device, the host's times of operators do not show what they cost
+    # With a GPU, operator times on the host are launch times.
     if top.cause == "compute" and not first.accelerator:
         yield from _slow_operators(first)
     if top.cause in ("compute", "contention") and (beside := workers_beside(ranks)):
         yield beside
-    if top.cause != "optimizer":  # its only line is the call of its step
+    if top.cause != "optimizer":  # its only line would be the call of optimizer.step()
         yield from _lines(first, {"own_code": "other"}.get(top.cause, top.cause))
 
 
@@ -284,7 +313,7 @@ def _sample_in_words(rank: Rank) -> str:
 
 
 def _device_in_words(ranks: Sequence[Rank], step_ms: float) -> Iterator[str]:
-    """Say how much of the step the device is busy, and with which kinds of kernels."""
+    """Describe the share of the step that the device is busy, and the kinds of its kernels."""
     busy = [r.device_busy_ms for r in ranks if r.device_busy_ms is not None]
     if not busy:
         return
@@ -315,8 +344,10 @@ def _slow_operators(rank: Rank) -> Iterator[str]:
 
 
 def workers_beside(ranks: Sequence[Rank]) -> str:
-    """Say that loader workers compute on cores that the training needs, or return an empty
-    string."""
+    """Describe the cores that loader workers take from the training.
+
+    Returns an empty string if there are enough cores.
+    """
     if not (busy := crowding_cores(ranks)):
         return ""
     return (
@@ -337,7 +368,7 @@ def _lines(rank: Rank, part: str) -> Iterator[str]:
 
 
 def unseen_in_words(rank: Rank) -> str:
-    """Name usual parts of a training that this rank did not have, such as "no evaluation"."""
+    """Name the occasional parts of a training that were not recorded, such as "no evaluation"."""
     unseen = [name for name, share in rank.occasions.items() if not share]
     return f"no {' or '.join(unseen)}" if unseen else ""
 
@@ -379,7 +410,7 @@ def _incomplete(recording: Recording) -> Iterator[str]:
 
 
 def _ended(recording: Recording) -> Iterator[str]:
-    """Warn of a command that failed, and say whether an intervention was the reason."""
+    """Warn if the command failed, and name the intervention that was running if it was the last."""
     if recording.exit_code in (0, None):
         return
     ended, first = f"the command {ending_of(recording.exit_code)}", recording.ranks[0]
@@ -447,8 +478,10 @@ def _samples_in_words(s: Straggler, ranks: Sequence[Rank]) -> str:
 
 
 def _proved(s: Straggler, ranks: Sequence[Rank]) -> str:
-    """Say what interventions show about a straggler, or return an empty string if none was
-    tried."""
+    """Describe what interventions show about a straggler.
+
+    Returns an empty string if no intervention ran.
+    """
     own = {r.rank: fmean(steps) for r, steps in zip(ranks, own_pace_ms(ranks) or (), strict=False)}
     if s.rank not in own:
         return ""
@@ -472,7 +505,7 @@ def _link(s: SlowLink) -> str:
 
 
 def clocks_in_words(found: Together | None) -> list[str]:
-    """Name the nodes whose time of day differs."""
+    """Describe each node whose clock differs from the clock of the first rank's node."""
     clocks = [
         c
         for c in (found.clocks if found else ())

@@ -1,8 +1,7 @@
-"""The examination of a machine: parts that run in processes of their own, and the checks of their
-results.
+"""Health checks of this machine.
 
-A part that fails, crashes or hangs does not stop the others. Checks are pure functions of a part's
-values.
+Each part of the examination measures something in its own process. A part that fails, crashes or
+hangs does not stop the others. The checks that judge the measured values are pure functions.
 """
 
 import json
@@ -37,24 +36,42 @@ PART_TIMEOUT_S = 60.0
 STEP_TIMEOUT_S = 180.0
 WRITTEN_BYTES = 64 * 2**20
 MODEL, BATCH, BATCH_ALONE = "resnet18", 64, 4
-"""The known step. BATCH_ALONE is for CPUs, and for devices without a forecast of a healthy one."""
+"""Model and batch size of the known step, the training step that every device is measured with.
+
+BATCH_ALONE is the batch size for CPUs, and for devices without a forecast to compare with.
+"""
 ALLOCATED_GIB = 64 / 1024
 CLOCKS_AGREE = 0.1
-"""The host's clock also sees the launch of the first kernel and the wait for the last."""
+"""Tolerated relative difference between the device's clock and the host's clock.
+
+The host's clock also sees the launch of the first kernel and the wait for the last kernel.
+"""
 LEAST_MATMUL_SHARE = 0.45
-"""Least share of the datasheet's peak. Matmuls of about 1 TFLOP reach medians of 0.50 to 0.95 of it
-on cards from A100 to B300, depending on the library (measurements of NVIDIA's aiconfigurator)."""
+"""Minimum share of the datasheet's peak that a healthy card reaches in large matmuls.
+
+Matmuls of about 1 TFLOP reach medians of 0.50 to 0.95 of the peak on cards from A100 to B300,
+depending on the library (measurements of NVIDIA's aiconfigurator).
+"""
 LEAST_PINNED_SHARE = 0.5
+"""Minimum share of the PCIe rate that copies from pinned memory reach on a healthy machine."""
 ELSEWHERE_SHARE = 0.6
-"""Below this share of the nearest public measurement, the comparison becomes a note."""
+"""Share of the nearest public measurement below which the comparison becomes a note."""
 PCIE_GB_PER_S_A_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-"""PCIe rate per generation, one direction (PCI-SIG, PCI Express Base Specification)."""
+"""PCIe rate in GB/s per lane and direction, by generation.
+
+Source: PCI-SIG, PCI Express Base Specification.
+"""
 LEAST_SHARED_MEMORY_GIB = 1.0
-"""Docker gives containers 64 MiB, and a loader's workers then end with "bus error". Batches of
-images need hundreds of MiB."""
+"""Minimum size of shared memory for loader workers, in GiB.
+
+Batches of images need hundreds of MiB. Docker gives containers 64 MiB, and loader workers then end
+with "bus error".
+"""
 UNJUDGED = ("fp8",)
-"""Formats that are not compared with the datasheet: torch's own fp8 matmul accumulates more
-exactly."""
+"""Number formats that are not compared with the datasheet.
+
+torch's own fp8 matmul accumulates more exactly than the datasheet's peak assumes.
+"""
 _PEAKS = {
     "fp32": ("fp32_tflops",),
     "tf32": ("tf32_tensor_tflops",),
@@ -76,14 +93,17 @@ STEPS_WATCHED = 12
 REPORT_IT = "please send this report to us."
 
 Tell = Callable[[str, int, int], None]
-"""(the part that starts now, how many are done, of how many)"""
+"""Progress callback: (name of the part that starts, number of finished parts, number of parts)."""
 
 
 class Check(Record):
-    """The result of one part of the examination.
+    """One finding of a part of the examination.
 
-    ok: as it should be; note: worth knowing; problem: costs speed or gives wrong numbers, and
-    `advice` says what to do; failed: the part itself did not work, for the reason in `finding`.
+    Attributes:
+        status: "ok", "note" (worth knowing), "problem" (costs speed or gives wrong numbers) or
+            "failed" (the part itself did not work).
+        finding: What was found, or the reason of a failure.
+        advice: What to do about a problem.
     """
 
     part: str
@@ -93,8 +113,10 @@ class Check(Record):
 
 
 class Elsewhere(Record):
-    """A public measurement of a related model on such a card, and its differences from the known
-    step."""
+    """Public measurement of a related model on the same kind of card.
+
+    `differences` lists how its conditions differ from the known step.
+    """
 
     model: str
     batch: int
@@ -104,8 +126,10 @@ class Elsewhere(Record):
 
 
 class Expected(Record):
-    """The forecast of the known step on a healthy device, and public measurements, the nearest
-    first."""
+    """Forecast of the known step on a healthy device, with public measurements.
+
+    `elsewhere` starts with the nearest measurement.
+    """
 
     step_ms: float
     interval_ms: Interval | None = None
@@ -113,9 +137,9 @@ class Expected(Record):
 
 
 class Examination(Record):
-    """All checks of a device: the accelerator, or the CPU.
+    """All checks of one device, an accelerator or the CPU.
 
-    `traces` are stack traces of failed parts.
+    `traces` has the stack traces of failed parts.
     """
 
     kind: str
@@ -151,7 +175,10 @@ class _PartFailed(Exception):
 
 
 def unusable(kind: str, machine: Machine, error: TrainpaceError) -> Examination:
-    """Examine a machine on which torch itself crashes or hangs when it looks for devices."""
+    """Return the examination of a machine on which torch crashes or hangs when it lists devices.
+
+    It has the checks that do not need torch, and a failed "torch" check with the error.
+    """
     failed = _failed("torch", error.message, error.hint)
     checks = (*machine_checks(machine), failed)
     return Examination(kind=kind, device=machine.cpu.name or "CPU", checks=checks, traces={})
@@ -164,11 +191,14 @@ def examine(
     expected: Callable[[Measurement], Expected | None],
     tell: Tell,
 ) -> Examination:
-    """Try every part on a device of this kind.
+    """Run every part of the examination on a device of this kind.
 
     Args:
-        device: its entry in the catalogue.
-        expected: returns the forecast of the known step.
+        kind: Device type in torch, such as "cuda" or "cpu".
+        machine: Hardware and system of this machine.
+        device: Entry of the device in the catalog, or None if it has none.
+        expected: Function that returns the forecast of a measured known step.
+        tell: Callback for progress.
     """
     name = machine.cpu.name or "CPU"
     if kind != "cpu":
@@ -200,7 +230,7 @@ def _parts(
     device: Device | None,
     expected: Callable[[Measurement], Expected | None],
 ) -> Iterator[tuple[str, Callable[[], Iterable[Check]]]]:
-    """Yield the name of each part, and the function that runs and checks it."""
+    """Yield the name of each part with the function that runs the part and returns its checks."""
     yield "torch", lambda: software_check(_values("software", kind), machine, kind)
     yield "products", lambda: products_check(_values("products", kind), device)
     if kind != "cpu":
@@ -249,7 +279,7 @@ def _watched(kind: str) -> Check:
         code = watch([sys.executable, str(script)], recording)
         ranks = read_recording(recording).ranks
     seen = ranks[0].steps if ranks else 0
-    if code == 0 and seen >= STEPS_WATCHED - 3:  # the first ones start the model
+    if code == 0 and seen >= STEPS_WATCHED - 3:  # the first steps are warm-up and not counted
         return _ok("watch", "watch records an unchanged script here.")
     return _problem(
         "watch",
@@ -289,7 +319,7 @@ def _linked(count: int) -> Check:
 
 
 def machine_checks(machine: Machine) -> Iterator[Check]:
-    """Report whatever disturbs or limits measurements, according to the system and the driver."""
+    """Report conditions of the system and the driver that disturb or limit measurements."""
     found = warnings_of(replace(machine, gpu_problem=None))
     for sentence in found:
         yield _note("machine", sentence[0].upper() + sentence[1:])
@@ -370,10 +400,10 @@ def clock_check(values: Mapping[str, float]) -> Check:
 def products_check(
     values: Mapping[str, Mapping[str, Any]], device: Device | None
 ) -> Iterator[Check]:
-    """Compare large matmuls with the datasheet's peaks, and report formats that fail."""
+    """Compare large matmuls with the datasheet's peaks, and report number formats that fail."""
     yield _speed_check(values["tflops"], device)
     for name, reason in values["failed"].items():
-        if device is None:  # the format may be missing in the hardware
+        if device is None:  # without a datasheet, the hardware may lack the format
             yield _note("formats", f"Matmuls in {name} do not work here: {reason}.")
         elif _peak_tflops(device, name) or name == "fp32":
             yield _problem(
@@ -412,7 +442,7 @@ def copies_check(values: Mapping[str, float], machine: Machine) -> Check:
         " pageable memory."
     )
     slots = {(gpu.pcie_generation_max or 0, gpu.pcie_width_max or 0) for gpu in machine.gpus}
-    # with different slots, the device's own slot is unknown
+    # If the GPUs have different slots, the slot of this device is unknown and nothing is compared.
     generation, width = slots.pop() if len(slots) == 1 else (0, 0)
     slot = PCIE_GB_PER_S_A_LANE.get(generation, 0.0) * width
     if pinned >= LEAST_PINNED_SHARE * slot:
@@ -446,8 +476,10 @@ def memory_check(values: Mapping[str, Any], expected_gib: float) -> Check:
 
 
 def step_check(measured: Measurement, expected: Expected | None) -> Iterator[Check]:
-    """Compare the known step with its forecast and with public measurements, and report the
-    clock."""
+    """Compare the known step with its forecast and with the nearest public measurement.
+
+    Also report the clock rate of the device during the step, if it is remarkable.
+    """
     yield _speed_of_step(measured, expected)
     if expected is not None and expected.elsewhere:
         yield _elsewhere_check(measured, expected.elsewhere[0])
@@ -457,7 +489,10 @@ def step_check(measured: Measurement, expected: Expected | None) -> Iterator[Che
 
 
 def _elsewhere_check(measured: Measurement, other: Elsewhere) -> Check:
-    """Compare with one measurement. Conditions differ, so a slow result is only a note."""
+    """Compare the known step with one public measurement.
+
+    A slow result is only a note, because the conditions differ.
+    """
     share = measured.samples_per_second / other.samples_per_second
     differs = f" ({', '.join(other.differences)})" if other.differences else ""
     return (_ok if share >= ELSEWHERE_SHARE else _note)(

@@ -1,4 +1,4 @@
-"""Run one probe of the health examination in a process of its own, which may crash or hang."""
+"""Run one probe of the health examination in its own process, which may crash or hang."""
 
 import contextlib
 import json
@@ -34,18 +34,27 @@ PRODUCTS = {
     "fp16": torch.float16,
 }
 TOLERATED = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 2e-2, "fp16": 2e-3, "fp8": 0.1}
-"""Relative errors against the CPU's fp64: a multiple of what the format's own digits allow."""
+"""Tolerated relative error of a matmul, compared with fp64 on the CPU, by number format.
+
+Each is a multiple of the rounding error of the format.
+"""
 CHECKED_SIDE = 256
 SMALLEST_SIDE, LARGEST_SIDE = 512, 8192
 LONG_ENOUGH_S, SECONDS_A_PRODUCT = 0.005, 0.7
-"""Matmuls grow until one takes this long or has the largest side: only large ones show a device's
-rate."""
+"""Duration of a large enough matmul, and the time to repeat it, in seconds.
+
+The matrices grow until one matmul takes LONG_ENOUGH_S or has the largest side. Only large matmuls
+reach the device's full rate.
+"""
 COPIED_MIB, ALLOCATED_MIB = 256, 64
 MORE_THAN_ANY_CARD_GIB = 4096
 IMAGE, IMAGES, WORKERS = (3, 224, 224), 512, 2
 
 Product = Callable[[torch.Tensor], Callable[[], torch.Tensor]]
-"""A matrix of fp32 -> a function that multiplies it by itself in a number format."""
+"""Function that takes an fp32 matrix and returns a function.
+
+The returned function multiplies the matrix by itself in a number format.
+"""
 
 
 class _Images(Dataset[torch.Tensor]):
@@ -57,8 +66,10 @@ class _Images(Dataset[torch.Tensor]):
 
 
 def software(kind: str) -> dict[str, Any]:
-    """Return versions, the number of devices, and the size of shared memory, which loader workers
-    use."""
+    """Return software versions, the number of devices, and the size of shared memory.
+
+    Loader workers use the shared memory.
+    """
     try:
         backend = collective_backend(kind)
     except TrainpaceError:
@@ -78,8 +89,10 @@ def software(kind: str) -> dict[str, Any]:
 
 
 def clock(kind: str) -> dict[str, float]:
-    """Time the same matmuls by device events and by the host's clock, which waits for the
-    device."""
+    """Time the same matmuls with device events and with the host's clock, in ms.
+
+    The host waits for the device before it reads its clock.
+    """
     a = torch.rand(SMALLEST_SIDE, SMALLEST_SIDE, device=kind)
     _seconds(kind, partial(torch.matmul, a, a), 0.2)
     steps = StepClock(kind)
@@ -96,10 +109,12 @@ def clock(kind: str) -> dict[str, float]:
 
 
 def products(kind: str) -> dict[str, dict[str, Any]]:
-    """Return `tflops` of large matmuls by number format, and `failed`: why a format gave a wrong
-    one.
+    """Run a small and a large matmul in every number format.
 
-    Formats that this kind of device does not have are in neither.
+    Returns:
+        `tflops` has the rate of the large matmul by format. `failed` has the reason if a format
+        raised an error or gave wrong numbers. Formats that this kind of device does not support
+        are in neither.
     """
     tflops: dict[str, float] = {}
     failed: dict[str, str] = {}
@@ -135,7 +150,7 @@ def _product(
 
 
 def _fp8_product(matrix: torch.Tensor) -> Callable[[], torch.Tensor]:
-    # torch has no public function; torchao and Transformer Engine call this one
+    # torch has no public fp8 matmul; torchao and Transformer Engine call this private one.
     rows, columns = (m.to(torch.float8_e4m3fn) for m in (matrix, matrix.t().contiguous()))
     one = torch.ones((), device=matrix.device)
     return lambda: torch._scaled_mm(
@@ -164,7 +179,7 @@ def _sentence(error: Exception) -> str:
 
 
 def copies(kind: str) -> dict[str, float]:
-    """Return GB/s between host and device, from pageable and from pinned memory."""
+    """Return the copy rates between host and device in GB/s, for pageable and pinned memory."""
     host, device = (
         torch.empty(COPIED_MIB * 2**20, dtype=torch.uint8, device=where) for where in ("cpu", kind)
     )
@@ -178,8 +193,10 @@ def copies(kind: str) -> dict[str, float]:
 
 
 def memory(kind: str) -> dict[str, Any]:
-    """Return a known tensor's memory by the allocator, and whether the device recovers from its
-    limit."""
+    """Return the memory that the allocator reports for a tensor of known size, in GiB.
+
+    On an accelerator, `recovered` is True if the device still works after running out of memory.
+    """
     meter = MemoryMeter(kind)
     torch.ones(ALLOCATED_MIB * 2**18, device=kind)
     allocated, reserved = meter.peak_gib()
@@ -195,7 +212,10 @@ def memory(kind: str) -> dict[str, Any]:
 
 
 def loader(kind: str) -> dict[str, float]:
-    """Return samples per second of a loader whose two workers only make images of 224 x 224."""
+    """Return the samples per second of a loader with two workers.
+
+    The dataset only fills tensors of 3 x 224 x 224, so this is the cost of the workers themselves.
+    """
     batches = DataLoader(_Images(), batch_size=32, num_workers=WORKERS)
     start = time.perf_counter()
     count = sum(len(batch) for batch in batches)
@@ -203,7 +223,10 @@ def loader(kind: str) -> dict[str, float]:
 
 
 def _seconds(kind: str, work: Callable[[], Any], seconds: float) -> float:
-    """Time one call by the host's clock around many calls, after a first call that warms up."""
+    """Return the seconds per call of `work`, after a first call that warms up.
+
+    The host's clock times many calls together, for at least `seconds`.
+    """
     work()
     synchronize(kind)
     calls, start = 0, time.perf_counter()

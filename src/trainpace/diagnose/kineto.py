@@ -1,10 +1,9 @@
-"""Traces of torch.profiler (Kineto), as `export_chrome_trace` and `tensorboard_trace_handler` write
-them.
+"""Reader of torch.profiler (Kineto) traces in JSON.
 
-Holistic Trace Analysis reads the same files. NVIDIA and AMD traces have the same format; torch 1.8
-used other names for categories. The format is that of Kineto's output_json.cpp and of Chrome's
-Trace Event Format. Events that cannot be right (a time that is not a number, a negative length) are
-skipped and counted.
+`export_chrome_trace` and `tensorboard_trace_handler` write these files, and Holistic Trace Analysis
+reads them too. The format is Chrome's Trace Event Format as in Kineto's output_json.cpp. NVIDIA and
+AMD traces have the same format; torch 1.8 used other names for categories. Events with an
+impossible time (not a number, or a negative duration) are skipped and counted.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from trainpace.measure import DATA_RANGE, OPTIMIZER_RANGE, STEP_RANGE
 
 MADE_BY = "torch.profiler"
 MOST_BYTES = 1 << 32
-"""Largest unpacked trace: 4 GiB, far beyond what trace viewers open."""
+"""Largest uncompressed trace, 4 GiB. Trace viewers open much less."""
 LARGEST_US = 1e18
 """Upper limit of a valid timestamp in microseconds. Unix time is about 2e15."""
 _OWN_RANGES = (STEP_RANGE, DATA_RANGE, OPTIMIZER_RANGE)
@@ -33,13 +32,13 @@ _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,6})", re.IGNORECASE)
 
 
 class About(msgspec.Struct):
-    """Field of an event's `args` that links a runtime call to the kernel or copy it launched."""
+    """The field of an event's `args` that links a runtime call to the work that it launched."""
 
     correlation: Any = None
 
 
 class Event(msgspec.Struct):
-    """An unchecked event of the Trace Event Format; `ts` and `dur` are in microseconds."""
+    """Unchecked event of the Trace Event Format. `ts` and `dur` are in microseconds."""
 
     ph: Any = None
     cat: Any = None
@@ -102,14 +101,14 @@ def read_kineto(path: str | os.PathLike[str]) -> Trace:
 
 
 def _fill(columns: _Columns, names: Names, document: Document) -> int:
-    """Add the events to their columns, and return how many have impossible times."""
+    """Add the events to their columns. Return the number of skipped events."""
     skipped, origin_us = 0, None
     for event, column in _placed(document, columns):
         start, length = _time(event.ts), _time(event.dur)
         if start is None or length is None or length < 0:
             skipped += 1
             continue
-        if origin_us is None:  # a double resolves only 0.25 us in Unix time
+        if origin_us is None:  # subtracted, since a double resolves only 0.25 us in Unix time
             origin_us = start
         begins = start - origin_us
         correlation = event.args.correlation if event.args else None
@@ -121,7 +120,7 @@ def _document(path: str | os.PathLike[str]) -> Document:
     content = b"".join(pieces(path, MOST_BYTES))
     try:
         found = msgspec.json.decode(content, type=list[Event] | Document)
-    except (ValueError, RecursionError):  # Python's json also reads NaN and broken UTF-8
+    except (ValueError, RecursionError):  # Python's json also accepts NaN and broken UTF-8
         found = _leniently(content, os.fspath(path))
     return Document(found) if isinstance(found, list) else found
 
@@ -179,7 +178,10 @@ def _time(value: Any) -> float | None:
 
 
 def _place(distributed: Any, file: str) -> tuple[int | None, int | None]:
-    """Return rank and number of ranks, from the trace or else from the file's name."""
+    """Return (rank, number of ranks), or None for unknown ones.
+
+    If the trace does not contain the rank, it is taken from the file's name.
+    """
     about = distributed if isinstance(distributed, dict) else {}
     rank, world = (_count(about.get(key)) for key in ("rank", "world_size"))
     in_name = _RANK_IN_NAME.search(file)

@@ -1,4 +1,7 @@
-"""Changes to data loading: the number of workers, samples prepared offline, and whole batches."""
+"""Rules that suggest changes to data loading.
+
+The changes are the number of workers, samples prepared offline, and fetching whole batches.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,26 +16,33 @@ from trainpace.watch import Rank, batches_per_step
 
 MANY_WORKERS = 16
 SEND_MS = HANDOVER_MS = 0.5
-"""Least time for a worker to send a batch and for the training process to receive it (on two
-cores)."""
+"""Time for a worker to send a batch and for the training process to receive it, in milliseconds.
+
+These are lower limits, measured on two cores.
+"""
 LEAST_BATCH_MS = 1.0
-"""Batches that are made faster are not worth preparing offline."""
+"""Minimum time to make a batch for advice to prepare samples offline."""
 READ_BACK_MS = 0.05
-"""Samples that take less are not read back from shards any faster. A judgement: rows of three
-tensors, of 0.003 ms each, took three times as long from shards, as trainpace precompute
---estimate predicted."""
+"""Time to read a sample back from a shard, in milliseconds. Chosen by hand.
+
+Samples that take less time to make are not faster from shards. Rows of three tensors, of 0.003 ms
+each, took three times as long from shards, as trainpace precompute --estimate predicted.
+"""
 LEAST_WHOLE = 16
-"""Least number of samples in a batch for advice on calls per sample."""
+"""Minimum number of samples in a batch for advice on fetching whole batches."""
 LEAST_CORES = 0.2
-"""Workers that keep less of a core busy do not slow anything down noticeably."""
+"""Minimum number of busy cores at which loader workers slow down the training noticeably."""
 WORKER_START_MS, SHORT_EPOCH = 50.0, 10
-"""Time from a loader's iter() to a worker's first sample, per worker, and how many times longer an
-epoch is if that can be ignored. Judgements: ten workers took 200 ms to start beside PointNet,
-one took longer beside a graph network."""
+"""Start time of one loader worker, and the length of a short epoch in multiples of that time.
+
+The start lasts from the loader's iter() to the worker's first sample. In longer epochs, it is
+ignored. Chosen by hand: with PointNet, ten workers took 200 ms to start; with a graph network, one
+worker took longer than that.
+"""
 
 
 def loader_cost(rank: Rank) -> LoaderCost | None:
-    """Return the cost of a batch as observed in workers or in the training process."""
+    """Return the measured cost of loading a batch, or None if fetches were not timed."""
     if rank.fetch is None:
         return None
     batch = round(rank.samples_per_step / batches_per_step(rank))
@@ -45,8 +55,11 @@ def loader_cost(rank: Rank) -> LoaderCost | None:
 
 
 def _compute_ms(rank: Rank, split: Split) -> float:
-    """Return a micro-step without its data: with a cached batch, or the rest after the other
-    parts."""
+    """Return the time of a micro-step without data loading, in ms.
+
+    It comes from steps with a cached batch. Without them, data loading and occasional parts are
+    subtracted from the mean step.
+    """
     cached = [b.step_ms for b in of_trial(rank, "cached_batch")]
     occasional = sum(split.by_cause[c] for c in ("checkpoint", "evaluation", "trainpace"))
     rest = rank.step_ms - occasional - rank.parts_ms["data"] - rank.parts_ms["loader_start"]
@@ -58,25 +71,26 @@ def _cores(ranks: Sequence[Rank]) -> float:
 
 
 def with_workers_ms(ranks: Sequence[Rank], split: Split, workers: int) -> float:
-    """Return a step, without occasional parts, with this number of workers.
+    """Predict the step time in ms with this number of loader workers.
 
-    Fetch costs must be known.
+    Evaluation and other occasional parts are not included. `loader_cost` must be known.
     """
     rank, cost = ranks[0], loader_cost(ranks[0])
     assert cost is not None
     if not rank.loader or not rank.loader.workers:
         cost = replace(cost, send_ms=SEND_MS, handover_ms=HANDOVER_MS)
     cores = _cores(ranks)
-    # threads wait for each other at the end of every operator, so they keep at least one core busy
+    # Threads wait for each other at the end of every operator. If there are as many threads as
+    # cores, a worker therefore slows the model down on any core.
     fills = not rank.accelerator and rank.threads >= cores
     one = step_ms(cost, _compute_ms(rank, split), workers, cores, cores if fills else 1.0)
     return one * batches_per_step(rank)
 
 
 def fewest_workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """The fewest workers that make steps as short as any number of workers can."""
+    """Suggest the smallest number of workers with a step within 3% of the shortest."""
     rank, cost = ranks[0], loader_cost(ranks[0])
-    # a worker does not help if threads already wait for the cores
+    # A worker does not help if threads already wait for the cores.
     if cost is None or rank.loader is None or split.by_cause["threads"]:
         return
     now, waiting = rank.loader.workers, rank.parts_ms["data"]
@@ -88,7 +102,7 @@ def fewest_workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     }
     best = min(by_workers.values())
     fewest = max(min(w for w, ms in by_workers.items() if ms <= 1.03 * best), now + 1)
-    # another worker does not shorten a wait that samples and workers do not explain
+    # If the measured wait exceeds the model's prediction, more workers do not shorten the excess.
     measured = min(
         computing + waiting, by_workers[now] if now else with_workers_ms(ranks, split, 0)
     )
@@ -123,10 +137,10 @@ def _limits(
 
 
 def no_workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """Batches made by the training process, if workers cost more than they save.
+    """Suggest loading in the training process, if workers cost more than they save.
 
-    Workers start in every epoch, hand each batch over, and compute on the model's cores. Only steps
-    with a cached batch show what a step takes without them.
+    Workers start in every epoch, hand each batch over, and compute on the model's cores. The rule
+    needs steps with a cached batch, which show the step time without workers.
     """
     rank, cost = ranks[0], loader_cost(ranks[0])
     now = rank.loader.workers if rank.loader is not None else 0
@@ -154,13 +168,13 @@ def no_workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def offline(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """Samples from shards, if making them takes longer than reading them back."""
+    """Suggest to store samples in shards, if making them takes longer than reading them back."""
     rank, cost = ranks[0], loader_cost(ranks[0])
     if cost is None or rank.loader is None or rank.loader.samples_in_dataset is None:
         return
     joins_longer, slowed = _joins_longer(cost), _slowed_by_workers(ranks, split)
     batch = cost.sample_wall_ms * cost.batch_size + cost.collate_ms
-    # torch joins rows of shards no faster than any others
+    # Collating samples takes equally long if they come from shards.
     cheap = cost.sample_wall_ms <= READ_BACK_MS and (rank.loader.one_by_one or not joins_longer)
     if cheap or batch <= max(LEAST_BATCH_MS, 0.05 * _compute_ms(rank, split)):
         return
@@ -190,7 +204,7 @@ def offline(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def whole_batches(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """One call of the dataset per batch, if samples take less than the calls and collating do."""
+    """Suggest one dataset call per batch, if calls and collating cost more than the samples."""
     rank, cost = ranks[0], loader_cost(ranks[0])
     if cost is None or rank.loader is None or not rank.loader.one_by_one:
         return
@@ -239,24 +253,31 @@ def _joins_longer(cost: LoaderCost) -> bool:
 
 
 def _worker_start_ms(rank: Rank) -> float:
-    """Return what starting a worker in each epoch adds to a step, or 0 for long or unknown
-    epochs."""
+    """Return the time that starting a worker in each epoch adds to a step, in ms.
+
+    Returns 0 if the epoch is long or its length is unknown.
+    """
     batches = rank.loader.batches if rank.loader is not None else None
     steps = batches / batches_per_step(rank) if batches else math.inf
     return WORKER_START_MS / steps if steps * rank.step_ms < SHORT_EPOCH * WORKER_START_MS else 0.0
 
 
 def _slowed_by_workers(ranks: Sequence[Rank], split: Split) -> float:
-    """Return what loader workers add to computing: as measured without them, or by their share of
-    cores."""
+    """Return the time that loader workers add to computing, in ms per step.
+
+    It was measured if steps with a cached batch ran. Otherwise, it is estimated from the share of
+    cores that the workers keep busy.
+    """
     if any(of_trial(r, "cached_batch") for r in ranks):
         return split.by_cause["contention"]
     return split.by_cause["compute"] * crowding_cores(ranks) / ranks[0].cpus
 
 
 def crowding_cores(ranks: Sequence[Rank]) -> float:
-    """Return how many cores loader workers keep busy that the model's threads need, or 0 if all
-    fit."""
+    """Return the number of cores that loader workers keep busy on the host of the first rank.
+
+    Returns 0 if the cores suffice for the workers and the model's threads.
+    """
     first = ranks[0]
     here = [r for r in ranks if r.host == first.host]
     busy = math.fsum(map(_worker_cores, here))
@@ -266,7 +287,10 @@ def crowding_cores(ranks: Sequence[Rank]) -> float:
 
 
 def _worker_cores(rank: Rank) -> float:
-    """Return how many cores a rank's workers keep busy beside a model that computes on the CPU."""
+    """Return the number of cores that a rank's loader workers keep busy.
+
+    Returns 0 if the rank trains on an accelerator, because its host cores are free for the workers.
+    """
     cost = loader_cost(rank)
     if cost is None or not rank.loader or not rank.loader.workers or rank.accelerator:
         return 0.0

@@ -1,10 +1,10 @@
-"""Reports of Nsight Systems, exported by `nsys export --type sqlite`: one trace per process that
-used a GPU.
+"""Reader of Nsight Systems reports exported by `nsys export --type sqlite`.
 
-Written after the documented schema (Nsight Systems User Guide, "SQLite Schema Reference") and after
-public programs that read such files; **no real export was at hand**. Missing tables and columns are
-tolerated: old exports have no `globalPid`, and some have no `NVTX_EVENTS`. Times are nanoseconds on
-one clock. A `globalPid` is a `globalTid` whose low 24 bits are 0.
+A report contains one trace per process that used a GPU. The reader follows the documented schema
+(Nsight Systems User Guide, "SQLite Schema Reference") and public programs that read such files.
+**It was not tested with a real export.** Tables and columns may be missing: old exports have no
+`globalPid`, and some have no `NVTX_EVENTS`. Times are nanoseconds on one clock. A `globalPid` is a
+`globalTid` with its low 24 bits set to 0.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ GPU = "TARGET_INFO_GPU"
 LARGEST_NS = 1 << 62
 MOST_ROWS = 100_000_000
 PROCESS = 1 << 24
-"""A serialized global id divided by this is its process."""
+"""Divisor that turns a serialized global id (`globalPid`, `globalTid`) into a process number."""
 COPY_KINDS = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: "Memcpy PtoP"}
-"""CUpti_ActivityMemcpyKind."""
+"""Names of copies by CUpti_ActivityMemcpyKind."""
 RANGE_TYPES = (59, 60)
 """NVTX event types for push/pop and start/end ranges."""
 _PLAIN_TABLE = re.compile(r"\s*CREATE\s+TABLE\b", re.IGNORECASE)
@@ -45,10 +45,10 @@ class _Process:
 
 
 def read_nsight(path: str | os.PathLike[str]) -> list[Trace]:
-    """Read the processes of a report, in the order of their ids.
+    """Read one trace per process that used a GPU, in the order of the process ids.
 
     Raises:
-        UnreadableInput: the file is not such an export, or no GPU computed in it.
+        UnreadableInput: If the file is not such an export, or contains no GPU kernels.
     """
     with opened_database(path) as database:
         report = _Report(database, os.fspath(path))
@@ -57,7 +57,7 @@ def read_nsight(path: str | os.PathLike[str]) -> list[Trace]:
 
 
 class _Report:
-    """A report while it is read."""
+    """Spans of each process in a report, collected table by table."""
 
     def __init__(self, database: sqlite3.Connection, source: str) -> None:
         self._database, self._source = database, source
@@ -101,7 +101,10 @@ class _Report:
         return self._rows(table, "start", "end", owner, *more)
 
     def _rows(self, table: str, *columns: str) -> Iterator[Sequence[Any]]:
-        """Yield the rows of a table, with None for missing columns. A missing table has no rows."""
+        """Yield the rows of a table, with None for missing columns.
+
+        A missing table yields no rows.
+        """
         there = self._tables.get(table)
         if there is not None:
             listed = ", ".join(f'"{column}"' if column in there else "NULL" for column in columns)
@@ -126,7 +129,7 @@ class _Report:
         others = [
             p for k, p in self._processes.items() if k not in computing and len(p.calls.ids())
         ]
-        # kernels of old exports have no process: then everything belongs to one
+        # Kernels of old exports have no process id. Assign them to the only other process.
         if not len(process.calls.ids()) and not several and len(others) == 1:
             host = others[0]
         calls, call_ids = host.calls.spans(), host.calls.ids()
@@ -149,10 +152,13 @@ class _Report:
 
 
 def _tables(database: sqlite3.Connection) -> dict[str, set[str]]:
-    """Return the columns of each plain table. A view or a virtual table may compute without end."""
+    """Return the names of the columns of each known table.
+
+    Only plain tables count. In a crafted file, a view or virtual table may compute without end.
+    """
     found = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
     return {
-        # table_info omits generated columns, which are views of one row
+        # table_info omits generated columns, which may compute without end like a view.
         name: {row[1] for row in database.execute(f"PRAGMA table_info({name})")}
         for name, sql in found
         if name in (KERNELS, COPIES, FILLS, CALLS, RANGES, STRINGS, GPU)

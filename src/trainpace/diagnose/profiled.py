@@ -1,5 +1,7 @@
-"""Diagnosis of a training from profiler traces: verdict, parts of a step, and bounds of
-savings."""
+"""Diagnosis of a training from profiler traces.
+
+It contains the verdict, the parts of a step, and upper bounds of possible savings.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,12 @@ FEW_STEPS = 5
 
 
 class Bound(Record):
-    """A change, and the most that it could save in a step.
+    """Suggested change, and the upper bound of its saving per step.
 
-    A step cannot become shorter than the device's remaining work, nor than the host's remaining
-    time. So a change of the host saves at most its own time, and at most the device's idle time. A
-    change of the device's work saves at most the time in which nothing else runs there. Bounds
-    overlap, and do not add up.
+    A step lasts at least as long as the work of the device, and as the work of the host. So a
+    change on the host saves at most its own time, and at most the idle time of the device. A change
+    on the device saves at most the time when nothing else runs there. Bounds overlap and must not
+    be added.
     """
 
     cause: str
@@ -44,10 +46,13 @@ class Bound(Record):
 
 
 class ProfiledTraining(Record):
-    """Ranks that trained together.
+    """Diagnosis of the ranks of one training.
 
-    `shares` add up to `step_ms`, the mean step of all ranks, and `compute` divides computing.
-    `straggler` is the rank that the others wait for.
+    Attributes:
+        step_ms: Mean step time over all ranks.
+        shares: Parts of the step. They sum to `step_ms`.
+        compute: Computing by kind of kernel.
+        straggler: Rank that the other ranks wait for.
     """
 
     verdict: str
@@ -71,15 +76,16 @@ class ProfiledTraining(Record):
 def read_profiled(
     path: str | os.PathLike[str], tell: Callable[[str], None] = lambda text: None
 ) -> ProfiledTraining:
-    """Read a trace, an exported report, or a folder of them with one per rank.
+    """Read and diagnose a trace, an exported report, or a folder with one of them per rank.
 
     If a rank has several traces, the trace with the most steps counts.
 
     Args:
-        tell: callback that receives a message before each file.
+        path: File or folder.
+        tell: Callback that receives a message before each file.
 
     Raises:
-        UnreadableInput: nothing could be read.
+        UnreadableInput: If no file could be read.
     """
     place = Path(path)
     files = trace_files(place) if place.is_dir() else [place]
@@ -92,7 +98,7 @@ def read_profiled(
     unread: list[UnreadableInput] = []
     for file in files:
         tell(f"reading {file.name}")
-        try:  # one trace at a time, since each may be large
+        try:  # read one trace at a time, because each may need much memory
             ranks += [rank_shares(t, len(ranks) + number) for number, t in enumerate(_traces(file))]
         except UnreadableInput as error:
             unread.append(error)
@@ -123,7 +129,10 @@ def _traces(file: Path) -> Iterator[Trace]:
 
 
 def _one_a_rank(ranks: list[RankShares]) -> list[RankShares]:
-    """Keep one report per rank. Reports of Nsight Systems have no rank, so each counts."""
+    """Keep the trace with the most steps of each rank.
+
+    Nsight Systems reports do not contain a rank, so all of them are kept and numbered.
+    """
     if all(rank.made_by == NSIGHT for rank in ranks):
         return [replace(rank, rank=number) for number, rank in enumerate(ranks)]
     longest: dict[int, RankShares] = {}
@@ -167,10 +176,7 @@ def _mean(ranks: Sequence[RankShares], field: str, part: str) -> float:
 
 
 def _words(cause: str, rank: RankShares) -> str:
-    """Describe a cause as `diagnose` does.
-
-    A trace distinguishes more kinds of copies and waiting.
-    """
+    """Describe a cause in the words of `diagnose`, or more precisely if a trace shows more."""
     own = {
         "host_to_device": "copies between host and device",
         "logging": "waiting for the device, then launching again",
@@ -185,9 +191,10 @@ def _words(cause: str, rank: RankShares) -> str:
 
 
 def _waiting_for_one(ranks: Sequence[RankShares]) -> tuple[float, int | None]:
-    """Return the mean time that ranks wait in collectives for one rank, and that rank.
+    """Return (mean ms that ranks wait in collectives for the straggler, its rank).
 
-    The rank with the shortest communication, hidden or exposed, joins last.
+    The straggler joins each collective last, so its communication is the shortest. Returns
+    (0.0, None) if the wait is too short a part of the step.
     """
     if len(ranks) < 2:
         return 0.0, None
@@ -266,7 +273,7 @@ _DEVICE_CHANGES = (
 
 
 def _bounds(ranks: Sequence[RankShares], causes: Mapping[str, float]) -> tuple[Bound, ...]:
-    """Return every change for which the traces give a bound, the largest cause first."""
+    """Return every change that the traces give a bound for, the largest bound first."""
     fused = {"compute": _mean(ranks, "compute_ms", "memory")}
     found = [(*change, fused.get(change[0], causes[change[0]])) for change in _DEVICE_CHANGES]
     if ranks[0].on_device:
