@@ -1,14 +1,19 @@
 """Summary of one rank's trace: steps, time per part of a step, and the longest kernels.
 
-Each moment of a step counts for the first match: a compute kernel; a communication kernel
-(*exposed* communication); a copy. Otherwise the device is idle, and the host's activity
-gives the reason:
+Each moment of a step counts once. If the device works, it counts for the first of these that runs:
 
-- the host waits for its data loader;
-- the idle time began in a synchronization (`.item()`, `cudaStreamSynchronize`), so the host
-  could not launch ahead;
-- the host launches: an operator or runtime call runs, or is at most 0.1 ms away;
-- the host does something else, which the trace does not show.
+1. a compute kernel,
+2. a communication kernel (this is *exposed* communication),
+3. a copy.
+
+If the device is idle, the host's activity gives the reason. The first match counts:
+
+1. The host waits for its data loader.
+2. The idle time began in a synchronization (`.item()`, `cudaStreamSynchronize`), so the host could
+   not launch kernels ahead.
+3. The host launches kernels: an operator or runtime call runs, or the gap between two of them is at
+   most 0.1 ms.
+4. The host does something that the trace does not show.
 """
 
 from __future__ import annotations
@@ -51,13 +56,15 @@ from trainpace.measure import (
 
 MOST_KERNELS = 30
 BETWEEN_OPERATORS_US = 100.0
-"""Longest gap between two operators that counts as launch overhead."""
+"""Longest gap between two operators that counts as launch overhead, in microseconds."""
 ON_DEVICE = (*KERNEL_KINDS, "communication", "host_to_device")
 PARTS = (*ON_DEVICE, "optimizer", "data", "logging", "launch", "own_code")
-"""Parts of a step, by the names of `diagnose`; computing is divided into kinds of kernels."""
+"""Parts of a step, named as in `diagnose`. Computing is divided into kinds of kernels."""
 PAUSE = 0.5
-"""Longest pause between steps, as a share of a step. In longer pauses, the profiler skipped
-steps."""
+"""Longest pause between two steps, as a share of a step.
+
+If the pause is longer, the profiler skipped steps, and the pause does not count.
+"""
 LEAST_COVERED = 0.5
 """Minimum share of the trace that recurring ranges must cover to count as steps."""
 _DIGITS = re.compile(r"\d+")
@@ -76,15 +83,22 @@ class Kernel(Record):
 
 
 class RankShares(Record):
-    """Step-time statistics of one rank.
+    """Step-time statistics of one rank. Times are means per step, except the median.
 
-    `causes_ms` are means of its steps and add up to `step_ms`; `compute_ms` divides computing into
-    kinds of kernels. `median_ms` and its 90% interval are of single steps. The other times overlap:
-    `communication_ms` and `copies_ms` include hidden ones, `busy_ms` is time with any device work,
-    and `waits_ms` is host time in the loader ("data"), in synchronization ("logging") and in
-    launching ("launch"). `told_by` says what marks the steps, and is empty if the whole trace
-    counts as one. `with_operators`: the trace shows what the host did between calls of the device's
-    library.
+    Attributes:
+        made_by: Program that wrote the trace.
+        step_ms: Mean step time.
+        median_ms: Median over single steps, with the 90% interval `median_ms_low` to
+            `median_ms_high`.
+        causes_ms: Time by cause. The causes sum to `step_ms`.
+        compute_ms: Computing by kind of kernel.
+        communication_ms: Exposed and hidden communication.
+        copies_ms: All copies, including those hidden behind kernels.
+        busy_ms: Time with any work on the device.
+        waits_ms: Host time in the loader ("data"), in synchronization ("logging") and in launching
+            ("launch"). It overlaps with the other times.
+        told_by: What marks the steps. Empty if the whole trace counts as one step.
+        with_operators: True if the trace shows the host's operators between runtime calls.
     """
 
     rank: int
@@ -154,7 +168,7 @@ def rank_shares(trace: Trace, number: int) -> RankShares:
 
 
 class Split(NamedTuple):
-    """Milliseconds of each window; `RankShares` explains the fields."""
+    """Milliseconds in each window (step). `RankShares` explains the fields."""
 
     step_ms: Times
     parts_ms: dict[str, Times]
@@ -165,7 +179,7 @@ class Split(NamedTuple):
 
 
 def split(trace: Trace, windows: Windows) -> Split:
-    """Divide each window into its parts."""
+    """Split the time of each window by part."""
     on, starts, widths = _masks(trace, windows)
     number, inside = windows.at(starts)
 
@@ -203,8 +217,12 @@ def split(trace: Trace, windows: Windows) -> Split:
 
 
 def _masks(trace: Trace, windows: Windows) -> tuple[dict[str, Mask], Times, Times]:
-    """Return masks of device and host activity per time slice, and the slices' starts and
-    widths."""
+    """Cut the trace into time slices with constant activity.
+
+    Returns:
+        Masks over the slices by device part or host activity, the start of each slice, and the
+        width of each slice.
+    """
     sets: dict[str, Intervals] = {}
     for part in ON_DEVICE:
         kind = "copy" if part == "host_to_device" else part
@@ -233,15 +251,17 @@ def _ranges(trace: Trace, prefix: str) -> Spans:
 
 
 def _paused_in(idle: Mask, waiting: Mask) -> Mask:
-    """Return the idle slices of pauses that began in a synchronization."""
+    """Return a mask of the idle slices in pauses that began while the host was `waiting`."""
     begins = idle & ~np.concatenate(([False], idle[:-1]))
     pause = np.maximum(np.cumsum(begins) - 1, 0)
     return idle & waiting[begins][pause] if begins.any() else idle
 
 
 def _heaviest(trace: Trace, windows: Windows) -> tuple[tuple[Kernel, ...], float]:
-    """Return the kernels that take longest, or operators if no device computed, and the kernels per
-    step."""
+    """Return (kernels with the longest total time, number of kernels per step).
+
+    If no device computed, operators on the host are counted instead.
+    """
     on_device, steps = bool(len(trace.kernels)), len(windows.start_us)
     spans = trace.kernels if on_device else trace.operators
     _, inside = windows.at(spans.start_us)
@@ -271,19 +291,25 @@ class Windows(NamedTuple):
     told_by: str
 
     def at(self, times_us: Times) -> tuple[npt.NDArray[np.int64], Mask]:
-        """Return the index of the last window that began by each time, and a mask that it still
-        lasts."""
+        """Return the window that contains each time.
+
+        Returns:
+            The index of the last window that began by each time, and a mask that is True if the
+            window has not ended yet. Both have the shape of `times_us`.
+        """
         number = np.searchsorted(self.start_us, times_us, side="right") - 1
         return number, (number >= 0) & (times_us < self.end_us[np.maximum(number, 0)])
 
 
 def windows_of(trace: Trace) -> Windows:
-    """Find the steps: by the profiler's own spans, by updates of an optimizer, or by recurring
-    ranges.
+    """Find the steps of a trace.
 
-    If the device runs behind the host, a step lasts from the first kernel that the host launched in
-    it to the first kernel of the next step. A loader wait at the start then counts for the
-    previous step.
+    Steps are marked by the profiler's own spans, else by updates of the optimizer, else by
+    recurring ranges.
+
+    The device runs behind the host. So a step lasts from the first kernel that the host launched in
+    it to the first kernel of the next step. A loader wait at the start of a step then counts for
+    the previous step.
     """
     steps = _ranges(trace, STEP_RANGE)
     if len(steps):
@@ -308,9 +334,10 @@ def _extent_us(trace: Trace) -> tuple[float, float]:
 
 
 def _recurring(trace: Trace) -> tuple[Spans, str]:
-    """Find ranges that do not overlap, share a name except for digits, and cover most of the trace.
+    """Find recurring ranges that mark steps. Return the ranges and their name.
 
-    Ranges that are called a step are preferred, then the longest.
+    The ranges do not overlap, share a name except for digits, and cover most of the trace. Ranges
+    with "step" in their name are preferred, then the longest ones.
     """
     groups: defaultdict[str, list[int]] = defaultdict(list)
     for number in np.unique(trace.ranges.name):

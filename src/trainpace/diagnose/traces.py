@@ -1,5 +1,8 @@
-"""Profiler traces: which files are traces, one process of a trace as columns of times, and interval
-arithmetic."""
+"""Data structures for profiler traces.
+
+The module recognizes trace files, holds one process of a trace as columns of times, and computes
+with time intervals.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ Times = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
 LARGEST_IDENTITY = 1 << 62
 LONGEST_NAME = 500
-"""Longer names of kernels are cut; C++ templates can make a name longer than a page."""
+"""Maximum length of a name. Longer kernel names are cut, since C++ templates can be very long."""
 ENDINGS = (".json", ".json.gz", ".sqlite")
 UNEXPORTED = (".nsys-rep", ".qdrep")
 LOOKED_AT_BYTES = 1 << 16
-"""Bytes that are searched for a key of traces. Properties of devices may stand before it."""
+"""Number of bytes that are searched for a key of traces. Device properties may precede the key."""
 MOST_FILES = 4096
 
 
@@ -84,12 +87,18 @@ class Spans(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """One process of a training, as its profiler saw it, on one clock.
+    """Profiler trace of one process. All times are microseconds on one clock.
 
-    `kernels` and `copies` are the device's work. `kernels_launched_us` and `copies_launched_us` are
-    the times at which the host launched them (NaN if unknown). `operators` are the framework's on
-    the host, `calls` are of the device's runtime library, and `ranges` are named steps, loaders,
-    optimizers and NVTX ranges.
+    Attributes:
+        made_by: Program that wrote the trace.
+        kernels: Kernels on the device.
+        kernels_launched_us: Times when the host launched the kernels, NaN if unknown.
+        copies: Copies on the device.
+        copies_launched_us: Times when the host launched the copies, NaN if unknown.
+        operators: Operators of the framework on the host.
+        calls: Calls of the device's runtime library.
+        ranges: Named ranges such as steps, data loading, optimizer updates and NVTX ranges.
+        skipped: Number of skipped events.
     """
 
     source: str
@@ -109,7 +118,7 @@ class Trace(NamedTuple):
 
 
 class Names:
-    """Numbers names in their order of appearance."""
+    """Mapping of names to numbers, in the order of their first appearance."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -124,9 +133,9 @@ class Names:
 
 
 class Column:
-    """Spans while they are read. A span takes 32 bytes, since a trace may contain ten million.
+    """Growing column of spans. A span takes only 32 bytes, since a trace may have ten million.
 
-    The identity joins a call with the work that it started.
+    The identity of a span links a runtime call with the work that it launched.
     """
 
     def __init__(self) -> None:
@@ -148,7 +157,7 @@ class Column:
 
 
 def identity_of(value: object) -> int:
-    """Return the number that joins a call and its work, or -1 if the value is not one."""
+    """Return the number that links a call with its work, or -1 if the value is not a valid one."""
     return value if isinstance(value, int) and 0 < value < LARGEST_IDENTITY else -1
 
 
@@ -173,8 +182,10 @@ class Intervals(NamedTuple):
 
 
 class Segments(NamedTuple):
-    """Time cut wherever anything begins or ends: start and width of each piece, and which sets
-    cover it."""
+    """Consecutive pieces of time, cut wherever an interval begins or ends.
+
+    `within` has one mask per set: True for each piece that the set covers.
+    """
 
     start_us: Times
     width_us: Times
@@ -182,7 +193,7 @@ class Segments(NamedTuple):
 
 
 def union(start_us: Times, end_us: Times) -> Intervals:
-    """Merge overlapping and touching intervals; empty ones are dropped."""
+    """Merge overlapping and touching intervals, and drop empty ones."""
     real = end_us > start_us
     order = np.argsort(start_us[real], kind="stable")
     starts, ends = start_us[real][order], end_us[real][order]
@@ -200,7 +211,7 @@ def union_of(*spans: Spans) -> Intervals:
 
 
 def closed(of: Intervals, gap_us: float) -> Intervals:
-    """Fill gaps of at most `gap_us`."""
+    """Merge intervals with a gap of at most `gap_us` between them."""
     apart = of.start_us[1:] - of.end_us[:-1] > gap_us
     edge = [True] * min(1, len(of.start_us))
     return Intervals(
@@ -223,7 +234,7 @@ def sweep(low_us: float, high_us: float, sets: Sequence[Intervals], marks_us: Ti
 
 
 def own_us(spans: Spans) -> Times:
-    """Return the time of each span without the spans inside it, such as operators that it calls.
+    """Return the own time of each span in us, without the spans inside it (called operators).
 
     All spans must be of one thread.
     """
