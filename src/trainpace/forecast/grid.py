@@ -1,7 +1,12 @@
-"""Executions as arrays: sizes, process groups, and the contents of pipeline stages.
+"""Many executions as arrays, with their process groups and pipeline stages.
 
-Ranks are ordered as in Megatron and torchtitan: tensor varies fastest, then context, data and
-pipeline. Ranks that communicate most therefore share a node first.
+Shapes: n is the number of executions. An array of shape (n,) has one value per execution. An array
+of shape (n, 3) has one value per execution and kind of pipeline stage. The kinds are the first
+stage, a middle stage and the last stage.
+
+Ranks are ordered as in Megatron and torchtitan: the tensor-parallel index varies fastest, then the
+context, data and pipeline index. Ranks that communicate most are therefore the first to share a
+node.
 """
 
 from __future__ import annotations
@@ -24,10 +29,11 @@ from trainpace.workload import Blocks, Counts, Flags, Floats
 
 
 class Grid:
-    """Executions as arrays of length n, one per field of `Execution`: `grid.micro_batch`.
+    """n executions, stored as one array of shape (n,) per field of `Execution`.
 
-    The values of a choice are codes (see `ExecutionField`): `grid.has("engine", "ddp")` compares.
-    shard_size 0 stands for all data-parallel ranks. The arrays are read-only by convention.
+    Each field is an attribute, for example `grid.micro_batch`. Fields with named choices hold
+    integer codes (see `ExecutionField`); compare them with `grid.has("engine", "ddp")`. A
+    `shard_size` of 0 means all data-parallel ranks. The arrays are read-only by convention.
     """
 
     __slots__ = ("_columns",)
@@ -46,7 +52,15 @@ class Grid:
 
     @classmethod
     def vary(cls, base: Execution, **varied: ArrayLike) -> Grid:
-        """Return a grid of `base` with some fields set to arrays, which broadcast to one length."""
+        """Return a grid of copies of `base` in which some fields vary.
+
+        Args:
+            base: Execution that gives the value of every other field.
+            **varied: Values per field. They are broadcast to one common shape.
+
+        Raises:
+            TrainpaceError: If a name is not a field of `Execution`.
+        """
         unknown = set(varied) - set(EXECUTION_FIELDS)
         if unknown:
             raise TrainpaceError(f"unknown execution field {min(unknown)!r}.")
@@ -71,7 +85,11 @@ class Grid:
         return Grid({name: column[rows] for name, column in self._columns.items()})
 
     def execution(self, i: int) -> Execution:
-        """Return execution `i`. Raises `Contradiction` if its sizes contradict each other."""
+        """Return execution `i`.
+
+        Raises:
+            Contradiction: If the sizes of the execution contradict each other.
+        """
         values = {
             name: field.decode(self._columns[name][i].item())
             for name, field in EXECUTION_FIELDS.items()
@@ -79,11 +97,11 @@ class Grid:
         return Execution(**values)
 
     def has(self, name: str, value: Any) -> Flags:
-        """Return a mask of the executions whose field has this value."""
+        """Return a mask of the executions in which field `name` equals `value`."""
         return np.asarray(self._columns[name] == EXECUTION_FIELDS[name].encode(value))
 
     def groups(self, *columns: NDArray[Any]) -> Iterator[NDArray[np.intp]]:
-        """Yield the indices of each group of executions that agree in all columns."""
+        """Yield the indices of each group of executions with equal values in all columns."""
         codes = np.zeros(len(self), dtype=np.int64)
         for column in columns:
             values, code_of = np.unique(column, return_inverse=True)
@@ -92,7 +110,7 @@ class Grid:
             yield np.flatnonzero(codes == code)
 
     def key(self) -> tuple[bytes, ...]:
-        """Return a hashable value that is equal for grids of the same executions."""
+        """Return a hashable key. Grids of the same executions have equal keys."""
         return tuple(column.tobytes() for column in self._columns.values())
 
     @property
@@ -101,57 +119,67 @@ class Grid:
 
     @property
     def data_parallel_size(self) -> Counts:
-        """Ranks that see different samples; 0 if the other sizes do not divide the world size."""
+        """Number of data-parallel ranks, or 0 if tp * pp * cp does not divide the world size."""
         shards = self.tp * self.pp * self.cp
         return np.where(self.world_size % shards == 0, self.world_size // shards, 0)
 
     @property
     def experts_tp(self) -> Counts:
-        """Tensor-parallel ranks of each expert."""
+        """Number of tensor-parallel ranks per expert: expert_tp if it is set, otherwise tp."""
         return np.where(self.expert_tp > 0, self.expert_tp, self.tp)
 
     @property
     def shard_ranks(self) -> Counts:
-        """Data-parallel ranks that share the sharded states."""
+        """Number of data-parallel ranks over which ZeRO or FSDP shards the states."""
         everyone = np.maximum(self.data_parallel_size, 1)
         return np.where(self.shard_size > 0, self.shard_size, everyone)
 
     @property
     def collects_gradients(self) -> Flags:
-        """Mask of FSDP in a pipeline, which accumulates gradients and reduce-scatters them once.
+        """Mask of executions that run FSDP (ZeRO 3) in a pipeline.
 
-        Parameters stay gathered after a backward pass, as in torch's pipelines
+        They accumulate gradients locally and reduce-scatter them once per step. Parameters stay
+        gathered after a backward pass, as in torch's pipelines
         (PipelineStage.backward_maybe_with_nosync).
         """
         return (self.zero_stage >= 3) & (self.pp > 1)
 
     @property
     def is_megatron(self) -> Flags:
-        """Mask of Megatron-style sharding: 16-bit weights have fp32 master copies."""
+        """Mask of executions with tp, pp or ep, but without ZeRO 3.
+
+        They follow Megatron: 16-bit weights have fp32 master copies.
+        """
         return ((self.tp > 1) | (self.pp > 1) | (self.ep > 1)) & (self.zero_stage < 3)
 
     @property
     def copies(self) -> Counts:
-        """Number of pipeline ranks that hold each stage: two under DualPipe."""
+        """Number of pipeline ranks that hold a copy of each stage: 2 for DualPipe, otherwise 1."""
         return np.where(self.has("pipeline_schedule", "dualpipe") & (self.pp > 1), 2, 1)
 
     @property
     def casts_shards(self) -> Flags:
-        """Mask of FSDP's MixedPrecision: fp32 weights and 16-bit matmuls.
+        """Mask of executions with FSDP's MixedPrecision: fp32 weights and 16-bit matmuls.
 
-        FSDP casts shards before the all-gather, so autocast does not copy weights.
+        FSDP casts the shards to 16 bits before the all-gather. Autocast therefore makes no copies
+        of the weights.
         """
         autocasts = np.array([NUMBER_FORMATS[name].autocasts for name in PRECISIONS])
         return np.asarray((self.zero_stage >= 3) & autocasts[self.precision])
 
     @property
     def fp32_gradients(self) -> Flags:
-        """Mask of executions with 16-bit weights that communicate gradients in fp32.
+        """Mask of executions that communicate fp32 gradients although matmuls are 16-bit or fp8.
 
-        True for Megatron in bf16 (main gradients), and for torchtitan's FSDP in bf16 and
-        fp8 (MixedPrecisionPolicy.reduce_dtype). False for fp16, for ZeRO 1 and
-        2 without tp or pp, and for Megatron in fp8, whose recipes reduce in bf16 (NeMo's
-        scripts/performance set grad_reduce_in_fp32 = False).
+        True for:
+            Megatron in bf16: it reduces its fp32 main gradients.
+            FSDP in bf16 or fp8: torchtitan sets MixedPrecisionPolicy.reduce_dtype to fp32.
+
+        False for:
+            fp16, and any execution with `pure_16_bit`.
+            ZeRO 0 to 2 without tp, pp or ep.
+            Megatron in fp8: NeMo's recipes reduce in bf16. Its scripts/performance set
+            grad_reduce_in_fp32 = False.
         """
         bf16, fp8 = self.has("precision", "bf16"), self.has("precision", "fp8")
         wide = (bf16 & self.is_megatron) | ((bf16 | fp8) & (self.zero_stage >= 3))
@@ -164,7 +192,7 @@ class Grid:
 
 
 def _coded(field: ExecutionField, values: ArrayLike) -> NDArray[Any]:
-    """Return the codes of a field's values. Codes are returned unchanged."""
+    """Return the values of a field as codes. Numbers and existing codes are unchanged."""
     array = np.asarray(values)
     if field.kind != "choice" or array.dtype.kind in "iu":
         return array
@@ -173,9 +201,15 @@ def _coded(field: ExecutionField, values: ArrayLike) -> NDArray[Any]:
 
 
 class Copies(NamedTuple):
-    """Sizes of process groups with the same parameters, and their ranks per node (n each).
+    """Sizes of the process groups that hold the same parameters. All arrays have shape (n,).
 
-    data: all ranks of a group. shard: ranks that shard one copy of the states. replicas: copies.
+    Attributes:
+        data: Number of ranks that hold the same parameters.
+        shard: Number of ranks over which one copy of the states is sharded.
+        replicas: Number of sharded copies of the states: data / shard.
+        data_inside: Ranks of the `data` group that share a node.
+        shard_inside: Ranks of the `shard` group that share a node.
+        replicas_inside: Ranks of the `replicas` group that share a node.
     """
 
     data: Counts
@@ -187,11 +221,16 @@ class Copies(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Process groups that communicate: parameter copies, and ranks of a group per node (n each).
+    """Process groups that communicate. All arrays have shape (n,).
 
-    Context-parallel ranks hold the same parameters, so they reduce gradients and shard states
-    together with the data-parallel ones: `whole` counts both. `experts` are the copies of a rank's
-    experts, which ep and expert_tp divide.
+    Context-parallel ranks hold the same parameters. They therefore reduce gradients and shard
+    states together with the data-parallel ranks.
+
+    Attributes:
+        whole: Groups for parameters outside experts. They include context-parallel ranks.
+        experts: Groups for the experts of a rank. ep and expert_tp divide the experts.
+        tensor_inside: Tensor-parallel ranks of one group that share a node. The other `_inside`
+            fields count the same for context, pipeline, expert and expert-tensor parallelism.
     """
 
     whole: Copies
@@ -204,13 +243,18 @@ class Groups(NamedTuple):
 
 
 def groups_of(grid: Grid, devices_per_node: int) -> Groups:
-    """Return the process groups for nodes or NVLink domains of `devices_per_node` devices."""
+    """Return the process groups of every execution.
+
+    Args:
+        grid: The executions.
+        devices_per_node: Devices per node, or per NVLink domain.
+    """
     data = np.maximum(grid.data_parallel_size, 1) * grid.cp * grid.copies
     shard = np.where(grid.shard_size > 0, grid.shard_size * grid.cp, data)
     one = np.ones_like(grid.tp)
 
     def inside(size: Counts, stride: Counts) -> Counts:
-        """Return how many of `size` ranks that lie `stride` apart share a node."""
+        """Return how many of `size` ranks share a node if their numbers differ by `stride`."""
         return np.minimum(np.maximum(devices_per_node // stride, 1), size)
 
     def copies(data: Counts, shard: Counts, stride: Counts) -> Copies:
@@ -226,7 +270,8 @@ def groups_of(grid: Grid, devices_per_node: int) -> Groups:
         experts=copies(of_experts, divided, experts_of_one),
         tensor_inside=inside(grid.tp, one),
         context_inside=inside(grid.cp, grid.tp),
-        # the slowest link between neighboring stages sets the pace
+        # The slowest link between neighboring stages sets the pace. If there are several nodes,
+        # one of these links crosses nodes, so the group counts one rank per node.
         pipeline_inside=np.where(grid.world_size <= devices_per_node, 2, 1),
         expert_inside=inside(grid.ep, grid.experts_tp),
         expert_tensor_inside=inside(grid.experts_tp, one),
@@ -234,21 +279,29 @@ def groups_of(grid: Grid, devices_per_node: int) -> Groups:
 
 
 class Stages(NamedTuple):
-    """Content of pipeline stages by kind: the first, a middle and the last one (n x 3).
+    """Contents of the pipeline stages. All arrays have shape (n, 3).
 
-    A single stage counts as the first. A kind that does not exist has no blocks.
+    The three columns are the first stage, a middle stage and the last stage. A model on a single
+    stage uses the first column only. A kind of stage that does not exist has no blocks.
 
-    number: stages of the kind. blocks: repeated blocks in one stage; for middle stages, in the
-    fullest. mean_share: the mean over the middle stages as a share of the fullest. has_first,
-    has_last: whether it holds the layers before or after the blocks. parameters: those of one
-    tensor-parallel rank. expert_share: the share that expert parallelism divides differently
-    from tensor parallelism, 0 if both divide alike.
+    Blocks may not divide evenly among the pp * virtual_stages chunks. The first stages then hold
+    one more block per virtual stage. The last stage holds the fewest, because it also has the
+    head. Frameworks let users choose this split.
 
-    If stages times virtual stages do not divide the blocks, the first stages hold one more block
-    (of each virtual stage) and the last the fewest, since it has the head as well; frameworks let
-    users choose this. The stages may exceed the blocks by two: the head and then the embedding
-    count as a block (Megatron's --account-for-loss-in-pipeline-split and
-    --account-for-embedding-in-pipeline-split), as with 126 layers on 16 x 8 stages.
+    There may be up to two more chunks than blocks, for example 126 layers on 16 x 8 chunks. The
+    head then takes the place of one block, and the embedding the place of another. Megatron has
+    the options --account-for-loss-in-pipeline-split and --account-for-embedding-in-pipeline-split
+    for this.
+
+    Attributes:
+        number: Number of stages of this kind.
+        blocks: Repeated blocks in one stage. For middle stages, the count of the fullest stage.
+        has_first: 1 if the stage holds the layers before the blocks, otherwise 0.
+        has_last: 1 if the stage holds the layers after the blocks, otherwise 0.
+        parameters: Parameters of one tensor-parallel rank of the stage.
+        mean_share: Mean blocks of the middle stages, divided by the blocks of the fullest one.
+        expert_share: Share of the parameters that belongs to experts. 0 if expert parallelism
+            and tensor parallelism divide parameters by the same number.
     """
 
     number: Floats
@@ -260,9 +313,10 @@ class Stages(NamedTuple):
     expert_share: Floats
 
     def shard(self, groups: Groups) -> Floats:
-        """Return the ranks that share a parameter's states (n x 3).
+        """Return the number of ranks over which the states are sharded, shape (n, 3).
 
-        This is a mean over all parameters, because expert parameters have fewer copies.
+        Expert parameters have fewer copies than the others. The result is therefore a harmonic
+        mean over all parameters, and can be fractional.
         """
         of_experts = self.expert_share / groups.experts.shard[:, None]
         of_rest = (1 - self.expert_share) / groups.whole.shard[:, None]
@@ -270,9 +324,9 @@ class Stages(NamedTuple):
 
 
 def has_vocabulary_head(blocks: Blocks) -> bool:
-    """Return True if a matmul over the vocabulary follows the blocks.
+    """Return True if the model has an output matmul over the vocabulary, as language models do.
 
-    Text classifiers have only an embedding.
+    Text classifiers have an embedding, but not this matmul.
     """
     return any(
         role == "column" and not count
@@ -281,9 +335,9 @@ def has_vocabulary_head(blocks: Blocks) -> bool:
 
 
 def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
-    """Return the stages of every execution, and the parameters of the whole model.
+    """Return the stages of every execution, and the parameter count of the whole model.
 
-    A model without blocks counts as one parameter.
+    A model without blocks gets a parameter count of 1, in its only stage.
     """
     pp, tp = grid.pp.astype(np.float64), grid.tp.astype(np.float64)
     one, zero = np.ones_like(pp), np.zeros_like(pp)
@@ -297,7 +351,7 @@ def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
     block = blocks.parameters - blocks.expert_parameters - blocks.tensor_parameters * (1 - 1 / tp)
     experts = held * (blocks.expert_parameters / (grid.ep * grid.experts_tp))[:, None]
     vocabulary = blocks.outside_tensor_parameters
-    # An untied embedding and head have the same size.
+    # If embedding and head do not share their weights, each has half of these parameters.
     head = vocabulary / 2 if has_vocabulary_head(blocks) and not blocks.tied_parameters else 0.0
     before = vocabulary - head
     behind = np.where(pp > 1, blocks.tied_parameters or head, head)
@@ -305,7 +359,7 @@ def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
     parameters = held * block[:, None]
     parameters += has_first * (before / tp + rest)[:, None] + has_last * (behind / tp)[:, None]
     parameters += experts
-    # DualPipe's ranks hold their own stage and the stage at the other end.
+    # With DualPipe, each rank holds its own stage and the stage at the other end of the pipeline.
     mirrored = (grid.copies > 1)[:, None]
     parameters = np.where(mirrored, parameters + parameters[:, ::-1] * (number > 0), parameters)
     experts = np.where(mirrored, experts + experts[:, ::-1] * (number > 0), experts)
@@ -316,7 +370,7 @@ def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
 
 
 def _held_blocks(grid: Grid, blocks: Blocks, number: Floats) -> tuple[Floats, Floats]:
-    """Return the blocks in each kind of stage, and the mean share of the middle ones (n x 3)."""
+    """Return `Stages.blocks` and `Stages.mean_share`, each of shape (n, 3)."""
     pp = grid.pp.astype(np.float64)
     one = np.ones_like(pp)
     chunks = pp * grid.virtual_stages
@@ -325,7 +379,9 @@ def _held_blocks(grid: Grid, blocks: Blocks, number: Floats) -> tuple[Floats, Fl
         pp == 2, blocks.count - most, np.floor(blocks.count / chunks) * grid.virtual_stages
     )
     first = np.minimum(most, blocks.count)
-    more = chunks - blocks.count  # number of end stages (embedding, head) without a block
+    # With more chunks than blocks, the last chunk holds only the head. With two more, the first
+    # chunk also holds only the embedding.
+    more = chunks - blocks.count
     first = np.where((pp > 1) & (more > 1), most - 1, first)
     least = np.where((pp > 1) & (more > 0), most - 1, least)
     held = np.stack([first, most, least], axis=1) * (number > 0)

@@ -1,6 +1,7 @@
-"""Executions that a model and a cluster allow, reasons for others, and smaller references.
+"""Checks whether a model and a cluster allow an execution, and smaller executions for baselines.
 
-`RULES` lists all conditions. Each rule checks one `Execution` or a whole `Grid`.
+`RULES` lists the conditions. Each rule checks one `Execution` or a whole `Grid`. For a grid of n
+executions, masks and codes have shape (n,).
 """
 
 import math
@@ -25,12 +26,16 @@ from trainpace.forecast.grid import Grid
 from trainpace.workload import GROUPED, Blocks, Counts, Flags, Workload
 
 MOST_SHOWN = 64
+"""Largest size that an error message suggests."""
 ENDS = 2
-"""Number of stages that may have no block: the embedding stage and the head stage."""
+"""Number of stages that may hold no block: one for the embedding and one for the head."""
 
 
 class Facts(NamedTuple):
-    """Model and cluster properties that the rules read. Counts are 0 for a model without blocks."""
+    """Properties of the model and the cluster that the rules read.
+
+    The counts of blocks, heads and experts are 0 for a model without repeated blocks.
+    """
 
     cluster: Cluster
     sequence_length: int | None
@@ -99,7 +104,7 @@ RULES = (
     ),
     Rule(
         "key_value_heads",
-        # With more ranks than key-value heads, every head is copied equally often.
+        # With more ranks than key-value heads, each head must have the same number of copies.
         lambda e, f: (
             (e.tp > 1)
             & (f.key_value_heads > 0)
@@ -197,14 +202,14 @@ RULES = (
         ),
     ),
 )
-"""Rules that relate execution, model and cluster. The first broken rule counts."""
+"""Conditions on the execution, the model and the cluster. The first broken rule is reported."""
 
 CLASHES = ("", *(rule.name for rule in RULES))
-"""Names of `RULES`. The index is the code in `ForecastTable.clash`; code 0 means no clash."""
+"""Names of `RULES`. `ForecastTable.clash` holds indices of this tuple; 0 means no broken rule."""
 
 
 def clashes(grid: Grid, facts: Facts) -> Counts:
-    """Return the index in CLASHES of the first broken rule of every execution."""
+    """Return the index in `CLASHES` of the first broken rule of every execution, shape (n,)."""
     codes = np.zeros_like(grid.tp)
     for code in range(len(RULES), 0, -1):
         codes = np.where(RULES[code - 1].is_broken(grid, facts), code, codes)
@@ -212,29 +217,42 @@ def clashes(grid: Grid, facts: Facts) -> Counts:
 
 
 def contradiction(clash: int, grid: Grid, i: int, facts: Facts) -> TrainpaceError:
-    """Return the broken rule of execution `i` as an error with its numbers."""
+    """Return the error that explains which rule execution `i` breaks.
+
+    Args:
+        clash: Index in `CLASHES` of the broken rule. It must not be 0.
+        grid: The executions.
+        i: Index of the execution in the grid.
+        facts: Properties of the model and the cluster, for the message.
+    """
     try:
         execution = grid.execution(i)
-    except TrainpaceError as error:  # its own sizes contradict each other
+    except TrainpaceError as error:  # The sizes of the execution contradict each other.
         return error
     return Contradiction(*RULES[clash - 1].words(execution, facts))
 
 
 def usable(grid: Grid, start: Execution) -> Flags:
-    """Return a mask of executions in which every setting takes effect on a supporting engine.
+    """Return a mask of the executions that are worth trying in a search from `start`, shape (n,).
 
-    A search from `start` tries only these. Settings of `start` itself are always usable.
+    The mask is False if a setting would have no effect, or if no engine supports the combination.
+    The ZeRO stage and `reshard_after_forward` of `start` itself are accepted.
     """
     ranks, stage = grid.data_parallel_size, grid.zero_stage
-    # DeepSpeed ZeRO 2 also offloads on one GPU, because each gradient moves to the host at once.
+    # DeepSpeed ZeRO 2 with offload is useful even on one GPU: each gradient moves to the host as
+    # soon as it is computed.
     offloads_in_stage_2 = grid.offload_optimizer & (stage == 2)
     broken = [rule.is_broken(grid, None) for rule in RULES if rule.name in SEARCHED_RULES]
     wrong = [
+        # Sharding over a single rank has no effect.
         (stage > 0) & (ranks <= 1) & (stage != start.zero_stage) & ~offloads_in_stage_2,
+        # Engines offload the optimizer of several ranks only with ZeRO.
         grid.offload_optimizer & (stage == 0) & (ranks != 1),
+        # Sequence parallelism splits activations over tensor-parallel ranks.
         grid.sequence_parallel & (grid.tp == 1),
         # torch overlaps matmuls with collectives only in compiled, sequence-parallel code.
         grid.async_tensor_parallel & ~(grid.sequence_parallel & grid.compile),
+        # Only ZeRO 3 gathers parameters, so only ZeRO 3 can reshard them.
         (stage != 3) & (grid.reshard_after_forward != start.reshard_after_forward),
         *broken,
     ]
@@ -242,7 +260,7 @@ def usable(grid: Grid, start: Execution) -> Flags:
 
 
 SEARCHED_RULES = ("offload_parameters", "accumulation", "shard_size")
-"""Rules that `usable` also checks, because a search combines these settings freely."""
+"""Names of the rules that `usable` also checks. A search combines their settings freely."""
 
 AUTOCAST_EXPERTS = (
     "autocast leaves grouped matmuls of experts in fp32, which is not forecast: use bf16, or FSDP's"
@@ -253,7 +271,13 @@ AUTOCAST_EXPERTS = (
 def unsupported(
     grid: Grid, workload: Workload, precision: Precision
 ) -> Iterator[tuple[Flags, str]]:
-    """Yield (mask, reason) for executions of one precision that cannot be forecast."""
+    """Yield (mask, reason) pairs for the executions that cannot be forecast.
+
+    Args:
+        grid: Executions of one precision.
+        workload: The traced model.
+        precision: Precision of all executions in the grid.
+    """
     form = workload.form(precision)
     if NUMBER_FORMATS[precision].autocasts and GROUPED in form.operators.function:
         yield grid.zero_stage < 3, AUTOCAST_EXPERTS
@@ -312,7 +336,7 @@ def doublings(most: int) -> list[int]:
 
 
 def alone(execution: Execution) -> Execution:
-    """Return the execution on one device, the usual baseline of scaling efficiency."""
+    """Return the same execution on one device, the usual baseline of scaling efficiency."""
     return replace(
         execution,
         nnodes=1,
@@ -335,10 +359,12 @@ def alone(execution: Execution) -> Execution:
 
 
 def fewer_ranks(execution: Execution, devices_per_node: int) -> list[Execution]:
-    """Return executions with fewer data-parallel ranks, fewest first. Multiple nodes are full.
+    """Return the execution with fewer data-parallel ranks, smallest first.
 
-    These are the scaling baselines if one device cannot hold the model: a run on one device
-    is impossible, and relative to its forecast the efficiency could exceed 1.
+    These executions are baselines of scaling efficiency if one device cannot hold the model. A run
+    on one device is then impossible, and the efficiency relative to its forecast could exceed 1.
+
+    If an execution needs several nodes, it uses all devices of each node.
     """
     smaller = []
     for ranks in divisors(execution.data_parallel_size)[:-1]:

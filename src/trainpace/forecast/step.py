@@ -1,12 +1,28 @@
 """Step times of many executions at once: kernels, communication, pipeline bubble and optimizer.
 
-A pipeline of pp stages takes m times its slowest stage (m micro-batches), plus a bubble of one
-micro-batch on the other stages, over v virtual stages: (pp - 1) / (m + pp - 1) of the time for
-equal stages (Huang et al. 2019; Narayanan et al. 2021). DualPipe has (pp / 2 - 1) (F&B + B - 3 W)
-instead (DeepSeek-V3's report, table 2). F&B is an overlapped forward and backward pass. W is the
-weight-gradient part of the backward pass, assumed to be half of it as for matmuls. The
-reported passes are from the slowest stage. Work done once per step is reported from
-the stage where it takes longest.
+Shapes: n is the number of executions. Arrays of shape (n, 3) have one column per kind of pipeline
+stage: first, middle and last (see `grid.Stages`). Arrays of shape (n, 3, 2) also have one entry
+for the forward pass and one for the backward pass. Times are in milliseconds.
+
+Symbols: pp is the number of pipeline stages, v the virtual stages per rank, and m the
+micro-batches per step. m is the field `accumulation` of the execution.
+
+The busy time of a pipeline is m times the time of its slowest stage. The bubble is the time of one
+micro-batch on all other stages, divided by v. For equal stages and v = 1, the bubble's share of
+the step is
+
+    (pp - 1) / (m + pp - 1)
+
+(Huang et al. 2019; Narayanan et al. 2021). The bubble of DualPipe is
+
+    (pp / 2 - 1) * (FB + B - 3 * W)
+
+(F&B in DeepSeek-V3's report, table 2). FB is the time of an overlapped forward and backward pass,
+and B the time of a backward pass. W is the weight-gradient part of the backward pass. It is assumed
+to be half of B, as for matmuls.
+
+Forward and backward times are reported for the slowest stage. Work that is done once per step is
+reported for the stage where it takes longest.
 """
 
 import math
@@ -43,17 +59,21 @@ from trainpace.workload import Flags, Floats, TracedForm, Workload
 ACCUMULATE_SHARE = 0.8
 """Share of memory bandwidth that gradient accumulation and clipping reach."""
 COPY_START_US = 6.0
-"""Fixed cost of one copy to the device, before its first byte: 5 to 7 microseconds
-per cudaMemcpyAsync (Wu et al. 2026, "DualPath", arXiv:2602.21548, section 5.2). A lower bound for
-pageable memory, which the driver copies first."""
+"""Fixed cost of one copy to the device, in microseconds, before its first byte moves.
+
+A cudaMemcpyAsync costs 5 to 7 microseconds (Wu et al. 2026, "DualPath", arXiv:2602.21548, section
+5.2). For pageable memory this is a lower bound, because the driver copies it to pinned memory first.
+"""
 HOST_MEMORY_GB_PER_S = 250.0
-"""Host memory bandwidth per node that Adam on the CPUs reaches: two sockets of eight channels of
-DDR4-3200 have 410 GB/s; STREAM reaches about 80% of it, and updates that read and write in turn
-about 60%. `Cluster` does not describe host memory."""
+"""Host memory bandwidth per node that Adam on the CPUs reaches, in GB/s.
+
+Two sockets with eight channels of DDR4-3200 have 410 GB/s. STREAM reaches about 80% of it. Updates
+that read and write in turn reach about 60%. `Cluster` has no field for host memory.
+"""
 
 
 class _Update(NamedTuple):
-    """Milliseconds of once-per-step work, by kind of stage (n x 3)."""
+    """Times of work that is done once per step, in milliseconds, each of shape (n, 3)."""
 
     optimizer: Floats
     overhead: Floats
@@ -61,7 +81,10 @@ class _Update(NamedTuple):
 
 
 class StepModel:
-    """Step-time model of valid executions that share one precision and engine."""
+    """Step-time model of n valid executions.
+
+    All executions must have the same precision and the same engine.
+    """
 
     def __init__(self, workload: Workload, form: TracedForm, grid: Grid, target: Target) -> None:
         self.workload, self.form, self.grid, self.target = workload, form, grid, target
@@ -76,7 +99,14 @@ class StepModel:
         self.mirrored = (grid.copies > 1)[:, None]
 
     def steps(self, costs: StageCosts) -> tuple[dict[str, Floats], dict[str, Floats]]:
-        """Return (parts of the step, exposed communication by kind).
+        """Return the parts of the step, and the exposed communication by kind.
+
+        Args:
+            costs: Kernel and host times of blocks and of the other layers.
+
+        Returns:
+            Two dictionaries of milliseconds per step. Their arrays have shape (n,). The sum of the
+            second is `communication_ms` of the first.
 
         Raises:
             MissingLink: If the bandwidth of a link is unknown.
@@ -100,7 +130,7 @@ class StepModel:
         bubble = ((stages.number * turn * exists).sum(axis=1) - slow(busy)) / grid.virtual_stages
         bubble = np.where(self.mirrored[:, 0], bubble * self._of_dual_pipe(took), bubble)
         update = self._update(costs, gradients)
-        # Once-per-step work ends when its slowest stage is done.
+        # Work that is done once per step ends when its slowest stage is done.
         tail = once.data_parallel + once.parameters + once.offload
         tail = tail + update.optimizer + update.overhead + update.accumulate
         last = np.where(exists, tail, -1.0).argmax(axis=1)
@@ -129,19 +159,19 @@ class StepModel:
         return parts, exposed_ms
 
     def _passes_of(self, costs: StageCosts) -> tuple[Floats, Floats]:
-        """Return (device time, exposed host overhead) of both passes per stage (n x 3 x 2)."""
+        """Return device time and exposed host overhead per stage and pass, shape (n, 3, 2)."""
         c, grid = costs, self.grid
         device = self._passes(c.block_device, c.first_device, c.last_device, c.repeated_device)
         host = self._passes(c.block_host, c.first_host, c.last_host, c.repeated_host)
-        # DualPipe's ranks compute half of the micro-batches on their stage, and half on the stage
-        # at the other end
+        # With DualPipe, each rank computes half of the micro-batches on its own stage, and half on
+        # the stage at the other end of the pipeline.
         device, host = (
             np.where(self.mirrored[:, :, None], (ms + ms[:, ::-1]) / 2, ms) for ms in (device, host)
         )
         overhead = together_ms(device, host) - device if self.on_gpu else host.copy()
         if self.engine == "data_parallel":
-            # one Python process copies the modules and drives all replicas: their forward passes
-            # launch one after the other
+            # One Python process copies the modules and drives all replicas. It launches their
+            # forward passes one after the other.
             ranks = grid.data_parallel_size
             more = np.where(ranks > 1, ranks - 1 + REPLICATION, 0.0)
             overhead[:, :, 0] += host[:, :, 0] * more[:, None]
@@ -158,14 +188,20 @@ class StepModel:
         return times
 
     def _recomputes(self, checkpointing: Checkpointing) -> Flags:
-        """Return a mask of executions that recompute blocks beyond the traced recomputation."""
+        """Return a mask of executions for which recomputation must be added to the trace.
+
+        A trace with activation checkpointing already contains it. Inference never recomputes.
+        """
         plain = self.workload.mode != "inference" and not self.workload.checkpointed
         return self.grid.has("activation_checkpointing", checkpointing) & plain
 
     def _communication(
         self, costs: StageCosts, took: Floats, gradients: Floats
     ) -> tuple[PassCommunication, StepCommunication, Floats | None]:
-        """Return the communication of a micro-batch, of a step, and of nn.DataParallel's copies."""
+        """Return communication per micro-batch, per step, and of nn.DataParallel.
+
+        The last is None for other engines. For nn.DataParallel, the communication per step is 0.
+        """
         grid, stages = self.grid, self.stages
         all_of = Communication(
             grid, self.groups, stages, self.form, self.engine, self.workload.mode, self.cluster
@@ -182,7 +218,7 @@ class StepModel:
         overlapped = (grid.has("expert_exchange", n) for n in ("overlapped", "overlapped_fp8"))
         overlaps = self.mirrored | np.logical_or(*overlapped)[:, None]
         window = took.sum(axis=2)
-        # computation that hides expert communication cannot hide the pipeline's sends as well
+        # Computation that hides expert communication cannot hide the pipeline's sends as well.
         left = np.where(overlaps, np.maximum(window - each.expert / OVERLAP, 0.0), window)
         expert = exposed(each.expert, np.zeros_like(window), window)
         pipeline = exposed(each.pipeline, np.zeros_like(window), left)
@@ -193,19 +229,24 @@ class StepModel:
         return each, once, replicated
 
     def _of_dual_pipe(self, took: Floats) -> Floats:
-        """Return DualPipe's bubble as a share of 1F1B's.
+        """Return the bubble of DualPipe divided by the bubble of 1F1B, shape (n,).
 
-        The share is (pp / 2 - 1) (F + B + B - 3 B / 2) / ((pp - 1) (F + B)). `took` is n x 3 x 2.
+        With F and B for the forward and backward time, the ratio is
+
+            (pp / 2 - 1) * (F + B + B - 3 * B / 2) / ((pp - 1) * (F + B))
+
+        Args:
+            took: Times of the passes, shape (n, 3, 2).
         """
         pp, (forward, backward) = self.grid.pp, took.sum(axis=1).T
         share = (forward + backward / 2) / np.maximum(forward + backward, 1e-12)
         return np.asarray(np.maximum(pp / 2 - 1, 0.0) / np.maximum(pp - 1, 1) * share)
 
     def _host_copy_ms(self) -> Floats:
-        """Return the time to copy one micro-batch to the device, tensor by tensor.
+        """Return the milliseconds to copy one micro-batch to the device, tensor by tensor, (n,).
 
-        Fewer and larger micro-batches start fewer copies. nn.DataParallel's single process copies
-        the batches of all replicas.
+        Each copy has a fixed cost, so larger micro-batches are cheaper per sample. With
+        nn.DataParallel, one process copies the batches of all replicas.
         """
         rate, workload = self.target.host_copy_gb_per_s, self.workload
         if math.isinf(rate):
@@ -216,15 +257,16 @@ class StepModel:
 
     @property
     def _gradient_bytes(self) -> Floats:
-        """Gradient bytes of the whole model, in the communicated format (n)."""
+        """Bytes of all gradients of the model in their communicated format, shape (n,)."""
         trained = 0 if self.workload.mode == "inference" else self.workload.trainable_parameters
         return trained * np.where(self.half & ~self.grid.fp32_gradients, 2.0, 4.0)
 
     @property
     def _parameter_bytes(self) -> Floats:
-        """Parameter bytes of the whole model, in the communicated format (n).
+        """Bytes of the model's parameters in their communicated format, shape (n,).
 
-        Below ZeRO 3, only trained parameters are sent. Packed parameters are sent packed.
+        ZeRO 3 and nn.DataParallel send all parameters. Other executions send only the trainable
+        parameters. Frozen parameters in a packed format are sent packed.
         """
         w, memory = self.workload, self.form.memory
         all_of_them = (self.grid.zero_stage >= 3) | (self.engine == "data_parallel")
@@ -233,11 +275,11 @@ class StepModel:
         return np.minimum(wide, memory.parameter_bytes) if memory.frozen_bytes else wide
 
     def _update(self, costs: StageCosts, gradients: Floats) -> _Update:
-        """Return the time of the optimizer update, gradient clipping and gradient accumulation.
+        """Return the times of the optimizer update, gradient clipping and gradient accumulation.
 
-        torch.nn.utils.clip_grad_norm_ reads all gradients for their norm, then reads and writes
-        them. Each rank processes its shard. Launches and the scalar all-reduce of norms are not
-        counted.
+        Each rank processes its shard. torch.nn.utils.clip_grad_norm_ reads all gradients for their
+        norm, then reads and writes them to scale them. Kernel launches and the scalar all-reduce
+        of the norms are ignored.
         """
         grid, bandwidth = self.grid, self.cluster.device.memory_bandwidth_gb_per_s
         rate = np.inf if bandwidth is None else bandwidth.value * 1e6 * ACCUMULATE_SHARE
@@ -250,14 +292,14 @@ class StepModel:
         return _Update(optimizer + norms / rate, overhead, moved / rate)
 
     def _optimizer(self, costs: StageCosts) -> tuple[Floats, Floats]:
-        """Return (device milliseconds, exposed host overhead) of the update per stage (n x 3).
+        """Return device time and exposed host overhead of the update, each (n, 3), in milliseconds.
 
-        The update moves one rank's bytes. 16-bit weights double them if states are in
-        fp32.
+        The time is proportional to the bytes of one rank. It doubles if the weights are 16-bit and
+        the optimizer states are fp32. The update is on the host if the optimizer is offloaded.
         """
         grid, blocks, operators = self.grid, self.form.blocks, self.form.operators
         sharded = (grid.zero_stage >= 1)[:, None]
-        # matmuls of an update (Muon's) stay in 16 bits
+        # The matmuls in Muon's update stay in 16 bits.
         moves = ("gemm", "optimizer") not in zip(operators.kind, operators.phase, strict=True)
         wide = (
             self.half & moves & ~grid.pure_16_bit[:, None] & (sharded | grid.is_megatron[:, None])
@@ -269,7 +311,7 @@ class StepModel:
         overhead = together_ms(device, host) - device if self.on_gpu else host
         ranks = np.where(sharded, self.shard, 1.0)
         updated = self.held * self.workload.trainable_parameters / ranks
-        # an optimizer that cannot run on the host was refused earlier
+        # `shapes.unsupported` has already refused optimizers that cannot run on the host.
         moved = host_update_bytes(self.workload.optimizer) or np.nan
         on_host = updated * moved * self.cluster.devices_per_node / (HOST_MEMORY_GB_PER_S * 1e6)
         away = grid.offload_optimizer[:, None] & (self.workload.mode == "train")
@@ -277,10 +319,11 @@ class StepModel:
 
 
 def paging_ms(memory: RankMemory, capacity_gib: float | None, cluster: Cluster) -> Floats:
-    """Return the PCIe transfer time per update of states that do not fit on the device (n).
+    """Return the milliseconds of paging optimizer states over PCIe per update, shape (n,).
 
-    They move in and out. bitsandbytes prefetches a tensor's states just before its kernel, so
-    nothing hides them (Dettmers et al. 2023, section 3).
+    States that do not fit on the device move in and out again. bitsandbytes prefetches the states
+    of a tensor just before its kernel, so computation does not hide the transfer (Dettmers et al.
+    2023, section 3).
     """
     if capacity_gib is None:
         return np.zeros_like(memory.paged_gib)
