@@ -1,23 +1,28 @@
-"""Seconds of arithmetic of matmuls and convolutions, in tiles and waves.
+"""Arithmetic time of matmuls and convolutions, modeled in tiles and waves.
 
-A matmul of m x n x k is cut into tiles of the output, one thread block each, and blocks into rounds
-("waves") over the SMs; a last wave that is not full costs as much as a full one. Large tiles reuse
-what they load (their rate is higher), small ones fill the device; if blocks are few and k is long,
-k is split over several blocks. The fastest candidate counts, as the libraries' heuristics try to
-choose it. Model after NVIDIA's "Matrix Multiplication Background User's Guide".
+Libraries cut the output of a matmul m x n x k into tiles. One thread block computes one tile. The
+SMs run the blocks in rounds, called waves. A partly filled last wave can cost as much as a full
+one. Large tiles load less data per FLOP, so their rate is higher. Small tiles give enough blocks to
+fill the device. If there are few blocks and k is long, several blocks share one tile and split k.
+The model uses the fastest tile, as the libraries' heuristics try to do. It follows NVIDIA's "Matrix
+Multiplication Background User's Guide".
 
-Three families use this form:
+Three groups of kernels use this model:
 
-- matmuls and convolutions by constants that all GPUs share: on CUDA cores, in TF32, and on the
-  matrix units of cards without measured matmuls;
-- 16- and 8-bit matmuls on NVIDIA's matrix units, with constants of each card's own (shared +
-  generation + card) under a roof of memory traffic, and a small network that corrects what the form
-  leaves. The network sees sizes, waves and what bounds a matmul, but not the card: with the card's
-  figures among its inputs it learnt the cards by heart, and was 57% off on an A100 that it had not
-  seen, where it is 12% without them (docs/log.md). fitting/products.py fits all of it on single
-  measured kernels: aiconfigurator's, Vidur's and LLMServingSim's tables, and those of two GPUs;
-- convolutions: matmuls too (implicit GEMM), except in groups, depthwise, and by Winograd with the
-  batch that cuDNN pads.
+- Matmuls and convolutions on CUDA cores, in TF32, and on the matrix units of cards without measured
+  matmuls. All GPUs share their constants.
+- 16-bit and 8-bit matmuls on NVIDIA's matrix units. Each card has its own constants (shared +
+  generation + card), and memory traffic limits the rate. A small network then corrects the error of
+  the formula. The network sees the sizes, the waves and the ratio of arithmetic to memory traffic,
+  but not the card. With the card's figures as inputs it memorized the cards: its error was 57% on
+  an A100 outside its training data, and is 12% without them (docs/log.md). fitting/products.py fits
+  the constants and the network on single measured kernels: the tables of aiconfigurator, Vidur and
+  LLMServingSim, and those of two GPUs.
+- Convolutions. Most run as matmuls (implicit GEMM). Grouped, depthwise and Winograd convolutions
+  have their own formulas. cuDNN pads the batch for one of its Winograd kernels.
+
+Shapes: the functions are elementwise and broadcast their array arguments. An axis of operator rows
+is always the last axis. Axes before it, for example devices or batch sizes, are optional.
 """
 
 import math
@@ -35,20 +40,27 @@ from trainpace.workload import CONV, GEMM, Flags, Floats
 # ---- tiles and waves
 
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (32, 64))
-"""Tile sizes of the output, either way round. Kernel names in gpu_ops_fp32 show 128x128 to
-32x32."""
+"""Tile sizes of the output. The longer side lies along the longer side of the output.
+
+Kernel names in gpu_ops_fp32 show sizes from 128x128 to 32x32.
+"""
 K_UNIT = 16.0
+"""Multiple to which k is padded."""
 MOST_SPLITS = 32.0
+"""Largest number of blocks that share one tile by splitting k."""
 SHORTEST_SPLIT = 128.0
-"""The reduction of a split k costs more than it gains below this length."""
+"""Shortest part of a split k. Below it, adding up the parts costs more than the split gains."""
 
 
 class TileModel(NamedTuple):
-    """Constants of one family of matrix kernels. Each may be an array that broadcasts.
+    """Constants of one family of matrix kernels, as arrays that broadcast.
 
-    efficiency: share of the rate that very large tiles reach. half_intensity: m n / (m + n) of the
-    tile at which the rate is half of that. prologue: start and end of a block, in units of k.
-    quantisation: the share of the empty part of a last wave that is paid for, 1 for all of it.
+    Attributes:
+        efficiency: Share of the device's rate that very large tiles reach.
+        half_intensity: Tile intensity m n / (m + n) at which the rate is half of that.
+        prologue: Time of the start and end of a block, in units of k.
+        quantisation: Cost of the idle part of the last wave, relative to the same part of a full
+            wave. With 1, a partly filled wave costs as much as a full one.
     """
 
     efficiency: Floats
@@ -58,9 +70,14 @@ class TileModel(NamedTuple):
 
 
 def tile_model(share: Floats, units: Flags, c: KernelConstants, family: str = "tile") -> TileModel:
-    """Return the tile constants of a family on matrix units or CUDA cores, at a share of the rate.
+    """Return the tile constants of a kernel family.
 
-    Convolutions have constants of their own ("conv_tile"): they load through their windows.
+    Args:
+        share: Share of the device's rate that very large tiles reach.
+        units: Mask of kernels on matrix units. The others run on CUDA cores.
+        c: Fitted constants.
+        family: "tile" for matmuls or "conv_tile" for convolutions, whose windows change how they
+            load data.
     """
     own = (
         np.where(units, getattr(c, f"{family}_tensor_{name}"), getattr(c, f"{family}_plain_{name}"))
@@ -79,13 +96,27 @@ def tiled(
     model: TileModel,
     tiles: tuple[tuple[int, int], ...] = TILES,
 ) -> tuple[Floats, Floats]:
-    """Return (seconds of `batch` matmuls m x n x k at `rate` FLOP/s, waves) of the best tile."""
+    """Return the time of batched matmuls with the fastest tile, and the waves of that tile.
+
+    Args:
+        batch: Number of matmuls that run at once.
+        m: Rows of the output.
+        n: Columns of the output.
+        k: Length of the reduction.
+        rate: Peak rate of the device in FLOP/s.
+        sms: Number of SMs.
+        model: Constants of the kernel family.
+        tiles: Candidate tile sizes.
+
+    Returns:
+        Seconds, and waves as a fraction: 1.5 means one full and one half-filled wave.
+    """
     padded_k = np.ceil(k / K_UNIT) * K_UNIT
     long, short = np.maximum(m, n), np.minimum(m, n)
     per_sm = rate / sms
     least_s = best_waves = np.asarray(np.inf)
     for big, small in tiles:
-        # the longer side of the tile lies along the longer side of the output
+        # The longer side of the tile lies along the longer side of the output.
         blocks = batch * np.ceil(long / big) * np.ceil(short / small)
         most_splits = np.minimum(MOST_SPLITS, np.maximum(1.0, padded_k / SHORTEST_SPLIT))
         splits = np.clip(np.floor(sms / blocks), 1.0, most_splits)
@@ -108,12 +139,16 @@ class Algorithm(IntEnum):
 
 
 class Tiling(NamedTuple):
-    """Division of operators' work on a device, in arrays of one shape.
+    """How the device divides the work of matmuls and convolutions, as arrays of one shape.
 
-    It makes the time of a matmul or convolution a step function of the batch size. algorithm: of
-    `Algorithm`. images: of a convolution, before padding; 0 for a matmul. waves: rounds of tiles
-    over the multiprocessors, the last perhaps in part; 0 if unknown. aligned: the largest of 8, 4,
-    2 and 1 that divides the rows of a 16-bit matmul; 8 for all others.
+    This division makes the time a step function of the batch size.
+
+    Attributes:
+        algorithm: Value of `Algorithm`.
+        images: Images of a convolution before padding, or 0 for a matmul.
+        waves: Waves of tiles over the SMs, as a fraction. 0 if unknown.
+        aligned: Largest of 8, 4, 2 and 1 that divides the row length of a 16-bit matmul. 8 for all
+            other operators.
     """
 
     algorithm: Any
@@ -126,9 +161,15 @@ class Tiling(NamedTuple):
 
 
 class OperatorSizes(NamedTuple):
-    """The sizes of an operator table's rows, and the rates at which they run.
+    """Sizes of the rows of an operator table, and the rates at which they run.
 
-    rate: FLOP/s. tensor: whether a matrix unit gives it.
+    Attributes:
+        shape: Shape of the result.
+        dims: One array per size of the operator (see `GEMM` and `CONV` in `workload`).
+        rate: Peak rate in FLOP/s.
+        tensor: Mask of operators on matrix units.
+        sms: Number of SMs.
+        channels_last: Mask of convolutions in the NHWC layout.
     """
 
     shape: tuple[int, ...]
@@ -139,25 +180,40 @@ class OperatorSizes(NamedTuple):
     channels_last: Flags
 
     def of(self, rows: Flags, *positions: int) -> tuple[Any, ...]:
-        """Return the sizes of some rows at these positions, then their rate, unit and SMs."""
+        """Return the sizes at `positions` for some rows, followed by rate, tensor and sms.
+
+        Args:
+            rows: Mask of the rows.
+            *positions: Indices in `dims`.
+        """
         arrays = (*(self.dims[i] for i in positions), self.rate, self.tensor, self.sms)
         return tuple(part(array, rows) for array in arrays)
 
 
 def part(array: Any, rows: Flags) -> Any:
-    """Return some rows of an array, which may lack the operators' axis or have others before it."""
+    """Return some rows of an array along its last axis.
+
+    A scalar, or an array with a last axis of length 1, applies to all rows and is unchanged.
+    """
     return array if array.ndim == 0 or array.shape[-1] == 1 else array[..., rows]
 
 
 MISALIGNED = 0.7
-"""Share of the fp32 rate that batched 16-bit matmuls reach on an A100's CUDA cores if rows are not
-multiples of 16 bytes: cuBLAS 11 seems to have no kernels on matrix units for them, in fp16 or bf16.
-Set so that bigscience's runs with heads of 150 numbers err as aligned ones do; those with 108 then
-do too (docs/log.md). Unknown for later versions of cuBLAS."""
+"""Share of the fp32 rate that misaligned, batched 16-bit matmuls reach on an A100's CUDA cores.
+
+Misaligned means that rows are not multiples of 16 bytes. cuBLAS 11 seems to have no fp16 or bf16
+kernels on matrix units for them. With this value, BigScience's runs with a head size of 150 have
+the same errors as aligned runs. Its runs with a head size of 108 then do too (docs/log.md). The
+value for later versions of cuBLAS is unknown.
+"""
 
 
 def alignment(n: Floats, k: Floats, eights: Any, fours: Any, twos: Any, odd: Any) -> Floats:
-    """Return the value for matmuls whose rows are multiples of 8, 4 or 2 numbers, or odd."""
+    """Select a value for each matmul by the alignment of its rows.
+
+    Returns:
+        `eights`, `fours` or `twos` if n and k are both multiples of 8, 4 or 2, otherwise `odd`.
+    """
     multiples = [(n % width == 0) & (k % width == 0) for width in (8, 4, 2)]
     return np.select(multiples, [eights, fours, twos], odd)
 
@@ -165,10 +221,17 @@ def alignment(n: Floats, k: Floats, eights: Any, fours: Any, twos: Any, odd: Any
 def shared_matmul_s(
     sizes: OperatorSizes, rows: Flags, half: Flags, rates: Any, c: KernelConstants
 ) -> tuple[Floats, Floats]:
-    """Return (seconds, waves) of matmuls on a device with these `rates.Rates`.
+    """Return the seconds and the waves of matmuls, with the constants that all GPUs share.
 
-    Matrix units load 16 bytes at a time: rows of another length are loaded in pieces of 8, 4 or 2
-    numbers, each half as wide.
+    Matrix units load 16 bytes at a time. If rows are not multiples of 16 bytes, kernels load half,
+    a quarter or an eighth of that at a time, which costs a part of the rate.
+
+    Args:
+        sizes: Sizes of all operators.
+        rows: Mask of the matmuls.
+        half: Mask of 16-bit operators among these matmuls.
+        rates: `rates.Rates` of the device.
+        c: Fitted constants.
     """
     b, m, n, k, speed, units, sms = sizes.of(rows, *GEMM)
     scalar = (
@@ -196,37 +259,54 @@ PARAMETERS = (
     "latency_s",
     "l2_gain",
 )
-"""share: of the datasheet's rate that very large tiles reach. half_intensity, prologue,
-quantisation: see `TileModel`. bandwidth: share of the memory's. latency_s: start and end of a
-kernel. l2_gain: how much faster operands in L2 are."""
+"""Names of the fitted parameters of each card.
+
+share: Share of the datasheet's rate that very large tiles reach.
+half_intensity, prologue, quantisation: See `TileModel`.
+bandwidth: Share of the datasheet's memory bandwidth.
+latency_s: Start and end of a kernel, in seconds.
+l2_gain: Relative increase of the bandwidth if all operands fit in L2.
+"""
 TYPICAL_FED = 0.2
-"""Watts per TFLOP/s and nanometre of an A100 or an L40S."""
+"""Power per rate and process size of an A100 or an L40S: watts / (TFLOP/s) / nanometer."""
 BEST_FED = 0.33
+"""Value of the same ratio above which more power does not help."""
 SHORT_K = 64.0
+"""Length of k at which the prologue of a block counts half."""
 LARGE_TILES = ((256, 256), *TILES)
 SMOOTHNESS = 5.0
+"""Exponent of the smooth maximum of arithmetic and memory time."""
 LEAST_WORK = 0.3
-"""Lowest share of the form's time, its start aside, to which the network may correct a matmul."""
+"""Smallest factor by which the network may shorten a matmul, latency excluded."""
 GROUPED_SPEED = {"16": 1.05, "8": 1.31}
-"""Speed-up of grouped matmuls over the formula, by width. The network has seen no
-groups and does not correct them. Fitted on TensorRT-LLM's experts (aiconfigurator's moe_gemm: both
-matmuls, activation, permutation) of 128 rows and more each. With the card left out of the fit, they
-have 16 (H100) to 28% (L40S) mean error in 16 bits, median 9 to 22 (n 5,832), and 21 to 31% in 8 (n
-4,646)."""
+"""Speed-up of grouped matmuls over the formula, by width.
+
+It replaces the network's correction, because the network was fitted without grouped matmuls. It was
+fitted on TensorRT-LLM's experts with at least 128 rows each (aiconfigurator's moe_gemm: both
+matmuls, activation, permutation). On cards outside the fit, the mean error in 16 bits is 16% (H100)
+to 28% (L40S), and the median 9 to 22% (n 5,832). In 8 bits the mean error is 21 to 31% (n 4,646).
+"""
 CLIPPED = 4.0
 """Standard deviations at which an input of the network is clipped."""
 TYPICAL_L2_MIB = 6.0
+"""Assumed L2 size of a device whose L2 size is unknown."""
 
 
 class Layer(Record):
-    """out = weights @ in + biases; weights: rows of outputs."""
+    """One linear layer of the network: out = weights @ in + biases.
+
+    `weights` has shape (outputs, inputs).
+    """
 
     weights: tuple[tuple[float, ...], ...]
     biases: tuple[float, ...]
 
 
 class Network(Record):
-    """A multilayer perceptron with tanh between its layers, over standardised inputs."""
+    """A multilayer perceptron with tanh between its layers.
+
+    Inputs are standardized with `means` and `deviations` first.
+    """
 
     means: tuple[float, ...]
     deviations: tuple[float, ...]
@@ -234,10 +314,13 @@ class Network(Record):
 
 
 class WidthModel(Record):
-    """The matmuls of one width.
+    """Fitted model of matmuls with operands of one width.
 
-    `fed_slope`: exponent of the share of the rate by watts per FLOP/s and nanometre relative to
-    TYPICAL_FED; `fed_slopes`: that of generations whose cards determine it.
+    Attributes:
+        parameters: The values of `PARAMETERS`, pooled over cards and generations.
+        fed_slope: Exponent that relates the reached share of the rate to the power ratio of `fed`.
+        fed_slopes: Exponent by GPU generation, if the generation's cards determine it.
+        network: Network that corrects the formula.
     """
 
     parameters: Pooled
@@ -247,10 +330,13 @@ class WidthModel(Record):
 
 
 class MatmulModel(Record):
-    """Both widths, and what rows that are not multiples of 16 bytes keep of the rate.
+    """Fitted model of matmuls in both widths.
 
-    `unaligned`, by generation: rows of 8, 4 or 2 bytes times an odd number, which the matrix units
-    of Hopper and later cannot load in bulk (measured on an H100 and an H200).
+    Attributes:
+        widths: Model by operand width.
+        unaligned: Share of the rate that remains if rows are not multiples of 16 bytes, by
+            generation. The three values are for odd multiples of 8, 4 and 2 bytes. Matrix units of
+            Hopper and later cannot load such rows in bulk (measured on an H100 and an H200).
     """
 
     widths: dict[Width, WidthModel]
@@ -258,10 +344,21 @@ class MatmulModel(Record):
 
 
 class MatmulFigures(NamedTuple):
-    """Device parameters of the model. Each may be an array that broadcasts against the matmuls.
+    """Parameters of a device, as arrays that broadcast against the matmuls.
 
-    `known` is 0 for a device without measured matmuls, else 1; `eight_bits` likewise. fours, twos,
-    odd: what is left of the rate if rows are only multiples of 4 or 2 numbers, or odd.
+    Attributes:
+        known: 1 if the model covers the device, otherwise 0.
+        eight_bits: 1 for 8-bit operands, 0 for 16-bit operands.
+        flop_per_s: Rate that very large tiles reach.
+        sms: Number of SMs.
+        bytes_per_s: Memory bandwidth that matmuls reach.
+        l2_bytes: Size of the L2 cache.
+        half_intensity: See `TileModel`. The same holds for prologue and quantisation.
+        latency_s: Start and end of a kernel, in seconds.
+        l2_gain: Relative increase of the bandwidth if all operands fit in L2.
+        fours: Share of the rate that remains if n and k are multiples of 4, but not of 8.
+        twos: The same for multiples of 2.
+        odd: The same for odd n or k.
     """
 
     known: Floats
@@ -281,7 +378,7 @@ class MatmulFigures(NamedTuple):
 
 
 class MatmulTimes(NamedTuple):
-    """Seconds of single matmuls: the whole, and its arithmetic, its traffic and its start alone."""
+    """Seconds of single matmuls: total, arithmetic, memory traffic and kernel latency."""
 
     seconds: Floats
     compute_s: Floats
@@ -294,14 +391,15 @@ UNKNOWN = MatmulFigures(*(np.asarray(x) for x in (0.0, 0.0, *(1.0,) * 12)))
 
 @cache
 def fitted_matmuls() -> MatmulModel:
-    """Return the package's model."""
+    """Return the fitted model that ships with the package."""
     return from_package("forecast/kernel_models/products.json", MatmulModel)
 
 
 def fed(device: Device, peak_flop_per_s: float) -> float:
-    """Return the logarithm of watts per TFLOP/s and nanometre over TYPICAL_FED.
+    """Return log(power ratio of the device / TYPICAL_FED).
 
-    It is at most BEST_FED's, beyond which more does not help, and 0 without figures for it.
+    The power ratio is watts / (TFLOP/s) / nanometers of the process, limited to `BEST_FED`. The
+    result is 0 if the device's power or process size is unknown.
     """
     if not (device.tdp_w and device.process_nm):
         return 0.0
@@ -310,8 +408,10 @@ def fed(device: Device, peak_flop_per_s: float) -> float:
 
 
 def is_modelled(device: Device) -> bool:
-    """Return True if the device has the figures that the model reads and matrix units like those
-    that were measured, NVIDIA's from Volta on."""
+    """Return True if the matmul model covers the device.
+
+    The device must be an NVIDIA GPU from Volta on, with known SM count and memory bandwidth.
+    """
     major = device.compute_capability.partition(".")[0]
     return (
         major.isdigit()
@@ -328,9 +428,14 @@ def matmul_figures(
     boost: float = 1.0,
     model: MatmulModel | None = None,
 ) -> MatmulFigures:
-    """Return the figures of a device whose datasheet promises `peak_flop_per_s` in this width.
+    """Return the matmul parameters of a device, or `UNKNOWN` if the model does not cover it.
 
-    `boost` is how far its clock goes above the datasheet's.
+    Args:
+        device: The device.
+        peak_flop_per_s: Rate of the datasheet for this width.
+        width: Bits of the operands.
+        boost: Clock of the device divided by the datasheet's clock.
+        model: Fitted model. Defaults to the one in the package.
     """
     if not is_modelled(device):
         return UNKNOWN
@@ -359,9 +464,14 @@ def matmul_figures(
 
 
 class FormTimes(NamedTuple):
-    """The physical form before its correction.
+    """Matmul times of the formula, before the network corrects them.
 
-    Seconds in all, of arithmetic and of traffic; waves; bytes as a share of those of L2.
+    Attributes:
+        seconds: Total time.
+        compute_s: Arithmetic alone.
+        memory_s: Memory traffic alone.
+        waves: Waves of tiles over the SMs.
+        l2_share: Bytes of operands and result divided by the size of L2.
     """
 
     seconds: Floats
@@ -372,8 +482,8 @@ class FormTimes(NamedTuple):
 
 
 def form_times(b: Floats, m: Floats, n: Floats, k: Floats, f: MatmulFigures) -> FormTimes:
-    """Return the physical form of `b` matmuls m x n x k at once. All arrays broadcast."""
-    # the blocks of short matmuls are many, and hide each other's start and end
+    """Return the formula's times of `b` matmuls m x n x k that run at once. All arrays broadcast."""
+    # With a short k, blocks hide each other's start and end.
     prologue = f.prologue * k / (k + SHORT_K)
     tiles = TileModel(np.asarray(1.0), f.half_intensity, prologue, f.quantisation)
     compute, waves = tiled(b, m, n, k, f.flop_per_s, f.sms, tiles, LARGE_TILES)
@@ -392,9 +502,16 @@ def matmul_times(
     model: MatmulModel | None = None,
     grouped: Flags | bool = False,
 ) -> MatmulTimes:
-    """Return the times of `b` matmuls m x n x k at once. All arrays broadcast.
+    """Return the times of `b` matmuls m x n x k that run at once. All arrays broadcast.
 
-    `grouped` ones share no operand.
+    Args:
+        b: Number of matmuls in the batch or group.
+        m: Rows of the output.
+        n: Columns of the output.
+        k: Length of the reduction.
+        f: Parameters of the device.
+        model: Fitted model. Defaults to the one in the package.
+        grouped: Mask of grouped matmuls, for example the experts of one layer.
     """
     model = model or fitted_matmuls()
     form = form_times(b, m, n, k, f)
@@ -417,9 +534,9 @@ def matmul_times(
 
 
 def evaluate(network: Network, inputs: Floats) -> Floats:
-    """Return the network's output for inputs (rows x inputs).
+    """Return the network's output, shape (rows,), for inputs of shape (rows, inputs).
 
-    The output of a row is the same to the last bit whatever the other rows are.
+    The output of a row is bit-identical, whatever the other rows are.
     """
     x = np.clip(
         (inputs - np.array(network.means)) / np.array(network.deviations), -CLIPPED, CLIPPED
@@ -431,7 +548,7 @@ def evaluate(network: Network, inputs: Floats) -> Floats:
 
 
 def _through(layer: Layer, x: Floats) -> Floats:
-    # BLAS adds up in an order that depends on the number of rows, so this does not use it
+    # `layer.weights @ x` would use BLAS. Its order of additions depends on the number of rows.
     out = np.tile(np.array(layer.biases), (len(x), 1))
     for column, weights in zip(x.T, np.array(layer.weights).T, strict=True):
         out += column[:, None] * weights
@@ -441,8 +558,7 @@ def _through(layer: Layer, x: Floats) -> Floats:
 def network_inputs(
     b: Floats, m: Floats, n: Floats, k: Floats, form: FormTimes, latency_s: Floats
 ) -> Floats:
-    """Return the network's inputs on a last axis, behind the shape that the arguments broadcast
-    to."""
+    """Return the network's inputs. The shape is the broadcast shape plus a last axis of inputs."""
     few, bounded = np.minimum(form.waves, 8.0), form.compute_s + form.memory_s
     inputs = (
         np.log(m),
@@ -466,17 +582,20 @@ def network_inputs(
 
 FP32_BYTES = 4.0
 WINOGRAD_IMAGES = 16.0
+"""Multiple of images to which cuDNN's unfused Winograd kernels pad the batch."""
 WINOGRAD_FUSED_BLOCKS = ((1, 8, 16), (2, 8, 8), (4, 4, 8))
-"""Images, rows and columns of a block, from the names and grids of cuDNN's kernels in
-gpu_ops_fp32.parquet."""
+"""Images, rows and columns per block of cuDNN's fused Winograd kernels.
+
+They come from the names and grids of the kernels in gpu_ops_fp32.parquet.
+"""
 
 
 def depthwise_s(
     kind: str, sizes: OperatorSizes, rows: Flags, flops: Floats, rates: Any, c: KernelConstants
 ) -> Floats:
-    """Return the seconds of convolutions with one filter per channel, on CUDA cores.
+    """Return the seconds of depthwise convolutions, which run on CUDA cores.
 
-    They reach a share of the cores' rate that depends on the pass, the layout and the window.
+    The share of the rate that they reach depends on the pass (`kind`), the layout and the window.
     """
     suffix = kind.removeprefix("conv")
     nhwc = sizes.channels_last[..., rows]
@@ -489,7 +608,7 @@ def depthwise_s(
 
 
 class _Convolution(NamedTuple):
-    """The sizes of convolutions, as arrays. Channels are those of one group."""
+    """Sizes of convolutions, as arrays. `inputs` and `outputs` are channels of one group."""
 
     images: Floats
     groups: Floats
@@ -537,9 +656,10 @@ def convolved(
     rates: Any,
     c: KernelConstants,
 ) -> tuple[Floats, Tiling]:
-    """Return (seconds of arithmetic, tiling) of convolutions that are not depthwise.
+    """Return the arithmetic seconds and the tiling of convolutions that are not depthwise.
 
-    They run as implicit GEMM, or as Winograd for 3x3 at stride 1 on CUDA cores if that is faster.
+    Convolutions run as implicit GEMM. A 3x3 convolution with stride 1 on CUDA cores runs as Winograd
+    if that is faster.
     """
     v = _convolution(sizes, rows)
     direct, waves = _implicit_gemm(kind, v, grouped, half, c)
@@ -564,7 +684,7 @@ def _implicit_gemm(
     kind: str, v: _Convolution, grouped: Flags, half: Flags, c: KernelConstants
 ) -> tuple[Floats, Floats]:
     suffix = kind.removeprefix("conv")
-    # matrix units take channels eight at a time
+    # Matrix units process channels eight at a time.
     padded = np.where(v.units, np.ceil(v.inputs / 8) * 8, v.inputs)
     if kind == "conv":
         m, n, k = v.positions_out, v.outputs, padded * v.window
@@ -575,12 +695,12 @@ def _implicit_gemm(
     tensor_share = np.where(
         half, getattr(c, f"conv_tensor{suffix}"), getattr(c, f"conv_tf32{suffix}")
     )
-    # images of 3 channels are padded to 4 or 8 by kernels made for them; other odd numbers are not
+    # Special kernels pad images of 3 channels to 4 or 8. Other odd channel counts are not padded.
     odd_channels = (np.mod(v.outputs, 8) != 0) | ((np.mod(v.inputs, 8) != 0) & (v.inputs > 4))
     tensor_share = np.where(odd_channels, tensor_share * c.conv_misaligned, tensor_share)
     share = np.where(v.units, tensor_share, getattr(c, f"conv_plain{suffix}"))
     model = tile_model(share, v.units, c, "conv_tile")
-    if grouped.any():  # their own shares were fitted beside the tiles of matmuls
+    if grouped.any():  # The shares of grouped convolutions were fitted with the tiles of matmuls.
         pairs = zip(tile_model(share, v.units, c), model, strict=True)
         model = TileModel(*(np.where(grouped, matmuls, dense) for matmuls, dense in pairs))
     return tiled(v.groups, m, n, k, v.speed, v.sms, model)
@@ -588,7 +708,8 @@ def _implicit_gemm(
 
 def _in_groups_s(kind: str, v: _Convolution, channels_last: Flags, c: KernelConstants) -> Floats:
     suffix = kind.removeprefix("conv")
-    # cuDNN's fast NHWC kernels take groups in 32s, of as many inputs as outputs, a power of two
+    # cuDNN's fast NHWC kernels need a multiple of 32 groups. Each group must have as many inputs
+    # as outputs, and their number must be a power of two.
     odd = (
         (np.mod(v.groups, 32) != 0)
         | (v.inputs != v.outputs)
@@ -606,11 +727,14 @@ def _in_groups_s(kind: str, v: _Convolution, channels_last: Flags, c: KernelCons
 def _winograd_s(
     kind: str, v: _Convolution, bytes_per_s: Floats, c: KernelConstants
 ) -> tuple[Floats, Floats]:
-    """Return the seconds of cuDNN's two Winograd kernels for 3x3 at stride 1 (Lavin and Gray 2015).
+    """Return the seconds of cuDNN's two Winograd variants for 3x3 convolutions with stride 1.
 
-    F(4x4, 3x3) in separate kernels: 36 matmuls of (tiles x inputs x outputs), whose tiles are those
-    of a batch **padded to 16 images**; F(2x2, 3x3) in one kernel, in blocks of a few images.
-    docs/jumps.md has the evidence from kernel grids.
+    The algorithm is from Lavin and Gray (2015). docs/jumps.md has the evidence from kernel grids.
+
+    Returns:
+        F(4x4, 3x3) in separate kernels: 36 matmuls of (tiles x inputs x outputs). cuDNN pads the
+        batch to a multiple of 16 images.
+        F(2x2, 3x3) in one fused kernel, with blocks of a few images. Infinite for weight gradients.
     """
     suffix, is_wgrad = kind.removeprefix("conv"), kind == "conv_wgrad"
     padded = v.images if is_wgrad else np.ceil(v.images / WINOGRAD_IMAGES) * WINOGRAD_IMAGES

@@ -1,15 +1,16 @@
-"""Memory of one rank at the peak of a step, from the replayed trace.
+"""Peak memory of one rank during a step, from the replayed trace.
 
-A plain step's moments come from the trace as they are. Sharding scales them: states by a rank's
-share of the parameters, activations by the ratio of what its blocks keep to what all of them keep
-in one piece (Korthikanti et al. 2022), times the micro-batches in flight (Narayanan et al. 2021).
+The trace gives the memory of an unsharded step at several moments. Sharding scales it. Parameters,
+gradients and optimizer states scale with the rank's share of the parameters. Activations scale with
+the bytes that the rank's blocks keep, divided by those that all blocks keep without sharding
+(Korthikanti et al. 2022), times the micro-batches in flight (Narayanan et al. 2021).
 
-The trace has torch's plain way: gradients and states as wide as their parameters, so that training
-in 16 bits on one device or under DDP keeps 2 + 2 + 4 bytes per parameter with Adam. Engines that
-shard keep an fp32 copy of the weights and fp32 states besides. Bytes per parameter with Adam on d
-data-parallel ranks (weights, gradients, states), 16-bit weights:
+In the trace, gradients and states have the dtype of their parameters, as in plain torch. Training in
+16 bits on one device or with DDP therefore keeps 2 + 2 + 4 bytes per parameter with Adam. Engines
+that shard also keep fp32 master weights and fp32 states. The table shows the bytes per parameter
+with Adam and 16-bit weights on d data-parallel ranks, as weights + gradients + states:
 
-| sharded by | one precision | source |
+| sharded by | bytes | source |
 |---|---|---|
 | nothing, DDP | 2 + 2 + 4 | torch.optim: states have their parameters' dtype |
 | tensor or pipeline parallel | 2 + 4 + 12 | Korthikanti et al. 2022, figure 1; Megatron Core, "Distributed Optimizer": 18 |
@@ -19,10 +20,14 @@ data-parallel ranks (weights, gradients, states), 16-bit weights:
 | FSDP | 4/d + 4/d + 8/d, gathered blocks besides | FSDP2 keeps the user's fp32 parameters as shards |
 | FSDP of a model in 16 bits (`pure_16_bit`) | 2/d + 2/d + 4/d, gathered blocks besides | fms-acceleration's runs, to 4 % |
 
-DeepSpeed's update flattens its share of the 16-bit gradients and makes an fp32 copy of it: 6/d
-while it lasts. Its pipelines in bf16 keep 16-bit gradients beside fp32 ones (bf16_optimizer.py), 2
-bytes more than here. From ZeRO 2 on gradients are a shard's. fp32 and autocast train with 4 + 4 + 8
-whatever shards them.
+DeepSpeed's update flattens its share of the 16-bit gradients and makes an fp32 copy of it. Both
+need 6/d bytes during the update. DeepSpeed's pipelines in bf16 keep both 16-bit and fp32 gradients
+(bf16_optimizer.py), which is 2 bytes more than in the table. From ZeRO 2 on, a rank keeps only the
+gradients of its shard. Training in fp32 or with autocast needs 4 + 4 + 8 bytes in every case, before
+they are divided among ranks.
+
+Shapes: n is the number of executions. Arrays have shape (n,), or (n, 3) with one column per kind of
+pipeline stage: first, middle and last (see `grid.Stages`).
 """
 
 from __future__ import annotations
@@ -41,53 +46,77 @@ from trainpace.forecast.ranks import gives_up_attention, kept_bytes
 from trainpace.workload import Blocks, Counts, Flags, Floats, TracedForm
 
 RESERVED_FACTOR = 1.18
-"""Reserved over allocated memory if there is room: torch's caching allocator keeps what it once
-took, cuDNN's trial workspaces included. ResNet-50 runs in NVIDIA's containers show 1.14 to 1.32
-times the forecast's allocated memory on their monitors, context included."""
+"""Ratio of reserved to allocated memory if the device has room.
+
+torch's caching allocator does not return memory, including cuDNN's trial workspaces. In ResNet-50
+runs in NVIDIA's containers, the monitor shows 1.14 to 1.32 times the forecast of allocated memory,
+context included.
+"""
 FRAGMENTATION = 1.06
-"""Reserved over allocated memory if memory is short: segments of 2 and 20 MiB stay partly empty.
-770 of 781 timm runs that fitted 24 GB fit by this rule; the others have other normalisations today
-than when they were measured."""
+"""Ratio of reserved to allocated memory if memory is short.
+
+Segments of 2 and 20 MiB stay partly empty. By this rule, 770 of 781 timm runs that fitted into 24 GB
+fit. The other models use other normalization layers today than when they were measured.
+"""
 CONTEXT_GIB = 0.45
-"""CUDA context with cuBLAS and cuDNN loaded: 0.3 to 0.6 GiB from Pascal to Hopper. Nothing on a
-CPU."""
+"""Memory of the CUDA context with cuBLAS and cuDNN loaded.
+
+It is 0.3 to 0.6 GiB from Pascal to Hopper. A CPU has no context.
+"""
 COMMUNICATOR_GIB = 0.25
-"""NCCL's buffers of one communicator, which torch's allocators do not see. A connection has 4 MiB
-for the Simple protocol, 4.7 for LL128 and 0.5 for LL (NCCL's DEFAULT_BUFFSIZE and others in
-src/include/comm.h); a ring and a tree make about three per channel: 28 MiB, times 2 channels over
-PCIe and about 8 over several network cards."""
+"""Memory of NCCL's buffers per communicator. torch's allocator does not count it.
+
+A connection has 4 MiB for the Simple protocol, 4.7 MiB for LL128 and 0.5 MiB for LL (NCCL's
+DEFAULT_BUFFSIZE and others in src/include/comm.h). A ring and a tree make about three connections
+per channel, which is 28 MiB. There are 2 channels over PCIe and about 8 over several network cards.
+"""
 INSIDE_COMMUNICATOR_GIB = 0.65
-"""The same for tensor-parallel groups, inside a node with NVSwitch: 24 channels on A100."""
+"""Memory of NCCL's buffers for a tensor-parallel group in a node with NVSwitch.
+
+NCCL uses 24 channels there on A100.
+"""
 
 NEED_SD = 0.13
-"""Standard deviation of log(memory needed / forecast) in eager mode: the likeliest for 50 measured
-peaks and 19 runs that fitted or ran out, of six models (benchmarks/results/memory.md). Five other
-models have 0.065."""
+"""Standard deviation of log(needed memory / forecast memory) in eager mode.
+
+It is the maximum-likelihood value for 50 measured peaks and 19 runs that fitted or ran out of
+memory, from six models (benchmarks/results/memory.md). Five other models have 0.065.
+"""
 COMPILED_NEED_SD = 0.18
-"""The same under torch.compile, which recomputes some activations instead of keeping them, unlike
-the trace: 77 runs of three models. Two others have 0.31, always on the safe side."""
+"""Standard deviation of log(needed memory / forecast memory) with torch.compile.
+
+torch.compile recomputes some activations that the trace keeps. The value comes from 77 runs of three
+models. Two other models have 0.31, and always need less than forecast.
+"""
 MOST_SAMPLES = 2**24
+"""Largest micro-batch that the search for the largest one tries."""
 MOST_BETWEEN = 10
-"""Batches that the search for the largest one tries at once."""
+"""Number of micro-batches that the search for the largest one tries at once."""
 FIT_MARGIN = 0.97
-"""Usable share of the card: the driver, the display and fragmentation take the rest."""
+"""Usable share of the card's memory. The driver, the display and fragmentation need the rest."""
 OFFLOAD_BUCKET = 5e8
-"""Gradients that wait for their copy to the host: DeepSpeed's default reduce_bucket_size."""
+"""Number of gradients that wait for their copy to the host.
+
+This is DeepSpeed's default reduce_bucket_size.
+"""
 MOST_FRONTS = 4096
+"""Number of micro-batch sizes whose `Front` is cached."""
 Front = tuple[tuple[float, float], ...]
-"""Pairs of gradient and activation bytes."""
+"""Moments of a step that can be its peak, as pairs of gradient and activation bytes."""
 UPDATE_COPIES = 3.0
-"""Copies of a shard's 16-bit gradients during an update: a flat one, and one in fp32, which counts
-twice."""
+"""Memory of gradient copies during an update, relative to a shard's 16-bit gradients.
+
+There is a flat 16-bit copy, and an fp32 copy that is twice as large.
+"""
 GATHERED_BLOCKS = 2.0
-"""Blocks whose parameters are gathered at a time under FSDP: the one that computes and the one that
-is prefetched."""
+"""Number of blocks whose parameters FSDP holds gathered: the current one and the prefetched one."""
 
 
 class RankMemory(NamedTuple):
-    """GiB on the fullest rank, n each; the parts are those of `Memory`.
+    """Memory of the fullest rank in GiB, as arrays of shape (n,).
 
-    paged: further optimizer states, which CUDA pages to the host if the device is full.
+    The fields are those of `Memory`, plus `paged_gib`: optimizer states that CUDA pages to the host
+    if the device is full. No other field includes them.
     """
 
     parameters_gib: Floats
@@ -104,10 +133,16 @@ class RankMemory(NamedTuple):
 
 
 class _Lasting(NamedTuple):
-    """Static content of each kind of stage (n x 3).
+    """Memory of each kind of stage that lasts over the whole step. Arrays have shape (n, 3).
 
-    held: its share of the model. shard: the ranks that divide a sharded byte. parameters: bytes,
-    without those that FSDP gathers. states: bytes of optimizer states.
+    Attributes:
+        groups: Process groups of the executions.
+        stages: Pipeline stages of the executions.
+        held: Share of the model's parameters in the stage.
+        shard: Number of ranks over which sharded states are divided.
+        width: Factors on the bytes of the trace.
+        parameters: Bytes of parameters, without those that FSDP gathers temporarily.
+        states: Bytes of optimizer states and fp32 master weights.
     """
 
     groups: Groups
@@ -120,11 +155,17 @@ class _Lasting(NamedTuple):
 
 
 class Widths(NamedTuple):
-    """Factors on the bytes of the trace, n x 1 each, before anything is divided among ranks.
+    """Factors on the bytes of the trace, each of shape (n, 1), before division among ranks.
 
-    shards: on parameters that FSDP shards. gathered: on parameters in one piece under FSDP. states:
-    on optimizer states; masters: on parameters, counted among the states. gradients: on gradients.
-    update: on parameters, alive in the update.
+    A factor of 2 means, for example, that fp32 values replace the 16-bit values of the trace.
+
+    Attributes:
+        shards: Factor on parameter bytes, for the shards of FSDP.
+        gathered: Factor on parameter bytes, for parameters that FSDP has gathered.
+        states: Factor on the bytes of optimizer states.
+        masters: Factor on parameter bytes, for master weights. They count as optimizer states.
+        gradients: Factor on gradient bytes.
+        update: Factor on parameter bytes, for temporary copies during the update.
     """
 
     shards: Floats
@@ -136,13 +177,13 @@ class Widths(NamedTuple):
 
 
 def widths(grid: Grid, half: bool, trains: bool, wide_states: bool = False) -> Widths:
-    """Return the widths of every execution.
+    """Return the factors on the bytes of the trace for every execution.
 
     Args:
-        grid: the executions.
-        half: the trace's weights are 16 bits wide.
-        trains: it has an optimizer.
-        wide_states: its states do not have their parameters' dtype.
+        grid: The executions.
+        half: True if the weights of the trace have 16 bits.
+        trains: True if the trace has an optimizer.
+        wide_states: True if the dtype of the optimizer states does not depend on the parameters'.
     """
     stage, pure = grid.zero_stage[:, None], grid.pure_16_bit[:, None]
     one, zero = np.ones(stage.shape), np.zeros(stage.shape)
@@ -162,10 +203,14 @@ def widths(grid: Grid, half: bool, trains: bool, wide_states: bool = False) -> W
 
 
 class MemoryModel:
-    """The memory of one traced form.
+    """Memory model of one traced form of a workload.
 
-    checkpointed: the trace recomputes activations already. wide_states: the optimizer's states are
-    equally wide for all weights. adapted: the trained parameters are in fp32 already.
+    Args:
+        form: The traced form.
+        half: True if the weights of the trace have 16 bits.
+        checkpointed: True if the trace already recomputes activations.
+        wide_states: True if the dtype of the optimizer states does not depend on the parameters'.
+        adapted: True if the trained parameters are already in fp32, as with adapters.
     """
 
     def __init__(
@@ -178,7 +223,8 @@ class MemoryModel:
     ) -> None:
         self.form, self.half, self.checkpointed = form, half, checkpointed
         self.wide_states, self.adapted = wide_states, adapted
-        peaks = form.memory.peaks.astype(np.float64)  # whole numbers in a file may be read as such
+        # A file with only whole numbers is read as an integer array.
+        peaks = form.memory.peaks.astype(np.float64)
         updates = peaks[:, 2] == 0
         self._updates = _upper_hull(peaks[updates], 0.0)
         self._front = functools.lru_cache(MOST_FRONTS)(
@@ -186,7 +232,10 @@ class MemoryModel:
         )
 
     def least_gib(self, grid: Grid) -> Floats:
-        """Return the parameters and states on the fullest stage, which are below any peak."""
+        """Return the GiB of parameters and states on the fullest stage, shape (n,).
+
+        This is a lower bound of the peak.
+        """
         lasting = self._lasting(grid)
         return np.asarray((lasting.parameters + lasting.states).max(axis=1) / BYTES_PER_GIB)
 
@@ -205,12 +254,17 @@ class MemoryModel:
         return _Lasting(groups, stages, held, shard, width, parameters, states)
 
     def at(self, grid: Grid, on_gpu: bool) -> RankMemory:
-        """Return the peak memory of every execution, each on its fullest stage.
+        """Return the peak memory of every execution, on its fullest stage.
 
-        With accumulation or a pipeline the gradients stay over all micro-steps, so they count in
-        full at the peak. ZeRO shards optimizer states from stage 1, gradients from 2, parameters
-        from 3 (Rajbhandari et al. 2020). With the optimizer on the host, sharded gradients leave as
-        they come (Ren et al. 2021), so one bucket of them stays.
+        With accumulation or a pipeline, gradients stay over all micro-batches, so they count in
+        full at the peak. ZeRO shards optimizer states from stage 1, gradients from stage 2 and
+        parameters from stage 3 (Rajbhandari et al. 2020). If the optimizer is on the host, sharded
+        gradients move there as soon as they are computed (Ren et al. 2021). Only one bucket of them
+        stays on the device.
+
+        Args:
+            grid: The executions.
+            on_gpu: True to add the memory of the allocator, the CUDA context and NCCL.
         """
         form, half, blocks, stage = self.form, self.half, self.form.blocks, grid.zero_stage[:, None]
         groups, stages, held, shard, width, parameters, states = self._lasting(grid)
@@ -229,7 +283,8 @@ class MemoryModel:
         reduced = held * gradient_bytes * buckets[:, None]
         activations, working, is_plain = _activations(grid, form, stages, self.checkpointed)
         kept = ((grid.accumulation > 1) | (grid.pp > 1))[:, None]
-        # the end of the backward pass, where it differs from the trace's; then the trace's moments
+        # Start with the end of the backward pass if it differs from the trace. `consider` then
+        # replaces it by every moment that needs more memory.
         alive, active = np.where(is_plain, 0.0, held * gradient_bytes * wide + reduced), working
         beside = gathered.copy()
 
@@ -241,8 +296,8 @@ class MemoryModel:
             for highest, values in ((alive, more), (active, activation), (beside, whole_blocks)):
                 np.copyto(highest, values, where=higher)
 
-        # the update has its own temporaries, sharded as its states are, and only those gathered
-        # parameters that stay
+        # The update has temporaries, which are sharded like the states. Gathered parameters count
+        # only if they stay gathered.
         stays = np.where(
             (grid.collects_gradients | ~grid.reshard_after_forward)[:, None], gathered, 0.0
         )
@@ -250,7 +305,8 @@ class MemoryModel:
             consider(gradient, held * constant / np.where(stage >= 1, shard, 1.0), stays)
         update = held * trained_bytes * width.update / shard
         consider(gradient_bytes, np.where(width.update > 0, update, -np.inf))
-        # what the blocks keep for any batch are autocast's copies of their weights
+        # The part of the saved bytes that does not grow with the batch is autocast's copies of
+        # weights. FSDP's MixedPrecision makes no such copies.
         copies = 0.0 if blocks is None else blocks.count * blocks.saved_bytes[0]
         spared = copies * (is_plain & grid.casts_shards[:, None])
         batches, batch_of = np.unique(grid.micro_batch, return_inverse=True)
@@ -267,8 +323,8 @@ class MemoryModel:
         total_gib = parameters + gradients + states + activation
         reserved = device = total_gib
         if on_gpu:
-            # the update's flat copies are larger than any block that was freed before them, and the
-            # allocator never joins segments
+            # The flat copies of the update are larger than any memory block that was freed before.
+            # The allocator never joins segments, so it reserves new memory for them.
             flat = update[every, fullest] / BYTES_PER_GIB
             reserved = total_gib * RESERVED_FACTOR + np.where(activation > flat, flat, 0.0)
             device = reserved + (CONTEXT_GIB + _communicators_gib(grid, groups))
@@ -278,10 +334,10 @@ class MemoryModel:
         )
 
     def largest_micro_batch(self, execution: Execution, capacity_gib: float) -> int:
-        """Return the largest micro-batch that fits a GPU; 0 if not even one sample does."""
+        """Return the largest micro-batch that fits a GPU, or 0 if not even one sample fits."""
 
         def first_that_does_not(batches: Counts) -> int:
-            """Return the position of the first batch that does not fit, or their number."""
+            """Return the position of the first batch that does not fit, or len(batches)."""
             within = fits(self.at(Grid.vary(execution, micro_batch=batches), True), capacity_gib)
             return len(batches) if within.all() else int(np.argmin(within))
 
@@ -299,11 +355,12 @@ class MemoryModel:
 
 
 def _communicators_gib(grid: Grid, groups: Groups) -> Floats:
-    """Return NCCL's buffers on a rank (n).
+    """Return the GiB of NCCL's buffers on a rank, shape (n,).
 
-    There is a communicator for each kind of parallelism, and two more to its neighbours in a
-    pipeline. If tensor or pipeline parallelism meets data parallelism, those of all ranks and of
-    one replica sum gradient norms (Megatron-LM's parallel_state.py).
+    There is one communicator for each kind of parallelism, and two more to the neighbors in a
+    pipeline. If tensor or pipeline parallelism is combined with data parallelism, there are two
+    more to sum gradient norms: one of all ranks, and one of a replica (Megatron-LM's
+    parallel_state.py).
     """
     copies = groups.whole
     several = (copies.data > 1) & (grid.tp * grid.pp > 1)
@@ -314,20 +371,21 @@ def _communicators_gib(grid: Grid, groups: Groups) -> Floats:
 
 
 def _upper_hull(peaks: Floats, batch: float) -> Front:
-    """Return the upper convex hull of a MemoryProfile's peaks.
+    """Return the upper convex hull of the moments in `MemoryProfile.peaks` at one batch size.
 
-    These are the moments that are highest under some weights of gradients and activations.
+    Sharding weights gradients and activations differently. Only moments on the hull can be the peak
+    for some weights.
     """
     gradients, activations = peaks[:, 0], peaks[:, 1] + peaks[:, 2] * batch
     front: list[tuple[float, float]] = []
-    # activations fall from one to the next
+    # Visit the moments by falling activation bytes.
     for i in np.lexsort((gradients, activations)).tolist()[::-1]:
         x, y = float(gradients[i]), float(activations[i])
         if front and x <= front[-1][0]:
             continue
         while len(front) > 1:
             (x0, y0), (x1, y1) = front[-2:]
-            # stop if the last one lies above the line to the new one
+            # Keep the last point if it lies above the line from its predecessor to the new point.
             if (x - x0) * (y1 - y0) > (x1 - x0) * (y - y0):
                 break
             front.pop()
@@ -338,9 +396,11 @@ def _upper_hull(peaks: Floats, batch: float) -> Front:
 def _gathered(
     grid: Grid, blocks: Blocks | None, stages: Stages, whole: Floats, is_sharded: Flags
 ) -> Floats:
-    """Return FSDP's gathered parameters: those of two blocks and all outside of the blocks.
+    """Return the bytes of parameters that FSDP holds gathered, shape (n, 3).
 
-    It is all of them if they stay gathered, as in a pipeline, or if there are no blocks.
+    These are the parameters of two blocks and all parameters outside the blocks. They are all
+    parameters of the stage if parameters stay gathered, as in a pipeline, or if the model has no
+    blocks.
     """
     if blocks is None:
         return np.where(is_sharded, whole, 0.0)
@@ -359,11 +419,16 @@ def _gathered(
 def _activations(
     grid: Grid, form: TracedForm, stages: Stages, checkpointed: bool
 ) -> tuple[Floats, Floats, Flags]:
-    """Return (activations, bytes alive at the end of the backward pass, executions in one piece).
+    """Return how sharding, pipelines and recomputation change the activations of the trace.
 
-    Activations are those of a stage's micro-batches in flight over those of the whole model in one
-    piece (n x 3). The part of the trace's peak beyond the blocks belongs to the head and the loss,
-    temporaries included: to the last stage.
+    The head and the loss are on the last stage. Their activations are the part of the trace's peak
+    that the blocks do not explain, temporaries included.
+
+    Returns:
+        Ratio of a stage's activations, for all micro-batches in flight, to those of the whole
+        unsharded model, shape (n, 3).
+        Bytes alive at the end of the backward pass, shape (n, 3).
+        Mask of unsharded executions without recomputation, shape (n, 1).
     """
     blocks, operators = form.blocks, form.operators
     shape = stages.blocks.shape
@@ -372,11 +437,17 @@ def _activations(
     batch = grid.micro_batch.astype(np.float64)
 
     def at(pair: tuple[float, float], ranks: Counts | int = 1) -> Floats:
-        """Return bytes. Context-parallel ranks divide those that grow with the samples."""
+        """Return the bytes of an affine pair at this batch size.
+
+        `ranks` divides only the part that grows with the number of samples.
+        """
         return pair[0] + pair[1] * batch / ranks
 
     def kept(pair: tuple[float, float]) -> Floats:
-        """Return bytes without the constant ones, autocast's copies, if FSDP casts weights."""
+        """Return the bytes of a pair, without autocast's weight copies if FSDP casts weights.
+
+        These copies are the constant part of the pair.
+        """
         return at(pair, grid.cp) - np.where(grid.casts_shards, pair[0], 0.0)
 
     saved, divided = kept(blocks.saved_bytes), kept(blocks.sharded_saved_bytes)
@@ -386,12 +457,12 @@ def _activations(
     sequence = np.where(grid.sequence_parallel, grid.tp, 1)
     # Rajbhandari et al. 2020, section 6.1
     partition = np.where(grid.partition_activations, grid.tp, sequence)
-    # without a backward pass no activations are stored, so recomputation saves nothing
+    # Without a backward pass no activations are stored, so recomputation saves nothing.
     recomputes = "backward" in operators.phase and not checkpointed
     full, some = (
         grid.has("activation_checkpointing", name) & recomputes for name in ("full", "selective")
     )
-    # rows of other ranks' tokens that a router sends beyond the mean
+    # Activations of the tokens that the router sends to this rank's experts beyond the mean.
     more = (
         np.where(grid.ep > 1, grid.expert_load - 1, 0.0)
         * at(blocks.expert_saved_bytes, grid.cp)
@@ -427,12 +498,16 @@ def _activations(
 
 
 def _torch_head(grid: Grid, form: TracedForm, entering: Floats) -> Floats:
-    """Return what a vocabulary's head holds under torch's tensor parallelism beyond its share (n).
+    """Return the extra bytes of the vocabulary head under torch's tensor parallelism, shape (n,).
 
-    Its loss makes both steps of the backward pass in one
-    (torch/distributed/tensor/parallel/loss.py), for which four fp32 tensors of the logits' size are
-    alive instead of three; and if the sequence is divided, the linear layer saves its input
-    gathered. Megatron's kernels work in place, and gather again.
+    They come on top of the head's share of the trace, for two reasons:
+
+    - torch's loss does both steps of the backward pass at once
+      (torch/distributed/tensor/parallel/loss.py). Four fp32 tensors of the size of the logits are
+      then alive instead of three.
+    - With sequence parallelism, the linear layer saves its gathered input.
+
+    Megatron's kernels work in place and gather the input again, so they need neither.
     """
     operators, blocks = form.operators, form.blocks
     if blocks is None or not has_vocabulary_head(blocks):
@@ -448,15 +523,20 @@ def _torch_head(grid: Grid, form: TracedForm, entering: Floats) -> Floats:
 
 
 def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats, Floats]:
-    """Return what a stage keeps at most while micro-batches are in flight.
+    """Return the most activations that a stage keeps for the micro-batches in flight.
 
-    1f1b: stage i of pp keeps pp - i micro-batches. Interleaved: of v chunks per device, 2 (pp - 1 -
-    i) + (v - 1) pp + 1 chunks are in flight (Narayanan et al. 2021, section 2.2), for the first
-    stage 1 + (pp - 1) / (pp v) of all. DualPipe: pp + 1.
+    Stage i of pp stages keeps, with v chunks of blocks per device:
+
+    - 1f1b: pp - i micro-batches.
+    - interleaved: 2 (pp - 1 - i) + (v - 1) pp + 1 chunks (Narayanan et al. 2021, section 2.2).
+    - dualpipe: pp + 1 micro-batches.
+    - gpipe: all micro-batches of the step.
 
     Returns:
-        Activations in blocks (n x 3); results that were sent on and are kept for the backward pass,
-        in micro-batches (n x 3); and micro-batches that the last stage keeps.
+        Activations in units of one block and one micro-batch, shape (n, 3).
+        Outputs that were sent to the next stage and are kept for the backward pass, in
+        micro-batches, shape (n, 3).
+        Micro-batches for which the last stage keeps activations of the head, shape (n,).
     """
     m, pp, v = (a.astype(np.float64) for a in (grid.accumulation, grid.pp, grid.virtual_stages))
     position = np.stack([np.zeros_like(pp), np.minimum(1, pp - 1), pp - 1], axis=1)
@@ -471,32 +551,34 @@ def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats, Floats]:
     cases = [gpipe[:, None], interleaved[:, None], (grid.copies > 1)[:, None]]
     staged = np.select(cases, [everything, chunks, both_ways], one_by_one)
     flying = np.where(pp[:, None] > 1, staged, 1.0)
-    # DeepSpeed's and torch's pipelines keep them; Megatron frees their data (Korthikanti et al.
-    # 2022, appendix B)
+    # DeepSpeed's and torch's pipelines keep sent outputs. Megatron frees their data (Korthikanti et
+    # al. 2022, appendix B).
     waiting = flying * ((grid.pp > 1) & (grid.zero_stage > 0))[:, None]
     return flying * stages.blocks, waiting, np.where(gpipe & (grid.pp > 1), m, 1.0)
 
 
 def needed_gib(memory: Memory | RankMemory) -> Floats:
-    """Return the memory that one device must have.
+    """Return the memory in GiB that one device must have.
 
-    It has allocated tensors, the waste of fragmentation on a GPU, and the context.
+    This is the sum of allocated tensors, the waste by fragmentation on a GPU, and the CUDA context
+    with NCCL's buffers.
     """
     context = np.asarray(memory.device_gib - memory.reserved_gib)
     return memory.allocated_gib * np.where(context > 0, FRAGMENTATION, 1.0) + context
 
 
 def room_gib(capacity_gib: float) -> float:
-    """Return the part of a device's memory that a training can use."""
+    """Return the part of a device's memory that a training can use, in GiB."""
     return capacity_gib * FIT_MARGIN
 
 
 def fit_probability(
     memory: Memory | RankMemory, capacity_gib: float, compiles: bool = False
 ) -> Floats:
-    """Return the probability that a training fits.
+    """Return the probability that a training fits in memory.
 
-    Its need is forecast with a relative error of `NEED_SD`, under torch.compile `COMPILED_NEED_SD`.
+    The logarithm of the needed memory is assumed to be normal around the forecast. Its standard
+    deviation is `NEED_SD`, or `COMPILED_NEED_SD` with torch.compile.
     """
     sd = COMPILED_NEED_SD if compiles else NEED_SD
     distance = np.log(room_gib(capacity_gib) / np.maximum(needed_gib(memory), 1e-9)) / sd
