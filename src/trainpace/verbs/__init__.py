@@ -1,7 +1,9 @@
-"""What Trainpace can be asked: for each command a frozen `Request` and a function of (request, progress) that returns a record.
+"""The commands of Trainpace as functions, without any user interface.
 
-A verb prints nothing, reads no arguments and knows no terminal. `cli`, `api` and `web` are interfaces to it: their options, keywords
-and forms come from the fields of its `Request`. A module is imported when it is first used, so that `trainpace --help` is quick.
+Each command has a frozen `Request` and a function of (request, progress) that returns a record. A
+verb prints nothing, parses no arguments and does not know about terminals. `cli`, `api` and `web`
+are interfaces to the verbs. Their options, keywords and forms are generated from the fields of the
+`Request`. Modules are imported on first use, which keeps `trainpace --help` fast.
 """
 
 import importlib
@@ -56,7 +58,7 @@ SUMMARIES = {
         "Compute steps, hours and dollars of a training run, or whichever number is missing."
     ),
 }
-"""Commands in the order in which they are listed, each with a summary."""
+"""Commands in the order of the list in `--help`, each with a summary."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,6 @@
-"""`verify` and `validate`: check that ways to train are equivalent, and that forecasts agree with measured runs."""
+"""`verify` and `validate`: check that ways to train are equivalent, and compare forecasts with
+measured runs.
+"""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,7 +29,7 @@ from trainpace.verbs.traced import ImageSize, ModelArgument, SequenceLength
 
 Way = Literal["accumulate", "data_parallel", "ddp", "fsdp2", "deepspeed"]
 EVERYWHERE: tuple[Way, ...] = ("accumulate", "data_parallel", "ddp", "fsdp2")
-"""Ways that need only torch."""
+"""Ways to train that need only torch."""
 DIFFERENCE = within("difference", ABOVE_0, 0.1)
 
 
@@ -104,9 +106,12 @@ class ValidateRequest(Request):
 
 
 class ValidatedRuns(Record, Rows[Row]):
-    """Forecasts against measured runs. Iterates over `rows`, one per run in the order of its file.
+    """Forecasts compared with measured runs. Iterates over `rows`.
 
-    `overall`: the errors of all; `groups`: those by "file", "gpu" and "family".
+    Attributes:
+        rows: One row per run, in the order of its file.
+        overall: Errors of all runs.
+        groups: Errors by "file", "gpu" and "family".
     """
 
     rows: tuple[Row, ...]

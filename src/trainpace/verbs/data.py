@@ -1,4 +1,4 @@
-"""`loader` and `precompute`: time a DataLoader alone, and do expensive preprocessing once."""
+"""`loader` and `precompute`: measure a DataLoader alone, and run expensive preprocessing once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ class LoaderRequest(Request):
 
 
 class MeasuredLoader(Record):
-    """A measured loader with advice; `other` and `comparison` are of a second loader to compare."""
+    """A measured loader with advice.
+
+    `other` and `comparison` describe a second loader, if one was given for comparison.
+    """
 
     measurement: LoaderMeasurement
     advice: LoaderAdvice
@@ -89,7 +92,7 @@ def time_loader(request: LoaderRequest, progress: Progress) -> MeasuredLoader:
 
 
 def loader_file(path: str) -> tuple[LoaderCost, float, int]:
-    """Read (cost, share that can be offline, cores) from the answer of `trainpace loader --json`."""
+    """Read (cost, share that can be offline, cores) from the output of `trainpace loader --json`."""
     from trainpace.measure import LoaderCost
 
     try:
@@ -123,7 +126,10 @@ def _measured(request: LoaderRequest, target: str, progress: Progress) -> Loader
 def _compute(
     request: LoaderRequest, batch_size: int, progress: Progress
 ) -> tuple[float | None, float]:
-    """Return (step time with data at hand in ms, busy cores), or None for the time if the task does not train by itself."""
+    """Measure (step time without data loading in ms, busy cores).
+
+    The step time is None if the task cannot train by itself.
+    """
     from trainpace.measure import Conditions, measure
 
     progress.note("measuring the task's compute")
@@ -171,14 +177,19 @@ class PrecomputeRequest(Request):
 
 
 class Verified(Record):
-    """The number of shards that a folder should have, and the damaged ones."""
+    """Result of checking a folder of shards: their expected number, and the damaged ones."""
 
     shards: int
     damaged: tuple[Damage, ...]
 
 
 def precompute(request: PrecomputeRequest, progress: Progress) -> Precomputed | Estimate | Verified:
-    """Return `Verified` with `verify` (or `repair` without damage), `Estimate` with `estimate`, else `Precomputed`."""
+    """Write, estimate or check the shards of a dataset.
+
+    Returns:
+        `Verified` with `verify` (or with `repair` if nothing is damaged), `Estimate` with
+            `estimate`, otherwise `Precomputed`.
+    """
     from trainpace import shards
 
     r, folder = request, Path(request.out)
@@ -229,7 +240,7 @@ def precompute(request: PrecomputeRequest, progress: Progress) -> Precomputed | 
 
 
 def array_script(request: PrecomputeRequest, parts: int, limit_s: float) -> str:
-    """Return a Slurm batch script of `parts` array tasks with a time limit each."""
+    """Return a Slurm batch script with `parts` array tasks and a time limit for each."""
     from trainpace.shards import array_script
 
     return array_script(

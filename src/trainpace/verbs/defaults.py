@@ -1,4 +1,5 @@
-"""A project's defaults: `trainpace.toml`, or `[tool.trainpace]` of `pyproject.toml`, found automatically.
+"""Project defaults: `trainpace.toml`, or `[tool.trainpace]` of `pyproject.toml`, found
+automatically.
 
     gpu = ["A100", "H100"]      # for every verb that has the option
     epochs = 90
@@ -6,9 +7,10 @@
     [plan]                      # for one verb
     num_gpus = 4
 
-A found file is not trusted, since a clone may bring one along. It can set only what `SETTABLE` lists: numbers, names of hardware
-and settings, and files in its own folder that are read as data. It cannot set code to run, files to write, servers to contact, or
-flags, which no command line could unset.
+The file is not trusted, because it may come with a cloned repository. It can only set the options
+in `SETTABLE`: numbers, names of hardware and settings, and files in its own folder that are read as
+data. It cannot set code to run, files to write, servers to contact, or flags (the command line
+could not unset a flag).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ PYPROJECT, TABLE = "pyproject.toml", "trainpace"
 MOST_BYTES = 1 << 20
 ROOTS = (".git", ".hg")
 FILES = frozenset("cluster hardware journal machines".split())
-"""Settable options that are files, which have to be in the project."""
+"""Settable options that are files. These files must be inside the project."""
 SETTABLE = FILES | frozenset(
     "accumulate attention batch budget by checkpoint_every checkpoint_time cp data_gb deadline"
     " device download epochs evaluate_every evaluation_samples evaluation_time evidence"
@@ -39,15 +41,17 @@ SETTABLE = FILES | frozenset(
     " step_variation timeout tokens top tp zero".split()
 )
 ONLY_JOURNAL = ("journal", "serve")
-"""Verbs that use only the journal's place: their other options choose among runs, or open a port."""
+"""Verbs that use only the journal's place from the file. Their other options select runs or open a
+port.
+"""
 CONSULT_JOURNAL = ("forecast", "match", "plan")
 MOST_VALUES = 100
 SHOWN = 40
-"""Longest shown value in the message about defaults."""
+"""Maximum length of a value in the message about defaults."""
 
 
 class Found(NamedTuple):
-    """A file and its values; `name` is its path from the current folder."""
+    """A settings file and its values. `name` is its path relative to the current folder."""
 
     name: str
     folder: Path
@@ -55,7 +59,7 @@ class Found(NamedTuple):
 
 
 class ProjectDefaults(NamedTuple):
-    """Default values by field, and a line that reports them, which is empty without any."""
+    """Default values by field, and a line that reports them. The line is "" without defaults."""
 
     values: Mapping[str, Any]
     message: str = ""
@@ -64,7 +68,12 @@ class ProjectDefaults(NamedTuple):
 def defaults_for(
     path: Sequence[str], fields: Mapping[str, ResolvedField], given: Mapping[str, Any]
 ) -> ProjectDefaults:
-    """Return what the project's file sets for the command `path`, such as ("journal", "list"), beside the values `given`.
+    """Return the defaults from the project's file that apply to a command.
+
+    Args:
+        path: The command, such as ("journal", "list").
+        fields: Fields of its request by name.
+        given: Values from the command line. They take precedence.
 
     Raises:
         UnknownName: A key is not an option.
@@ -79,7 +88,8 @@ def defaults_for(
     verb = path[0]
     for_all, for_verb = _checked(found, verb, fields)
     of_verb = {"journal"} & fields.keys() if verb in ONLY_JOURNAL else set(fields)
-    beside = rivals_of(fields, for_verb)  # the verb's own table goes before the keys for all verbs
+    # The verb's own table takes precedence over the keys for all verbs.
+    beside = rivals_of(fields, for_verb)
     candidates = {name: value for name, value in for_all.items() if name not in beside} | for_verb
     candidates = {n: v for n, v in candidates.items() if n in of_verb and n not in given}
     if not _journal_applies(found, verb, candidates):
@@ -90,7 +100,7 @@ def defaults_for(
 
     parsed = dict(candidates)
     for name in candidates:
-        with contextlib.suppress(TrainpaceError):  # reported below if the default applies
+        with contextlib.suppress(TrainpaceError):  # Errors are raised below if the default applies.
             parsed[name] = value_of(name)
     dropped = inapplicable(fields, given, parsed)
     values = {name: value_of(name) for name in candidates if name not in dropped}
@@ -99,7 +109,11 @@ def defaults_for(
 
 
 def _journal_applies(found: Found, verb: str, candidates: Mapping[str, Any]) -> bool:
-    """A project's journal begins with its first measurement, and the user's own variable goes before it."""
+    """Return True if the project's journal should be used.
+
+    The user's own environment variable takes precedence. Commands that only consult the journal use
+    it once it exists.
+    """
     if os.environ.get("TRAINPACE_JOURNAL"):
         return False
     file = found.folder / str(candidates.get("journal", ""))
@@ -107,7 +121,10 @@ def _journal_applies(found: Found, verb: str, candidates: Mapping[str, Any]) -> 
 
 
 def find(folder: Path) -> Found | None:
-    """Find the nearest file from `folder` up to the root of its repository; outside a repository only in `folder`."""
+    """Find the nearest settings file between `folder` and the root of its repository.
+
+    Outside a repository only `folder` is searched.
+    """
     parents = [folder, *folder.parents]
     root = next((p for p in parents if any(os.path.exists(p / name) for name in ROOTS)), folder)
     for place in parents[: parents.index(root) + 1]:
@@ -131,7 +148,7 @@ def find(folder: Path) -> Found | None:
 def _checked(
     found: Found, verb: str, fields: Mapping[str, ResolvedField]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values for all verbs, and those for this one."""
+    """Return (values for all verbs, values for this verb)."""
     for_all: dict[str, Any] = {}
     for_verb: dict[str, Any] = {}
     for key, value in found.values.items():
@@ -182,7 +199,9 @@ REFUSED = frozenset(
     " sbatch launcher partition account name port no_journal watched recorded from baseline lengths"
     " calibrated transfer_from noise_scale refresh models".split()
 )
-"""Options that a file must not set, which get their own message. Options in neither list are unknown."""
+"""Options that a file must not set. They get their own error message; options in neither list are
+unknown.
+"""
 
 
 def _value(found: Found, name: str, field: ResolvedField, value: Any, own: bool, verb: str) -> Any:
@@ -211,7 +230,11 @@ def _value(found: Found, name: str, field: ResolvedField, value: Any, own: bool,
 
 
 def _file_in(found: Found, value: str) -> str:
-    """Return the path of a file in the project from the current folder. Raises TrainpaceError for a file outside it."""
+    """Return the path of a project file relative to the current folder.
+
+    Raises:
+        TrainpaceError: The file is outside the project.
+    """
     if "://" in value:
         raise TrainpaceError(
             "It must not be a server.", "Set $TRAINPACE_JOURNAL or give --journal."
@@ -219,7 +242,7 @@ def _file_in(found: Found, value: str) -> str:
     try:
         folder, file = os.path.realpath(found.folder), os.path.realpath(found.folder / value)
         inside = os.path.commonpath([folder, file]) == folder
-    except ValueError as error:  # a NUL byte
+    except ValueError as error:  # The path contains a NUL byte.
         raise TrainpaceError(f"{value!r} is not a path ({error}).") from None
     if not inside:
         raise TrainpaceError(
@@ -229,7 +252,7 @@ def _file_in(found: Found, value: str) -> str:
 
 
 def _shown(field: ResolvedField, value: Any) -> str:
-    """Write an option with its values as on a command line."""
+    """Format an option and its values as on a command line."""
     several = value if isinstance(value, list) and field.several else [value]
     return " ".join(f"--{field.option} {_short(one)}" for one in several)
 

@@ -1,4 +1,4 @@
-"""`diagnose`: what slows a training script down, proved, or as a profiler's trace shows it."""
+"""`diagnose`: find what slows a training script down, by experiments or from a profiler trace."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,12 +21,16 @@ from trainpace.watch import read_recording
 
 STEPS = within("count", 1, 1e9, COUNT.parse)
 PATIENCE_S = 600.0
-"""Seconds that ranks wait for rank 0's decision beyond the time for interventions."""
+"""Seconds that ranks wait for rank 0's decision, in addition to the time for interventions."""
 Intervention = Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads", "bf16"]
 
 
 class DiagnoseRequest(Request):
-    """A command to diagnose, a recording's folder, or a profiler's trace. `stdout` receives the command's output instead of ours."""
+    """Request to diagnose a command, a recording folder, or a profiler trace.
+
+    `stdout` is the file descriptor that receives the command's output; None means this process's
+    own stdout.
+    """
 
     command: Command = ()
     epochs: Annotated[
@@ -56,7 +60,7 @@ class DiagnoseRequest(Request):
 
 
 class Diagnosed(Record):
-    """A diagnosis. `was_read` is True for an earlier recording; then nothing was run."""
+    """A diagnosis. `was_read` is True if it comes from an earlier recording and nothing was run."""
 
     diagnosis: Diagnosis
     watched: Watched
@@ -64,14 +68,18 @@ class Diagnosed(Record):
 
 
 class Profiled(Record):
-    """A diagnosed profiler's trace, and its file or folder."""
+    """A diagnosed profiler trace, and its file or folder."""
 
     training: ProfiledTraining
     place: Path
 
 
 def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed | Profiled | Watched:
-    """Diagnose. One of several tasks whose results the first one reports only returns that it has ended."""
+    """Diagnose a command, a recording or a profiler trace.
+
+    In a job of several tasks, the first task reports. The other tasks return a `Watched` with only
+    an exit code.
+    """
     r, command = request, request.command
     if not command:
         raise Misuse(

@@ -1,7 +1,7 @@
-"""`forecast`: step time, memory and cost of a model on GPUs that are not there.
+"""`forecast`: predict step time, memory and cost of a model on GPUs that are not available here.
 
-`run` goes through four stages: resolve the request, forecast every target and sequence length, compare packed rows with padded
-batches, and annotate the result with jumps, trends and evidence.
+`run` has four stages. It resolves the request, forecasts every target and sequence length, compares
+packed rows with padded batches, and adds jumps, trends and evidence.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from trainpace.watch import Recording
 
 USUAL_GPUS = ("RTX 3090", "RTX 4090", "T4", "A100", "H100")
-"""GPUs to forecast if none is given."""
+"""GPUs to forecast if the request names none."""
 UNMEASURED = (
     "kernels of this GPU generation were never measured, so jumps may be missed (docs/jumps.md)."
 )
@@ -113,7 +113,7 @@ class ForecastRequest(ExecutedRequest):
     sequence_length: Annotated[
         tuple[int, ...],
         Field("Tokens per sample: 4096, or 1024,4096 for several.", LENGTHS, group=Group.MODEL),
-    ] = ()  # type: ignore[assignment]  # several, where other verbs take one
+    ] = ()  # type: ignore[assignment]  # A tuple here; other verbs take one GPU.
     host: HostName = None
     mode: Annotated[Mode | None, Field("Part of a step to forecast.  [default: train]")] = None
     transfer_from: Annotated[
@@ -205,7 +205,7 @@ class ForecastRequest(ExecutedRequest):
 
 
 class Sweep(NamedTuple):
-    """The forecasts for one target and one sequence length, in order of batch size."""
+    """Forecasts for one target and one sequence length, in order of batch size."""
 
     forecaster: Forecaster
     rows: list[Forecast]
@@ -222,16 +222,20 @@ class Sweep(NamedTuple):
 
 
 class Forecasts(Record, Rows[Forecast]):
-    """A forecast for each GPU, sequence length and batch size, in the order of the request. Iterates over `rows`.
+    """Forecasts for each GPU, sequence length and batch size, in the order of the request.
+
+    Iterates over `rows`.
 
     Attributes:
-        jumps: By device, batch sizes after which one more sample costs far more than usual. Empty with several lengths.
-        notes: What runs in the journal changed about the forecasts, and what is missing.
+        jumps: Batch sizes by device after which one more sample costs far more than usual. Empty if
+            there are several sequence lengths.
+        notes: Changes due to runs in the journal, and missing information.
         sweeps: The rows of each target and sequence length.
-        trends: Step time over batch size by device, for the sizes that fit.
-        padded: The documents of packed rows in padded batches, for models that can be traced at other lengths.
-        evidence: Public measurements near the fastest row of each GPU that fits.
-        recorded: For a workload from a recording, what its loader does to the answer, and caveats.
+        trends: Fit of step time over batch size by device, for the sizes that fit in memory.
+        padded: The same documents in padded batches instead of packed rows, for models that can be
+            traced at other lengths.
+        evidence: Public measurements near the fastest fitting row of each GPU.
+        recorded: For a workload from a recording: the effect of its loader, and caveats.
     """
 
     rows: tuple[Forecast, ...]
@@ -264,9 +268,10 @@ class Forecasts(Record, Rows[Forecast]):
 
 
 class _Question(NamedTuple):
-    """A resolved request with everything that has to be known before forecasting.
+    """A resolved request with everything that is needed to forecast.
 
-    `workloads` are by sequence length and by True for the operators that a CPU runs. `loader` is the recording's.
+    Keys of `workloads` are (sequence length, True for a CPU's operators). `loader` comes from the
+    recording.
     """
 
     request: ForecastRequest
@@ -311,7 +316,7 @@ def _resolve(r: ForecastRequest, progress: Progress) -> _Question:
     loader = None if recording is None or r.loader_rate is not None else loader_of(recording)
     conditions = r.conditions(price_usd_per_device_hour=r.price, samples_per_cpu_s=r.loader_rate)
     workers = r.workers
-    if loader is not None:  # one process per GPU, each with a loader of its own
+    if loader is not None:  # One process per GPU, each with its own loader.
         conditions = replace(
             conditions, samples_per_cpu_s=loader.samples_per_s, loads_beside=loader.workers > 0
         )
@@ -365,7 +370,7 @@ def _informed(
     journal: Journal | None,
     notes: dict[str, None],
 ) -> Forecaster:
-    """Return a forecaster that knows the given measurements, else those in the journal."""
+    """Return a forecaster that uses the given measurements, or else those in the journal."""
     r, forecaster = question.request, Forecaster(workload, target)
     if question.measured:
         own = own_devices(r.hardware)
@@ -383,7 +388,7 @@ def _informed(
 def _padded_batches(
     question: _Question, sweep: Sweep, journal: Journal | None, notes: dict[str, None]
 ) -> Iterator[PaddedBatch]:
-    """Forecast padded batches of the documents that the sweep's rows are packed with."""
+    """Forecast padded batches with the same documents as the packed rows of a sweep."""
     documents, length = question.documents, sweep.length
     if documents is None or length is None:
         return
@@ -406,11 +411,12 @@ def _annotated(
     padded: Sequence[PaddedBatch],
     notes: dict[str, None],
 ) -> Forecasts:
-    """Add jumps, trends, evidence and what a recording says."""
+    """Add jumps, trends, evidence and notes about a recording to the forecasts."""
     r = question.request
     jumps: dict[str, tuple[Jump, ...]] = {}
     trends: dict[str, Trend] = {}
-    for sweep in sweeps if len(r.sequence_length) < 2 else ():  # both are over batch sizes
+    # Jumps and trends are over batch sizes, so they need a single length.
+    for sweep in sweeps if len(r.sequence_length) < 2 else ():
         device = sweep.device.name
         step_ms = np.array([row.step.total_ms for row in sweep.rows if row.step is not None])
         if (trend := _trend(sweep.rows)) is not None:
@@ -456,14 +462,14 @@ def _loader_note(loader: RecordedLoader, rows: Sequence[Forecast]) -> str:
 
 
 def _asked(sweep: Sweep) -> Asked:
-    """Return what to look for among public measurements: the fastest row that fits, else the first."""
+    """Return the query for public measurements: the fastest row that fits, or else the first."""
     fitting = [row for row in sweep.rows if row.step is not None and row.fits is not False]
     best = max(fitting, key=lambda row: row.samples_per_second or 0.0, default=sweep.rows[0])
     return sweep.forecaster.workload, best.execution, sweep.device
 
 
 def _padded_lengths(request: ForecastRequest, documents: Documents | None) -> tuple[int, ...]:
-    """Return the lengths of the padded batches that packed rows are compared with."""
+    """Return the padded lengths to compare with packed rows."""
     if documents is None:
         return ()
     batches = request.batch or (USUAL_BATCH,)
@@ -476,7 +482,7 @@ def _padded_lengths(request: ForecastRequest, documents: Documents | None) -> tu
 
 
 def _trend(rows: Sequence[Forecast]) -> Trend | None:
-    """Return the trend over the batch sizes that fit, or None if a size occurs twice."""
+    """Return the trend over the batch sizes that fit in memory. None if a size occurs twice."""
     rows = [row for row in rows if row.step is not None and row.fits is not False]
     rows = sorted(rows, key=lambda row: row.execution.micro_batch)
     batches = [row.execution.micro_batch for row in rows]
@@ -489,7 +495,7 @@ def _trend(rows: Sequence[Forecast]) -> Trend | None:
 def _workloads(
     request: ForecastRequest, on_cpus: set[bool], lengths: Sequence[int], progress: Progress
 ) -> dict[tuple[int | None, bool], Workload]:
-    """Return the workloads by length and by True for a CPU, which runs other operators than a GPU."""
+    """Return workloads by (sequence length, True for a CPU). CPUs run other operators than GPUs."""
     workloads: dict[tuple[int | None, bool], Workload] = {}
     for on_cpu in sorted(on_cpus):
         saved_once = replace(request, save_workload=None) if workloads else request
@@ -501,7 +507,7 @@ def _workloads(
 def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
     r, own, host = request, own_devices(request.hardware), named_host(request.host)
     software = software_of(r)
-    if r.packed and software.attention is None:  # padding-free collators and TRL's packing use it
+    if r.packed and software.attention is None:  # Padding-free collators and TRL's packing use it.
         software = replace(software, attention="flash2")
     size = (r.num_gpus, r.nodes, r.network, r.price)
     latency_us = None if r.network_latency is None else 1e6 * r.network_latency
@@ -531,7 +537,7 @@ def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
 
 
 def _measurements(path: str) -> list[Measurement]:
-    """Read a file that `measure --output` wrote."""
+    """Read the measurements in a file from `measure --output`."""
     entries = read_json(path)
     entries = entries if isinstance(entries, list) else [entries]
     measurements = [from_json(json.dumps(entry), Measurement, path) for entry in entries]
@@ -543,7 +549,7 @@ def _measurements(path: str) -> list[Measurement]:
 def _measured(
     measurements: Sequence[Measurement], forecaster: Forecaster, own: Sequence[Device]
 ) -> Measured:
-    """Return measurements of the same model beside their forecasts."""
+    """Pair measurements of the same model with their forecasts."""
     target, known = forecaster.target, []
     measurements = [m for m in measurements if m.model == forecaster.workload.model] or measurements
     for m in measurements:

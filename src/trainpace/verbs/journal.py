@@ -1,4 +1,4 @@
-"""`journal` and `serve`: stored runs, and the options of the dashboard."""
+"""`journal` and `serve`: manage stored runs, and configure the dashboard."""
 
 from itertools import chain
 from pathlib import Path
@@ -101,7 +101,10 @@ class ListRequest(FilteredRequest, kw_only=True):
 
 
 class Listing(Record):
-    """A page of own or public runs, or of sweeps. `total` runs in the journal at `place` match the filters."""
+    """A page of own runs, public runs or sweeps.
+
+    `total` is the number of matching runs in the journal at `place`.
+    """
 
     runs: tuple[Entry, ...] = ()
     public: tuple[PublicRun, ...] = ()
@@ -176,7 +179,7 @@ class Imports(Record):
 
 
 def import_runs(request: ImportRequest, progress: Progress) -> tuple[Imports, str]:
-    """The imported files, and the place of the journal."""
+    """Import files. Returns the imported files and the place of the journal."""
     precision = as_precision(request.precision) if request.precision else None
     given = Given(request.device, precision, request.keep_identity, request.accept_odd)
     imported, refused = [], []
@@ -237,19 +240,19 @@ class ShareRequest(FilteredRequest, kw_only=True):
 
 
 class Shared(Record):
-    """The runs to share, and the number of runs that are not shared by reason."""
+    """Runs to share, and the number of withheld runs by reason."""
 
     shared: SharedRuns
     left_out: dict[str, int]
 
     @property
     def text(self) -> str:
-        """The exact content of the file."""
+        """Exact content of the shared file."""
         return text_of(self.shared)
 
 
 def share_runs(request: ShareRequest) -> Shared:
-    """Choose runs to share. Raises TrainpaceError if there are none."""
+    """Select runs to share. Raises TrainpaceError if there are none."""
     query = request.query()
     if request.runs and query != Query():
         raise Misuse("`runs` cannot be combined with filters.")
@@ -276,7 +279,7 @@ class MergeRequest(JournalRequest, kw_only=True):
 
 
 class Merge(Record):
-    """Numbers of runs and sweeps that were merged from another journal."""
+    """Number of runs and sweeps that were merged from another journal."""
 
     source: str = msgspec.field(name="from")
     into: str
@@ -323,7 +326,8 @@ class Deletion(Record):
 
 def delete(request: DeleteRequest) -> Deletion:
     with request.opened() as journal:
-        ids = [journal.get(id_).id for id_ in request.ids]  # a wrong id deletes nothing
+        # Look up all ids first, so that a wrong id deletes nothing.
+        ids = [journal.get(id_).id for id_ in request.ids]
         for id_ in dict.fromkeys(ids):
             journal.delete(id_)
     return Deletion(deleted=tuple(ids))
@@ -359,13 +363,13 @@ class ScoreRequest(FilteredRequest, kw_only=True):
 def score(request: ScoreRequest, progress: Progress) -> "Scores | Score":
     if request.public:
         from trainpace.forecast import (
-            score as score_public,  # forecasts, for which other commands need not wait
+            score as score_public,  # This imports forecasts, which the other commands do not need.
         )
 
         if request.query() != Query():
             raise Misuse("`public` cannot be combined with filters; it scores every public run.")
         with progress.work("forecasting the public runs", unit="runs") as work:
-            # the first runs wait for traces to be read, so an early estimate would be hours
+            # The first runs wait until traces are read. An early estimate would be hours too long.
             return score_public(
                 lambda done, of: work.to(done, of) if done % 50 == 0 or done == of else None
             )

@@ -1,7 +1,8 @@
-"""`look`: estimate the training time of a script, its bottlenecks, fixes and rental alternatives in half a minute.
+"""`look`: estimate the training time of a script, its bottlenecks, fixes and rental alternatives in
+half a minute.
 
-It combines other commands: `watch` records a few seconds of steps, `diagnose` finds bottlenecks and gives advice,
-and `match` forecasts the same training on rented GPUs.
+It combines other commands. `watch` records a few seconds of steps, `diagnose` finds bottlenecks and
+gives advice, and `match` forecasts the same training on rented GPUs.
 """
 
 from __future__ import annotations
@@ -109,7 +110,10 @@ class Length(Record):
 
 
 class Elsewhere(Record):
-    """Forecast of the same steps on a rented GPU, with one loader worker per vCPU. `role` is the reason to show it."""
+    """Forecast of the same steps on a rented GPU, with one loader worker per vCPU.
+
+    `role` is the reason to show it, such as the cheapest.
+    """
 
     role: str
     match: Match
@@ -120,9 +124,11 @@ class Looked(Record):
 
     Attributes:
         seconds: Time of all `length` steps on this machine. `interval_s` is its 90% interval.
-        elsewhere: Forecasts on rented cards. Empty if the model was not traced or no GPU can train it; `not_elsewhere` gives the reason.
-        loading_ms: Time to load the data of a step with the script's own number of loader workers; None without a loader.
-        busy: A sentence about other programs that kept this machine busy.
+        elsewhere: Forecasts on rented GPUs. Empty if the model was not traced or no GPU can train
+            it; `not_elsewhere` gives the reason.
+        loading_ms: Time to load the data of a step with the script's number of loader workers. None
+            without a loader.
+        busy: Warning that other programs kept this machine busy, or "".
     """
 
     watched: Watched
@@ -189,7 +195,7 @@ def run(request: LookRequest, progress: Progress) -> Looked:
     stated = stated_length(command) or ranks[0].stated
     length = length_of(found, stated, r.epochs, r.max_steps)
     ms = found.step_ms
-    # the rest of the training runs later than the watched steps, and machines drift
+    # The rest of the training runs later than the watched steps, and machine speed drifts.
     low_ms = ms - math.hypot(ms - found.step_ms_low, DRIFT * ms)
     high_ms = ms + math.hypot(found.step_ms_high - ms, DRIFT * ms)
     seconds, low, high = (_seconds(length.steps, each) for each in (ms, max(low_ms, 1e-6), high_ms))
@@ -217,7 +223,7 @@ def run(request: LookRequest, progress: Progress) -> Looked:
 
 
 def started_with_python(command: Sequence[str]) -> tuple[str, ...]:
-    """Put a Python before a script: the active environment's, else this one."""
+    """Prepend a Python interpreter to a script: the active environment's or the current one."""
     if not command[0].endswith(".py"):
         return tuple(command)
     if not os.path.isfile(command[0]):
@@ -247,15 +253,19 @@ def length_of(
 def elsewhere(
     looked: Looked, gpus: Sequence[str], progress: Progress, global_batch: int | None = None
 ) -> tuple[Elsewhere, ...]:
-    """Forecast the same steps on single rented GPUs: the given ones, or else the cheapest, the fastest and one in between.
+    """Forecast the same steps on single rented GPUs.
 
-    The loader's cost per sample comes from the recording, as do the samples per step if `global_batch` is None. Raises
-    TrainpaceError if there is no forecast.
+    These are the given GPUs, or else the cheapest, the fastest and one in between. The loader's
+    cost per sample comes from the recording. So does the number of samples per step if
+    `global_batch` is None.
+
+    Raises:
+        TrainpaceError: There is no forecast.
     """
     request = replace(_request_elsewhere(looked, global_batch), gpu=tuple(gpus))
     found = match.run(request, progress)
     single = [m for m in found.ranking.matches if m.offer.count == 1]
-    # loading cannot be forecast for a server with an unknown number of cores
+    # Loading cannot be forecast for a server with an unknown number of cores.
     single = [m for m in single if m.offer.vcpus] or single
     if not single:
         raise TrainpaceError(
@@ -263,7 +273,8 @@ def elsewhere(
             "trainpace match considers whole servers.",
         )
     if gpus:
-        by_card = {m.offer.device: m for m in reversed(single)}  # the cheapest of each
+        # Keeps the cheapest offer per card.
+        by_card = {m.offer.device: m for m in reversed(single)}
         fastest_first = sorted(by_card.values(), key=lambda m: m.mean_hours)
         return tuple(Elsewhere(role="", match=m) for m in fastest_first)
     chosen = picks(with_front(single))
@@ -289,7 +300,7 @@ def _request_elsewhere(looked: Looked, global_batch: int | None) -> match.MatchR
     cost = loader_cost(first)
     rate = None if cost is None else 1000 / (cost.sample_cpu_ms + cost.collate_ms / cost.batch_size)
     only = load(workload, Workload).only_batch
-    if only is not None:  # the model and the loader may count batches differently
+    if only is not None:  # The model and the loader may count batches differently.
         own = only * max(1, round(batches_per_step(first))) * first.world_size
         rate = None if rate is None else rate * own / whole
         whole = own
@@ -307,7 +318,10 @@ def _request_elsewhere(looked: Looked, global_batch: int | None) -> match.MatchR
 
 
 def samples_of_step(ranks: Sequence[Rank]) -> int:
-    """Return the samples per step over all ranks, from the loaders or else the model's input. 0 if neither is known."""
+    """Return the samples per step over all ranks.
+
+    They come from the loaders, or else from the model's input. 0 if neither is known.
+    """
     loaded = sum(round(rank.samples_per_step) for rank in ranks)
     return (
         loaded or round(ranks[0].model_batch * max(1.0, ranks[0].micro_steps)) * ranks[0].world_size
@@ -333,7 +347,7 @@ def _watch(
 
 
 def _failure(watched: Watched) -> str:
-    """Describe a script that failed before its second step, with the last lines of its output."""
+    """Describe why a script failed before its second step, with the last lines of its output."""
     lines = (
         last_bytes(watched.folder / OUTPUT_FILE, TAIL_BYTES)
         .decode(errors="replace")

@@ -1,4 +1,4 @@
-"""`calibrate`, `doctor` and `gpus`: what this machine can do, whether it works, and what other hardware can do."""
+"""`calibrate`, `doctor` and `gpus`: measure this machine, check its health, and list hardware."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ def machine_of(request: CalibrateRequest, progress: Progress) -> Machine:
 def calibrate_machine(
     request: CalibrateRequest, progress: Progress, machine: Machine | None = None
 ) -> MachineProfile:
-    """Measure this machine and save its profile. `machine` is the result of `machine_of`, if already known."""
+    """Measure this machine and save its profile.
+
+    `machine` is the result of `machine_of`, if it is already known.
+    """
     from trainpace.measure import calibrate
 
     machine = machine or machine_of(request, progress)
@@ -81,9 +84,9 @@ def calibrate_machine(
 
 
 def run_hosts(request: CalibrateRequest, network_gb_per_s: float | None) -> HostLinks | None:
-    """Measure the links between hosts under torchrun and add them to an earlier calibration's profile.
+    """Measure the links between hosts under torchrun, and add them to an existing profile.
 
-    None on ranks other than 0, which save nothing.
+    Returns None on all ranks except 0; they save nothing.
     """
     from trainpace.measure import MachineProfile, measure_host_links
 
@@ -110,7 +113,11 @@ class DoctorRequest(Request):
 
 
 def examine_machine(request: DoctorRequest, progress: Progress) -> Examination:
-    """Examine the machine. Raises TrainpaceError if this torch has no device of the requested kind."""
+    """Check this machine for problems.
+
+    Raises:
+        TrainpaceError: This torch has no device of the requested kind.
+    """
     from trainpace.diagnose import examine, unusable
     from trainpace.measure import detect, device_here
 
@@ -138,7 +145,7 @@ def examine_machine(request: DoctorRequest, progress: Progress) -> Examination:
 def _expected(
     measured: Measurement, kind: str, device: Device | None, progress: Progress
 ) -> Expected | None:
-    """Forecast the known step on a healthy device of the catalogue, or on this calibrated CPU."""
+    """Forecast the known step on a healthy catalogue device, or on this calibrated CPU."""
     from trainpace.diagnose import Expected
     from trainpace.forecast import CalibratedKernels, Forecaster, Target
     from trainpace.workload import load_workload
@@ -164,7 +171,7 @@ def _expected(
 
 
 def _elsewhere(workload: Workload, execution: Execution, device: Device) -> tuple[Elsewhere, ...]:
-    """Return the nearest public measurements of training on one such card."""
+    """Return the nearest public measurements of training on one card of this type."""
     from trainpace.diagnose import Elsewhere
     from trainpace.forecast import nearest
 
@@ -193,6 +200,6 @@ class GpusRequest(Request):
 
 
 def list_gpus(request: GpusRequest, progress: Progress) -> tuple[Device, ...]:
-    """Return the device with the request's name, or all devices with the user's own first."""
+    """Return the device with the requested name, or all devices. The user's own come first."""
     own = own_devices(request.hardware)
     return (*own, *catalogue()) if request.name is None else (find_device(request.name, own),)

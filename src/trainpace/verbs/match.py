@@ -1,4 +1,6 @@
-"""`match` and `offers`: servers and their prices, ranked by what a whole training costs or how long it takes."""
+"""`match` and `offers`: list servers with prices, and rank them by cost or time of a whole
+training.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,7 @@ class OffersRequest(Request):
 
 
 class Offers(Record, Table):
-    """Servers on offer, the user's own machines first."""
+    """Servers on offer. The user's own machines come first."""
 
     offers: tuple[Offer, ...]
 
@@ -139,7 +141,10 @@ def list_offers(request: OffersRequest, progress: Progress) -> Offers:
 def known_offers(
     machines: str | None, progress: Progress, only_machines: bool = False
 ) -> tuple[Offer, ...]:
-    """Return the machines of a file, then refreshed offers if there are any, else the packaged snapshot."""
+    """Return machines from the user's file, followed by offers.
+
+    The offers are the refreshed ones if there are any, or else the packaged snapshot.
+    """
     own: tuple[Offer, ...] = ()
     if machines is not None:
         own = parse_machines(read_text(machines), machines)
@@ -155,14 +160,14 @@ def known_offers(
 
 
 def check_provider(name: str, offers: Sequence[Offer]) -> None:
-    """Raise UnknownName for a provider without offers and without a known egress price."""
+    """Raise UnknownName if a provider has neither offers nor a known egress price."""
     providers = sorted({*EGRESS_USD_PER_GB, *(offer.provider for offer in offers)})
     if name.casefold() not in providers:
         raise UnknownName("provider", name, (), f"`data_from` knows {', '.join(providers)}.")
 
 
 def _is_one_of(device: Device, family: str) -> bool:
-    """Return True if the card belongs to a family that is rented by one word, such as A100, in any form factor."""
+    """Return True if the card belongs to a family such as A100, in any form factor."""
     word, *rest = device.name.split()
     form = rest[:1] and rest[0].upper().startswith(("PCIE", "SXM", "NVL"))
     return bool(form) and normalised(family) == normalised(word)
@@ -175,11 +180,14 @@ def chosen_offers(
     gpus: Sequence[str],
     own: Sequence[Device],
 ) -> tuple[list[Offer], dict[str, Device]]:
-    """Return the offers of these providers, regions (part of the name) and GPUs, and their devices by name.
+    """Filter offers by provider, region (a part of its name) and GPU.
+
+    Returns:
+        The matching offers, and their devices by name.
 
     Raises:
         UnknownName: No offer has such a provider, region or GPU.
-        TrainpaceError: No offer fulfils all filters.
+        TrainpaceError: No offer passes all filters.
     """
     wanted = {"provider": providers, "region": regions}
     for field, names in wanted.items():
@@ -215,7 +223,10 @@ def _check_known(offers: Sequence[Offer], field: str, names: Sequence[str]) -> N
 
 
 def _has(offer: Offer, field: str, names: Sequence[str]) -> bool:
-    """Return True if an offer's provider is one of the names, or its region contains one. No names allow all."""
+    """Return True if the offer's provider is in `names`, or its region contains one of them.
+
+    Empty `names` accept every offer.
+    """
     value = getattr(offer, field).casefold()
     wanted = [name.casefold() for name in names]
     return not wanted or any(n in value if field == "region" else n == value for n in wanted)
@@ -320,12 +331,13 @@ class MatchRequest(TrainingRequest, kw_only=True):
     @property
     def forms(self) -> tuple[Form, ...]:
         forms = default_forms(self.model, self.precision)
-        # every form of a built-in model is packaged, so mixed precision can be shown beside the default
+        # The package has traces of built-in models in every form, so mixed precision can be shown
+        # too.
         built_in = isinstance(self.model, str) and self.model.isidentifier()
         return (*forms, "amp") if built_in and not self.precision else forms
 
     def resolved(self, workload: Workload) -> Self:
-        """Return the request with open options replaced by the task's own settings, else by defaults."""
+        """Fill open options from the task's own settings, or else from defaults."""
         own: Mapping[str, Any] = workload.settings
         batch = (
             own["micro_batch"] * own.get("accumulation", 1)
@@ -343,15 +355,16 @@ class MatchRequest(TrainingRequest, kw_only=True):
 
 
 class Matches(Record):
-    """All servers ranked for a job.
+    """All servers, ranked for a job.
 
     Attributes:
-        nearest: If no server matches: the limit that binds, the reason, and the server nearest to matching.
+        nearest: If no server matches: the binding limit, the reason, and the server that comes
+            closest.
         evidence: Public measurements near the first server.
-        picks: Among the matching servers the cheapest, the fastest, and the knee between them.
-        mixed: The cheapest server under mixed precision, if the job is in fp32 by default.
-        recorded: For a workload from a recording, its loader and caveats.
-        usual_batch: The global batch was not given.
+        picks: The cheapest, the fastest, and the knee between them, among the matching servers.
+        mixed: The cheapest server with mixed precision, if the job uses fp32 by default.
+        recorded: For a workload from a recording: its loader, and caveats.
+        usual_batch: True if the global batch was not given.
     """
 
     workload: Workload
@@ -366,7 +379,9 @@ class Matches(Record):
     usual_batch: bool = False
 
     def as_json(self, today: datetime.date) -> dict[str, Any]:
-        """Return what `trainpace match --json` prints. `today` decides which prices are old."""
+        """Return what `trainpace match --json` prints. `today` determines which prices are
+        outdated.
+        """
         binds = None
         if self.nearest is not None:
             binding, reason, choice = self.nearest
@@ -478,7 +493,8 @@ def _finite(value: float) -> float | None:
 
 
 def run(request: MatchRequest, progress: Progress) -> Matches:
-    with workload_started(request, progress) as traced:  # offers are read while the model is traced
+    # Offers are read while the model is being traced.
+    with workload_started(request, progress) as traced:
         offers, devices = _offers_for(request, progress)
         workload = traced()
     r = request.resolved(workload)
@@ -569,5 +585,5 @@ def _recorded(recording: Recording | None, loader: RecordedLoader | None) -> tup
 
 
 def _cards(names: Sequence[str]) -> str:
-    """List each card once, by the catalogue's name, since a driver has another."""
+    """List each card once under its catalogue name. Drivers use other names."""
     return ", ".join(dict.fromkeys(catalogue_name(name) or name for name in names))

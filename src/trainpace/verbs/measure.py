@@ -1,8 +1,9 @@
-"""`measure`: real steps of a model, or of a list of models, on this machine or as a Slurm job array.
+"""`measure`: time real steps of one or several models, on this machine or as a Slurm job array.
 
-A task of an array measures all batch sizes of its model on one node, because points of several machines do not make one curve.
-Tasks are judged by their results, which a later call does not measure again. The results go into the user's journal from here,
-since many nodes must not write one file. A task runs as a program: `python -m trainpace.verbs.measure REQUEST.json RESULT.json`.
+Each array task measures all batch sizes of its model on one node. Points from several machines
+would not form one curve. A task counts as done if its result file exists, and a later call does not
+repeat it. The submitting process stores the results in the user's journal, because many nodes must
+not write to one file. Tasks run as `python -m trainpace.verbs.measure REQUEST.json RESULT.json`.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ Precision = Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16"
 
 
 class MeasureRequest(Request):
-    """A model, the batch sizes, and how its steps are measured. `command` is stored in the journal; "" for none."""
+    """A model, its batch sizes, and how to measure its steps.
+
+    `command` is stored in the journal; "" means none.
+    """
 
     requires = ("model|suite",)
 
@@ -146,10 +150,14 @@ class MeasureRequest(Request):
 
 
 class MeasuredSweep(Record, Rows[Measurement]):
-    """What was measured over batch sizes. Iterates over `measurements`, which are in order of batch size.
+    """Measurements over batch sizes. Iterates over `measurements`, in order of batch size.
 
-    `failed`: batch sizes that could not be measured, and why. `analysis`: medians, jumps, the best batch, the largest that fits.
-    `forecasts`: those made for this machine, by batch size; `causes`: where they jump. `sweep`: its id in the journal.
+    Attributes:
+        failed: Batch sizes that could not be measured, with the reason.
+        analysis: Medians, jumps, the best batch, and the largest that fits.
+        forecasts: Forecasts for this machine by batch size.
+        causes: Jumps of the forecast, with their causes.
+        sweep: Id of the sweep in the journal.
     """
 
     measurements: tuple[Measurement, ...]
@@ -165,9 +173,10 @@ class MeasuredSweep(Record, Rows[Measurement]):
 
     @property
     def jumps(self) -> tuple[Jump, ...]:
-        """Jumps of the measured step, as in `Forecasts`, with the forecast's cause and the next measured size that is as good.
+        """Jumps of the measured step time, as in `Forecasts`.
 
-        `excess_ms` is negative if the step gets faster.
+        Each has the forecast's cause and the next measured size that is as good. `excess_ms` is
+        negative if the step gets faster.
         """
         curve, best = self.analysis.curve, self.analysis.best
         fitted_ms = dict(zip(curve.batches, curve.fitted_ms, strict=True))
@@ -191,7 +200,7 @@ class MeasuredSweep(Record, Rows[Measurement]):
         return tuple(found)
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Return one dict per batch size, over all its probes, with its forecast."""
+        """Return one dict per batch size with the statistics of all its probes and its forecast."""
         rows = []
         for point in self.analysis.points:
             forecast = self.forecasts.get(point.batch)
@@ -269,7 +278,8 @@ def _plan(r: MeasureRequest) -> SweepPlan:
 def prepared(request: MeasureRequest, progress: Progress) -> tuple[MeasureRequest, str]:
     """Return the request as this machine runs it, and the name of the device to measure on.
 
-    A search for the largest batch on a CPU gets a memory limit: beyond it the system would end other programs.
+    On a CPU, a search for the largest batch gets a memory limit. Beyond it, the operating system
+    would kill other programs.
     """
     machine = detected(progress)
     device, memory_gib = (
@@ -310,7 +320,10 @@ def _conditions(r: MeasureRequest, device: str) -> Conditions:
 
 
 def _default_precision(model: str, kind: str, device: str) -> Any:
-    """Return the precision of a script that sets none. torch knows which cards have TF32 if the catalogue does not."""
+    """Return the precision of a script that sets none.
+
+    If the catalogue does not know the card, torch tells whether it has TF32.
+    """
     try:
         known = find_device(device, own_devices(None)) if kind != "cpu" else Device(name=device)
     except TrainpaceError:
@@ -321,7 +334,7 @@ def _default_precision(model: str, kind: str, device: str) -> Any:
 def _forecaster(
     c: Conditions, device: str, journal: Journal | None, progress: Progress
 ) -> Forecaster | None:
-    """Return a forecaster for this machine, or None with a note on the reason."""
+    """Return a forecaster for this machine. If there is none, note the reason and return None."""
     from trainpace.forecast import CalibratedKernels, Forecaster, Target
     from trainpace.workload import load_workload
 
@@ -347,7 +360,7 @@ def _forecaster(
 def _forecast_jumps(
     forecaster: Forecaster, plan: SweepPlan, execution: Execution
 ) -> tuple[Jump, ...]:
-    """Return the jumps of the forecast. Probes on both sides of a jump show soonest whether it exists."""
+    """Return the jumps of the forecast. The sweep probes both sides of each jump first."""
     if not plan.adaptive or forecaster.target.kernels.traces_cpu:
         return ()
     return forecaster.jumps(execution, plan.batches)
@@ -412,7 +425,7 @@ def _commit() -> str | None:
 
 
 MOST_IN_AN_ARRAY = 1000
-"""Tasks per array: Slurm's MaxArraySize is 1001 by default."""
+"""Maximum tasks per array. Slurm's MaxArraySize is 1001 by default."""
 
 
 ON_SLURM = ("launcher=slurm",)
@@ -466,7 +479,10 @@ class SuiteRequest(MeasureRequest):
 
 
 class MeasuredSuite(Record):
-    """Numbers of models and of measured models. `device` is this machine's; None for an array."""
+    """Number of models, and of successfully measured ones.
+
+    `device` is this machine's device, or None for a job array.
+    """
 
     models: int
     measured: int
@@ -484,7 +500,8 @@ def check_suite(request: SuiteRequest) -> None:
 def run_suite(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
     """Measure every model into the journal. Failures are reported and skipped.
 
-    Raises TrainpaceError where Slurm is asked for and not here, or does not take the array.
+    Raises:
+        TrainpaceError: Slurm was requested, but it is not installed or rejects the array.
     """
     check_suite(request)
     if request.launcher == "slurm":
@@ -541,7 +558,8 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
             (SuiteItem(spec=r.model, batches=DEFAULT_BATCHES, precision=r.precision or "fp32"),),
             r.model,
         )
-    extra = ("--exclusive", *r.sbatch)  # other programs on the node slow the measurement down
+    # Other programs on the node would slow the measurement down.
+    extra = ("--exclusive", *r.sbatch)
     launcher = Slurm(
         options=SlurmOptions(
             partition=r.partition, account=r.account, extra=extra, at_once=r.at_once
@@ -562,7 +580,7 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
         )
 
     def tell(line: str) -> None:
-        if line.startswith("slurm:"):  # the rest stands in each task's log
+        if line.startswith("slurm:"):  # The rest is in each task's log.
             progress.note(line)
 
     try:
@@ -582,13 +600,16 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
 
 
 def _job(item: SuiteItem, number: int, folder: Path, request: SuiteRequest) -> Job:
-    """Write the request of one model and return its task. Other options, code or versions give another name."""
+    """Write the request file of one model and return its task.
+
+    The file name changes with options, code and versions.
+    """
     from trainpace.run import Job, failure_file, file_name, fingerprint
 
     r, code = request, ""
     with contextlib.suppress(
         TrainpaceError
-    ):  # the task reports the same, and the others are measured
+    ):  # The task reports the same error, and the other models are still measured.
         code = fingerprint(item.spec)
     probes = replace(_one(item, r), fresh=False, journal=None, no_journal=False, command="")
     versions = {package: version(package) for package in ("trainpace", "torch")}
@@ -612,7 +633,7 @@ def _job(item: SuiteItem, number: int, folder: Path, request: SuiteRequest) -> J
 
 
 def _collect(jobs: Sequence[Job], request: SuiteRequest) -> int:
-    """Put the results into the journal, which stores each run once, and return their number."""
+    """Store the results in the journal and return their number. Each run is stored once."""
     from trainpace.journal import Journal, import_file
 
     results = [Path(job.result) for job in jobs if Path(job.result).exists()]
@@ -631,8 +652,9 @@ class _Log(Silent):
 def task() -> int:
     """Measure one model of a suite on this machine and return the exit code.
 
-    It stores its probes in a journal of its own beside the result, so that one that was requeued or cancelled goes on where it
-    was; the result is that journal's export, written whole as its last act. What went wrong is one sentence beside it.
+    Probes go into a separate journal next to the result file. A task that is requeued or cancelled
+    then continues where it stopped. The result file is the export of that journal, written
+    atomically at the end. If the task fails, a file next to it holds the reason in one sentence.
     """
     from trainpace.journal import Journal, export
     from trainpace.run import failure_file
@@ -649,7 +671,7 @@ def task() -> int:
             export(Path(result), (*journal.sweeps(), *journal.every()))
     except TrainpaceError as error:
         write_whole(failure_file(result), str(error))
-        Path(f"{result}.db").unlink(missing_ok=True)  # a later call tries again
+        Path(f"{result}.db").unlink(missing_ok=True)  # A later call then tries again.
         log.note(f"Error: {error}")
         return 1
     return 0

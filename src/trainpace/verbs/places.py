@@ -1,4 +1,4 @@
-"""The user's own journal and devices, and this machine's profile."""
+"""Access to the user's journal and device file, and to this machine's profile."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HardwareFile = Annotated[str | None, Field("File with your own devices.", metava
 def opened_journal(
     place: str | None, no_journal: bool, create: bool = True
 ) -> Iterator[Journal | None]:
-    """Open the journal of a request; None with `no_journal`."""
+    """Open the journal of a request. Yields None with `no_journal`."""
     if no_journal:
         yield None
         return
@@ -55,7 +55,10 @@ def opened_journal(
 def consulted_journal(
     place: str | None, no_journal: bool, devices: Collection[str], models: Collection[str]
 ) -> Iterator[Journal | None]:
-    """Open the journal if it may have runs on one of the devices or of one of the models; else yield None."""
+    """Open the journal if it may have runs on one of the devices or of one of the models.
+
+    Yields None otherwise.
+    """
     from trainpace.journal import may_know
 
     with opened_journal(
@@ -70,7 +73,7 @@ def known_of(
     sequence_length: int | None = None,
     image_size: int | None = None,
 ) -> Knowledge | None:
-    """Return what a journal knows about a workload; None without a journal."""
+    """Return what the journal knows about a workload, or None without a journal."""
     if journal is None:
         return None
     from trainpace.journal import Knowledge
@@ -79,7 +82,7 @@ def known_of(
 
 
 def own_devices(path: str | None) -> tuple[Device, ...]:
-    """Return the devices of the file at `path`, else of the one in the user's configuration folder."""
+    """Return the devices in the file at `path`, or else in the user's configuration folder."""
     if path is not None:
         return parse_catalogue(read_text(path), path)
     default = user_folder("config") / "hardware.toml"
@@ -87,12 +90,15 @@ def own_devices(path: str | None) -> tuple[Device, ...]:
 
 
 def named_host(name: str | None) -> HostCPU | None:
-    """Return the CPU with this name; None for None. Raises UnknownName."""
+    """Return the CPU with this name, or None if `name` is None. Raises UnknownName."""
     return None if name is None else find_host(name)
 
 
 def device_of(kind: str, machine: Machine) -> str:
-    """Return the name of the device to measure on. A GPU in the catalogue has its name there, as in forecasts."""
+    """Return the name of the device to measure on.
+
+    A GPU that is in the catalogue gets its catalogue name, as in forecasts.
+    """
     if kind == "cpu":
         return machine.cpu.name or "CPU"
     names = {gpu.name or "NVIDIA GPU" for gpu in machine.gpus}
@@ -105,7 +111,7 @@ def device_of(kind: str, machine: Machine) -> str:
 
 
 def detected(progress: Progress) -> Machine:
-    """Describe this machine, with a note on anything that disturbs measurements."""
+    """Describe this machine. Prints a note about anything that disturbs measurements."""
     from trainpace.measure import detect, warnings_of
 
     machine = detect()
@@ -115,7 +121,9 @@ def detected(progress: Progress) -> Machine:
 
 
 def profile_or_brief(progress: Progress) -> MachineProfile:
-    """Return the profile from `trainpace calibrate`, else a brief calibration, which is not saved."""
+    """Return the profile from `trainpace calibrate`, or else a brief calibration, which is not
+    saved.
+    """
     profile = profile_here(progress)
     if profile is not None:
         return profile
@@ -128,7 +136,10 @@ def profile_or_brief(progress: Progress) -> MachineProfile:
 
 
 def profile_here(progress: Progress) -> MachineProfile | None:
-    """Return the profile from `trainpace calibrate` if it is of this processor and torch; else None with a note."""
+    """Return the profile from `trainpace calibrate` if it matches this processor and torch.
+
+    Otherwise prints a note and returns None.
+    """
     file = user_folder("data") / "machine.json"
     if not file.exists():
         return None

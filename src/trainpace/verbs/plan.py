@@ -1,6 +1,7 @@
-"""`plan`: what to change about a training, in which order, and what each change saves.
+"""`plan`: choose changes to a training, order them, and forecast what each one saves.
 
-It starts from the cluster, the current execution, the job and the loader, by the request, settings files and a recording.
+The starting point is the cluster, the current execution, the job and the data loader. They come
+from the request, from settings files and from a recording.
 """
 
 from __future__ import annotations
@@ -80,9 +81,9 @@ if TYPE_CHECKING:
 MOST_SAMPLES = 1e12
 ALL_OFFLINE = "all of a sample's preparation can be done offline (--offline-share, or --loader)"
 PLANNED_CAUSES = ("data", "launch", "communication", "straggler")
-"""Causes in a diagnosis that the search itself considers, or that no setting changes."""
+"""Causes in a diagnosis that the search covers itself, or that no setting changes."""
 REPLACES_FILES = frozenset({"activation_checkpointing", "offload_optimizer", "offload_parameters"})
-"""Fields of `Execution` in which the request may differ from the files."""
+"""Fields of `Execution` for which the request may override the files."""
 ENGINE_FILES = frozenset(("DeepSpeed", "accelerate"))
 """Kinds of new files that set more than the number of processes."""
 CLUSTER_KEYS = {
@@ -99,7 +100,7 @@ EXECUTION_NOW = (
     *("batch", "accumulate", "precision", "zero", "tp", "pp", "cp"),
     *("checkpointing", "offload", "compile", "channels_last"),
 )
-"""Options that describe how the training runs now."""
+"""Options that describe the current training."""
 WORKERS = "workers|config|command|watched"
 """Options that give the number of loader workers."""
 
@@ -243,11 +244,12 @@ class PlanRequest(RequestNow):
 
 
 class Planned(Record):
-    """A plan and what it was made for.
+    """A plan, with the problem that it solves.
 
     Attributes:
-        script_changes: Changes to the script itself, each with the seconds of the job that it saves.
-        evidence: Public measurements near the plan's end.
+        script_changes: Changes to the script itself, each with the seconds of the job that it
+            saves.
+        evidence: Public measurements near the final execution of the plan.
     """
 
     plan: Plan
@@ -256,7 +258,7 @@ class Planned(Record):
     evidence: tuple[Nearness, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `trainpace plan --json` prints, without the files of `--write`."""
+        """Return what `trainpace plan --json` prints, without the files from `--write`."""
         return {
             **to_jsonable(self.plan),
             "noise_scale": self.setting.noise_scale,
@@ -272,10 +274,14 @@ class Planned(Record):
 def run(
     request: PlanRequest, progress: Progress, write: bool = False, new: Sequence[str] = ()
 ) -> Planned:
-    """Plan a training's changes.
+    """Plan the changes to a training.
 
     Args:
-        write: The plan is for the request's files and `new` ones, so it may only choose what they can express.
+        request: The training, the cluster and the limits of the search.
+        progress: Receives notes and progress.
+        write: True if the request's files and the `new` ones will be written. The plan is then
+            limited to changes that they can express.
+        new: Names of settings files to create.
     """
     r, present = request, _checked(request)
     for text in present.files.unread:
@@ -318,7 +324,7 @@ def run(
 
 
 def _checked(r: PlanRequest) -> Present:
-    """Read how the training runs now, and refuse what can be refused before anything is traced."""
+    """Read the current setup, and reject bad requests before anything is traced."""
     if isinstance(r.model, str) and Path(r.model).is_dir():
         raise Misuse(
             f"{r.model} is a folder.", "Give the model, and a recording's folder with `watched`."
@@ -330,7 +336,7 @@ def _checked(r: PlanRequest) -> Present:
 
 
 def _problem(r: PlanRequest, present: Present, progress: Progress) -> tuple[Problem, Execution]:
-    """Trace the model; return the problem to solve and the current execution."""
+    """Trace the model. Returns the problem to solve and the current execution."""
     cluster = cluster_of(r, present)
     precision = present.precision(r, cluster.device)
     forms: tuple[Form, ...] = ("half",) if form_of(precision) == "half" else ("fp32", "amp")
@@ -363,7 +369,7 @@ def _choices(
     write: bool,
     progress: Progress,
 ) -> tuple[SearchSpace, tuple[DataPath, ...]]:
-    """Return the search space and the data paths that settings files allow."""
+    """Return the search space and the data paths that the settings files allow."""
     limits, fixed_workers = limits_of(texts_of(r), new, start, write)
     space = SearchSpace(
         keep=r.keep, allow_global_batch=r.allow_global_batch, allow_fp8=r.allow_fp8, limits=limits
@@ -378,20 +384,21 @@ def _choices(
 def is_in_code(
     request: PlanRequest, present: Present, new: Sequence[str], workload: Workload
 ) -> bool:
-    """Return True if the training's own code has to make the changes.
+    """Return True if the changes must be made in the training's own code.
 
-    That is, neither a settings file nor a Trainer's flag sets its batch, and its model is not a Trainer's or a configuration.
+    That is the case if no settings file or Trainer flag sets the batch, and the model does not come
+    from a Trainer or a Transformers configuration.
     """
     if request.config or not ENGINE_FILES.isdisjoint(kinds_of(new).values()):
         return False
-    if "accumulation" in workload.settings:  # set by a task's own Trainer
+    if "accumulation" in workload.settings:  # Set by a task's own Trainer.
         return False
     is_configuration = ModelSpec.of(request.model_name).kind == "transformers"
     return present.files.value("micro_batch") is None and not is_configuration
 
 
 class Present(NamedTuple):
-    """Current setup by files and recording. The request must agree with it."""
+    """Current setup according to files and a recording. The request must not contradict it."""
 
     files: SettingsSource
     recording: Recording | None
@@ -409,16 +416,20 @@ class Present(NamedTuple):
 
     @property
     def rank(self) -> Rank | None:
-        """The recording's first process."""
+        """First process of the recording."""
         return None if self.recording is None else self.recording.ranks[0]
 
     def pick(self, name: str, value: Any, recorded: Any = None) -> Any:
-        """Return the request's value, else the files', else the recording's."""
+        """Return the request's value, or else the one in the files, or else the recorded one."""
         value = self.files.pick(name, value)
         return recorded if value is None else value
 
     def execution(self, request: PlanRequest, cluster: Cluster, workload: Workload) -> Execution:
-        """Return the current execution. Raises Contradiction if its numbers disagree or need more devices than there are."""
+        """Return the current execution.
+
+        Raises:
+            Contradiction: The numbers disagree, or need more devices than the cluster has.
+        """
         nodes, processes = self.files.world(request.nodes_now, request.gpus_now)
         if nodes is None and processes is None and self.rank is not None:
             processes = min(self.rank.world_size, cluster.devices_per_node)
@@ -450,7 +461,10 @@ class Present(NamedTuple):
         return replace(start, accumulation=accumulation or 1)
 
     def precision(self, request: PlanRequest, device: Device) -> Precision:
-        """Return the current precision. A file that sets fp32 leaves TF32 to torch."""
+        """Return the current precision.
+
+        If a file sets fp32, torch's default still decides about TF32.
+        """
         stated: Precision | None = self.pick("precision", request.precision)
         left_to_torch = stated == "fp32" and request.precision is None
         return (
@@ -460,7 +474,7 @@ class Present(NamedTuple):
     def _values(self, request: PlanRequest, workload: Workload, device: Device) -> dict[str, Any]:
         sharded = self.files.value("sharding") == "fsdp"
         values: dict[str, Any] = {"micro_batch": USUAL_BATCH, "zero_stage": 3 if sharded else 0}
-        # the task's own trainer or loader, as in forecast
+        # Defaults from the task's own trainer or loader, as in forecast.
         own: Mapping[str, Any] = workload.settings
         values |= {
             name: value
@@ -478,12 +492,12 @@ class Present(NamedTuple):
             if self.rank.samples_per_step:
                 recorded["micro_batch"] = max(1, round(self.rank.samples_per_step / batches))
         stated = execution_values(request, workload)
-        for name in ("nnodes", "nproc_per_node"):  # `nodes` and `num_gpus` are the cluster's
+        for name in ("nnodes", "nproc_per_node"):  # `nodes` and `num_gpus` describe the cluster
             stated.pop(name)
         for name, value in stated.items():
             if name in REPLACES_FILES:
                 picked = normal(name, self.files.value(name)) if value is None else value
-            else:  # a flag that is not set is open
+            else:  # An unset flag can still come from the files or the recording.
                 picked = self.pick(name, None if value is False else value, recorded.get(name))
             if picked is not None:
                 values[name] = picked
@@ -497,7 +511,10 @@ class Present(NamedTuple):
 
 
 def cluster_of(request: PlanRequest, present: Present) -> Cluster:
-    """Return the cluster from its file or the request; without sizes, the one that the training runs on now."""
+    """Return the cluster from its file or from the request.
+
+    Without sizes, it is the cluster of the current training.
+    """
     r = request
     fleet = _cluster_file(r.cluster) if r.cluster else {}
     given = {
@@ -529,7 +546,11 @@ def cluster_of(request: PlanRequest, present: Present) -> Cluster:
 def loader_paths(
     request: PlanRequest, present: Present, start: Execution, cluster: Cluster
 ) -> tuple[DataPath, ...]:
-    """Return the ways for samples to reach the training, by the pipeline model of `loader`. Raises Misuse if numbers are missing."""
+    """Return the available data paths, according to the pipeline model of `loader`.
+
+    Raises:
+        Misuse: Numbers for the model are missing.
+    """
     from trainpace.diagnose import HANDOVER_MS, SEND_MS
     from trainpace.measure import batch_ms, fewest_workers
 
@@ -566,7 +587,7 @@ def loader_paths(
 def _loader_cost(
     request: PlanRequest, rank: Rank | None, batch: int
 ) -> tuple[LoaderCost | None, float | None, int | None]:
-    """Return (cost, share of preparation that can be done offline, cores), as far as they are known."""
+    """Return (loader cost, share that can be offline, cores). None means unknown."""
     from trainpace.diagnose import loader_cost
     from trainpace.measure import LoaderCost
 
@@ -583,7 +604,10 @@ def _loader_cost(
 
 
 def noise_scale_of(request: PlanRequest) -> float | None:
-    """Return the noise scale in samples, from a number or a file of `trainpace measure` or `trainpace run` (ladder.json)."""
+    """Return the noise scale in samples.
+
+    The request gives a number, or a file from `trainpace measure` or `trainpace run` (ladder.json).
+    """
     given = request.noise_scale
     if given is None:
         return None
@@ -644,7 +668,7 @@ def _cluster_file(path: str) -> dict[str, Any]:
 
 
 def _samples(request: PlanRequest, present: Present) -> int | None:
-    """Return the samples per epoch: the request's, else the recorded dataset's."""
+    """Return the samples per epoch from the request, or else from the recorded dataset."""
     rank = present.rank
     if (
         request.samples is None
@@ -657,7 +681,7 @@ def _samples(request: PlanRequest, present: Present) -> int | None:
 
 
 def check_length(request: PlanRequest, present: Present) -> None:
-    """Raise TrainpaceError if the length of the training is unknown: then there are no seconds to save."""
+    """Raise TrainpaceError if the length of the training is unknown. Savings need a length."""
     epochs = present.pick("epochs", request.epochs)
     if epochs is None and present.pick("max_steps", request.max_steps) is None:
         raise TrainpaceError(
@@ -686,7 +710,10 @@ def schedule_of(request: PlanRequest, present: Present, workload: Workload) -> S
 def script_changes(
     present: Present, start: Execution, schedule: Schedule
 ) -> list[tuple[Advice, float]]:
-    """Return changes to the script itself from the recording's diagnosis, with the seconds of the job that each saves."""
+    """Return changes to the script itself, from the recording's diagnosis.
+
+    Each comes with the seconds of the job that it saves.
+    """
     if present.recording is None:
         return []
     from trainpace.diagnose import diagnose

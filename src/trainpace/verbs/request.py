@@ -1,4 +1,4 @@
-"""Requests: what a verb is asked, with the units, ranges and relations of its values; and progress reporting.
+"""Requests of verbs, with units, ranges and relations of their fields; and progress reporting.
 
 A request is a frozen record. Every field has a type, a unit, a default and a line of help:
 
@@ -6,9 +6,10 @@ A request is a frozen record. Every field has a type, a unit, a default and a li
         name: Annotated[str | None, Argument("One device.")] = None
         num_gpus: Annotated[int, Field("GPUs per node.", DEVICES)] = 1
 
-`fields_of(GpusRequest)` gives the options of the command line, the keywords in Python, the form on a page and the reference page
-of a verb. A bool is a flag, a Literal a choice, a tuple an option that can be repeated. Messages name a field in backquotes
-(`num_gpus`), and each interface shows it in its own spelling.
+`fields_of(GpusRequest)` defines a verb's command line options, Python keywords, web form and
+reference page. A bool is a flag, a Literal is a choice, and a tuple is an option that can be
+repeated. Messages name a field in backquotes (`num_gpus`). Each interface replaces it with its own
+spelling.
 """
 
 import os
@@ -48,7 +49,9 @@ from trainpace.core.units import (
 
 MOST_BATCHES = 10_000
 MOST_NAMED = 3
-"""Alternatives of a need that help lists; with more it is left to the error message."""
+"""Help lists a condition only if it has at most this many alternatives. Otherwise only the error
+message names them.
+"""
 MOST_DEVICES = 1_000_000
 ABOVE_0 = 5e-324
 
@@ -57,9 +60,9 @@ R = TypeVar("R", bound="Request")
 
 
 class Request(Record):
-    """Base class of every verb's request.
+    """Base class of all requests.
 
-    `requires` lists conditions that every request has to fulfil, written as in `Field.needs`.
+    `requires` lists conditions that every request must meet, in the format of `Field.needs`.
     """
 
     requires: ClassVar[tuple[str, ...]] = ()
@@ -70,7 +73,7 @@ class Request(Record):
 
 
 class Rows(Table, Generic[T]):
-    """An answer that is a sequence of rows."""
+    """Base class of answers that are sequences of rows."""
 
     __slots__ = ()
     rows: tuple[T, ...]
@@ -89,15 +92,18 @@ class Rows(Table, Generic[T]):
 
 
 class Misuse(TrainpaceError):
-    """A request that contradicts itself, such as two fields that exclude each other."""
+    """A request that contradicts itself, for example by two fields that exclude each other."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Text format of a value.
+    """Unit of a field: conversion between text and value.
 
-    `parse` raises TrainpaceError for a bad value. `suffix` is the unit of a bare number in Python. A list unit (`is_list`) reads
-    a whole tuple from one text, such as the batch sizes 1:70.
+    Attributes:
+        parse: Converts text to a value. Raises TrainpaceError for a bad value.
+        show: Converts a value to text.
+        suffix: Unit of a bare number in Python.
+        is_list: True if one text gives a whole tuple, such as the batch sizes 1:70.
     """
 
     name: str
@@ -133,7 +139,7 @@ def _shown_number(number: float) -> str:
 def within(
     name: str, least: float, most: float, parse: Callable[[str], Any] = _number, hint: str = ""
 ) -> Unit:
-    """Return a unit for numbers from `least` to `most`. ABOVE_0 reads as "above 0"."""
+    """Return a unit for numbers from `least` to `most`. ABOVE_0 is shown as "above 0"."""
     start = "above 0" if least == ABOVE_0 else f"from {least:,.12g}"
 
     def checked(text: str) -> Any:
@@ -150,7 +156,10 @@ def within(
 
 
 def _list_of(name: str, one: str, least: int, most: int, hint: str) -> Unit:
-    """Return a unit for lists: ``32``, ``1,2,4,8``, ``1:70`` (every number) or ``8:64:8`` (every eighth)."""
+    """Return a unit for lists.
+
+    Formats: ``32``, ``1,2,4,8``, ``1:70`` (every number) or ``8:64:8`` (every eighth).
+    """
 
     def parse(text: str) -> tuple[int, ...]:
         numbers: set[int] = set()
@@ -171,7 +180,7 @@ def _list_of(name: str, one: str, least: int, most: int, hint: str) -> Unit:
 
 
 def _path(name: str, *checks: tuple[Callable[[str], bool], str]) -> Unit:
-    """Return a unit for paths. Each check comes with the message for a path that fails it."""
+    """Return a unit for paths. Each check has the error message for paths that fail it."""
 
     def parse(path: str) -> str:
         for is_right, problem in checks:
@@ -217,7 +226,7 @@ EXISTING_FOLDER = _path("directory", (os.path.isdir, "Directory {path!r} does no
 
 
 class Group(StrEnum):
-    """Headings of the options that `--help` shows, in order. Other options are shown by `--help-all` only."""
+    """Option groups of `--help`, in order. Options without a group appear only in `--help-all`."""
 
     MODEL = "Model"
     GPUS = "GPUs"
@@ -232,18 +241,19 @@ class Group(StrEnum):
 
 @dataclass(frozen=True)
 class Field:
-    """Metadata of a field for interfaces, besides its type and default.
+    """Metadata of a field for the interfaces, in addition to its type and default.
 
     Attributes:
-        help: A line of help, which may end with "  [default: ...]".
-        option: The word on the command line if it is not the field's name, such as "from".
-        alone: The value if the option is given without one.
-        group: The heading under which `--help` shows the option; "" for options that few people need.
-        needs: Conditions that hold whenever this field is given. "samples|tokens" means that one of the two is given, "zero=3"
-            that `zero` is 3. Alternatives that a request does not have are ignored.
+        help: A line of help. It may end with "  [default: ...]".
+        option: Option name on the command line if it differs from the field's name, such as "from".
+        alone: Value of the option if it is given without a value.
+        group: Heading in `--help`; "" for options that few people need.
+        needs: Conditions that must hold if this field is given. "samples|tokens" requires one of
+            the two fields, and "zero=3" requires that `zero` is 3. Alternatives that a request does
+            not have are ignored.
         excludes: Fields that cannot be given together with this one.
-        overrides: Fields that can be given together with this one, but not by a project's defaults: whichever of the two is on
-            the command line drops the other's default.
+        overrides: Fields that the command line may combine with this one. If only one of them is on
+            the command line, it replaces the other's default from the project file.
     """
 
     help: str
@@ -260,14 +270,17 @@ class Field:
 
 @dataclass(frozen=True)
 class Argument(Field):
-    """A field that the command line takes by position. `rest` takes all that follows, such as another command."""
+    """A positional argument.
+
+    If `rest` is True, it takes all remaining arguments, such as another command.
+    """
 
     rest: bool = False
 
 
 @dataclass(frozen=True)
 class ResolvedField:
-    """A field of a request with its name, its plain type and its `Field`.
+    """A field of a request with its name, plain type and `Field`.
 
     `choices` are the values of a Literal. `several` is True if the option can be repeated.
     """
@@ -293,7 +306,7 @@ class ResolvedField:
 
     @property
     def default_text(self) -> str:
-        """The default as a person writes it, or "" if there is none to show."""
+        """The default as text, or "" if none is shown."""
         if (
             self.default in (None, "", ())
             or self.default is False
@@ -311,7 +324,7 @@ class ResolvedField:
         )
 
     def help(self, fields: Mapping[str, "ResolvedField"]) -> str:
-        """Return the help with the relations to other fields of the same request."""
+        """Return the help text, including relations to other fields of the same request."""
         text, bracket, default = self.about.help.partition("  [")
         needs = [in_words(n, fields) for n in self.about.needs if n.count("|") < MOST_NAMED]
         relations = [f"Without a value: {self.about.alone}."] if self.about.alone else []
@@ -323,7 +336,7 @@ class ResolvedField:
         return value is not None and value != self.default
 
     def read_one(self, value: Any) -> Any:
-        """Check and convert one value. Raises TrainpaceError if it is not valid."""
+        """Check and convert one value. Raises TrainpaceError if it is invalid."""
         if isinstance(value, bool):
             raise TrainpaceError(f"Takes a value, not {value}.")
         if self.about.unit is not None:
@@ -343,7 +356,10 @@ class ResolvedField:
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
     def read(self, value: Any) -> Any:
-        """Convert a value from a Python program. None means the default; one value can stand for a tuple of one."""
+        """Convert a value from Python code.
+
+        None selects the default. A single value is accepted in place of a tuple.
+        """
         if value is None or (value is False and not self.is_flag):
             return None if self.required else self.default
         if self.is_flag:
@@ -360,7 +376,10 @@ class ResolvedField:
 
 @cache
 def fields_of(request: type[Request]) -> dict[str, ResolvedField]:
-    """Return the fields of a request by name, its own before those of its bases. Attributes without a `Field` are skipped."""
+    """Return the fields of a request by name, its own before those of its base classes.
+
+    Skips attributes without a `Field`.
+    """
     hints = get_type_hints(request, include_extras=True)
     resolved = {}
     declared = {
@@ -385,7 +404,9 @@ def fields_of(request: type[Request]) -> dict[str, ResolvedField]:
 def _holds(
     condition: str, fields: Mapping[str, ResolvedField], value_of: Callable[[str], Any]
 ) -> bool:
-    """Return True if one alternative of a condition holds, or if the request has none of them."""
+    """Return True if any alternative of a condition holds, or if the request has none of its
+    fields.
+    """
     known = False
     for alternative in condition.split("|"):
         name, _, wanted = alternative.partition("=")
@@ -399,7 +420,10 @@ def _holds(
 
 
 def in_words(condition: str, names: Collection[str]) -> str:
-    """Write a condition as text, such as "`samples` or `tokens`". Alternatives that are not among `names` are skipped."""
+    """Format a condition as text, such as "`samples` or `tokens`".
+
+    Skips alternatives that are not in `names`.
+    """
     parts = [alternative.partition("=") for alternative in condition.split("|")]
     *others, last = [f"`{n}` {wanted}".strip() for n, _, wanted in parts if n in names] or [""]
     return f"{', '.join(others)} or {last}" if others else last
@@ -410,7 +434,10 @@ def check_relations(
     value_of: Callable[[str], Any],
     requires: Iterable[str] = (),
 ) -> None:
-    """Raise Misuse for the first relation between fields (`Field.needs`, `Field.excludes`) that does not hold."""
+    """Raise Misuse for the first violated relation between fields.
+
+    Relations are `requires`, `Field.needs` and `Field.excludes`.
+    """
     for condition in requires:
         if not _holds(condition, fields, value_of):
             raise Misuse(f"Give {in_words(condition, fields)}.")
@@ -427,7 +454,7 @@ def check_relations(
 
 
 def rivals_of(fields: Mapping[str, ResolvedField], given: Iterable[str]) -> set[str]:
-    """Return the fields that exclude or override one of the given fields, or the other way round."""
+    """Return the fields that exclude or override a given field, or that a given field does."""
     given, rivals = set(given), set()
     for name, field in fields.items():
         others = {*field.about.excludes, *field.about.overrides}
@@ -441,9 +468,10 @@ def rivals_of(fields: Mapping[str, ResolvedField], given: Iterable[str]) -> set[
 def inapplicable(
     fields: Mapping[str, ResolvedField], given: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> set[str]:
-    """Return the names among a project's `defaults` that do not apply beside the values that are `given`.
+    """Return the names of project defaults that do not apply to this call.
 
-    A default does not apply if a given field excludes or overrides it, or if it needs a field that has no value.
+    A default is dropped if a given field excludes or overrides it, or if a field that it needs has
+    no value.
     """
     dropped = rivals_of(fields, given) & defaults.keys()
     while True:
@@ -463,11 +491,11 @@ def inapplicable(
 
 
 def request_of(kind: type[R], given: Mapping[str, Any]) -> R:
-    """Make a request from text or plain values by field name, as a Python program or a page gives them.
+    """Create a request from text or plain values by field name.
 
     Raises:
         UnknownName: The verb has no such field.
-        TrainpaceError: A value is not valid or missing.
+        TrainpaceError: A value is missing or invalid.
     """
     fields = fields_of(kind)
     values = {}
@@ -487,7 +515,7 @@ def request_of(kind: type[R], given: Mapping[str, Any]) -> R:
 
 
 def _without_none(hint: Any) -> Any:
-    """Remove Annotated and None from a type."""
+    """Remove None and Annotated from a type."""
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if get_origin(hint) in (Union, types.UnionType):
@@ -503,8 +531,10 @@ class Work(Protocol):
         """Report how much of `total` is done.
 
         Args:
-            words: What is being worked on.
-            new: The part of `done` that this run did; all of it by default.
+            done: Amount done so far.
+            total: Whole amount, if known.
+            words: Name of the current item.
+            new: Part of `done` that this run did; by default all of it.
         """
 
     def say(self, line: str) -> None:
@@ -512,15 +542,18 @@ class Work(Protocol):
 
 
 class Progress(Protocol):
-    """Sink for a verb's notes and progress."""
+    """Receiver of a verb's notes and progress."""
 
     def note(self, text: str) -> None:
-        """Print a note that is not part of the answer."""
+        """Print a note. It is not part of the answer."""
 
     def work(
         self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None
     ) -> AbstractContextManager[Work]:
-        """Start long work: `with progress.work("tracing") as work:`. `seconds` is its duration, if known."""
+        """Start long work, as in `with progress.work("tracing") as work:`.
+
+        `seconds` is its expected duration, if known.
+        """
 
 
 class Silent:
@@ -545,7 +578,10 @@ class Silent:
 
 
 def forwarded(asked: Request | None, into: type[Request], but: Collection[str] = ()) -> list[str]:
-    """Return a request's given values as options of another verb, for fields that both have and that are not in `but`."""
+    """Return a request's given values as options of another verb.
+
+    Covers the fields that both requests have, except those in `but`.
+    """
     there = fields_of(into)
     return [
         word
@@ -558,13 +594,16 @@ def forwarded(asked: Request | None, into: type[Request], but: Collection[str] =
 def not_forwarded(
     asked: Request | None, into: type[Request], but: Collection[str] = ()
 ) -> list[str]:
-    """Return the given fields of a request, except `but`, for which another verb has no option."""
+    """Return the given fields of a request that are not options of another verb.
+
+    Skips fields in `but`.
+    """
     there = fields_of(into)
     return [name for name, _ in _given(asked, but) if name not in there]
 
 
 def as_typed(field: ResolvedField, value: Any) -> list[str]:
-    """Write an option with its value as on a command line, several times if it is repeated."""
+    """Format an option with its value as on a command line. A tuple repeats the option."""
     option = f"--{field.option}"
     if field.is_flag:
         return [option] if value else []

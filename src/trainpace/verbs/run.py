@@ -1,4 +1,4 @@
-"""`run`: try a ladder or a plan of changes step by step."""
+"""`run`: try a ladder or a plan of changes, one step at a time."""
 
 import contextlib
 import fcntl
@@ -181,7 +181,10 @@ class RunRequest(Request):
 
 
 def run(request: RunRequest, progress: Progress) -> LadderResult:
-    """Try the changes in order. Measurements are saved in the request's folder at once, and resumed from there."""
+    """Try the changes in order.
+
+    Measurements are saved at once in the request's folder. A later call resumes from there.
+    """
     ladder = _ladder(request)
     _note_unread(ladder, progress)
     request.launchers.check(ladder)
@@ -209,7 +212,7 @@ def run(request: RunRequest, progress: Progress) -> LadderResult:
 
 
 def dry_run(request: RunRequest, progress: Progress) -> tuple[list[RungPreview], list[list[str]]]:
-    """Return setups, forecasts and start commands of all rungs without training."""
+    """Return the setups, forecasts and commands of all rungs without training."""
     ladder, folder = _ladder(request), request.folder
     _note_unread(ladder, progress)
     make_folder(folder)
@@ -219,7 +222,11 @@ def dry_run(request: RunRequest, progress: Progress) -> tuple[list[RungPreview],
 
 
 def _ladder(request: RunRequest) -> Ladder:
-    """Return the ladder with the request's changes. Raises TrainpaceError for failures that are known before anything starts."""
+    """Return the ladder of the request's changes.
+
+    Raises:
+        TrainpaceError: The ladder would fail for a reason that is known before anything starts.
+    """
     script = (
         None if request.command is None else Script(command=request.command, configs=request.config)
     )
@@ -278,7 +285,7 @@ def _actions(
     expected = 2 + sum(len(rung.alternatives()) for rung in ladder.rungs)
     there = done = 0 if before is None else 2 + sum(len(result.tried) for result in before.rungs)
     gathered = None if before is None else noise_scale_of(before)
-    noise = [] if gathered is None else [gathered[1]]  # gathered once
+    noise = [] if gathered is None else [gathered[1]]  # The noise scale is measured only once.
     forecasts = LadderForecasts(
         folder,
         ladder.device,
@@ -291,7 +298,8 @@ def _actions(
 
     def try_it(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
         nonlocal done
-        # trials that are too close are repeated, beyond those expected
+        # Trials with results too close to decide are repeated. These come on top of the expected
+        # ones.
         work.to(done, max(expected, done + 1), name, done - there)
         done += 1
         try:
@@ -348,15 +356,16 @@ def _trial(ladder: Ladder, setup: Setup, seed: int) -> Any:
 
 
 def _commands(rung: RungPreview, ladder: Ladder, request: RunRequest) -> list[str]:
-    """Return what would be started; for a script, also how the copies differ from the user's files.
+    """Return the commands of a rung. For a script, also return the changes to its settings files.
 
-    The requests that a command names are written, so that it can be started by hand.
+    Request files that a command names are written, so that it can be started by hand.
     """
     commands = []
     for i, attempt in enumerate(rung.attempts):
         setup = attempt.setup
         if not attempt.failure:
-            with contextlib.suppress(TrainpaceError):  # a forecast or a trial says the same again
+            # The forecast or the trial reports the same error.
+            with contextlib.suppress(TrainpaceError):
                 folder = request.folder / "dry-run" / rung_file_name(rung.title, i)
                 launcher = request.launchers.over(ladder.slurm).of(setup.execution)
                 if ladder.script is not None:
@@ -403,7 +412,10 @@ def _keeper(
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Lock the folder, since two runs in it would overwrite each other's state. The lock ends with the process."""
+    """Lock the folder, because two runs in it would overwrite each other's state.
+
+    The operating system releases the lock when the process ends.
+    """
     try:
         lock = (folder / ".lock").open("w")
     except OSError as error:
@@ -416,6 +428,6 @@ def _alone(folder: Path) -> Iterator[None]:
                 f"Another trainpace run is working in {folder}.",
                 "Wait for it, or name another folder with `out`.",
             ) from None
-        except OSError:  # a file system without locks
+        except OSError:  # The file system does not support locks.
             pass
         yield

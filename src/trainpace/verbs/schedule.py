@@ -1,4 +1,4 @@
-"""`schedule`: steps, hours and dollars of a training, or whichever number is missing."""
+"""`schedule`: compute steps, hours and dollars of a training, or solve for a missing number."""
 
 from typing import Annotated, NamedTuple
 
@@ -131,7 +131,11 @@ def run(request: ScheduleRequest, progress: Progress) -> Scheduled:
 
 
 def _question(r: ScheduleRequest, files: SettingsSource) -> Question:
-    """Return the question of the request and the settings files. Raises Contradiction if they disagree."""
+    """Build the question from the request and the settings files.
+
+    Raises:
+        Contradiction: They disagree.
+    """
     pick = files.pick
     schedule = Schedule(
         samples=r.samples,

@@ -1,5 +1,8 @@
-"""Settings files of other tools: what they say beside a request, what a plan may not choose because of them, and writing a plan
-into them."""
+"""Settings files of other tools.
+
+This module merges them with a request, limits a plan to changes that the files can express, and
+writes a plan into them.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +35,23 @@ NEW = {
     ".sbatch": "sbatch",
 }
 COMMAND = "command.sh"
-"""Name of a launch command given as text in the diff; it is shown and never saved."""
+"""File name of a launch command in the diff. It is shown, and never saved."""
 PREPARED = "samples prepared offline"
 OFFLINE = "trainpace precompute makes them, and the training's code reads them"
 
 
 class SettingsSource(NamedTuple):
-    """The settings that the user's files agree on; `combined` is None without files."""
+    """The settings that the user's files agree on. `combined` is None if there are no files."""
 
     combined: Any
 
     @classmethod
     def read(cls, paths: tuple[str, ...], command: str | None) -> SettingsSource:
-        """Read and cross-check the files. Raises `Contradiction` with every disagreement."""
+        """Read and cross-check the files.
+
+        Raises:
+            Contradiction: The files disagree. The message lists every disagreement.
+        """
         if not paths and not command:
             return cls(None)
         files = [
@@ -58,7 +65,9 @@ class SettingsSource(NamedTuple):
         return None if setting is None else setting.value
 
     def pick(self, name: str, option: Any) -> Any:
-        """Return the option's value or the files'. Raises Contradiction if they differ."""
+        """Return the option's value, or else the one in the files. Raises Contradiction if they
+        differ.
+        """
         stated = self.value(name)
         if option is not None and stated is not None and option != stated:
             setting = self.combined.values[name]
@@ -72,7 +81,7 @@ class SettingsSource(NamedTuple):
     def world(
         self, nnodes: int | None, nproc_per_node: int | None
     ) -> tuple[int | None, int | None]:
-        """Return (nodes, processes per node). A file with only the total counts as one node."""
+        """Return (nodes, processes per node). If a file has only the total, one node is assumed."""
         nodes, processes = self.pick("nnodes", nnodes), self.pick("nproc_per_node", nproc_per_node)
         total = self.value("world_size")
         if total is None:
@@ -88,7 +97,7 @@ class SettingsSource(NamedTuple):
 
     @property
     def unread(self) -> list[str]:
-        """Return notes on settings in Python code that could not be read."""
+        """Return notes about settings in Python code that could not be read."""
         notes = () if self.combined is None else self.combined.notes
         return [
             f"note: {note.file}: {note.text}"
@@ -112,14 +121,17 @@ def texts_of(request: PlanRequest) -> dict[str, str]:
 
 
 def kinds_of(new: Sequence[str]) -> dict[str, str]:
-    """Return the kind of each new file."""
+    """Return the kind of each new settings file by its name."""
     return {file: NEW[Path(file).suffix] for file in new}
 
 
 def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten | None:
-    """Return the files, and `new` ones, with all changes of the plan; None if there is nothing to change.
+    """Return the settings files and the `new` ones with all changes of the plan.
 
-    Raises Misuse if the files cannot express all of it.
+    Returns None if there is nothing to change.
+
+    Raises:
+        Misuse: The files cannot express all changes.
     """
     if plan.best is None or not (plan.changes or new):
         return None
@@ -128,7 +140,7 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
     now = plan.now.choice.data if plan.now is not None else end
     workers = end.workers if end.workers != now.workers else None
     prepared = {PREPARED: OFFLINE} if end.precomputed and not now.precomputed else {}
-    limit_s = 60 * math.ceil(1.2 * plan.best.job_s / 60)  # a fifth more than forecast
+    limit_s = 60 * math.ceil(1.2 * plan.best.job_s / 60)  # 20% more than the forecast
     added = configs.new_files(kinds_of(new), plan.end, texts, workers, limit_s)
     wrote = {name for f in added for name in f.wrote}
     left = _left_by_new(added, plan)
@@ -142,7 +154,11 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
 
 
 def _left_by_new(added: Sequence[configs.Written], plan: Plan) -> dict[str, str]:
-    """Return the settings that new files cannot express, with reasons. Raises Misuse if a file would contradict the plan."""
+    """Return the settings that new files cannot express, with reasons.
+
+    Raises:
+        Misuse: A file would contradict the plan.
+    """
     wanted = configs.settings_of(plan.end)
     for f in added:
         left = {name: why for name, why in f.left.items() if configs.still_says(f, name, wanted)}
@@ -151,7 +167,10 @@ def _left_by_new(added: Sequence[configs.Written], plan: Plan) -> dict[str, str]
 
 
 def changes_in_code(plan: Plan, files: Rewritten | None) -> list[tuple[int, Change]]:
-    """Return the numbered changes that the training's code has to make: those that the written files do not fully express."""
+    """Return the numbered changes that must be made in the training's code.
+
+    These are the changes that the written files do not fully express.
+    """
     numbered = list(enumerate(plan.changes, 1))
     if plan.in_code:
         return numbered
@@ -184,7 +203,11 @@ def _refuse(left: dict[str, str]) -> None:
 
 
 def save_all(files: Rewritten) -> dict[str, str]:
-    """Write the files and return {file: backup}, with "" for a new file. Raises Contradiction, with nothing written, if they disagree."""
+    """Write the files. Returns {file: backup}, with "" for a new file.
+
+    Raises:
+        Contradiction: The files disagree. Nothing is written then.
+    """
     clashes = configs.combine([configs.parse_config(f.text, f.file) for f in files.files]).clashes
     if clashes:
         text = " ".join(clash.text for clash in clashes)
@@ -211,20 +234,26 @@ _FLAGS = {
     "reshard_after_forward": "parameters kept until the backward pass",
 }
 _ALONE = ("DeepSpeed", "accelerate")
-"""Kinds of new files that can stand alone."""
+"""Kinds of new files that work without another file."""
 
 
 def limits_of(
     texts: Mapping[str, str], new: Mapping[str, str], start: Execution, write: bool
 ) -> tuple[tuple[Limit, ...], str]:
-    """Return (limits, reason why the loader's workers cannot be written or "").
+    """Return the limits that settings files impose on a plan.
 
     Args:
-        texts: The text of each settings file now.
-        new: The kind of each file to make.
+        texts: Current text of each settings file.
+        new: Kind of each new file.
+        start: The current execution.
+        write: True if the plan will be written into the files.
+
+    Returns:
+        The limits, and the reason why the number of loader workers cannot be written ("" if it
+            can).
 
     Raises:
-        Contradiction: The current training uses a feature that its engine lacks.
+        Contradiction: The current training uses a feature that its engine does not have.
     """
     lacks = {
         field: f"{file}: {why}"
@@ -252,7 +281,7 @@ def limits_of(
 
 
 class _Inexpressible:
-    """The settings that none of a training's files, old or new, can express, with the reason for each."""
+    """Settings that none of a training's files (old or new) can express, with the reasons."""
 
     def __init__(self, texts: Mapping[str, str], new: Mapping[str, str], start: Execution) -> None:
         self._texts, self._new, self._start = texts, new, start
@@ -309,7 +338,10 @@ class _Inexpressible:
         )
 
     def _limit(self, field: str, title: str, before: Execution, **changes: Any) -> Iterator[Limit]:
-        """Yield a limit if no file can express the value that `changes` give a field. A count then stays as it is."""
+        """Yield a limit if no file can express the value that `changes` give to a field.
+
+        A count must then keep its current value.
+        """
         after = replace(before, **changes)
         now, value = getattr(before, field), getattr(after, field)
         if now != value and (why := self.why(field, configs.Changes(before=before, after=after))):
@@ -319,7 +351,7 @@ class _Inexpressible:
 
 
 def _limits_of_new(new: Mapping[str, str], start: Execution) -> Iterator[Limit]:
-    """Yield the limits of new files that stand alone. The training's code sets the rest."""
+    """Yield the limits of new files that work alone. The training's code sets everything else."""
     wider = replace(start, nproc_per_node=2 * start.nproc_per_node)
     for file, kind in new.items():
         if kind not in _ALONE:

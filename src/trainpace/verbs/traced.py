@@ -1,7 +1,7 @@
-"""Requests about a model: its workload, traced or saved, and what is known beside it.
+"""Requests about a model, and its workload: traced now or saved earlier.
 
-Besides options for tracing, this module has what several verbs share about a workload: documents packed into its rows, public
-measurements near it, and the recording that it comes from.
+The module also has what several verbs share about a workload: documents packed into rows, nearby
+public measurements, and the recording that the workload comes from.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ EVERY_FORM: tuple[Form, ...] = ("fp32", "amp", "half")
 
 
 class TracedRequest(Request):
-    """A request about a model. `save_workload` is a file for the workload in every number format."""
+    """Request about a model. `save_workload` is a file for the workload in all number formats."""
 
     model: Model
     optimizer: Optimizer = None
@@ -128,7 +128,7 @@ class TracedRequest(Request):
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """Number formats in which to trace the model."""
+        """Number formats to trace."""
         return EVERY_FORM
 
     @property
@@ -144,12 +144,12 @@ class TracedRequest(Request):
         )
 
     def resolved(self, workload: Workload) -> Self:
-        """Return the request with open options replaced by the settings of the workload's own trainer or loader."""
+        """Fill open options from the settings of the workload's own trainer or loader."""
         return self
 
     @property
     def recomputes(self) -> bool:
-        """Return True if full activation checkpointing is requested."""
+        """True if full activation checkpointing is requested."""
         return False
 
     @property
@@ -158,14 +158,14 @@ class TracedRequest(Request):
 
 
 def adaptation_of(request: TracedRequest) -> Adaptation:
-    """Return how the model is trained if its own weights are not."""
+    """Return the adaptation (such as LoRA or quantization) of the model's training."""
     r = request
     if r.adapter is None:
         return AS_IT_IS
     chosen = AS_IT_IS._replace(
         adapter=r.adapter, rank=r.lora_rank or AS_IT_IS.rank, weights=r.weights or ""
     )
-    # peft's prepare_model_for_kbit_training leaves GPTQ's models as they are
+    # peft's prepare_model_for_kbit_training does not change GPTQ models.
     usual = "none" if r.weights == "gptq" else AS_IT_IS.fp32_weights
     chosen = chosen._replace(fp32_weights=r.fp32_weights or usual, whole=r.whole_modules or "")
     return chosen._replace(targets=r.lora_targets or AS_IT_IS.targets)
@@ -181,7 +181,10 @@ def workload_of(
     forms: Sequence[Form] | None = None,
     variant: Variant | None = None,
 ) -> Workload:
-    """Return the workload of the request's model, in the request's forms and variant unless others are given."""
+    """Return the workload of the request's model.
+
+    Uses the request's forms and variant unless others are given.
+    """
     with workload_started(request, progress, forms, variant) as workload:
         return workload()
 
@@ -193,9 +196,12 @@ def workload_started(
     forms: Sequence[Form] | None = None,
     variant: Variant | None = None,
 ) -> Iterator[Callable[[], Workload]]:
-    """Start tracing the request's model and yield a function that waits for its workload, so that a verb can go on meanwhile.
+    """Start tracing the request's model in the background.
 
-    Raises Contradiction if a saved workload was traced with other settings than the request's.
+    Yields a function that waits for the workload. The verb can do other work in the meantime.
+
+    Raises:
+        Contradiction: A saved workload was traced with settings that differ from the request's.
     """
     model, variant = request.model, variant or request.variant
     forms = EVERY_FORM if request.save_workload else request.forms if forms is None else forms
@@ -210,7 +216,8 @@ def workload_started(
                 result = traced()
             if spec.is_saved:
                 check_agrees(name, result, request)
-            # a forecast applies recomputation to repeated blocks; a model without them is traced with it
+            # A forecast applies recomputation to repeated blocks. A model without them must be
+            # traced with it.
             able = result.checkpointed or all(
                 form.blocks is not None for form in result.forms.values()
             )
@@ -232,7 +239,7 @@ def workload_started(
 
 
 def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
-    """Raise Contradiction for the first field of the request that differs from what a saved workload was traced with."""
+    """Raise Contradiction if a saved workload was traced with other settings than the request's."""
     traced = {
         "mode": workload.mode,
         "optimizer": workload.optimizer,
@@ -263,9 +270,13 @@ def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
 def workloads_of(
     request: TracedRequest, lengths: Sequence[int], progress: Progress, variant: Variant
 ) -> tuple[tuple[int | None, Workload], ...]:
-    """Return the workload of the request's model at each length, or at its usual one with the key None.
+    """Return the workload of the request's model at each sequence length.
 
-    Raises Misuse if several would be saved, and TrainpaceError if the model has a fixed length.
+    The key is None for the model's usual length.
+
+    Raises:
+        Misuse: Several workloads would be saved to one file.
+        TrainpaceError: The model has a fixed length.
     """
     if len(lengths) < 2:
         length = lengths[0] if lengths else None
@@ -293,12 +304,12 @@ def workloads_of(
     if not able and request.resolved(workloads[lengths[0]]).recomputes:
         workloads = found(
             variant._replace(checkpointing=True)
-        )  # a model without repeated blocks is traced with it
+        )  # A model without repeated blocks is traced with recomputation
     return tuple(workloads.items())
 
 
 PADDED_TO = 32
-"""Padded lengths are rounded to a multiple of this, so that few lengths are traced."""
+"""Padded lengths are rounded to a multiple of this number, to limit the number of traces."""
 LENGTH_COLUMNS = (
     "length",
     "lengths",
@@ -312,15 +323,16 @@ COUNT_COLUMNS = ("count", "counts", "documents", "n")
 
 
 class PaddedBatch(Record):
-    """A packed forecast beside a padded batch of about as many documents.
+    """A packed forecast, compared with a padded batch of about as many documents.
 
     Attributes:
-        documents: Documents in a GPU's padded micro-batch.
-        length: Tokens to which they are padded.
-        padding: Share of padding among the padded batch's tokens; `packed_padding` that of the packed rows.
-        packed_tokens: Document tokens in a GPU's micro-batch. They differ from `padded_tokens`, since a padded batch holds whole
-            documents.
-        packed: The forecast of packed rows; `padded` that of the padded batch.
+        documents: Documents in the padded micro-batch of one GPU.
+        length: Tokens to which the documents are padded.
+        padding: Share of padding tokens in the padded batch; `packed_padding` is that of packed
+            rows.
+        packed_tokens: Document tokens in the packed micro-batch of one GPU. `padded_tokens`
+            differs, because a padded batch holds whole documents.
+        packed: Forecast of packed rows; `padded` is that of the padded batch.
     """
 
     documents: int
@@ -334,7 +346,7 @@ class PaddedBatch(Record):
 
     @property
     def saved(self) -> float | None:
-        """Share of a document token's time that packing saves; negative if it costs time."""
+        """Share of the time per document token that packing saves. Negative if it costs time."""
         if self.packed.step is None or self.padded.step is None:
             return None
         packed_ms, padded_ms = (
@@ -345,12 +357,12 @@ class PaddedBatch(Record):
 
     @property
     def packed_rate(self) -> float | None:
-        """Document tokens per second of packed rows, on all devices."""
+        """Document tokens per second with packed rows, over all devices."""
         return _document_rate(self.packed, self.packed_tokens)
 
     @property
     def padded_rate(self) -> float | None:
-        """Document tokens per second of padded batches, on all devices."""
+        """Document tokens per second with padded batches, over all devices."""
         return _document_rate(self.padded, self.padded_tokens)
 
     def as_json(self) -> dict[str, Any]:
@@ -376,7 +388,7 @@ def _document_rate(forecast: Forecast, document_tokens: float) -> float | None:
 
 
 def documents_of(request: Any) -> Documents | None:
-    """Return the documents to pack, or None without packing."""
+    """Return the documents to pack, or None if packing is off."""
     r = request
     if not r.packed:
         return None
@@ -392,7 +404,10 @@ def documents_of(request: Any) -> Documents | None:
 
 
 def padded_batch(documents: Documents, row: int, batch: int) -> tuple[int, int]:
-    """Return (documents, length) of the padded batch with about as many documents as `batch` packed rows."""
+    """Return (documents, length) of a padded batch.
+
+    It has about as many documents as `batch` packed rows.
+    """
     n = max(1, round(batch * documents.packed(row).documents))
     return n, min(nearest_multiple(documents.longest_of(n, row), PADDED_TO), row)
 
@@ -415,15 +430,15 @@ def compared(documents: Documents, packed: Forecast, padded: Forecast) -> Padded
 
 
 def _lengths_in(path: Path) -> Counter[int]:
-    """Count the token counts in a file. Raises UnreadableInput for a file without any."""
-    from trainpace.forecast import read_table  # imported late: most forecasts read no table
+    """Count the token counts in a file. Raises UnreadableInput if there are none."""
+    from trainpace.forecast import read_table  # Imported late: most forecasts read no table.
 
     columns, rows = read_table(path)
     names = [column.strip().casefold() for column in columns]
     at = next((names.index(name) for name in LENGTH_COLUMNS if name in names), None)
     counted = next((names.index(name) for name in COUNT_COLUMNS if name in names), None)
     found: Counter[int] = Counter()
-    if at is None:  # a text file of numbers has no heading, so its first line is a number
+    if at is None:  # A text file of numbers has no header, so its first line is a number.
         if len(columns) > 1 or not columns or not _is_count(columns[0]):
             raise UnreadableInput(
                 f"{path} has no column of token counts: {', '.join(columns[:8]) or 'it is empty'}.",
@@ -463,9 +478,9 @@ Evidence = Annotated[
     Field("Public measurements to show beside the forecast: the nearest ones, or none."),
 ]
 MOST_DEVICES = 3
-"""Most devices with measurements; more would be longer than the answer."""
+"""Maximum number of devices with measurements. More would make the list longer than the answer."""
 ALONE = 3
-"""Measurements beside the forecast of a single device; with several each has the nearest one."""
+"""Measurements to show for a single device. With several devices, each shows the nearest one."""
 
 Asked = tuple["Workload", "Execution", "Device"]
 
@@ -473,7 +488,7 @@ Asked = tuple["Workload", "Execution", "Device"]
 def evidence_for(
     wanted: Literal["nearest", "none"], asked: Iterable[Asked]
 ) -> tuple[Nearness, ...]:
-    """Return the nearest public measurements for each GPU. There are none for CPUs."""
+    """Return the nearest public measurements for each GPU. CPUs have none."""
     if wanted == "none":
         return ()
     of_gpus = [
@@ -490,7 +505,7 @@ def evidence_for(
 
 
 def evidence_json(evidence: Sequence[Nearness]) -> list[dict[str, Any]]:
-    """Return the key `evidence` of JSON answers: runs with sources, distances and differences."""
+    """Return the `evidence` entry of JSON answers: runs with sources, distances and differences."""
     return [
         {
             "model": nearness.model,
@@ -520,13 +535,17 @@ def _near_json(near: Near) -> dict[str, Any]:
 
 
 FEW_STEPS = 10
-"""Fewest steps of a recording with reliable times."""
+"""Minimum number of recorded steps for reliable times."""
 
 
 class RecordedLoader(NamedTuple):
-    """A recorded loader: the rate of one process with its `workers` on the recording's `cores`, and the rate of one core.
+    """Speed of a recorded data loader.
 
-    Without workers it loads between steps.
+    Attributes:
+        workers: Workers of one process. With 0, loading happens between steps.
+        cores: CPU cores of the recording's machine.
+        samples_per_s: Rate of one process with its workers.
+        samples_per_core_s: Rate of one core.
     """
 
     workers: int
@@ -544,7 +563,7 @@ class RecordedLoader(NamedTuple):
 
 
 def recording_of(model: str | Workload) -> Recording | None:
-    """Return the recording in the folder of a saved workload; None if there is no readable one."""
+    """Return the recording next to a saved workload. None if there is no readable one."""
     spec = ModelSpec.of(model)
     if not (spec.is_saved and spec.path):
         return None
@@ -561,7 +580,7 @@ def recording_of(model: str | Workload) -> Recording | None:
 
 
 def loader_of(recording: Recording) -> RecordedLoader | None:
-    """Return the loader of the first process; None if it was not recorded."""
+    """Return the data loader of the first process. None if it was not recorded."""
     from trainpace.diagnose import loader_cost
     from trainpace.measure import batch_ms
 
@@ -579,7 +598,7 @@ def loader_of(recording: Recording) -> RecordedLoader | None:
 
 
 def caveats(recording: Recording) -> tuple[str, ...]:
-    """Return reasons why the recording's times may mislead, as clauses."""
+    """Return reasons why the recording's times may be misleading, as clauses."""
     first = recording.ranks[0]
     found = []
     if recording.busy:

@@ -1,7 +1,7 @@
-"""Requests about a model's whole training, and how its steps are executed.
+"""Requests about a model's whole training, and about how its steps are executed.
 
-The options that set a field of `Execution` are derived from it: their type, default and help are declared there. `EXECUTED_AS`
-and `EXECUTION_OPTIONS` hold what differs.
+Options that set a field of `Execution` take their type, default and help from it. `EXECUTED_AS` and
+`EXECUTION_OPTIONS` hold the differences.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,7 +57,7 @@ def _software_name(text: str) -> str:
 SOFTWARE = Unit("software", _software_name)
 ATTENTION = Unit("kernels", parse_attention)
 LENGTH = "epochs|max_steps|config|command|watched"
-"""Options that give the length of a training, in any verb."""
+"""Options of any verb that can give the length of a training."""
 Network = Annotated[
     float | None,
     Field("Bandwidth of a node in GB/s: 50 for 400 Gbit/s.", GB_PER_S, group=Group.GPUS),
@@ -81,7 +81,9 @@ GlobalBatch = Annotated[
 USUAL_BATCH = 32
 """Default samples per GPU."""
 USUAL_GLOBAL_BATCH = 8 * USUAL_BATCH
-"""Default samples per update for servers of several sizes: `USUAL_BATCH` for each GPU of a server with eight."""
+"""Default samples per update for servers of several sizes. Equal to `USUAL_BATCH` per GPU on a
+server with eight GPUs.
+"""
 
 
 class SoftwareRequest(TracedRequest):
@@ -183,7 +185,7 @@ class TrainingRequest(SoftwareRequest):
     ] = None
 
     def conditions(self, **more: Any) -> JobConditions:
-        """Return the conditions of the training besides its steps. What the request leaves open is assumed."""
+        """Return the conditions of the training besides its steps. Open values are assumed."""
         return stated_conditions(
             {
                 "startup_s": self.startup,
@@ -213,7 +215,7 @@ EXECUTED_AS = {
     "async_tp": "async_tensor_parallel",
     "pipeline": "pipeline_schedule",
 }
-"""Options with another name than the field of `Execution` that they set."""
+"""Options that are named differently from the field of `Execution` that they set."""
 EXECUTION_OPTIONS: dict[str, dict[str, Any]] = {
     "num_gpus": {"unit": DEVICES, "group": Group.GPUS},
     "nodes": {"unit": DEVICES, "group": Group.GPUS},
@@ -255,7 +257,9 @@ EXECUTION_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "checkpointing": {"default": None, "alone": "full", "group": Group.PARALLEL},
 }
-"""Options that set a field of `Execution`, each with what differs from its type, default, unit and help there."""
+"""Options that set a field of `Execution`. Each entry overrides the field's type, default, unit or
+help.
+"""
 _KINDS: dict[str, Any] = {"count": int, "optional count": int, "number": float, "flag": bool}
 
 
@@ -274,10 +278,13 @@ def _execution_option(name: str, now: bool) -> tuple[str, Any, Any]:
 
 
 def with_execution(name: str, options: Iterable[str], now: bool = False) -> type[Request]:
-    """Make a `TrainingRequest` with options for `Execution`.
+    """Create a subclass of `TrainingRequest` with options for `Execution`.
 
     Args:
-        now: The options describe how a training runs now: all but flags are None by default.
+        name: Name of the class.
+        options: Option names.
+        now: True if the options describe the current training. All except flags then default to
+            None.
     """
     fields = [_execution_option(option, now) for option in options]
     kind = defstruct(name, fields, bases=(TrainingRequest,), module=__name__)
@@ -327,7 +334,7 @@ class ExecutedRequest(ExecutionRequest):
         return bool(self.checkpointing == "full")
 
     def resolved(self, workload: Workload) -> Self:
-        """Return the request with open options replaced by the task's own settings, else by defaults."""
+        """Fill open options from the task's own settings, or else from defaults."""
         own: Mapping[str, Any] = workload.settings
         batch, accumulate = self._batches(
             own.get("micro_batch", USUAL_BATCH), own.get("accumulation", 1)
@@ -345,8 +352,11 @@ class ExecutedRequest(ExecutionRequest):
     def _batches(self, own_batch: int, own_accumulation: int) -> tuple[tuple[int, ...], int]:
         """Return (batch sizes per GPU, micro-batches per update).
 
-        With a global batch, each GPU uses its usual batch, or the largest smaller one that divides its share. Raises Misuse if
-        the numbers contradict each other.
+        With a global batch, each GPU uses its usual batch, or the largest smaller one that divides
+        its share.
+
+        Raises:
+            Misuse: The numbers contradict each other.
         """
         if self.global_batch is None:
             return self.batch or (own_batch,), self.accumulate or own_accumulation
@@ -377,9 +387,12 @@ class ExecutedRequest(ExecutionRequest):
 def epoch_of(
     samples: int | None, tokens: int | None, length: int | None, workload: Workload, **more: Any
 ) -> Schedule:
-    """Return the schedule of an epoch given in samples or tokens.
+    """Return a schedule with the epoch's size in samples or tokens.
 
-    The sequence length is `length`, else the workload's own. Raises Misuse for tokens with a model without token sequences.
+    The sequence length is `length`, or else the workload's own.
+
+    Raises:
+        Misuse: Tokens were given for a model that does not read token sequences.
     """
     length = length or workload.sequence_length
     if tokens is not None and length is None:
@@ -396,14 +409,17 @@ def epoch_of(
 
 
 def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
-    """Return the fields of `Execution` that a request sets. A workload traced with recomputation keeps it."""
+    """Return the fields of `Execution` that a request sets.
+
+    A workload that was traced with recomputation keeps it.
+    """
     settings = {EXECUTED_AS.get(name, name): name for name in fields_of(type(request))}
     values = {
         field: getattr(request, name)
         for field, name in settings.items()
         if field in EXECUTION_FIELDS and field != "optimizer"
     }
-    if "reshard_after_forward" in values:  # `keep_gathered` is its opposite
+    if "reshard_after_forward" in values:  # `keep_gathered` is its opposite.
         values["reshard_after_forward"] = not values["reshard_after_forward"]
     if (offload := values.pop("offload_optimizer", None)) is not None:
         values["offload_optimizer"] = offload in ("optimizer", "both")
@@ -414,12 +430,18 @@ def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
 
 
 def default_precision(model: str | Workload, device: Device) -> Precision:
-    """Return the precision of a script that sets none: its configuration's dtype, else fp32 as torch computes it."""
+    """Return the precision of a script that sets none.
+
+    It is the dtype in the model's configuration, or else fp32 as torch computes it on this device.
+    """
     return stored_precision(model) or device.torch_precision
 
 
 def default_forms(model: str | Workload, precisions: Sequence[Precision]) -> tuple[Form, ...]:
-    """Return the forms to trace for these precisions or the default one, or () if the task's own trainer may choose."""
+    """Return the forms to trace for the given precisions, or else for the default one.
+
+    Returns () if the task's own trainer may choose the precision.
+    """
     stored = stored_precision(model)
     named = tuple(precisions) or ((stored,) if stored else ())
     if not named and ModelSpec.of(model).runs_code:
@@ -455,9 +477,12 @@ def cluster_with(
     """Return a cluster of identical nodes.
 
     Args:
+        device: GPU or CPU of the nodes.
+        num_gpus: Devices per node.
+        nodes: Number of nodes.
         network: Bandwidth of a node in GB/s, shared by its GPUs.
         price: Dollars per GPU and hour.
-        links: Links of a calibrated machine, which may stand in for `network`.
+        links: Links of a calibrated machine. They can replace `network`.
         host: CPU of a node, if known.
         latency_us: Latency of a small message between two nodes.
 
@@ -491,7 +516,11 @@ def cluster_with(
 
 
 def software_of(request: Request) -> Software:
-    """Return the software of a request that has some of these fields. Raises Contradiction for torch.compile before torch 2.0."""
+    """Return the software of a request that has some of these fields.
+
+    Raises:
+        Contradiction: torch.compile was requested with torch older than 2.0.
+    """
     fields = {
         "attention": "attention",
         "optimizer": "optimizer_implementation",
@@ -512,6 +541,6 @@ def software_of(request: Request) -> Software:
 
 
 def runs_anyway(software: Software) -> dict[str, bool]:
-    """Return the fields of `Execution` that some software turns on by itself."""
+    """Return the fields of `Execution` that some software enables by itself."""
     settings = {"compile": software.compiles, "channels_last": software.channels_last}
     return {name: True for name, on in settings.items() if on}

@@ -1,4 +1,4 @@
-"""`watch`: an unchanged training script, recorded."""
+"""`watch`: record an unchanged training script."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trainpace.journal import Pace
 
 BUSY_S = 0.3
-"""Seconds for which the cores are observed before a command starts."""
+"""Duration of the CPU load check before a command starts, in seconds."""
 RecordingFolder = Annotated[
     str | None,
     Field("Where to record.  [default: a new folder in the user's data folder]", metavar="FOLDER"),
@@ -41,7 +41,11 @@ Command = Annotated[
 
 
 class WatchRequest(Request):
-    """A command to run, or a recording to read again. `stdout`: where the command's output goes in place of our own."""
+    """Request to run and record a command, or to read an earlier recording.
+
+    `stdout` is the file descriptor that receives the command's output; None means this process's
+    own stdout.
+    """
 
     command: Command = ()
     output: RecordingFolder = None
@@ -58,9 +62,10 @@ class WatchRequest(Request):
 
 
 class Watched(Record):
-    """A recording, its folder, and the exit code of the recorded command (0 for an earlier recording).
+    """A recording, its folder, and the exit code of the recorded command.
 
-    `reports` is False for a task of srun or a node whose results the first one reports. Its recording has no ranks.
+    The exit code is 0 for an earlier recording. `reports` is False for an srun task or a node that
+    leaves the report to the first one. Its recording has no ranks.
     """
 
     recording: Recording
@@ -89,12 +94,17 @@ def record(
     progress: Progress,
     trials: Mapping[str, object] | None = None,
 ) -> Watched:
-    """Run a command with the recorder in it.
+    """Run a command with the recorder attached.
 
-    Tasks of one srun, and torchrun on several nodes that share the folder, record together and start interventions together.
+    All tasks of one srun record together and start interventions together. The same holds for
+    torchrun on several nodes with a shared folder.
 
     Args:
-        trials: Interventions to try.
+        command: The command to run.
+        output: Recording folder; None creates one.
+        stdout: File descriptor for the command's output.
+        progress: Receives notes and progress.
+        trials: Settings of the interventions; None runs none.
     """
     task = _task(command, output, trials is not None)
     folder = new_folder(output, command) if task is None else _shared_folder(output, command, task)
@@ -110,7 +120,7 @@ def record(
         progress.note(f"note: {busy}")
     code = watch(command, folder, trials, stdout, task, busy=busy)
     if task is not None and not task.reports:
-        if task.is_node:  # its output is on another screen than node 0's
+        if task.is_node:  # The user of this node does not see the output of node 0.
             progress.note(f"note: node 0 prints the report for all nodes; recorded in {folder}")
         return _reported_elsewhere(command, folder, code)
     with ending_with(code):
@@ -118,7 +128,11 @@ def record(
 
 
 def _task(command: Sequence[str], output: str | None, with_trials: bool) -> Task | None:
-    """Return which of several tasks or nodes this is. Raises Misuse if trials would not be shared."""
+    """Return the task or node that this process is, or None if it is the only one.
+
+    Raises:
+        Misuse: The tasks could not start interventions together.
+    """
     task = task_of(os.environ)
     if task is None and (output is not None or with_trials):
         task = node_of(command)
@@ -143,13 +157,18 @@ def _reported_elsewhere(command: Sequence[str], folder: Path, exit_code: int) ->
 
 
 def busy_words() -> str:
-    """Return a sentence if other programs keep this machine busy now, else "". A load average would
-    count what has just ended."""
+    """Return a warning if other programs keep this machine busy now, else "".
+
+    A load average would also count programs that have just ended.
+    """
     return busy_in_words(busy_cores(core_numbers()), usable_cores())
 
 
 def busy_cores(usable: Sequence[int] | None) -> float:
-    """Return the number of busy cores (of all if None) over the next `BUSY_S` seconds."""
+    """Return the number of busy cores over the next `BUSY_S` seconds.
+
+    `usable` lists the cores to count; None counts all.
+    """
     import psutil
 
     shares = psutil.cpu_percent(interval=BUSY_S, percpu=True)
@@ -169,7 +188,7 @@ def busy_in_words(busy: float, cores: int) -> str:
 
 
 def check_one_task(task: Task | None, verb: str) -> None:
-    """Raise Misuse under srun, since each of its tasks would start the command."""
+    """Raise Misuse under srun, because every task would start the command."""
     if task is not None:
         raise Misuse(
             f"This is task {task.number} of {task.tasks} of srun.",
@@ -197,7 +216,11 @@ def pace_of(run: str, journal: str | None) -> Pace:
 
 
 def _shared_folder(output: str | None, command: Sequence[str], task: Task) -> Path:
-    """The folder asked for, or one named after the script and the step; the same for all of its tasks."""
+    """Return the recording folder of a multi-task job.
+
+    It is the requested folder, or one named after the script and the step, which is the same for
+    all tasks.
+    """
     folder = (
         Path(output)
         if output is not None
@@ -215,7 +238,10 @@ def _stem(command: Sequence[str]) -> str:
 
 
 def new_folder(output: str | None, command: Sequence[str]) -> Path:
-    """Return the requested folder, which must be new or empty, or one named after the script and the time."""
+    """Return the requested folder, or one named after the script and the time.
+
+    A requested folder must be new or empty.
+    """
     if output is not None:
         folder = Path(output)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
