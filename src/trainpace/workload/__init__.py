@@ -1,4 +1,4 @@
-"""A model becomes a table of operators: model specs, tasks, and tracing on the meta device."""
+"""Turn a model into a table of operators: model specs, tasks, and tracing on the meta device."""
 
 from typing import TYPE_CHECKING
 

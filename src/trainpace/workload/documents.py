@@ -1,4 +1,4 @@
-"""Lengths of the documents in a dataset: how full packed rows are, and what padding adds."""
+"""Document lengths of a dataset, to compute how full packed rows are and how much padding adds."""
 
 import bisect
 import math
@@ -11,18 +11,21 @@ from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import Record
 
 SAMPLE = 4096
-"""Documents, at even quantiles, that are packed to estimate how full rows become."""
+"""Number of documents, at evenly spaced quantiles, that are packed to estimate how full rows are.
+"""
 
 
 class PackedRow(Record):
-    """A row of `tokens` tokens with several documents that do not attend to each other.
+    """Row of tokens with several packed documents, which do not attend to each other.
 
     Attributes:
-        fill: Share of the row that holds documents.
+        tokens: Length of the row.
+        fill: Share of the row that is filled with documents.
         documents: Mean number of documents per row.
-        attended: Mean length of a token's document: sum of squared lengths / sum of lengths.
-        cut: Share of the data's tokens that exceed a row and are dropped.
-        source: Origin of the documents' lengths, in words.
+        attended: Mean over tokens of the length of the token's document: sum of squared lengths /
+            sum of lengths.
+        cut: Share of the dataset's tokens that are dropped because a document exceeds a row.
+        source: Source of the document lengths, in words.
     """
 
     tokens: int
@@ -34,11 +37,11 @@ class PackedRow(Record):
 
 
 class Documents(Record):
-    """Lengths in tokens, ascending, with the number of documents of each.
+    """Histogram of document lengths in tokens, in ascending order.
 
     Attributes:
-        source: Origin of the lengths, in words.
-        drawn: True for a sample of a dataset of any size, False for all documents of a dataset.
+        source: Source of the lengths, in words.
+        drawn: True if the lengths are a sample. False if they cover the whole dataset.
     """
 
     lengths: tuple[int, ...]
@@ -60,7 +63,7 @@ class Documents(Record):
 
     @classmethod
     def of(cls, counts: Mapping[int, int], source: str, *, drawn: bool = False) -> "Documents":
-        """Return documents from {length: count}, without empty ones."""
+        """Return documents from {length: count}. Empty documents are dropped."""
         lengths = sorted(length for length, count in counts.items() if length > 0 < count)
         return cls(
             lengths=tuple(lengths),
@@ -71,9 +74,9 @@ class Documents(Record):
 
     @classmethod
     def with_mean(cls, mean: float) -> "Documents":
-        """Return exponentially distributed documents with a mean length.
+        """Return documents with exponentially distributed lengths of a given mean.
 
-        Of all distributions on positive numbers with a mean, it has the largest entropy.
+        If only the mean is known, this distribution has the largest entropy.
         """
         quantiles = (np.arange(SAMPLE) + 0.5) / SAMPLE
         lengths = np.maximum(np.rint(-mean * np.log1p(-quantiles)), 1).astype(np.int64)
@@ -88,14 +91,18 @@ class Documents(Record):
         return float(np.average(self.lengths, weights=self.counts))
 
     def packed(self, tokens: int) -> PackedRow:
-        """Return rows filled by best fit, the longest documents first, as in TRL ("bfd").
+        """Pack the documents into rows by best-fit decreasing, as in TRL ("bfd").
 
-        Documents longer than a row are cut (Ding et al. 2024, arXiv:2404.10830). In a sample, the
-        emptiest row counts only by its filled share, since more documents would fill it.
+        Documents longer than a row are cut (Ding et al. 2024, arXiv:2404.10830). If the documents
+        are a sample, the emptiest row counts by its filled share, since more documents would fill
+        it.
+
+        Args:
+            tokens: Length of a row.
         """
         sample = self._sample()
         lengths = np.minimum(sample, tokens)
-        room: list[int] = []  # left in rows that are not full, ascending
+        room: list[int] = []  # free tokens of the rows that are not full, ascending
         rows = 0.0
         for length in sorted(lengths.tolist(), reverse=True):
             at = bisect.bisect_left(room, length)
@@ -116,13 +123,16 @@ class Documents(Record):
         )
 
     def longest_of(self, documents: int, most: int) -> float:
-        """Return the mean length to which a random batch of documents, cut to `most`, is padded."""
+        """Return the mean length of the longest document in a random batch, cut to `most` tokens.
+
+        The batch is padded to this length.
+        """
         share = np.cumsum(self.counts) / np.sum(self.counts)
         of_longest = np.diff(share**documents, prepend=0.0)
         return float((of_longest * np.minimum(self.lengths, most)).sum())
 
     def mean_up_to(self, most: int) -> float:
-        """Return the mean length of documents cut to `most` tokens."""
+        """Return the mean document length if documents are cut to `most` tokens."""
         return float(np.average(np.minimum(self.lengths, most), weights=self.counts))
 
     def _sample(self) -> np.ndarray:
@@ -134,5 +144,5 @@ class Documents(Record):
 
 
 def nearest_multiple(length: float, unit: int) -> int:
-    """Return the multiple of `unit`, at least one, that is closest to a length."""
+    """Round a length to the nearest multiple of `unit`, at least `unit` itself."""
     return max(unit, unit * math.floor(length / unit + 0.5))

@@ -1,14 +1,16 @@
-"""Tasks from configurations of Hugging Face's transformers and diffusers.
+"""Build tasks from configuration files of Hugging Face's transformers and diffusers.
 
-Every key of a transformers configuration that changes a step is used, or listed in the task's notes
-as unused. Llama 4's layers in transformers multiply each token with every expert's weights, most of
-them by zero ("should not be run on a single machine", says the code). Its trainers (Megatron-LM,
-torchtitan) sort the tokens and compute one grouped matmul, and so does a configuration that asks
-for it here.
+If a key of a transformers configuration affects a step, it is either used or listed in the task's
+notes as unused.
 
-Of a diffusion model only the UNet or transformer is trained. Latents and text embeddings are
-inputs, as if computed beforehand. A task of the user's own can hold the frozen VAE and text
-encoders too (examples/tasks/diffusion.py).
+The Llama 4 layers of transformers run every expert on every token, and most inputs are zero
+("should not be run on a single machine", says the code). Trainers such as Megatron-LM and
+torchtitan sort the tokens by expert and run one grouped matmul. The key "experts_implementation":
+"grouped_mm" in the configuration selects that here.
+
+For a diffusion model, only the UNet or transformer is trained. Latents and text embeddings are
+inputs, as if they were computed beforehand. A user-defined task can include the frozen VAE and text
+encoders (examples/tasks/diffusion.py).
 """
 
 import dataclasses
@@ -29,17 +31,27 @@ from trainpace.workload.task import Task, image_task
 from trainpace.workload.workloads import STORAGE_KEYS
 
 OBJECTS = 10
-"""Objects per image for a detector. COCO has 7 on average (Lin et al. 2014, arXiv:1405.0312)."""
-DETECTION_SIDE = 640
-"""Side in pixels if a detector's configuration has none, as RT-DETR is trained (arXiv:2304.08069).
+"""Assumed objects per image for a detector.
+
+COCO has 7 on average (Lin et al. 2014, arXiv:1405.0312).
 """
+DETECTION_SIDE = 640
+"""Default image side of a detector in pixels, as RT-DETR is trained (arXiv:2304.08069)."""
 SPECIAL = ("CLIPModel", "SamModel", "RTDetrForObjectDetection", "RTDetrV2ForObjectDetection")
-"""Architectures for images whose training step is built here."""
+"""Image architectures with an input and loss defined in this module."""
 _OF_LABELS = ("labels", "start_positions", "end_positions")
 
 
 class Inputs(NamedTuple):
-    """Batches, forward pass and loss of a model. notes: missing parts of its usual step."""
+    """Batches, forward pass and loss of a model.
+
+    Attributes:
+        make_batch: Returns a batch of n samples.
+        forward: Runs the model on a batch: (model, batch).
+        loss: Returns the loss: (model, batch).
+        sample: Description of a sample.
+        notes: Parts of the model's usual step that are missing.
+    """
 
     make_batch: Callable[[int], dict[str, torch.Tensor]]
     forward: Callable[[nn.Module, Any], Any]
@@ -51,7 +63,7 @@ class Inputs(NamedTuple):
 def words_or_speech(
     name: str, model: nn.Module, config: Any, vocabulary: int, length: int
 ) -> Inputs:
-    """Return the inputs of a model that computes its loss from labels."""
+    """Return the inputs of a text or speech model that computes its loss from labels."""
     speech = getattr(model, "main_input_name", "input_ids") == "input_features"
     frames = 2 * getattr(config, "max_source_positions", 1500)
 
@@ -88,7 +100,7 @@ def words_or_speech(
 
 
 def contrastive(config: Any, side: int, length: int) -> Inputs:
-    """CLIP: an image and its caption per sample."""
+    """Return the inputs of CLIP. A sample is an image with its caption."""
 
     def make_batch(n: int) -> dict[str, torch.Tensor]:
         words = torch.randint(0, config.text_config.vocab_size, (n, length))
@@ -116,7 +128,7 @@ def contrastive(config: Any, side: int, length: int) -> Inputs:
 
 
 def prompted_masks(config: Any, side: int) -> Inputs:
-    """SAM: an image and one point per sample, three masks out."""
+    """Return the inputs of SAM. A sample is an image and a point; the model returns three masks."""
 
     def make_batch(n: int) -> dict[str, torch.Tensor]:
         pixels = torch.randn(n, config.vision_config.num_channels, side, side)
@@ -151,7 +163,7 @@ def prompted_masks(config: Any, side: int) -> Inputs:
 
 
 def detected_boxes(config: Any, side: int) -> Inputs:
-    """RT-DETR: boxes and classes of the queries of each decoder layer."""
+    """Return the inputs of RT-DETR. The loss covers the boxes and classes of each decoder layer."""
 
     def make_batch(n: int) -> dict[str, torch.Tensor]:
         kinds = torch.randint(0, config.num_labels, (n, OBJECTS))
@@ -187,7 +199,11 @@ def detected_boxes(config: Any, side: int) -> Inputs:
 
 
 def side_of(config: Any, image_size: int | None, default: int | None = None) -> int:
-    """Return the side in pixels: as requested, as configured, or the default."""
+    """Return the image side in pixels: the requested, the configured or the default one.
+
+    Raises:
+        TrainpaceError: If none of them is given.
+    """
     holders = (config, getattr(config, "vision_config", None))
     stated = next(
         (size for holder in holders if (size := getattr(holder, "image_size", None))), default
@@ -204,7 +220,7 @@ def side_of(config: Any, image_size: int | None, default: int | None = None) -> 
 def pictures_with_more(
     name: str, config: Any, image_size: int | None, length: int | None
 ) -> Inputs | None:
-    """Return the inputs of an architecture in SPECIAL, or None for others."""
+    """Return the inputs of an architecture in SPECIAL, or None for other architectures."""
     if name == "CLIPModel":
         longest = config.text_config.max_position_embeddings
         if length is not None and length > longest:
@@ -222,9 +238,10 @@ def pictures_with_more(
 
 
 def fuse_mpt_attention(model: nn.Module) -> None:
-    """Fuse MPT's attention, as llm-foundry trains it: FlashAttention adds ALiBi's bias inside.
+    """Replace MPT's attention by a fused kernel, as in llm-foundry.
 
-    transformers computes it from plain matmuls.
+    transformers computes it with plain matmuls. llm-foundry uses FlashAttention, which adds the
+    ALiBi bias inside the kernel.
     """
     for module in model.modules():
         if type(module).__name__ == "MptAttention":
@@ -252,6 +269,7 @@ ALL_EXPERTS = (
 
 
 def send_to_own_experts(model: nn.Module) -> None:
+    """Let Llama 4's layers run each expert only on its own tokens, by grouped matmuls."""
     for module in model.modules():
         if type(module).__name__ == "Llama4TextMoe":
             module.forward = types.MethodType(_llama4_layer, module)
@@ -295,16 +313,17 @@ _OF_NO_STEP = frozenset(
     decoder_start_token_id forced_bos_token_id forced_eos_token_id sep_token_id prefix bad_words_ids attn_implementation
     _attn_implementation dtype torch_dtype""".split()
 )
-"""Keys without effect on a step: names, decoding, storage, and keys used under another name."""
+"""Configuration keys that do not affect a step: names, decoding, storage, and duplicates."""
 _ATTENTION_KEYS = ("attn_implementation", "_attn_implementation")
 _SKIPPING = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
-"""Attention that skips masked blocks."""
+"""Attention implementations that skip masked blocks."""
 _FUSED = ("sdpa", *_SKIPPING)
 TRAINER_WITHOUT_CACHE = 5
-"""Major version of transformers whose Trainer sets use_cache to False (5.23 does, 4.45 does not).
+"""First major version of transformers whose Trainer sets use_cache=False (5.23, but not 4.45).
 
-Otherwise the key-value cache stays alive until a forward pass ends, in models that do not turn it
-off themselves under activation checkpointing."""
+With an older version the key-value cache stays alive until the forward pass ends. Some models turn
+it off themselves under activation checkpointing.
+"""
 _SLOW_PATHS = (
     "mamba",
     "bamba",
@@ -314,13 +333,23 @@ _SLOW_PATHS = (
     "granitemoehybrid",
     "falcon_h1",
 )
-"""Prefixes of model types that run plain torch code if their CUDA kernels are not installed."""
+"""Prefixes of model types with slow plain torch code, used if their CUDA kernels are missing."""
 
 
 def transformers_task(
     path: str, sequence_length: int | None, image_size: int | None, fused_attention: bool
 ) -> Task:
-    """Return the task of a configuration file, in fp32. `fused_attention`: use fused kernels."""
+    """Return the task of a transformers configuration file. Its weights are in fp32.
+
+    Args:
+        path: The configuration file.
+        sequence_length: Tokens per sample. None means the model's usual length.
+        image_size: Side of images in pixels. None means the configured one.
+        fused_attention: Use fused attention kernels.
+
+    Raises:
+        TrainpaceError: If transformers cannot build or train the model.
+    """
     transformers = import_package("transformers", "transformers")
     transformers.logging.set_verbosity_error()
     values, own_experts = _read(path)
@@ -356,7 +385,10 @@ def transformers_task(
 
 
 def _read(path: str) -> tuple[dict[str, Any], bool]:
-    """Return the values of a file, and True if it asks for Llama 4 with grouped experts."""
+    """Return (values, is_grouped) of a configuration file.
+
+    `is_grouped` is True if the file selects grouped matmuls for Llama 4's experts.
+    """
     values = read_json(path)
     if not isinstance(values, dict) or "model_type" not in values:
         raise UnreadableInput(f'{path} is not a transformers configuration: no "model_type".')
@@ -380,7 +412,7 @@ def _config_of(
         config.use_cache = text.use_cache = False
     is_encoder_decoder = getattr(config, "is_encoder_decoder", False)
     if is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
-        # models shift their labels by it
+        # encoder-decoder models need this token to shift their labels
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
     return config
 
@@ -428,7 +460,7 @@ def _check_loss(name: str, model: nn.Module) -> None:
 
 
 def _length(text: Any, path: str, sequence_length: int | None) -> tuple[int, tuple[str, ...]]:
-    """Return the sequence length, and a note if it is assumed."""
+    """Return the sequence length, and notes: one note if the length is assumed."""
     longest = next((n for n in map(text.__dict__.get, _LENGTHS) if n), None)
     length = sequence_length or min(longest or _DEFAULT_LENGTH, _DEFAULT_LENGTH)
     if longest is not None and length > longest:
@@ -471,7 +503,7 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target
 
 
 def _without_storage(values: Any) -> Any:
-    # how weights are stored does not matter: the precision of an execution decides
+    # the stored dtype of the weights is ignored, because the precision of an execution decides
     if not isinstance(values, dict):
         return values
     return {
@@ -482,7 +514,10 @@ def _without_storage(values: Any) -> Any:
 def _build(
     transformers: Any, architecture: Any, config: Any, fused_attention: bool, wanted: str
 ) -> tuple[nn.Module, str]:
-    """Return the model and its attention: as wanted, or else sdpa or eager if supported."""
+    """Return the model and the name of its attention implementation.
+
+    If the model does not support the requested implementation, sdpa is used, or else eager.
+    """
     build = getattr(architecture, "_from_config", None) or architecture.from_config
     ways = {"eager": "eager"}
     if fused_attention and wanted != "eager":
@@ -494,7 +529,7 @@ def _build(
         try:
             model: nn.Module = build(config)
         except (ValueError, ImportError, KeyError):
-            # a model with a class for each way raises KeyError
+            # a model with one class per implementation raises KeyError
             if way == "eager":
                 raise
             continue
@@ -505,7 +540,7 @@ def _build(
 
 
 def _notes(config: Any, values: Mapping[str, Any], attention: str) -> tuple[str, ...]:
-    """Return sentences about keys of the file that have no effect here."""
+    """Return notes about keys of the file that do not affect the trace."""
     notes = [note for key, note in _UNUSED.items() if values.get(key)]
     if attention not in (*_FUSED, "eager"):
         notes.append(
@@ -544,11 +579,11 @@ _UNUSED = {
         "The configuration's gradient_checkpointing is not used: pass --checkpointing full."
     ),
 }
-"""Keys that a user may expect to be used, with a note."""
+"""Keys that are not used although users may expect it, with the note to print."""
 
 
 def _windows(config: Any, attention: str, length: int) -> tuple[str, ...]:
-    """Return a note if layers have windows that their attention does not exploit."""
+    """Return a note if layers have sliding windows, but their attention computes all scores."""
     sizes = [
         getattr(config, name, None)
         for name in ("sliding_window", "attention_chunk_size", "local_attention")
@@ -565,7 +600,7 @@ def _windows(config: Any, attention: str, length: int) -> tuple[str, ...]:
 
 
 def _longer_positions(config: Any, sequence_length: int | None) -> None:
-    # rotary and linear (ALiBi) positions have no table, so such a model takes any length
+    # rotary and ALiBi positions have no table of embeddings, so the model accepts any length
     endless = config.model_type in ("mpt", "bloom") or any(
         getattr(config, name, None) for name in ("rope_theta", "rope_parameters", "rope_scaling")
     )
@@ -579,10 +614,15 @@ def _longer_positions(config: Any, sequence_length: int | None) -> None:
 
 
 PIXELS_PER_LATENT = 8
-"""The VAEs of Stable Diffusion and Flux make one latent of 8 x 8 pixels (Rombach et al. 2022,
-arXiv:2112.10752: f = 8)."""
+"""Pixels per latent along each side, in the VAEs of Stable Diffusion and Flux.
+
+Source: Rombach et al. 2022, arXiv:2112.10752 (f = 8).
+"""
 MakeArguments = Callable[[Any, int, int, int | None], dict[str, Any]]
-"""(configuration, samples, side in latents, tokens of text or None) -> arguments of the model."""
+"""Function that returns the arguments of a diffusion model.
+
+It takes (configuration, samples, side in latents, tokens of text or None).
+"""
 
 
 def diffusers_task(path: str, sequence_length: int | None, image_size: int | None) -> Task:
@@ -641,13 +681,13 @@ def _forward(model: nn.Module, batch: Any) -> Any:
 
 
 def _noise_loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """Return the squared error of the predicted noise (Ho 2020, arXiv:2006.11239, eq. 14)."""
+    """Return the mean squared error of the predicted noise (Ho 2020, arXiv:2006.11239, eq. 14)."""
     name = "sample" if "sample" in batch else "hidden_states"
     latents = batch[name]
     noise = torch.randn_like(latents)
     share = batch["timestep"].to(latents.dtype).div(1000).reshape(-1, *[1] * (latents.dim() - 1))
     predicted = _forward(model, {**batch, name: share * noise + (1 - share) * latents})
-    if predicted.shape != noise.shape:  # of models that predict the noise's variance too
+    if predicted.shape != noise.shape:  # some models predict the variance of the noise too
         predicted = predicted.chunk(2, dim=1)[0]
     return nn.functional.mse_loss(predicted.float(), noise.float())
 
@@ -671,7 +711,7 @@ def _conditioned_unet(c: Any, n: int, side: int, tokens: int | None) -> dict[str
         "encoder_hidden_states": torch.randn(n, tokens or 77, width)
     }
     if c.addition_embed_type == "text_time":
-        # SDXL embeds six numbers of size and crop beside the text
+        # SDXL embeds six numbers (sizes and crop) together with the text
         text = c.projection_class_embeddings_input_dim - 6 * c.addition_time_embed_dim
         batch["added_cond_kwargs"] = {
             "text_embeds": torch.randn(n, text),
@@ -702,7 +742,7 @@ def _sd3(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
         "timestep": _times(n),
         "encoder_hidden_states": torch.randn(
             n, tokens or 333, c.joint_attention_dim
-        ),  # 77 of CLIP, 256 of T5
+        ),  # 77 tokens for CLIP, 256 for T5
         "pooled_projections": torch.randn(n, c.pooled_projection_dim),
     }
 

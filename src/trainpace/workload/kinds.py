@@ -1,7 +1,7 @@
-"""The kinds of operators: names, ATen calls, and first guesses of their speed.
+"""Table of operator kinds: their names, their ATen calls, and first guesses of their speed.
 
-A new kind needs only an entry in `KINDS`. Traces, saved workloads, the fit of constants and the
-kernel model read this table.
+To add a kind, add an entry to `KINDS`. Tracing, saved workloads, the fit of constants and the
+kernel model all use this table.
 """
 
 import math
@@ -10,19 +10,21 @@ from typing import Any, NamedTuple
 
 
 class Kind(NamedTuple):
-    """One kind of operators.
+    """Kind of operators.
 
     Attributes:
-        traffic: Classes of memory traffic, the usual one first. Values are first guesses of the
-            share of the bandwidth that each reaches; `make fit` replaces them (`traffic_*`).
-        functions: Names of ATen calls without their overload, with the class of their traffic.
-        extent: (name, arguments, inputs) -> length that affects the time besides the elements.
-            Tensors may be asked for `shape`, `dim()` and `numel()`.
-        is_matrix: Runs on matrix units.
-        work: First guesses, by class of traffic, of the FLOPs on CUDA cores per element read or
-            written (`work_*`; 1 by default). They make a kernel as slow in 16 bits as in 32.
+        traffic: {class of memory traffic: share of the bandwidth that it reaches}, the usual class
+            first. The shares are first guesses; `make fit` replaces them (`traffic_*`).
+        functions: {name of an ATen call without overload: class of its memory traffic}.
+        extent: Function of (name, arguments, inputs) that returns a length. The length affects the
+            time in addition to the number of elements. It may use `shape`, `dim()` and `numel()`
+            of tensors.
+        is_matrix: True if the operators run on matrix units.
+        work: {class of traffic: FLOPs on CUDA cores per element read or written}. First guesses
+            (`work_*`), 1 by default. This work limits kernels that take as long in 16 bits as in
+            32.
         row_work: The same per row of `extent` elements (`row_work_*`).
-        gathers: Calls that read only as much of a table as they write.
+        gathers: Calls that read only as many bytes of a table as they write.
     """
 
     name: str
@@ -36,17 +38,17 @@ class Kind(NamedTuple):
 
     @property
     def usual_traffic(self) -> str:
-        """Class of traffic of calls without one of their own. Matrix operators share a constant."""
+        """The first class of memory traffic, or the kind's name if it has no classes."""
         return next(iter(self.traffic), self.name)
 
 
 def _calls(**calls: str) -> dict[str, str]:
-    """Return {call: class of traffic} from the calls of each class."""
+    """Return {call: class of traffic} from the space-separated calls of each class."""
     return {call: traffic for traffic, names in calls.items() for call in names.split()}
 
 
 def _normalised(name: str, args: Sequence[Any], inputs: Sequence[Any]) -> int:
-    """Return the elements that share a mean."""
+    """Return the number of elements that a norm averages over."""
     x = args[0]
     if "layer_norm" in name or "rms_norm" in name:
         shape = args[2] if "backward" in name else args[1]
@@ -55,13 +57,13 @@ def _normalised(name: str, args: Sequence[Any], inputs: Sequence[Any]) -> int:
 
 
 def _summed(name: str, args: Sequence[Any], inputs: Sequence[Any]) -> int:
-    """Return the elements that share a sum of exponentials."""
+    """Return the number of elements in the sum of a softmax."""
     x = args[0]
     return int(x.shape[args[2] if "backward" in name else args[1]]) if x.dim() else 1
 
 
 def _window(name: str, args: Sequence[Any], inputs: Sequence[Any]) -> int:
-    """Return the elements of a pooling window."""
+    """Return the number of elements of a pooling window."""
     if "adaptive" in name:
         sizes = [t.numel() for t in inputs]
         return max(1, max(sizes) // max(1, min(sizes)))
@@ -70,7 +72,7 @@ def _window(name: str, args: Sequence[Any], inputs: Sequence[Any]) -> int:
 
 
 _KINDS = (
-    # elementwise: also all calls without an entry. Updates of optimizers are limited by bytes too.
+    # Calls without an entry are elementwise too. So are optimizers' updates, limited by bytes.
     Kind("elementwise", traffic={"elementwise": 0.8}),
     Kind(
         "optimizer",
@@ -97,10 +99,10 @@ _KINDS = (
         ),
         gathers="embedding index index_select gather",
     ),
-    # only the host works: metadata calls, and modules entered
+    # These kinds cost time on the host only: calls that change metadata, and modules entered.
     Kind("view"),
     Kind("module"),
-    # on matrix units
+    # These kinds run on matrix units.
     Kind("gemm", is_matrix=True),
     Kind("conv", traffic={"conv": 0.75}, is_matrix=True),
     Kind("conv_dgrad", traffic={"conv_dgrad": 0.75}, is_matrix=True),
@@ -193,12 +195,12 @@ _KINDS = (
 )
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 FUNCTIONS: dict[str, Kind] = {function: kind for kind in _KINDS for function in kind.functions}
-"""Kind of every ATen call that is listed."""
+"""Kind of each listed ATen call."""
 TRAFFIC_SHARES: dict[str, float] = {
     name: share for kind in _KINDS for name, share in kind.traffic.items()
 }
-"""First guess of the share of the memory bandwidth that each class of traffic reaches."""
+"""First guess of the share of the memory bandwidth, by class of memory traffic."""
 WORK: dict[str, float] = {name: work for kind in _KINDS for name, work in kind.work.items()}
 ROW_WORK: dict[str, float] = {name: work for kind in _KINDS for name, work in kind.row_work.items()}
-"""First guesses of FLOPs per element and per row, by class of traffic."""
+"""First guesses of FLOPs on CUDA cores per element and per row, by class of memory traffic."""
 GATHERS: frozenset[str] = frozenset(name for kind in _KINDS for name in kind.gathers.split())

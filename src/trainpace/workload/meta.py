@@ -1,8 +1,9 @@
-"""Trees of tensors, and copies of a model without its data.
+"""Map over trees of tensors, and copy a model to the meta device without its data.
 
-`copy.deepcopy` rejects computed tensors (old `weight_norm` stores one), locks, modules and
-generators, and shares functions, with the original model in their closures. Here such tensors are
-replaced like all others, functions get closures of their own, and what cannot be copied is shared.
+`copy.deepcopy` does not work for all models. It rejects non-leaf tensors (which old `weight_norm`
+stores), locks, modules and generators. It also shares functions, so closures keep references to the
+original model. `Copier` replaces non-leaf tensors like all others and copies closures. It shares
+objects that cannot be copied.
 """
 
 import copy
@@ -21,7 +22,7 @@ from torch import nn
 def tensors_in(tree: Any) -> Iterable[torch.Tensor]:
     """Yield the tensors in nested lists, tuples and dicts, and in graphs of torch_geometric.
 
-    A sparse tensor yields its values and indices.
+    For a sparse tensor, its values and indices are yielded.
     """
     if isinstance(tree, torch.Tensor):
         if tree.layout is torch.sparse_coo:
@@ -53,7 +54,7 @@ def _is_graph(value: Any) -> bool:
 
 
 MOST_VALUES = 1000
-"""Size limit for host tensors (not parameters or buffers) that keep values for counting."""
+"""Maximum elements of a host tensor that keeps its values. Parameters and buffers never do."""
 _PLAIN = frozenset(
     (
         type(None),
@@ -74,14 +75,18 @@ _OWN = object()
 
 
 class Copier:
-    """Copies its argument, each object once. `memo` has earlier copies by id of the original."""
+    """Copier that copies each object once.
+
+    Args:
+        memo: {id of an original: its copy}, for objects that were copied before.
+    """
 
     def __init__(self, memo: dict[int, Any]) -> None:
         self.memo = memo
         self._originals: list[Any] = []  # keeps ids unique
 
     def __call__(self, value: Any) -> Any:
-        if type(value) in _PLAIN:  # first, since a model of 50 layers has ten thousand of them
+        if type(value) in _PLAIN:  # tested first: a model of 50 layers has ten thousand of them
             return value
         found = self.memo.get(id(value), _OWN)
         if found is not _OWN:
@@ -134,7 +139,7 @@ class Copier:
             return self._store(value, value)
 
     def _function(self, function: FunctionType) -> Any:
-        """Copy a function. Its closure gets copies of modules, tensors and functions."""
+        """Copy a function, and the modules, tensors and functions in its closure."""
         cells = [_content(cell) for cell in function.__closure__ or ()]
         if not any(isinstance(content, _COPIED_IN_CLOSURES) for content in cells):
             return self._store(function, function)
@@ -152,7 +157,7 @@ class Copier:
         return new
 
     def _rebuilt(self, value: Any, reduced: Any) -> Any:
-        """Copy as pickle would, in this process."""
+        """Copy an object from the result of its `__reduce_ex__`, as pickle does."""
         if isinstance(reduced, str):
             return value
         make, args, state, items, pairs = (*reduced, None, None, None)[:5]
@@ -182,7 +187,7 @@ _COPIED_IN_CLOSURES = nn.Module | torch.Tensor | FunctionType | MethodType
 
 @functools.cache
 def _is_plain(kind: type[nn.Module]) -> bool:
-    """Return True if modules of this class have no pickling of their own."""
+    """Return True if a module class does not customize pickling."""
     names = (
         "__new__",
         "__reduce__",
@@ -197,9 +202,12 @@ def _is_plain(kind: type[nn.Module]) -> bool:
 def meta_memo(
     model: nn.Module, known: Mapping[int, Any], dtype: torch.dtype | None = None
 ) -> dict[int, Any]:
-    """Return meta tensors for the parameters and buffers of a model, by the ids of the originals.
+    """Return {id of a parameter or buffer: meta tensor} for a model.
 
-    Those in `known` are skipped. `dtype` is for floating-point numbers; None keeps theirs.
+    Args:
+        model: The model.
+        known: Mapping with the ids of tensors to skip.
+        dtype: Dtype of floating-point tensors. None keeps the original dtypes.
     """
     memo: dict[int, Any] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
@@ -214,7 +222,10 @@ def meta_memo(
 def meta_optimizer(
     optimizers: Sequence[torch.optim.Optimizer], memo: Mapping[int, Any]
 ) -> torch.optim.Optimizer:
-    """Copy an optimizer, or several of one kind as one, without states, for copied parameters."""
+    """Copy an optimizer without its states, for copied parameters.
+
+    Several optimizers of one class become one.
+    """
     first = optimizers[0]
     fresh = copy.copy(first)
     fresh.state = type(first.state)(first.state.default_factory) if first.state is not None else {}
@@ -229,10 +240,14 @@ def meta_optimizer(
 def on_meta(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, dtype: torch.dtype | None = None
 ) -> tuple[nn.Module, torch.optim.Optimizer | None]:
-    """Copy a model without weights, and its optimizer.
+    """Copy a model and its optimizer to the meta device.
 
-    Tied weights stay tied, which `Module.to("meta")` would undo. `dtype` is for floating-point
-    numbers; None keeps the model's.
+    Unlike with `Module.to("meta")`, tied weights stay tied.
+
+    Args:
+        model: The model.
+        optimizer: Its optimizer, or None.
+        dtype: Dtype of floating-point tensors. None keeps the model's dtypes.
     """
     copier = Copier(meta_memo(model, {}, dtype))
     copied: nn.Module = copier(model)
@@ -247,7 +262,10 @@ def _content(cell: CellType) -> Any:
 
 
 def bare(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a meta tensor or parameter like the given one. Small host constants keep values."""
+    """Return a meta tensor or parameter like the given one.
+
+    Small host tensors (`MOST_VALUES`) keep their values, since a model may read them.
+    """
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(torch.empty_like(tensor, device="meta"), tensor.requires_grad)
     learns = tensor.is_leaf and tensor.requires_grad
@@ -262,14 +280,14 @@ def bare(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def without_data(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a meta tensor of the same sizes; a sparse one has as many values."""
+    """Return a meta tensor of the same shape. A sparse tensor keeps its number of values."""
     if tensor.layout is not torch.strided:
         return sparse(tuple(tensor.shape), tensor._nnz(), dtype or tensor.dtype)
     return torch.empty_like(tensor, dtype=dtype, device="meta")
 
 
 def sparse(sizes: tuple[int, ...], values: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a sparse meta tensor with a number of values."""
+    """Return a sparse meta tensor with the given shape and number of values."""
     indices = torch.empty(len(sizes), values, dtype=torch.int64, device="meta")
     numbers = torch.empty(values, dtype=dtype, device="meta")
     made = torch.sparse_coo_tensor(indices, numbers, sizes, device="meta", check_invariants=False)

@@ -1,4 +1,4 @@
-"""The model that the user names, parsed once. Does not import numpy or torch."""
+"""Parse a model spec, the text by which the user names a model. Does not import numpy or torch."""
 
 import functools
 import importlib
@@ -8,30 +8,37 @@ from trainpace.core.errors import TrainpaceError
 
 Library = Literal["timm", "torchvision", "transformers", "diffusers"]
 Kind = Literal["built_in", Library, "code", "script", "workload", "unknown"]
-"""built_in: NAME. code: FILE.py:NAME. script: FILE.py without a name, which is not a model.
-workload: a saved trace, FILE.json. unknown: WORD:NAME with a word that is not in `Kind`."""
+"""Kinds of model specs.
+
+- built_in: NAME.
+- A library: LIBRARY:NAME.
+- code: FILE.py:NAME.
+- script: FILE.py without a name. It is not a model.
+- workload: A saved trace, FILE.json.
+- unknown: WORD:NAME with an unknown word.
+"""
 LIBRARIES: tuple[Library, ...] = get_args(Library)
 FORMS = (
     "timm:NAME, torchvision:NAME, transformers:CONFIG.json, diffusers:CONFIG.json, FILE.py:FUNCTION"
 )
-"""All ways to name a model that is not built in, for messages."""
+"""Forms of a model spec for models that are not built in, for messages."""
 
 
 class Traced(Protocol):
-    """A `Workload`, whose class this module cannot import."""
+    """Protocol of `Workload`, since importing its class would import numpy."""
 
     @property
     def model(self) -> str: ...
 
 
 class ModelSpec(NamedTuple):
-    """A model spec and its parts. FILE.py:NAME can also name a dataset or a DataLoader.
+    """Parsed model spec. FILE.py:NAME can also name a dataset or a DataLoader.
 
     Attributes:
         text: The spec as the user wrote it. For a `Workload` in memory, the name of its model.
         kind: How the model is defined.
         name: The spec without its prefix: a model's name, a function's name, or a path.
-        path: The file that defines the model, or "" if a library or this package does.
+        path: The file that defines the model. Empty if a library or this package defines it.
     """
 
     text: str
@@ -41,22 +48,22 @@ class ModelSpec(NamedTuple):
 
     @classmethod
     def of(cls, model: str | Traced) -> "ModelSpec":
-        """Return the spec of a text or of a `Workload`. Accepts any text and reads no file."""
+        """Parse a text or a `Workload`. Any text is accepted, and no file is read."""
         return _parse(model) if isinstance(model, str) else cls(model.model, "workload", "")
 
     @property
     def is_saved(self) -> bool:
-        """True if the model is traced already: a workload in memory or in a file."""
+        """True if the model is already traced: a workload in memory or in a file."""
         return self.kind == "workload"
 
     @property
     def runs_code(self) -> bool:
-        """True if building the model runs the user's own code, which also provides its data."""
+        """True if the user's own code builds the model. That code also provides the samples."""
         return self.kind == "code"
 
     @property
     def is_library(self) -> bool:
-        """True if another package than this one defines the model."""
+        """True if a library other than this package defines the model."""
         return self.kind in LIBRARIES
 
     @property
@@ -66,7 +73,10 @@ class ModelSpec(NamedTuple):
 
     @property
     def can_checkpoint(self) -> bool:
-        """True if the model surely supports activation checkpointing. The user's code may not."""
+        """True if the model is known to support activation checkpointing.
+
+        Models of the user's own code may support it too.
+        """
         return self.kind in ("workload", "transformers", "timm", "diffusers")
 
     @property
@@ -75,18 +85,18 @@ class ModelSpec(NamedTuple):
 
     @property
     def plain_name(self) -> str:
-        """The name without its library, where libraries agree on what a name means."""
+        """The name without its library, if the libraries use it for the same model."""
         return self.name if self.kind in ("built_in", "timm", "torchvision") else self.text
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """All specs of this model. Built-in models are torchvision's, layer by layer."""
+        """All specs of this model. Built-in models equal torchvision's layer by layer."""
         if self.kind in ("built_in", "torchvision"):
             return self.name, f"torchvision:{self.name}"
         return (self.text,)
 
     def with_path(self, path: object) -> str:
-        """Return the spec of the same model if its file lies at `path`."""
+        """Return the spec of the same model with its file at another path."""
         if self.kind == "code":
             return f"{path}:{self.name}"
         if self.kind in ("transformers", "diffusers"):
@@ -112,10 +122,10 @@ def _parse(text: str) -> ModelSpec:
 
 
 def import_package(module: str, package: str) -> Any:
-    """Import a module of a package that may be missing.
+    """Import a module of an optional package.
 
     Raises:
-        TrainpaceError: With the command that installs the package.
+        TrainpaceError: If the package is missing. The hint is the command that installs it.
     """
     try:
         return importlib.import_module(module)

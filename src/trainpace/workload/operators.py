@@ -1,7 +1,8 @@
-"""Conversion of one dispatched ATen call to the rows that CUDA would run for it.
+"""Convert one dispatched ATen call to rows, one for each kernel that CUDA would run for it.
 
-A row has a kind, FLOPs, bytes, launches and sizes; `trainpace.workload.workload` names the sizes of
-each kind. Rows of kind `view` and `module` cost only the host: metadata calls, and modules entered.
+A row has a kind, FLOPs, bytes, launches and sizes. `trainpace.workload.workload` names the sizes of
+each kind. Rows of kind `view` (calls that change metadata) and `module` (modules entered) cost time
+on the host only.
 """
 
 import math
@@ -24,14 +25,31 @@ from trainpace.workload.workload import (
 )
 
 FOREACH_TENSORS_PER_LAUNCH = 36
-"""ATen's multi_tensor_apply passes 110 to 30 tensors per launch for 1 to 5 lists; 36 for 4 (Adam).
+"""Tensors per launch of a foreach kernel.
+
+ATen's multi_tensor_apply passes 110 to 30 tensors per launch for 1 to 5 lists of tensors. Adam has
+4 lists, and so 36 tensors.
 """
 FOREACH_ELEMENTS_PER_LAUNCH = 320 * 65536
-"""320 blocks of 65536 elements per launch (ATen/native/cuda/MultiTensorApply.cuh)."""
+"""Elements per launch of a foreach kernel: 320 blocks of 65536 elements.
+
+Source: ATen/native/cuda/MultiTensorApply.cuh.
+"""
 
 
 class Row(NamedTuple):
-    """One operator at one batch size."""
+    """Operator at one batch size.
+
+    Attributes:
+        kind: Name of a `kinds.Kind`.
+        function: Name of the ATen call.
+        half: True for arithmetic in 16 bits.
+        launches: Number of kernels. 0 if only the host works.
+        flops: FLOPs.
+        read_bytes: Bytes that the kernels read.
+        written_bytes: Bytes that the kernels write.
+        dims: Sizes, in the order of the kind's named tuple in `workload`.
+    """
 
     kind: str
     function: str
@@ -44,7 +62,7 @@ class Row(NamedTuple):
 
 
 class Call(NamedTuple):
-    """An ATen call, with the tensors among its arguments and results."""
+    """ATen call, with the tensors among its arguments and results."""
 
     func: Any
     name: str
@@ -57,7 +75,7 @@ class Call(NamedTuple):
     def row(
         self, kind: str, launches: int, of: torch.Tensor, flops: float, sizes: tuple[float, ...]
     ) -> Row:
-        """Return a row that reads all inputs and writes all outputs, in the format of `of`."""
+        """Return a row that reads all inputs and writes all outputs. `of` decides the format."""
         half, read, written = _is_half([of]), _bytes(self.inputs), _bytes(self.outputs)
         return Row(kind, self.name, half, launches, flops, read, written, sizes)
 
@@ -69,12 +87,19 @@ _ON_THE_HOST = _FREE | set(
     "empty empty_like empty_strided new_empty new_empty_strided lift_fresh resize_ _unsafe_view"
     " _local_scalar_dense".split()
 )
-"""Allocations, and other calls that touch no memory of the device."""
+"""Calls that touch no memory of the device, such as allocations."""
 _VIEW = Row("view", "view", False, 0, 0.0, 0.0, 0.0, ())
 
 
 def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> list[Row]:
-    """Return the rows of one ATen call. Calls that cost nothing have none."""
+    """Return the rows of one ATen call. The list is empty for calls without cost.
+
+    Args:
+        func: The ATen operator.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        out: Its result.
+    """
     name = func._schema.name.partition("::")[2]
     if func.is_view or name in _ON_THE_HOST:
         return [] if name in _FREE else [_VIEW]
@@ -111,9 +136,10 @@ def _memory_bound(call: Call) -> list[Row]:
 
 
 def _function_of(call: Call) -> str:
-    """Return the call's name, or ours for a call that works differently with these arguments."""
+    """Return the name of a call. Some arguments change how a call runs, and so its name."""
     if call.name == "native_batch_norm" and call.args[5] is False:
-        return "native_batch_norm_inference"  # one pass with known means; training takes two
+        # inference knows the means and needs one pass over the input; training needs two
+        return "native_batch_norm_inference"
     if call.name == "add_" and isinstance(call.args[1], torch.Tensor):
         return "sparse_add_" if call.args[1].layout is torch.sparse_coo else "add_"
     return call.name
@@ -122,10 +148,10 @@ def _function_of(call: Call) -> str:
 def _traffic(call: Call, name: str) -> tuple[float, float]:
     """Return the bytes (read, written)."""
     read, written = _bytes(call.inputs), _bytes(call.outputs)
-    if name == "sparse_add_":  # only the rows of a table that its sparse gradient has
+    if name == "sparse_add_":  # touches only the table rows that have a gradient
         rows = _bytes(tensors_in(call.args[1]))
         return 2 * rows, rows
-    if name == "blockwise_update_":  # writes all but the gradient
+    if name == "blockwise_update_":  # writes everything except the gradient
         written = read - _bytes(call.inputs[1:2])
     elif call.func._schema.is_mutable and not call.outputs:
         written = _bytes(call.inputs[:1])
@@ -136,7 +162,7 @@ def _traffic(call: Call, name: str) -> tuple[float, float]:
 
 
 def _recurrent(call: Call) -> list[Row]:
-    """Return a row for each kernel of a recurrent layer that runs."""
+    """Return a row for each kernel of a recurrent layer."""
     x, rows = call.args[0], []
     half, width = _is_half([x]), x.element_size()
     for part in parts_of(call.name, call.args):
@@ -161,15 +187,16 @@ def _gemm(call: Call) -> list[Row]:
 
 
 def offsets_of(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Return where the groups of a grouped matmul end."""
+    """Return the tensor of end offsets of the groups of a grouped matmul, or None."""
     return args[2] if len(args) > 2 else kwargs.get("offs")
 
 
 def _grouped_gemm(call: Call) -> list[Row]:
-    """One matmul per group of rows. Groups count as equally large: who goes where is data.
+    """Return the row of a grouped matmul, one matmul per group.
 
-    The groups divide the rows of the result if `b` has a matrix per group, its columns if `a` has
-    one, and the summed dim if neither has (the gradient of the experts' weights).
+    The groups are assumed to be equally large, because routing depends on values. If `b` has a
+    matrix per group, the groups divide the rows of the result. If `a` has one, they divide its
+    columns. If neither has, they divide the summed dim, as in the gradient of the experts' weights.
     """
     a, b = call.args[:2]
     offsets = offsets_of(call.args, call.kwargs)
@@ -181,7 +208,7 @@ def _grouped_gemm(call: Call) -> list[Row]:
         m /= groups
     elif b.dim() == 2:
         n /= groups
-    # one kernel for all groups, or one for each (_grouped_mm_fallback)
+    # bf16 has one kernel for all groups, other dtypes one per group (_grouped_mm_fallback)
     launches = 1 if a.dtype == torch.bfloat16 else groups
     return [call.row("gemm", launches, a, 2.0 * groups * m * n * k, (groups, m, n, k))]
 
@@ -207,7 +234,7 @@ def _convolution_row(
     groups: int,
     y: torch.Tensor,
 ) -> Row:
-    """Return the row of a convolution or of one of its gradients, which have the same FLOPs."""
+    """Return the row of a convolution or of one of its gradients. All have the same FLOPs."""
     positions = x if transposed else y
     per_channel = weight.numel() // weight.shape[0]
     flops = (
@@ -227,8 +254,8 @@ def _convolution_row(
 
 
 def _is_channels_last(x: torch.Tensor) -> bool:
-    # a permuted tensor keeps its strides through element-wise operators, so a model may be NHWC
-    # inside without asking for it
+    # element-wise operators keep the strides of a permuted tensor, so parts of a model may run in
+    # NHWC without memory_format=torch.channels_last
     if x.dim() != 4 or x.shape[1] == 1 or x.is_contiguous():
         return False
     return x.is_contiguous(memory_format=torch.channels_last) or x.stride(1) == 1
@@ -247,7 +274,11 @@ def _convolution_backward(call: Call) -> list[Row]:
 
 
 def _sparse_product(call: Call) -> list[Row]:
-    """Each value reads a row of the dense matrix. The kernel works like an embedding lookup."""
+    """Return the row of a sparse matmul.
+
+    For each value of the sparse matrix, the kernel reads a row of the dense one, like an embedding
+    lookup.
+    """
     indices, values, dense = call.args[:3]
     rows = values.numel() * math.prod(dense.shape[1:])
     read, written = _bytes([indices, values]) + rows * dense.element_size(), _bytes([call.out])
@@ -256,8 +287,11 @@ def _sparse_product(call: Call) -> list[Row]:
 
 
 def _attention(call: Call) -> list[Row]:
-    """Fused attention: 2 matmuls forward, 5 backward. A causal mask halves them; a kernel that
-    skips masked keys counts only the keys seen."""
+    """Return the row of fused attention, with 2 matmuls in the forward and 5 in the backward pass.
+
+    A causal mask halves their FLOPs. For a kernel that skips masked keys, only the keys that a
+    query sees count.
+    """
     backward = "backward" in call.name
     q, k, v = call.args[1:4] if backward else call.args[:3]
     names = [argument.name for argument in call.func._schema.arguments]
@@ -273,7 +307,7 @@ def _attention(call: Call) -> list[Row]:
     sizes = AttentionSizes(batch, heads, q_length, k_length, head_dim, int(causal), other, seen)
     name = call.name
     if other and given.get("attn_bias") is None:
-        name = name.replace("efficient_", "")  # cards differ in which kernels they have for it
+        name = name.replace("efficient_", "")  # the kernel for this case differs between cards
     row = call.row(kind, 2 if backward else 1, q, flops, sizes)
     return [row._replace(function=name.strip("_"))]
 
@@ -306,7 +340,7 @@ _BY_NAME: dict[str, Callable[[Call], list[Row]]] = {
 
 
 def matrices_of(name: str, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-    """Return the two matrices of a matmul, the weight of a convolution, or nothing."""
+    """Return the two matrices of a matmul or the weight of a convolution. Empty for other calls."""
     if name in _GEMMS or name == GROUPED:
         first, second = _GEMMS.get(name, (0, 1))
         return args[first], args[second]
@@ -314,7 +348,7 @@ def matrices_of(name: str, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> float:
-    """Return the bytes that a kernel must touch. An expanded dim counts once."""
+    """Return the bytes that a kernel must touch. Expanded dims (stride 0) count once."""
     total = 0
     for t in tensors:
         if t.device.type == "meta":
