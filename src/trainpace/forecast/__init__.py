@@ -1,4 +1,4 @@
-"""Step time and memory of a workload on a cluster, and how well that agrees with what others measured."""
+"""Forecasts of step time and memory for a workload on a cluster, and their measured accuracy."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,9 @@
-"""`ForecastTable`: arrays over executions, and full records of the rows that are asked for."""
+"""Forecasts of many executions as arrays, and full records of selected rows.
+
+Shapes: n is the number of executions. Arrays of a `ForecastTable` have shape (n,), one value per
+execution. Arrays of a `RowKernels` have one value per row of an operator table. Times are in
+milliseconds if their name ends in `_ms`, and in seconds if it ends in `_s`.
+"""
 
 from __future__ import annotations
 
@@ -57,16 +62,20 @@ if TYPE_CHECKING:
     from trainpace.forecast.forecaster import Forecaster
 
 MOST_COMPARED = 2048
-"""Rows that are compared with measurements in one pass, which bounds its memory."""
+"""Rows that are compared with measurements in one pass. The limit bounds the memory."""
 LAUNCH_BOUND = 0.3
-"""Share of a step that waits for the host, above which the step is called launch-bound."""
+"""Share of host overhead in a step above which the step is called launch-bound."""
 
 
 class RowKernels(NamedTuple):
-    """The kernels of one execution on the pipeline stage that a rank has.
+    """Kernels of one execution on one rank.
 
-    held: of each row of the table, the share that the rank has, from 0 to 1; of the optimizer's,
-    as they are sharded or offloaded. times: with that share.
+    Attributes:
+        table: Operators of the execution.
+        times: Seconds of each operator row on the rank, already multiplied by `held`.
+        log_sd: Standard deviation of the logarithm of each row's time.
+        held: Share of each operator row that the rank computes, from 0 to 1. For rows of the
+            optimizer, the share depends on sharding, and it is 0 if the optimizer is offloaded.
     """
 
     table: RankTable
@@ -76,12 +85,19 @@ class RowKernels(NamedTuple):
 
 
 class ForecastTable:
-    """Forecasts of n executions: arrays of n, and full records of the rows that are asked for.
+    """Forecasts of n executions as arrays of shape (n,), and full records of selected rows.
 
-    Times are NaN in rows without a time. parts: milliseconds by the names of `StepTime`'s parts,
-    which add up to step_ms. exposed: communication by kind. clash: a position in CLASHES, 0 for
-    none. why: a position in `reasons`, 0 for none. fits: within the device's memory (True if its
-    size is unknown). uneven: the stages have unequal numbers of blocks.
+    Times are NaN in rows without a forecast.
+
+    Attributes:
+        step_ms: Step time. It is the sum of `parts`.
+        parts: Milliseconds per part of the step, by the field names of `StepTime`.
+        exposed: Milliseconds of exposed communication, by kind.
+        memory: Peak memory of the fullest rank.
+        fits: True if the memory fits the device, or if the device's memory size is unknown.
+        clash: Index in `CLASHES` of the rule that the execution breaks, or 0.
+        why: Index in `reasons` of the reason why there is no forecast, or 0.
+        uneven: True if the pipeline stages have unequal numbers of blocks.
     """
 
     step_ms: Floats
@@ -100,12 +116,20 @@ class ForecastTable:
         self._largest_by_kind: dict[Execution, int | None] = {}
 
     def refuse(self, rows: NDArray[np.intp], reason: str) -> None:
-        """Note why some rows have no time."""
+        """Store the reason why some rows have no forecast.
+
+        Args:
+            rows: Indices of the rows.
+            reason: Sentence for the user.
+        """
         self.why[rows] = len(self.reasons)
         self.reasons.append(reason)
 
     def page_states(self) -> None:
-        """Add up the step, with optimizer states that move to the host if memory is full."""
+        """Add the time of paging optimizer states to the host, then add up the step times.
+
+        Only paged optimizers have such states. They move if the device's memory is full.
+        """
         cluster = self.forecaster.target.cluster
         capacity = cluster.device.memory_gib
         gib = None if capacity is None else capacity.value
@@ -122,19 +146,23 @@ class ForecastTable:
         return len(self.grid)
 
     def execution(self, i: int) -> Execution:
-        """Return execution `i`. Raises `Contradiction` if its sizes contradict each other."""
+        """Return execution `i`.
+
+        Raises:
+            Contradiction: If the sizes of the execution contradict each other.
+        """
         if i not in self._executions:
             self._executions[i] = self.grid.execution(i)
         return self._executions[i]
 
     @property
     def timed(self) -> Flags:
-        """Rows with a time."""
+        """Mask of the rows with a forecast."""
         return np.asarray((self.clash == 0) & (self.why == 0))
 
     @property
     def feasible(self) -> Flags:
-        """Rows that can run: with a time, and enough memory."""
+        """Mask of the rows that can run: they have a forecast and fit in memory."""
         return np.asarray(self.timed & self.fits)
 
     @cached_property
@@ -144,18 +172,18 @@ class ForecastTable:
 
     @property
     def low_ms(self) -> Floats:
-        """The lower ends of the intervals of `step_ms`."""
+        """Lower ends of the 90% intervals of `step_ms`."""
         return self.step_ms * [np.nan if spread is None else spread.low for spread in self._spreads]
 
     @property
     def high_ms(self) -> Floats:
-        """The upper ends of the intervals of `step_ms`."""
+        """Upper ends of the 90% intervals of `step_ms`."""
         return self.step_ms * [
             np.nan if spread is None else spread.high for spread in self._spreads
         ]
 
     def reason(self, i: int) -> str:
-        """Return why row `i` has no time; empty if it has one."""
+        """Return the reason why row `i` has no forecast, or "" if it has one."""
         if self.why[i]:
             return self.reasons[int(self.why[i])]
         return str(self._contradiction(i)) if self.clash[i] else ""
@@ -163,10 +191,14 @@ class ForecastTable:
     def forecasts(
         self, schedule: Schedule | None = None, conditions: JobConditions = ASSUMED
     ) -> list[Forecast]:
-        """Return the full records of all rows, with the whole training if a `schedule` is given.
+        """Return the full records of all rows.
+
+        Args:
+            schedule: Length of the training. If given, records include the time of the training.
+            conditions: Conditions of the job, such as checkpoints and failures.
 
         Raises:
-            Contradiction: for the first row whose sizes contradict each other.
+            Contradiction: If the sizes of an execution contradict each other.
         """
         kernels = self._kernels(range(len(self)))
         return [
@@ -177,21 +209,25 @@ class ForecastTable:
     def forecast(
         self, i: int, schedule: Schedule | None = None, conditions: JobConditions = ASSUMED
     ) -> Forecast:
-        """Return the full record of row `i`. Raises `Contradiction` as `forecasts` does."""
+        """Return the full record of row `i`.
+
+        Arguments and errors are those of `forecasts`.
+        """
         return self._with_job(self._record(i, self._kernels([i])[0]), schedule, conditions)
 
     def brief(self, i: int) -> Forecast:
-        """Return row `i` as this table has it: step, interval, memory, exposed communication.
+        """Return a short record of row `i`: step, interval, memory and exposed communication.
 
-        Nothing is forecast again. The record lacks what takes longer: the heaviest operators,
-        scaling, utilisation and the largest micro-batch.
+        The record has no heaviest operators, scaling efficiency, utilization or largest
+        micro-batch, because these take longer to compute.
         """
         return self._brief(i, self._kernels([i])[0])
 
     def roofline(self, i: int) -> Roofline | None:
-        """Return the heaviest operators of a rank of execution `i` under the device's roofs.
+        """Return the roofline of the heaviest operators of execution `i` on one rank.
 
-        None if the roofs are unknown or the row has no time.
+        The result is None if the device's peak rate or bandwidth is unknown, or if the row has no
+        forecast.
         """
         (row,) = self._kernels([i])
         if row is None:
@@ -201,9 +237,9 @@ class ForecastTable:
         return roofline_of(row.table.operators, row.times.device_s, row.held, repeats, e, device)
 
     def shares(self) -> list[Floats]:
-        """Return what the step of every row is made of, by `intervals.PARTS`.
+        """Return the composition of every row's step, as one array of shares per row.
 
-        All rows must have a time.
+        The shares are in the order of `intervals.PARTS`. All rows must have a forecast.
         """
         shares = []
         for i, row in enumerate(self._kernels(range(len(self)))):
@@ -227,7 +263,7 @@ class ForecastTable:
         return contradiction(int(self.clash[i]), self.grid, i, facts)
 
     def _kernels(self, rows: Sequence[int]) -> list[RowKernels | None]:
-        """Return the kernels of some rows; None for rows without a time."""
+        """Return the kernels of some rows. Rows without a forecast get None."""
         evaluated, target = self.forecaster.evaluated, self.forecaster.target
         kernels: list[RowKernels | None] = [None] * len(rows)
         positions = np.flatnonzero(self.timed[np.asarray(rows)])
@@ -244,9 +280,10 @@ class ForecastTable:
         return kernels
 
     def _held(self, i: int, table: RankTable, device_s: Floats) -> Floats:
-        """Return the share of each row that a rank has.
+        """Return the share of each operator row that a rank computes (`RowKernels.held`).
 
-        It has the blocks of its stage, and of the optimizer what that was forecast to take.
+        Rows inside blocks are divided by the number of stages. The rows of the optimizer are
+        scaled so that their sum is the forecast `optimizer_ms`.
         """
         held = 1.0 - table.inside * (1.0 - 1.0 / int(self.grid.pp[i]))
         whole_ms = 1e3 * float(device_s[table.updates].sum())
@@ -268,9 +305,9 @@ class ForecastTable:
 
     @cached_property
     def outside_sds(self) -> Floats:
-        """Standard deviations of the logarithm of steps from causes outside of their parts.
+        """Standard deviations of log(step time) that no part of the step accounts for.
 
-        These are the host's speed, and layers of experts.
+        The causes are the unknown speed of the host, and expert layers.
         """
         host = self.forecaster.target.host
         experts = EXPERTS_SD if self.forecaster.workload.has_experts else 0.0
@@ -328,7 +365,7 @@ class ForecastTable:
     def _software(self, execution: Execution) -> RunningSoftware:
         target, traced = self.forecaster.target, self.forecaster.evaluated.traced.workload
         if target.kernels.traces_cpu:
-            return NO_SOFTWARE  # it was measured with the machine
+            return NO_SOFTWARE  # A calibrated machine was measured with its own software.
         compiles = execution.compile or target.software.compiles
         device = target.cluster.device
         return running_software(traced, target.software, device, execution.precision, compiles)
@@ -340,7 +377,7 @@ class ForecastTable:
         if row is None or brief.step is None:
             return brief
         form = self.forecaster.workload.form(execution.precision)
-        # a model's own FLOPs do not depend on how its software computes them
+        # FLOPs for MFU come from the plain trace. They must not depend on how the software computes.
         traced = self.forecaster.evaluated.traced.workload.form(execution.precision)
         flops = _model_flops(traced.operators, execution) * execution.data_parallel_size
         repeats = np.where(row.table.updates, 1, execution.accumulation)
@@ -364,22 +401,24 @@ class ForecastTable:
             return None
         target = self.forecaster.target
         mfu = flops_per_step / (step_ms * 1e-3 * peak_flop_per_s * target.cluster.num_devices)
-        # unlike a datasheet's, a machine's highest rate may have been measured while other
-        # processes had its cores
+        # The peak rate of a calibrated machine is measured. Other processes may have slowed down
+        # that measurement, so an impossible MFU is dropped.
         return None if target.kernels.traces_cpu and mfu > MFU_LIMIT else mfu
 
     def _largest(self, execution: Execution) -> int | None:
-        """Return the largest micro-batch, computed once for all micro-batches of an execution."""
+        """Return the largest micro-batch that fits. The result is cached per execution."""
         kind = replace(execution, micro_batch=1)
         if kind not in self._largest_by_kind:
             self._largest_by_kind[kind] = self.forecaster.largest_micro_batch(kind)
         return self._largest_by_kind[kind]
 
     def _scaling(self, execution: Execution, step_ms: float) -> tuple[float | None, int | None]:
-        """Return (throughput per device over that of the reference, devices of the reference).
+        """Return the scaling efficiency, and the number of devices of its reference.
 
-        The reference is the smallest execution of `shapes` that fits. (None, None) for one device,
-        or if nothing smaller fits. Memory of unknown size counts as enough.
+        The efficiency is the throughput per device, divided by that of the reference. The reference
+        is the smallest execution from `shapes.alone` and `shapes.fewer_ranks` that fits in memory.
+        A device of unknown memory size fits everything. Both values are None on one device, or if
+        nothing smaller fits.
         """
         if execution.world_size == 1:
             return None, None
@@ -404,16 +443,16 @@ class ForecastTable:
 
 
 def _model_flops(operators: Operators, execution: Execution) -> float:
-    """Return the FLOPs of the model itself on one rank.
+    """Return the model FLOPs of one step on one rank.
 
-    These are those of matrix operators, without what fused attention computes twice.
+    Only matrix operators count. Work that fused attention repeats in the backward pass does not.
     """
     flops = at_batch(operators.flops, execution.micro_batch) * operators.count
     weights = dict.fromkeys(MATRIX_KINDS, 1.0) | {
         "attention_backward": ATTENTION_BACKWARD_MODEL_SHARE
     }
     rows = zip(operators.kind, operators.phase, flops.tolist(), strict=True)
-    # Muon's matmuls are not the model's
+    # Matmuls in the update (Muon) do not count as model FLOPs.
     work = sum(w * weights.get(kind, 0.0) for kind, phase, w in rows if phase != "optimizer")
     return work * execution.accumulation
 
@@ -438,10 +477,15 @@ def _warnings(brief: Forecast, uneven: bool, form: TracedForm) -> Iterator[str]:
 
 
 class CorrectedTable(ForecastTable):
-    """A table whose times are those of `plain`, corrected by measurements.
+    """A forecast table that is corrected by measurements.
 
-    The correction is phase by phase, since an optimizer's time does not grow with the batch and the
-    others do; parts besides the phases are corrected as the phases together.
+    Forward, backward and optimizer time have their own corrections, because only the first two grow
+    with the batch. All other parts get the mean correction of these phases.
+
+    Args:
+        plain: Uncorrected table.
+        posterior: Prediction of the errors from measurements.
+        source: Description of the measurements, for the basis of the intervals.
     """
 
     def __init__(self, plain: ForecastTable, posterior: Posterior, source: str) -> None:
@@ -478,7 +522,7 @@ class CorrectedTable(ForecastTable):
 
     @cached_property
     def _narrower(self) -> Floats:
-        """The share of every row's standard deviation that measurements leave."""
+        """Standard deviation with the measurements, divided by the one without, for each row."""
         narrower = np.ones(len(self))
         for some in _chunks(np.flatnonzero(self.timed)):
             runs = self._runs(some)
@@ -493,7 +537,8 @@ class CorrectedTable(ForecastTable):
         self, flops_per_step: float, peak_flop_per_s: float | None, step_ms: float
     ) -> float | None:
         mfu = super()._mfu(flops_per_step, peak_flop_per_s, step_ms)
-        return None if mfu is None or mfu > MFU_LIMIT else mfu  # measured of something else
+        # An impossible MFU means that the measurement is of another workload.
+        return None if mfu is None or mfu > MFU_LIMIT else mfu
 
     def _record(self, i: int, row: RowKernels | None) -> Forecast:
         record = super()._record(i, row)
@@ -507,7 +552,10 @@ class CorrectedTable(ForecastTable):
         )
 
     def _runs(self, rows: Counts) -> Runs:
-        """Return some rows that have a time, as runs that measurements can be related to."""
+        """Return some rows as `Runs`, which a posterior relates to measurements.
+
+        The rows must have a forecast.
+        """
         plain, number = self.plain, self._posterior.number
         workload, n, grid = plain.forecaster.workload, len(rows), plain.grid.at(rows)
         shares = _shares(plain, rows, grid)
@@ -533,13 +581,13 @@ def _chunks(rows: Counts) -> list[Counts]:
 
 
 def _has(grid: Grid, execution: Execution) -> Flags:
-    """Return which executions equal this one except for the batch."""
+    """Return a mask of the executions that equal this one except for the batch."""
     fields = [name for name in EXECUTION_FIELDS if name not in ("micro_batch", "accumulation")]
     return np.all([grid.has(name, getattr(execution, name)) for name in fields], axis=0)
 
 
 def _shares(plain: ForecastTable, rows: Counts, grid: Grid) -> Floats:
-    """Return `ForecastTable.shares` of some rows as one array, n x parts."""
+    """Return `ForecastTable.shares` of some rows as one array of shape (rows, parts)."""
     costs = plain.forecaster.costs(grid)
     assert not isinstance(costs, str), "steps were forecast with these times"
     inside, outside, updates = np.split(costs.parts, 3, axis=1)
@@ -558,12 +606,15 @@ def _shares(plain: ForecastTable, rows: Counts, grid: Grid) -> Floats:
 
 
 def _deviations(plain: ForecastTable, rows: Counts, shares: Floats) -> tuple[Floats, Floats]:
-    """Return standard deviations of the logarithms of steps.
+    """Return two standard deviations of log(step time) for some rows.
 
-    The second are those parts of them that a card adds without a run in the fit.
+    Returns:
+        The whole standard deviation.
+        The part of it that comes from a card without a run in the fit.
     """
     target, spreads = plain.forecaster.target, fitted_spreads()
-    if target.kernels.traces_cpu:  # every kernel of a calibrated machine has its own deviation
+    if target.kernels.traces_cpu:
+        # Each kernel of a calibrated machine has its own deviation, so derive it from the interval.
         ends = zip(plain.low_ms[rows], plain.high_ms[rows], strict=True)
         own = [math.log(high / low) / (2 * Z_95) for low, high in ends]
         return np.array(own), np.zeros(len(rows))

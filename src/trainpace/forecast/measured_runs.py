@@ -1,11 +1,12 @@
-"""Measured runs: read from CSV or Parquet, and turned into cases that can be forecast.
+"""Readers of measured runs from CSV or Parquet, and their conversion to cases for a forecast.
 
-A row is one training step that somebody timed. All columns are optional except a model and a batch;
-docs/verbs/validate.md says what each holds. Empty fields were not given. Other columns are ignored.
+A row is one training step that somebody timed. Only a model and a batch are required.
+docs/verbs/validate.md describes all columns. An empty field means that the value is unknown. Unknown
+columns are ignored.
 
-Missing values get what was usual for the run's software: torch before 2.0 (transformers: before
-2.1.1) had no fused attention, and its optimizers launched kernels tensor by tensor. "fp32" stays
-fp32 on Ampere and newer, because runs in TF32 say tf32.
+Missing values get the usual value for the software of the run. For example, torch before 2.0
+(transformers: before 2.1.1) had no fused attention, and its optimizers launched kernels for one
+tensor at a time. "fp32" means fp32 also on Ampere and newer; runs in TF32 must say tf32.
 """
 
 import csv
@@ -43,13 +44,20 @@ from trainpace.workload import Form, Mode, ModelSpec, Variant, form_of
 
 
 class MeasuredRun(Record):
-    """One measured run as its source gives it. Missing numbers are None and missing texts empty.
+    """One measured run as its source describes it.
 
-    engine: an engine of `Execution`. attention, optimizer_implementation, cross_entropy,
-    fp8_recipe: as in `Software`; attention "native" is cuDNN's. peak_memory_kind: the kind of
-    peak_mem_gib. host_copy: each step copies its samples from pageable memory. cudnn_benchmark:
-    cuDNN chooses convolutions by trying them (torch.backends.cudnn.benchmark). host: the CPU that
-    launched the kernels. assumed: assumptions of the table's author.
+    A missing number is None, and a missing text is "".
+
+    Attributes:
+        engine: Engine of `Execution`.
+        attention: Attention of `Software`, or "native" for cuDNN's attention. The fields
+            optimizer_implementation, cross_entropy and fp8_recipe are also those of `Software`.
+        peak_memory_kind: Kind of `peak_mem_gib`. See `Peak`.
+        host_copy: "yes" if each step copies its samples from pageable memory.
+        cudnn_benchmark: "yes" if torch.backends.cudnn.benchmark was on. cuDNN then tries
+            several algorithms for each convolution.
+        host: CPU that launched the kernels.
+        assumed: Assumptions that the author of the table made.
     """
 
     index: int
@@ -104,7 +112,11 @@ _DEFAULTS = dict(
 
 
 def read_runs(path: Path) -> list[MeasuredRun]:
-    """Read every row of a CSV or Parquet file with a model column."""
+    """Read all runs of a CSV or Parquet file.
+
+    Raises:
+        UnreadableInput: If the file has no model column, or if a number or word is invalid.
+    """
     columns, rows = read_table(path)
     if not {"model_spec", "model"} & set(columns):
         raise UnreadableInput(
@@ -115,7 +127,16 @@ def read_runs(path: Path) -> list[MeasuredRun]:
 
 
 def run_of(path: Path, index: int, row: dict[str, Any]) -> MeasuredRun:
-    """Return one row. Raises `UnreadableInput` for invalid numbers and words."""
+    """Convert one row of a table to a run.
+
+    Args:
+        path: Path of the table, for messages.
+        index: Number of the row.
+        row: Values by column name.
+
+    Raises:
+        UnreadableInput: If a number or word is invalid.
+    """
     values: dict[str, Any] = {"index": index}
     row = {
         "file": path.stem,
@@ -137,12 +158,16 @@ def run_of(path: Path, index: int, row: dict[str, Any]) -> MeasuredRun:
 
 
 def _text(value: Any) -> str:
-    # only NaN differs from itself
+    # `value != value` is True only for NaN, which stands for an empty field.
     return "" if value is None or value != value else str(value).strip()
 
 
 def number(value: Any) -> float | None:
-    """Return a finite number from 0, or None for an empty field."""
+    """Parse a finite number of at least 0. An empty field gives None.
+
+    Raises:
+        TrainpaceError: If the value is not such a number.
+    """
     if value is None or str(value).strip().lower() in ("", "nan", "none"):
         return None
     try:
@@ -163,7 +188,8 @@ def read_table(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
 
 def _csv(path: Path) -> Iterator[Sequence[Any]]:
     """Yield the names of the columns, then the rows."""
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a run of many steps is a long record
+    # The record of a run with many steps exceeds the csv module's default field size.
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     try:
         with opened_text(path, newline="") as file:
             yield from csv.reader(file)
@@ -193,23 +219,38 @@ def _parquet(path: Path) -> Iterator[Sequence[Any]]:
 # ---- cases
 
 TYPICAL_NETWORK_GB_PER_S = 25.0
-"""Assumed share of a GPU in its node's network: eight cards of 200 Gbit/s for eight GPUs, as in
-large A100 clusters."""
+"""Assumed network bandwidth per GPU on nodes before Hopper.
+
+Large A100 clusters have eight network cards of 200 Gbit/s for eight GPUs.
+"""
 HOPPER_NETWORK_GB_PER_S = 50.0
-"""The same with cards of 400 Gbit/s, as in nodes of H100 and newer."""
+"""Assumed network bandwidth per GPU on nodes of H100 and newer, with cards of 400 Gbit/s."""
 
 AS_OLD_AS_ITS_CARD = (1, 9)
-"""Assumed torch version of a run on a card from before Ampere."""
+"""Assumed torch version of a run on a card from before Ampere, if the run gives no version."""
 
 Peak = Literal["allocated", "reserved", "device"]
-"""Kind of peak memory: of live tensors, of the allocator, or of the device by its own monitor."""
+"""Way in which peak memory was measured.
+
+allocated: live tensors. reserved: memory of torch's allocator. device: a monitor such as nvidia-smi.
+"""
 
 
 class Case(NamedTuple):
-    """One run, ready to be forecast.
+    """One run with everything that its forecast needs.
 
-    loads_all_kernels: CUDA before 11.7 loads them with its context. assumed: assumptions for the
-    forecast, in words.
+    Attributes:
+        run: The run as measured.
+        spec: Specification of the model.
+        form: Traced form for the precision of the run.
+        variant: Options of the trace, such as optimizer and sequence length.
+        execution: Parallelism, batch and other settings of the run.
+        cluster: Devices and network of the run.
+        measured_ms: Measured step time, or None.
+        software: Software of the run.
+        peak: Way in which the peak memory was measured.
+        loads_all_kernels: True if CUDA loads all kernels with its context (CUDA before 11.7).
+        assumed: Assumptions of the forecast, in words.
     """
 
     run: MeasuredRun
@@ -226,19 +267,24 @@ class Case(NamedTuple):
 
     @property
     def implementation(self) -> Implementation:
-        """Kernels of fused attention on the run's card."""
+        """Implementation of fused attention that the run uses on its card."""
         return implementation_on(self.cluster.device, self.software.fused_attention)
 
     @property
     def trace_key(self) -> tuple[str, Form, Variant]:
-        """Key of the traced workload, which cases may share."""
+        """Key of the traced workload. Cases with equal keys share one trace."""
         return self.spec, self.form, self.variant
 
 
 def case_of(run: MeasuredRun, folder: Path) -> Case:
-    """Return the case of a run, or raise with the reason if it cannot be forecast.
+    """Return the case of a run.
 
-    ``transformers:FILE.json`` is looked for in `folder`.
+    Args:
+        run: The measured run.
+        folder: Folder with model files, for example for ``transformers:FILE.json``.
+
+    Raises:
+        TrainpaceError: If the run cannot be forecast. The message gives the reason.
     """
     spec = _spec(run, folder)
     execution = execution_of(run)
@@ -263,7 +309,7 @@ def case_of(run: MeasuredRun, folder: Path) -> Case:
         measured_ms=measured_ms(run, execution),
         software=software,
         peak=run.peak_memory_kind or "allocated",
-        # torch before 1.13 was built for CUDA up to 11.6
+        # torch before 1.13 was built for CUDA 11.6 or older.
         loads_all_kernels=version is not None and version < (1, 13),
         assumed=", ".join(filter(None, (run.assumed, typical, age))),
     )
@@ -285,7 +331,10 @@ def _variant(
 
 
 def _network(run: MeasuredRun, execution: Execution, device: Device) -> tuple[float | None, str]:
-    """Return (GB/s per GPU, the assumption about it in words)."""
+    """Return the network bandwidth in GB/s per GPU, and its assumption in words.
+
+    The assumption is "" if the run gives the bandwidth or has one node.
+    """
     network = network_gb_per_s(run.interconnect, execution.nproc_per_node)
     if network is not None or execution.nnodes == 1:
         return network, ""
@@ -304,11 +353,18 @@ MOST = {
     "seq_len": 1e9,
     "img_size": 1e5,
 }
-"""Largest plausible sizes. A damaged table could otherwise make forecasts count for hours."""
+"""Largest plausible sizes.
+
+Without these limits, a damaged table could keep a forecast busy for hours.
+"""
 
 
 def execution_of(run: MeasuredRun) -> Execution:
-    """Return the execution of a run. Raises `TrainpaceError` for impossible sizes."""
+    """Return the execution of a run.
+
+    Raises:
+        TrainpaceError: If the sizes of the run are impossible.
+    """
     _check_sizes(run)
     if "act_cpu_offload=True" in run.parallelism:
         raise TrainpaceError("offloaded activations cannot be forecast.")
@@ -345,16 +401,25 @@ def _check_sizes(run: MeasuredRun) -> None:
 def read_parallelism(text: str) -> Execution:
     """Parse a text such as ``fsdp=8,tp=8,pp=8(Interleaved 1F1B),async_tp,ac=full``.
 
-    Returns the execution with one data-parallel rank.
+    The text may contain:
 
-    - `zero=1`: a ZeRO stage. `fsdp=32`: the ranks that shard. `fsdp=FULL_SHARD`: torch's strategy.
-      `DataParallel`: torch's module of that name.
-    - `interleave=3` and `vp=3`: three virtual stages per device. `gpipe`, `dualpipe` and
-      `interleaved`: pipeline schedules.
-    - `sp`: sequence parallelism. `ac=full|selective|none`: activation checkpointing.
-    - `ep=8`: experts divided over ranks, whole ones unless `etp` is given, as in NVIDIA's recipes.
-      `deepep`: tokens sent by DeepEP; `ep_overlap`: under other computation, with `fp8_dispatch` in
-      FP8. `expert_nodes=4`: most nodes of a token's experts.
+    - `tp=`, `pp=`, `cp=`: sizes of tensor, pipeline and context parallelism.
+    - `zero=1`: ZeRO stage. `fsdp=32`: FSDP over 32 ranks. `fsdp=FULL_SHARD`: FSDP with a strategy
+      of torch. `DataParallel`: torch's nn.DataParallel.
+    - `interleave=3` or `vp=3`: three virtual stages per device. `gpipe`, `dualpipe`,
+      `interleaved`: pipeline schedule.
+    - `sp`: sequence parallelism. `async_tp`: asynchronous tensor parallelism.
+      `ac=full|selective|none`: activation checkpointing.
+    - `ep=8`: expert parallelism over 8 ranks. Experts are not split unless `etp` is given, as in
+      NVIDIA's recipes. `deepep`: DeepEP sends the tokens. `ep_overlap`: other computation hides
+      the sending. `fp8_dispatch`: tokens are sent in FP8. `expert_nodes=4`: experts of a token are
+      on at most 4 nodes.
+
+    Returns:
+        The execution, with one data-parallel rank.
+
+    Raises:
+        TrainpaceError: If a size is 0 or the ZeRO stage is above 3.
     """
     tp, pp, cp, ep, expert_tp = (_size(text, name, 1) for name in ("tp", "pp", "cp", "ep", "etp"))
     zero = _size(text, "zero", 0)
@@ -383,22 +448,25 @@ def read_parallelism(text: str) -> Execution:
 
 
 def _sharding(text: str, zero: int, pp: int, cp: int) -> dict[str, Any]:
-    """Return the ZeRO stage, and if gathered parameters are freed after the forward pass."""
+    """Return the fields `zero_stage` and `reshard_after_forward` of the execution."""
     found = re.search(r"\bfsdp(?:=(\w+))?", text)
     strategy = (found[1] or "").upper() if found else ""
-    # one data-parallel rank shards nothing, but torchtitan also shards over context-parallel ranks
+    # FSDP over one rank shards nothing. But torchtitan also shards over context-parallel ranks.
     alone = strategy in ("NO_SHARD", "0") or (strategy == "1" and cp == 1)
     stays = "SHARD_GRAD_OP" in strategy or "ZERO2" in strategy
     return {
         "zero_stage": 3 if found and not alone else zero,
-        # torchtitan keeps parameters gathered in a pipeline, or every micro-batch would gather them
+        # In a pipeline, torchtitan keeps parameters gathered. Otherwise each micro-batch would
+        # gather them again.
         "reshard_after_forward": not stays and pp == 1,
     }
 
 
 def _pipeline(text: str, pp: int) -> tuple[int, PipelineSchedule]:
-    """Return (virtual stages per device, schedule). Interleaved schedules have two by default, as
-    in torch."""
+    """Return the virtual stages per device, and the schedule.
+
+    Interleaved schedules have two virtual stages by default, as in torch.
+    """
     if pp == 1:
         return 1, "1f1b"
     for schedule in ("gpipe", "dualpipe"):
@@ -422,7 +490,13 @@ def _size(text: str, name: str, default: int) -> int:
 
 
 def _batches(run: MeasuredRun, pp: int, ranks: int) -> tuple[int, int]:
-    """Return (micro-batch, accumulation)."""
+    """Return the micro-batch and the accumulation steps.
+
+    Args:
+        run: The measured run.
+        pp: Number of pipeline stages.
+        ranks: Number of data-parallel ranks.
+    """
     whole, batch = run.global_batch, run.batch_per_gpu
     given = run.grad_accum
     if given is None and whole and batch:
@@ -457,7 +531,7 @@ def _spec(run: MeasuredRun, folder: Path) -> str:
             f"no model definition is known for {run.model or 'a run without a name'!r}."
         )
     if run.framework.startswith("tensorflow") and re.fullmatch(r"torchvision:vgg\d+", spec):
-        return (  # Keras' VGG has no pooling before its classifier
+        return (  # The VGG of Keras has no pooling before its classifier.
             f"{spec.removeprefix('torchvision:')}_keras"
         )
     named = ModelSpec.of(spec)
@@ -513,10 +587,10 @@ def _torch_version(run: MeasuredRun) -> tuple[int, ...] | None:
 
 
 def software_of(run: MeasuredRun, device: Device) -> tuple[Software, str]:
-    """Return the software of a run, and the assumption about it in words.
+    """Return the software of a run, and its assumption in words.
 
-    A run without a version is assumed to have FlashAttention 2. On a card from before Ampere it is
-    assumed to launch as slowly as torch did when the card was new.
+    If the run gives no version, FlashAttention 2 is assumed. On a card from before Ampere, the
+    launch cost of torch 1.9 is assumed as well.
     """
     native = implementation_on(device) if run.attention == "native" else None
     named = {
@@ -536,15 +610,15 @@ def software_of(run: MeasuredRun, device: Device) -> tuple[Software, str]:
     given.setdefault("attention", "flash2")
     if not re.match(r"[1-7]\.", device.compute_capability):
         return Software(**given), ""
-    given.setdefault("optimizer", "foreach")  # as in the trace
+    given.setdefault("optimizer", "foreach")  # The trace has this implementation.
     return Software(version=AS_OLD_AS_ITS_CARD, **given), "a host that launches as torch 1.9 did"
 
 
 def network_gb_per_s(text: str, gpus_per_node: int) -> float | None:
-    """Return GB/s per GPU from a text, or None without a rate.
+    """Parse the network bandwidth in GB/s per GPU from a text, or return None.
 
-    Texts are such as "1600 Gbps RoCE" (of a node), "4x Omni-Path 100 Gb/s per node" or "RDMA 400
-    Gb/s per GPU".
+    Examples are "1600 Gbps RoCE", "4x Omni-Path 100 Gb/s per node" and "RDMA 400 Gb/s per GPU".
+    Rates without "per GPU" are those of a node.
     """
     match = re.search(
         r"(?:(\d+)x\s*(?:[A-Za-z-]+\s+)?)?(\d+(?:\.\d+)?)\s*(?:Gbps|Gb/s|Gbit/s)", text
@@ -558,7 +632,11 @@ def network_gb_per_s(text: str, gpus_per_node: int) -> float | None:
 def measured_ms(run: MeasuredRun, execution: Execution) -> float | None:
     """Return the measured step time, or derive it from throughput. None if the run has neither.
 
-    Tokens are preferred to samples, which sources round to whole numbers.
+    Tokens per second are preferred to samples per second, which sources often round to whole
+    numbers.
+
+    Raises:
+        TrainpaceError: If the time is implausible.
     """
     samples = run.global_batch or execution.global_batch
     if run.step_time_ms:

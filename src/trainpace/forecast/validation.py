@@ -1,5 +1,7 @@
-"""Forecasts of measured runs, and their errors: of a user's table, and of the packaged
-measurements."""
+"""Forecasts of measured runs, and their errors.
+
+The runs come from a user's table or from the measurements in the package.
+"""
 
 import hashlib
 import lzma
@@ -39,22 +41,28 @@ from trainpace.forecast.target import FITTED, FittedKernels, Target
 from trainpace.workload import ModelSpec, Variant, Workload, form_of, trace_many
 
 PAGEABLE_COPY_GB_PER_S = 4.0
-"""Host-to-device rate from pageable memory. The driver copies through a staging buffer at a third
-of PCIe 3's rate."""
+"""Host-to-device rate from pageable memory.
+
+The driver copies through a staging buffer, at a third of the rate of PCIe 3.
+"""
 
 EAGER_CONTEXT_GIB = 1573 / 1024
-"""CUDA context with every kernel on an A100 (BigScience,
-train/tr11-176B-ml/chronicles-prequel.md)."""
+"""Memory of a CUDA context with all kernels loaded, on an A100.
+
+Source: BigScience, train/tr11-176B-ml/chronicles-prequel.md.
+"""
 MODELS_PER_PROCESS = 12
+"""Number of models that one worker process traces before it ends."""
 TRACE_VERSION = 4
-"""Version of the traces. Raise it when traces change, so that earlier files are made again."""
+"""Version of the traces. Increase it when traces change, so that old files are not reused."""
 T = TypeVar("T")
 
 
 class Row(Record):
-    """One run, measured and forecast. Errors are (forecast - measured) / measured in percent.
+    """Measured and forecast values of one run.
 
-    `unsupported` is the reason if the run has no forecast.
+    Errors are (forecast - measured) / measured in percent. If the run has no forecast,
+    `unsupported` gives the reason.
     """
 
     index: int
@@ -88,16 +96,17 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, of: None,
     run_code: bool = False,
 ) -> list[Row]:
-    """Return a row for every run, in order.
+    """Forecast every run and return one row per run, in the same order.
 
     Args:
-        runs: the measured runs
-        folder: where files of models are looked for
-        traces: the folder of traced workloads, which are reused the next time
-        tell: callback that receives messages about slow work
-        workers: processes that trace at a time, with a few hundred megabytes each
-        progress: receives the number of traced models
-        run_code: run Python files that rows name as models. A table is data, so this is off.
+        runs: Measured runs.
+        folder: Folder with model files.
+        traces: Folder for traced workloads. Later calls reuse them.
+        tell: Callback for messages about slow work.
+        workers: Number of processes that trace at once. Each needs a few hundred megabytes.
+        progress: Callback with the number of traced models and the number of all models.
+        run_code: True to run Python files that rows name as models. This is off by default, because
+            a table is data from others.
     """
     cases = [_or_reason(_case, run, folder, run_code) for run in runs]
     workloads = _workloads(
@@ -119,30 +128,33 @@ def _case(run: MeasuredRun, folder: Path, run_code: bool) -> Case:
 
 
 def _or_reason(work: Callable[..., T], *arguments: Any) -> T | str:
-    """Return the result of `work`, or the reason if it fails."""
+    """Return the result of `work`, or the error message if it fails."""
     try:
         return work(*arguments)
     except TrainpaceError as error:
         return str(error)
-    except AssertionError as error:  # a bug in one forecast must not lose the other rows
+    except AssertionError as error:  # A bug in one forecast must not lose the other rows.
         return f"the forecast failed its own check: {error}"
 
 
 def case_table(case: Case, workload: Workload, kernels: FittedKernels = FITTED) -> ForecastTable:
-    """Return the forecast of a case under its own conditions and software, as a table of one
-    row."""
+    """Return the forecast of a case with its own cluster and software, as a table of one row."""
     copies = PAGEABLE_COPY_GB_PER_S if case.run.host_copy == "yes" else math.inf
     target = Target(case.cluster, kernels, copies, case.software)
     return Forecaster(workload, target).at([case.execution])
 
 
 def forecast_case(case: Case, workload: Workload, kernels: FittedKernels = FITTED) -> Forecast:
-    """Return the full record of `case_table`'s row."""
+    """Return the full forecast record of a case."""
     return case_table(case, workload, kernels).forecast(0)
 
 
 def trace_file(traces: Path, case: Case) -> Path:
-    """Return the file of a case's workload, named by everything that it depends on."""
+    """Return the path of a case's traced workload.
+
+    The name is a hash of everything that changes the trace: model file, form, variant, library
+    versions and `TRACE_VERSION`.
+    """
     spec, form, variant = case.trace_key
     named = ModelSpec.of(spec)
     if named.path and (source := Path(named.path)).is_file():
@@ -153,7 +165,7 @@ def trace_file(traces: Path, case: Case) -> Path:
 
 @cache
 def _versions() -> tuple[str, ...]:
-    """Return the versions of libraries of models. Another version may build another model."""
+    """Return the versions of the model libraries. Another version may build another model."""
     versions = []
     for library in ("torch", "torchvision", "timm", "transformers"):
         try:
@@ -170,7 +182,10 @@ def _workloads(
     progress: Callable[[int, int], None],
     workers: int,
 ) -> dict[tuple[object, ...], Workload | str]:
-    """Return the workloads by trace key, or the reasons if they cannot be traced."""
+    """Return the workload for each trace key, or the reason if it cannot be traced.
+
+    Missing workloads are traced and saved in `traces`.
+    """
     files = {
         case.trace_key: Path(case.spec)
         if ModelSpec.of(case.spec).is_saved
@@ -207,7 +222,10 @@ def _load(file: Path) -> Workload | str:
 
 
 def _row(run: MeasuredRun, case: Case | str, workload: Workload | str) -> Row:
-    """Return the row of a run. A text in place of its case or workload is the reason."""
+    """Return the row of a run.
+
+    A text as `case` or `workload` is the reason why the run has no forecast.
+    """
     row = Row(
         index=run.index,
         file=run.file,
@@ -228,7 +246,7 @@ def _row(run: MeasuredRun, case: Case | str, workload: Workload | str) -> Row:
 
 
 def _compared(row: Row, case: Case, result: Forecast) -> Row:
-    """Return the row with its forecast and the errors."""
+    """Return the row with the forecast and its errors."""
     memory = stated_peak_gib(case, result.memory) if result.memory else None
     row = replace(row, unsupported=result.reason, forecast_memory_gib=memory, fits=result.fits)
     if result.step is None or result.step_time_interval_ms is None:
@@ -252,14 +270,14 @@ def _compared(row: Row, case: Case, result: Forecast) -> Row:
 def stated_peak_gib(case: Case, memory: Memory) -> float:
     """Return the peak in GiB that the run's way of measuring would show.
 
-    A monitor (nvidia-smi) shows more than a job needs, for two reasons of its software:
+    A monitor such as nvidia-smi can show more memory than the job needs, for two reasons:
 
-    - CUDA before 11.7 loaded every kernel of torch and its libraries with the context
-      (`EAGER_CONTEXT_GIB`). Since then kernels are loaded at their first use (`CONTEXT_GIB`).
-    - With `torch.backends.cudnn.benchmark` every algorithm of a convolution is tried whose
-      workspace fits the free memory, "e.g. a few GBs" (aten's Conv_v7.cpp). So the card fills up,
-      whatever its size: in lambda_aggregated SSD300 with 32 images shows 15, 23, 39 and 47 GiB on
-      cards of 16, 24, 40 and 48. The memory that such a run needs cannot be read off it.
+    - CUDA before 11.7 loads every kernel of torch and its libraries with the context
+      (`EAGER_CONTEXT_GIB`). Later versions load a kernel at its first use (`CONTEXT_GIB`).
+    - With `torch.backends.cudnn.benchmark`, cuDNN tries every convolution algorithm whose workspace
+      fits the free memory, "e.g. a few GBs" (aten's Conv_v7.cpp). The card fills up, whatever its
+      size. For example, SSD300 with 32 images in lambda_aggregated shows 15, 23, 39 and 47 GiB on
+      cards of 16, 24, 40 and 48 GiB. Such a peak does not tell how much memory the run needs.
     """
     if case.peak == "allocated":
         return memory.allocated_gib
@@ -270,16 +288,24 @@ def stated_peak_gib(case: Case, memory: Memory) -> float:
         return memory.device_gib
     more = EAGER_CONTEXT_GIB - CONTEXT_GIB if case.loads_all_kernels else 0.0
     full = max(float(needed_gib(memory)) + more, room_gib(capacity.value))
-    # an allocator that is short of memory releases its cache
+    # An allocator that is short of memory releases its cache, so the peak cannot exceed the card.
     return full if case.run.cudnn_benchmark == "yes" else min(memory.device_gib + more, full)
 
 
 class Summary(Record):
-    """Errors in percent over `n` compared runs. `unsupported` runs could not be forecast.
+    """Errors of several runs, in percent.
 
-    mape: mean absolute error. bias: median signed error. coverage: percent of measurements inside
-    their 90% interval. half_width: median half width of the interval over the forecast. memory_*:
-    over runs with a measured peak.
+    Attributes:
+        name: Name of the group of runs.
+        n: Number of runs with a measured and a forecast time.
+        unsupported: Number of runs without a forecast.
+        mape: Mean absolute error.
+        median: Median absolute error. p90 and p95 are its 90% and 95% quantiles.
+        bias: Median signed error.
+        coverage: Percentage of measured times inside their 90% interval.
+        half_width: Median half width of the interval, in percent of the forecast.
+        memory_n: Number of runs with a measured memory peak.
+        memory_mape: Mean absolute error of the memory peak.
     """
 
     name: str
@@ -331,15 +357,18 @@ def _half_widths(rows: Iterable[Row]) -> list[float]:
 
 
 def by(rows: Iterable[Row], key: Callable[[Row], str]) -> list[Summary]:
-    """Return a summary for each value of `key`, in order of name."""
+    """Return one summary for each value of `key`, sorted by value."""
     return [
         summarise(name or "not given", group) for name, group in groupby(sorted(rows, key=key), key)
     ]
 
 
 def family_of(spec: str) -> str:
-    """Return the family of a model: its name up to the first digit, without a prefix of its
-    trainer."""
+    """Return the family of a model, for example "resnet" for "timm:tv_resnet50".
+
+    The family is the name up to the first digit or separator. Prefixes for the origin of the weights
+    are removed.
+    """
     name = re.split(r"[:/]", spec)[-1].removesuffix(".json")
     name = re.sub(r"^(tf_|gluon_|legacy_|tv_|ig_|ssl_|swsl_|dm_)", "", name)
     return re.split(r"[\d_\-.]", name)[0] or name
@@ -349,10 +378,16 @@ def family_of(spec: str) -> str:
 
 
 class Conditions(Record):
-    """Conditions of one packaged run, with the key of its packaged trace.
+    """Conditions of one run in the package.
 
-    network_gb_per_s: a GPU's share of its node's network in one direction. host: the CPU, None if
-    unknown. host_copy: each step copies its samples from pageable memory.
+    Attributes:
+        trace: Key of the run's workload in `PackagedTraces.workloads`.
+        execution: Parallelism, batch and other settings.
+        device: Name of the GPU.
+        network_gb_per_s: Network bandwidth per GPU in one direction.
+        host: Name of the CPU, or None if unknown.
+        software: Software of the run.
+        host_copy: True if each step copies its samples from pageable memory.
     """
 
     trace: str
@@ -385,7 +420,7 @@ class Conditions(Record):
 
 
 def conditions_of(case: Case, trace: str) -> Conditions:
-    """Return the conditions of a case whose workload is packaged with the key `trace`."""
+    """Return the conditions of a case. `trace` is the key of its workload in the package."""
     return Conditions(
         trace=trace,
         execution=case.execution,
@@ -398,14 +433,14 @@ def conditions_of(case: Case, trace: str) -> Conditions:
 
 
 class PackagedTraces(Record):
-    """Workloads by key, and the conditions of runs with a workload by their ids."""
+    """Workloads by key, and conditions by run id, for all packaged runs with a workload."""
 
     workloads: dict[str, Workload]
     conditions: dict[str, Conditions]
 
 
 class ScoreLine(Record):
-    """Errors over some runs, separately for runs in the fit and others."""
+    """Errors of a group of runs, separately for runs that are and are not in the fit."""
 
     name: str
     in_fit: Summary
@@ -413,11 +448,15 @@ class ScoreLine(Record):
 
 
 class Score(Record):
-    """Accuracy of the installed version on the packaged measurements.
+    """Accuracy of the installed version on the measurements in the package.
 
-    Errors are (forecast - measured) / measured in percent; coverage is the percentage of measured
-    times inside their 90% interval. fingerprint: of the installed constants. runs: the number of
-    forecast runs. without_forecast: the number of others.
+    Errors are (forecast - measured) / measured in percent. Coverage is the percentage of measured
+    times inside their 90% interval.
+
+    Attributes:
+        fingerprint: Fingerprint of the installed constants.
+        runs: Number of runs with a forecast.
+        without_forecast: Number of runs without a forecast.
     """
 
     fingerprint: str
@@ -430,9 +469,9 @@ class Score(Record):
     by_model_kind: tuple[ScoreLine, ...]
     by_source: tuple[ScoreLine, ...]
     by_way: tuple[ScoreLine, ...]
-    """Training on one GPU, on several GPUs, and passes without an update."""
+    """Errors of training on one GPU, training on several GPUs, and passes without an update."""
     rows: tuple[PublicRun, ...]
-    """Every run with its forecast by the installed version."""
+    """Runs with their forecast by the installed version."""
 
 
 @cache
@@ -443,7 +482,7 @@ def packaged_traces() -> PackagedTraces:
 
 
 def forecast_of(conditions: Conditions, workload: Workload) -> Forecast | str:
-    """Return the forecast of a run under its own conditions, or the reason why it has none."""
+    """Return the forecast of a run with its own conditions, or the reason why it has none."""
     try:
         return forecast_case(conditions.case(), workload)
     except TrainpaceError as error:
@@ -466,7 +505,13 @@ def with_forecast(run: PublicRun, found: Forecast | str) -> PublicRun:
 
 
 def score(progress: Callable[[int, int], None] = lambda done, of: None) -> Score:
-    """Forecast every packaged run with a trace, which takes about half a minute."""
+    """Forecast every packaged run that has a trace, and return the accuracy.
+
+    This takes about half a minute.
+
+    Args:
+        progress: Callback with the number of finished runs and the number of all runs.
+    """
     journal, traces = public_journal(), packaged_traces()
     able = [run for run in journal.runs if run.id in traces.conditions]
     done: list[PublicRun] = []
@@ -478,7 +523,7 @@ def score(progress: Callable[[int, int], None] = lambda done, of: None) -> Score
 
 
 def score_of(runs: Sequence[PublicRun]) -> Score:
-    """Return the accuracy of the forecasts that runs have."""
+    """Return the accuracy of the forecasts that are stored in the runs."""
     timed = [run for run in runs if run.forecast_ms is not None]
     return Score(
         fingerprint=fingerprint_of_constants(),
