@@ -250,7 +250,7 @@ def test_neusight_s_batch_on_four_gpus_is_global(parallelism, micro_batch, accum
     )
     assert e.global_batch == 8
     assert e.optimizer == "none"
-    with pytest.raises(TrainpaceError, match="samples a rank"):
+    with pytest.raises(TrainpaceError, match="per rank"):
         case(file="neusight_labels", num_gpus=4.0, batch_per_gpu=6.0, parallelism="dp=4")
 
 

@@ -101,7 +101,7 @@ def test_a_window_is_skipped_by_kernels_that_can(tmp_path, way):
 def test_a_window_saves_nothing_under_a_mask_of_numbers(tmp_path):
     pytest.importorskip("transformers")
     workload = mistral(tmp_path)
-    assert f"windows of {WINDOW} tokens save nothing under sdpa" in workload.notes[0]
+    assert "sdpa" in workload.notes[0]
     assert attention_rows(workload.forms["half"])[0][1] == 4.0 * HEADS * LENGTH**2 * SIZE
     whole = mistral(tmp_path, sliding_window=2 * LENGTH)
     assert whole.notes == ()
