@@ -82,6 +82,7 @@ def test_the_model_really_trains(task):
     assert m.losses[-1] < m.losses[0]
 
 
+@pytest.mark.slow
 def test_memory_grows_with_what_is_kept():
     small, large = (measure(Conditions(model="mobilenet_v2", seconds=0.0), n) for n in (2, 64))
     if small.peak_memory_gib is None:
