@@ -1,4 +1,4 @@
-"""Settings files of other tools: read, cross-checked, and rewritten as a plan says."""
+"""Settings files of other tools: reading, cross-checking and rewriting them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,7 @@
-"""Read and write accelerate's YAML (1.15: commands/config/config_args.py and commands/launch.py).
+"""Reader and writer for accelerate's YAML files.
 
-`num_processes` is the total over all machines.
+Sources: accelerate 1.15, commands/config/config_args.py and commands/launch.py. `num_processes` is
+the total over all machines.
 """
 
 import math
@@ -13,7 +14,7 @@ NAMES = frozenset(names("accelerate", "keys"))
 _OLD = frozenset(names("accelerate", "old_keys"))
 KINDS = names("accelerate", "distributed_types")
 DYNAMO = {word: word != "NO" for word in names("accelerate", "dynamo_backends")}
-"""torch.compile backends. Every backend except NO enables compilation."""
+"""Map of torch.compile backends to the setting `compile`. Every backend except NO enables it."""
 _KEYS: dict[SettingName, str] = {
     "world_size": "num_processes",
     "nnodes": "num_machines",
@@ -79,7 +80,7 @@ def read_dynamo(reading: Reading, backend: Any, key: str, with_deepspeed: bool) 
 
 
 def _capitals(value: Any) -> Any:
-    """Return a string in upper case. YAML reads an unquoted NO as false."""
+    """Return a string in upper case. YAML reads an unquoted NO as false, which becomes "NO"."""
     return "NO" if value is False else value.upper() if isinstance(value, str) else value
 
 
@@ -99,7 +100,7 @@ def _read_precision(reading: Reading, data: dict[str, Any]) -> None:
 
 
 def _size_key(section: dict[str, Any], name: str) -> str:
-    """Return the key of a mesh size. accelerate also reads it without prefix."""
+    """Return the key of a mesh size. accelerate also accepts it without its prefix."""
     short = f"{name}_size"
     return short if section.get(short) is not None else f"{_MESH}_{short}"
 
@@ -168,7 +169,10 @@ def _write_compile(draft: Draft) -> None:
 
 
 def precision_word(draft: Draft) -> str:
-    """Return accelerate's mixed_precision value, or "" if it has none and the draft notes why."""
+    """Return accelerate's value for mixed_precision, or "" if it has none.
+
+    If it has none, the draft records the reason.
+    """
     precision = str(draft.want["precision"])
     if "DeepSpeed" in draft.beside:
         precision = AUTOCAST_OF.get(precision, precision)
@@ -203,7 +207,10 @@ def _write_world(draft: Draft) -> None:
 
 
 def _write_mesh(draft: Draft) -> None:
-    """Write tp and cp, and dp_shard if present: their product must be the number of processes."""
+    """Write tp and cp, and dp_shard if the file has it.
+
+    Their product must equal the number of processes.
+    """
     stated = draft.get(_MESH)
     section = stated if isinstance(stated, dict) else {}
     if not section and _kind_of(draft) != "FSDP":
@@ -220,7 +227,8 @@ def _write_mesh(draft: Draft) -> None:
 
 
 def _states_deepspeed(draft: Draft, *names: str) -> bool:
-    """Return True if this file holds DeepSpeed's settings, instead of naming a DeepSpeed file."""
+    """Return True if this file holds DeepSpeed's settings itself, rather than naming a DeepSpeed
+    file."""
     other = draft.get(_OTHER_FILE)
     if other:
         draft.leave(f"{other} states it, and accelerate does not accept it in both files", *names)
@@ -230,7 +238,7 @@ def _states_deepspeed(draft: Draft, *names: str) -> bool:
 def may_start_deepspeed(draft: Draft, backend: Any) -> bool:
     """Return True if DeepSpeed is needed and may be enabled in a file or command without it.
 
-    `backend` is the configured torch.compile backend.
+    `backend` is the configured backend of torch.compile.
     """
     if not any(draft.want[name] for name in SHARDING):
         draft.keep(*SHARDING)

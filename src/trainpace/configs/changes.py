@@ -1,4 +1,4 @@
-"""A change between two Executions as settings, and a settings file while it is rewritten."""
+"""Changes from one Execution to another as settings, and drafts of rewritten settings files."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -41,21 +41,27 @@ GROUPS = (
         )
     ),
 )
-"""Settings written together, in this order, because a tool checks them against each other."""
+"""Groups of settings that are written together, in this order.
+
+A tool checks the settings of a group against each other.
+"""
 DERIVED = frozenset(("global_batch", "world_size", "gpus_per_node"))
-"""Settings that follow from others. A file that states them is corrected; they are never added."""
+"""Settings that follow from other settings.
+
+A file that states them is corrected. They are never added to a file.
+"""
 _FIELDS = tuple(name for name in EXECUTION_FIELDS if any(name in group for group in GROUPS))
 UNWRITTEN = tuple(name for name in EXECUTION_FIELDS if name not in (*_FIELDS, "optimizer"))
-"""Fields of an Execution that no settings file states. The training's own code sets them."""
+"""Fields of an Execution that no settings file states. The training code sets them."""
 ELSEWHERE = "another file states it"
 DEEPSPEEDS_OWN = "it belongs in DeepSpeed's own file, in activation_checkpointing"
 
 
 class Changes(Record):
-    """Two executions of one training.
+    """Old and new execution of one training.
 
-    `workers` is the number of data-loader workers per rank, `time_limit_s` the limit of a batch
-    job. Both are None if they do not change.
+    `workers` is the number of data-loader workers per rank, and `time_limit_s` is the limit of a
+    batch job in seconds. Each is None if it does not change.
     """
 
     before: Execution
@@ -79,13 +85,13 @@ class Changes(Record):
 def settings_of(e: Execution) -> dict[str, Value]:
     """Return the settings of an execution. gpus_per_node is one GPU per process."""
     values = {name: getattr(e, name) for name in (*_FIELDS, "global_batch", "world_size")}
-    if e.precision == "torch_fp32":  # a file states it by naming no format with fewer bits
+    if e.precision == "torch_fp32":  # A file states fp32 by enabling no lower precision.
         values["precision"] = "fp32"
     return values | {"gpus_per_node": e.nproc_per_node}
 
 
 def execution_of(values: Mapping[str, Value], base: Execution) -> Execution:
-    """Return `base` with the settings of files. FSDP without a ZeRO stage counts as stage 3."""
+    """Return `base` with settings from files. FSDP without a ZeRO stage counts as stage 3."""
     fields: dict[str, Any] = {
         name: normal(name, values[name]) for name in _FIELDS if name in values
     }
@@ -98,7 +104,10 @@ def execution_of(values: Mapping[str, Value], base: Execution) -> Execution:
 
 
 def normal(name: str, value: Value) -> Value:
-    """Return "full" or "none" for files that only switch activation checkpointing on or off."""
+    """Return a setting's value in the form that files can state.
+
+    Files only switch activation checkpointing on ("full") or off ("none").
+    """
     if name == "activation_checkpointing" and isinstance(value, bool):
         return "full" if value else "none"
     return value
@@ -106,17 +115,17 @@ def normal(name: str, value: Value) -> Value:
 
 @dataclass
 class Draft:
-    """A settings file while it is rewritten.
+    """Draft of a settings file that is being rewritten.
 
     Attributes:
-        beside: formats of the training's other files.
-        may_add: settings that no other file states, so that this file may gain them.
-        want: the values of all settings.
-        names: the settings that are written now. Every method ignores all others.
-        prefix: the user's own key above the settings.
-        wrote: the settings that the file now states.
-        left: the settings that were not written, with reasons.
-        notes: what the user must do besides.
+        beside: Formats of the training's other files.
+        may_add: Settings that this file may gain, because no other file states them.
+        want: Wanted values of all settings.
+        names: Settings that are being written now. All methods ignore other settings.
+        prefix: The user's own key that contains the settings.
+        wrote: Settings that the file now states.
+        left: Settings that were not written, with the reasons.
+        notes: Instructions for the user.
     """
 
     text: str
@@ -134,7 +143,7 @@ class Draft:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The parsed content of the current text (JSON and YAML only)."""
+        """Parsed content of the current text (JSON and YAML only)."""
         if self._parsed is None or self._parsed[0] != self.text:
             assert self.syntax is not None  # shell texts are edited as words
             self._parsed = (self.text, parse(self.text, self.file, self.syntax))
@@ -145,7 +154,7 @@ class Draft:
 
     @property
     def launch(self) -> Launch:
-        """The launch command in the current text (shell texts only)."""
+        """Launch command in the current text (shell texts only)."""
         launch = find_launch(self.text, self.file)
         if launch is None:
             raise UnreadableInput(f"{self.file} has no launch command that can be changed.")
@@ -172,10 +181,10 @@ class Draft:
         """Write one setting if the file states it or may gain it.
 
         Args:
-            name: the setting.
-            path: its dotted key, or its flag.
-            value: the value in the tool's spelling; by default the wanted value.
-            adds: whether the file may gain the setting.
+            name: Name of the setting.
+            path: Its dotted key or its flag.
+            value: Value in the tool's spelling. By default, the wanted value.
+            adds: True if the setting may be added to the file.
 
         Returns:
             True if the file now states the setting.
@@ -183,8 +192,8 @@ class Draft:
         if name not in self.names:
             return False
         new, old = self.want[name] if value is None else value, self.get(path)
-        if path.endswith("device"):  # the device to offload to
-            # keep nvme, and do not add "none"
+        if path.endswith("device"):  # target device of the offload
+            # Keep nvme, and do not add "none".
             right = old == "nvme" if new else old is None
             new = old or "" if right else "cpu" if new else "none"
         if old == "auto":
@@ -211,7 +220,7 @@ class Draft:
             self.put(path, new)
 
     def place_keys(self, keys: Mapping[SettingName, str], names: Iterable[SettingName]) -> None:
-        """Write several settings of a tool's table."""
+        """Write several settings from a tool's table of keys."""
         for name in names:
             self.place(name, keys[name])
 

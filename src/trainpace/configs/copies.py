@@ -1,6 +1,7 @@
 """Copies of settings files for a trial, and of the command that reads them.
 
-Outputs go into the trial's folder. A file that names another settings file names that file's copy.
+Outputs go into the trial's folder. If a file names another settings file, its copy names the other
+file's copy.
 """
 
 import os
@@ -18,23 +19,23 @@ from trainpace.configs.syntax import ENDS, TORCHRUN, Path, find_launch, parse, s
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 
 OUT = "{out}"
-"""Placeholder in a command for the trial's own folder."""
+"""Placeholder in a command for the trial's output folder."""
 _OUTPUT_FLAGS = ("output_dir", "logging_dir", "trainer.default_root_dir")
 _SHELL_ONLY = ("bash", "sh", "zsh", "sbatch", "salloc", "ssh", "docker", "nohup")
 
 
 class Command(NamedTuple):
-    """The words of a command, and the environment variables assigned before it."""
+    """Words of a command, and the environment variables that are assigned before it."""
 
     words: tuple[str, ...]
     environment: dict[str, str]
 
 
 def split_command(text: str) -> Command:
-    """Split a command into words.
+    """Split a command into words and leading variable assignments.
 
     Raises:
-        TrainpaceError: for a command that needs a shell or that starts another command.
+        TrainpaceError: If the command needs a shell or starts another command.
     """
     try:
         words = shlex.split(text)
@@ -73,17 +74,19 @@ def has_settings(command: str) -> bool:
 
 
 def launcher_of(command: str) -> str:
-    """Return the launcher that a command starts with: torchrun (by any name), accelerate, deepspeed
-    or ""."""
+    """Return the launcher that a command starts with: torchrun, accelerate, deepspeed or "".
+
+    Other names of torchrun also give "torchrun".
+    """
     found = find_launch(command, "command")
     return "" if found is None else "torchrun" if found.launcher is TORCHRUN else found.name
 
 
 def with_own_keys(files: Sequence[Written], values: Mapping[str, Any]) -> tuple[Written, ...]:
-    """Set keys that only the script knows, written with dots between sections (data.shards).
+    """Set keys that only the script understands, with dots between sections (data.shards).
 
     Raises:
-        TrainpaceError: for a key that no file has, or that several files have.
+        TrainpaceError: If no file has the key, or several files have it.
     """
     texts = {written.file: written.text for written in files}
     for key, value in values.items():
@@ -119,7 +122,7 @@ def _has(text: str, file: str, path: Path) -> bool:
 def copied_command(
     words: tuple[str, ...], copies: Mapping[str, str], folder: str, output: str
 ) -> tuple[str, ...]:
-    """Return the command with copies of settings files and with `output` as output folder.
+    """Return the command with the copies of its settings files and with `output` as output folder.
 
     File names are relative to `folder`.
     """
@@ -136,7 +139,7 @@ def copied_command(
 
 
 def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, output: str) -> str:
-    """Return a settings file's text with the same replacements.
+    """Return a settings file's text with the same replacements as in `copied_command`.
 
     Resuming from a checkpoint and pushing to a hub are switched off.
     """
@@ -158,7 +161,7 @@ def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, ou
 
 
 def _outputs(kind: str, data: dict[str, Any], output: str) -> dict[Path, Value]:
-    """Return the keys that say where a trainer writes, with `output` as their value."""
+    """Return the keys for a trainer's output folders, with `output` as their value."""
     if kind == "Lightning CLI":
         return {("trainer", "default_root_dir"): output}
     if kind == "DeepSpeed":
@@ -178,8 +181,10 @@ def _outputs(kind: str, data: dict[str, Any], output: str) -> dict[Path, Value]:
 
 
 def names_file(texts: Mapping[str, str], words: tuple[str, ...], file: str, folder: str) -> bool:
-    """Return True if the command or another settings file names this one. If not, nothing reads a
-    copy."""
+    """Return True if the command or another settings file names this file.
+
+    If nothing names a file, no program would read its copy.
+    """
     values = [_flag_and_value(word)[2] for word in words]
     for other, text in texts.items():
         syntax = syntax_of(text, other)
@@ -190,7 +195,7 @@ def names_file(texts: Mapping[str, str], words: tuple[str, ...], file: str, fold
 
 
 def _flag_and_value(word: str) -> tuple[str, str, str]:
-    """Split --flag=value into its three parts. For any other word, the first two are empty."""
+    """Split --flag=value into "--flag", "=" and "value". Other words become ("", "", word)."""
     return word.partition("=") if word.startswith("-") and "=" in word else ("", "", word)
 
 

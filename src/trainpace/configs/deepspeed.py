@@ -1,7 +1,9 @@
-"""DeepSpeed JSON (DeepSpeed 0.19.8: runtime/config.py, constants.py, zero/config.py).
+"""Reader and writer for DeepSpeed's JSON files.
 
-DeepSpeed silently ignores an unknown top-level key. An unknown key inside zero_optimization is an
-error there.
+DeepSpeed ignores an unknown top-level key without a message. An unknown key inside
+zero_optimization is an error there.
+
+Sources: DeepSpeed 0.19.8, runtime/config.py, constants.py and zero/config.py.
 """
 
 from typing import Any
@@ -14,13 +16,13 @@ TOP_LEVEL = frozenset(names("deepspeed", "keys"))
 REMOVED = frozenset(names("deepspeed", "removed_keys"))
 ZERO = frozenset(names("deepspeed", "zero_keys"))
 TRAINERS = frozenset(("Hugging Face TrainingArguments", "accelerate"))
-"""Trainers that compare DeepSpeed's precision with theirs, and call their autocast bf16."""
+"""Trainers that compare their own precision with DeepSpeed's. They call their autocast bf16."""
 _KEYS: dict[SettingName, str] = {
     "global_batch": "train_batch_size",
     "micro_batch": "train_micro_batch_size_per_gpu",
     "accumulation": "gradient_accumulation_steps",
     "drop_last": "dataloader_drop_last",
-    # DeepSpeed divides the world size by it before it checks the batch sizes, as with cp
+    # Before DeepSpeed checks batch sizes, it divides the world size by this value, as for cp.
     "cp": "sequence_parallel_size",
     "compile": "compile.deepcompile",
     "zero_stage": "zero_optimization.stage",
@@ -37,7 +39,8 @@ _SECTIONS = {
     "torch_autocast": "",
     "amp": "amp_fp16",
 }
-"""The precision of each section, which is on if its key `enabled` is true. The first one counts."""
+"""Precision of each section. A section applies if its key `enabled` is true. The first one
+counts."""
 _AUTOCAST = {
     "bf16": "amp_bf16",
     "bfloat16": "amp_bf16",
@@ -62,7 +65,8 @@ def is_deepspeed(data: dict[str, Any]) -> bool:
 
 
 def read_deepspeed(data: dict[str, Any], file: str) -> ConfigFile:
-    """Read a DeepSpeed file. "auto" leaves a setting to the other files and draws a note."""
+    """Read a DeepSpeed file. The value "auto" adds a note and leaves a setting to the other
+    files."""
     reading = Reading(file, "DeepSpeed", understands_auto=True)
     for key in sorted(data.keys() & REMOVED):
         reading.warn(key, "removed; DeepSpeed 0.19 stops at this key")
@@ -83,7 +87,7 @@ def read_deepspeed(data: dict[str, Any], file: str) -> ConfigFile:
         reading.note("zero_optimization.cpu_offload", "the old name of offload_optimizer")
         reading.read("offload_optimizer", zero["cpu_offload"], "zero_optimization.cpu_offload")
     tp = reading.at(data, _TP)
-    if tp != 0 or isinstance(tp, bool):  # 0 is off
+    if tp != 0 or isinstance(tp, bool):  # 0 means off.
         reading.read("tp", tp, _TP)
     _read_optimizer(reading, data)
     if data.get("activation_checkpointing") is not None:
@@ -171,7 +175,7 @@ def _write_precision(draft: Draft) -> None:
 
 
 def _switch_on(draft: Draft, precision: str, states: dict[str, Any]) -> None:
-    if precision == "fp32":  # a file sets fp32 only by turning both half precisions off
+    if precision == "fp32":  # A file states fp32 by turning both half precisions off.
         for key in ("fp16", "bf16"):
             if key not in states:
                 draft.put(f"{key}.enabled", False)

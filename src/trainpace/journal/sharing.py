@@ -88,14 +88,14 @@ class Skipped(NamedTuple):
 
 
 class SharedRun(Record, omit_defaults=True):
-    """One measured step.
+    """One measured training step that can be shared.
 
     Attributes:
-        model: a public name, or "own model N", where N distinguishes the models of one file.
-        date: date of the measurement, UTC.
-        step_time_ms: the median step; missing if the run was out of memory. `low_ms` and `high_ms`
-            are its 90% interval, `parts` its parts.
-        forecast_ms: Trainpace's forecast without the journal; `forecast_shares` are its parts.
+        model: Public name, or "own model N", where N distinguishes the models of one file.
+        date: Date of the measurement in UTC.
+        step_time_ms: Median step time. It is missing if the run was out of memory. `low_ms` and
+            `high_ms` are its 90% interval, and `parts` are its parts.
+        forecast_ms: Trainpace's forecast without the journal. `forecast_shares` are its parts.
     """
 
     model: Annotated[str, Meta(pattern=MODEL)]

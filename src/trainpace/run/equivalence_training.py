@@ -418,8 +418,7 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
 
 
 def _work(request: dict[str, Any]) -> str:
-    """Train the requested variants, and return the failures as JSON: one sentence per variant's
-    key.
+    """Train the requested variants, and return the failures as JSON (variant key -> sentence).
 
     In one process, out of memory and a failure of the very first training are raised, because they
     are the model's own. On several ranks every failure is raised, because the other ranks wait.

@@ -240,8 +240,7 @@ class Follower:
         self._read, self._rest = 0, b""
 
     def report(self, at_end: bool = False) -> None:
-        """Report the lines completed since the last call. With `at_end`, include the unfinished
-        line.
+        """Report the lines completed since the last call. `at_end` includes the unfinished line.
 
         If a progress bar rewrites a line with carriage returns, only its last state is reported.
         """

@@ -1,4 +1,4 @@
-"""A ladder: the setup of a training, the changes to try in turn, and the launcher for them."""
+"""Ladders: the starting setup of a training, the changes to try in turn, and the launcher."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -20,24 +20,26 @@ Changes = dict[str, Value | tuple[Value, ...]]
 EXECUTION_KEYS = tuple(name for name in Execution.__struct_fields__ if name != "engine")
 LOADER_KEYS = LoaderSettings.__struct_fields__
 KEYS = (*EXECUTION_KEYS, *LOADER_KEYS, "engine", "threads", "global_batch")
-"""Settings that a rung may change. `engine` is the trial's (plain, ddp, ...), not the
-execution's."""
+"""Settings that a rung may change.
+
+`engine` is the trial's engine (plain, ddp, ...), not a field of the execution.
+"""
 _NEEDS_ENGINE = {"zero_stage", "offload_optimizer", "offload_parameters"}
 MOST_ALTERNATIVES = 16
 SHARDS = "{shards}"
 TRAINPACES_OWN = ("OMP_NUM_THREADS", "PYTHONPATH", *UNTRACKED)
-"""Variables that a trial of a script sets, besides those that begin with TRAINPACE_."""
+"""Environment variables that a trial of a script sets, besides those that start with TRAINPACE_."""
 
 
 class Setup(Record):
-    """The input of one trial.
+    """Configuration that one trial measures.
 
     Attributes:
-        engine: None for the usual engine of the execution.
-        threads: threads per process; None for an even share of the cores.
-        settings: keys of the script's own settings files, with dots between sections. {shards} in a
-            value stands for the folder of the shards.
-        environment: variables of its processes, such as those of the memory allocator.
+        engine: Engine of the trial. None selects the usual engine for the execution.
+        threads: Threads per process. None gives each rank an even share of the cores.
+        settings: Keys in the script's own settings files, with dots between sections. "{shards}" in
+            a value stands for the folder of the shards.
+        environment: Environment variables of the processes, for example of a memory allocator.
     """
 
     task: str
@@ -50,17 +52,16 @@ class Setup(Record):
 
     @property
     def opaque_changes(self) -> dict[str, Value]:
-        """Settings and environment variables whose effect on a step only the script knows.
+        """Settings and environment variables whose effect on a step cannot be forecast.
 
-        Settings that only name the shards are not among them.
+        Settings that contain the folder of the shards are excluded.
         """
         return {
             key: value for key, value in self.settings.items() if SHARDS not in str(value)
         } | self.environment
 
     def trial(self, **rest: Any) -> Trial:
-        """Return the trial of this setup. `rest` are fields of Trial: how long, and on what
-        device."""
+        """Return a trial of this setup. `rest` holds more fields of `Trial`, such as its length."""
         return Trial(
             task=self.task,
             execution=self.execution,
@@ -72,7 +73,7 @@ class Setup(Record):
 
 
 class Script(Record):
-    """An unchanged script: its command and its settings files, both relative to `folder`."""
+    """Training script that is run unchanged. `command` and `configs` are relative to `folder`."""
 
     command: str
     configs: tuple[str, ...] = ()
@@ -80,11 +81,15 @@ class Script(Record):
 
 
 class Rung(Record):
-    """One change to try.
+    """Step of a ladder: one change to try.
 
-    A tuple of values is a choice, of which the best is kept. Several tuples are tried in all
-    combinations. `precompute` names a dataset, FILE.py:NAME, whose samples are first stored as
-    shards that then replace it. `settings` and `environment` are those of `Setup`, for a script.
+    Attributes:
+        changes: New values of settings. A tuple of values is a choice: all are tried and the best
+            is kept. Several tuples are tried in all combinations.
+        precompute: Dataset FILE.py:NAME. Its samples are first stored as shards, which then replace
+            it.
+        settings: As in `Setup`, for a script.
+        environment: As in `Setup`, for a script.
     """
 
     title: str
@@ -120,7 +125,7 @@ class Rung(Record):
 
     @property
     def takes_shards(self) -> bool:
-        """True if one of the script's own settings is given the folder of the shards."""
+        """True if a setting of the script contains the folder of the shards."""
         return any(isinstance(value, str) and SHARDS in value for value in self.settings.values())
 
     def alternatives(self) -> tuple[dict[str, Value], ...]:
@@ -131,16 +136,17 @@ class Rung(Record):
 
 
 class Ladder(Record):
-    """The setup to start from, the rungs to try in turn, and the job that they are for.
+    """Starting setup, the rungs to try in turn, and the job that they are for.
 
     Attributes:
-        job: None if hours and dollars of the whole job are not wanted.
-        conditions: what the job does besides steps.
-        price_usd_per_hour: price of one node.
-        loss_tolerance: a share of the baseline's first loss (see `results.compare`).
-        seconds: how long a trial trains after `warmup_steps`, unless `steps` is given.
-        seed: seed of all trials, except the baseline's second trial, which has the next one.
-        script: what is trained, if it is not a task. A task beside it is the model for forecasts.
+        job: None if the hours and dollars of the whole job are not needed.
+        conditions: Work of the job other than steps.
+        price_usd_per_hour: Price of one node.
+        loss_tolerance: Share of the baseline's first loss (see `results.compare`).
+        seconds: Length of a trial after `warmup_steps`, unless `steps` is given.
+        seed: Seed of all trials. The second trial of the baseline uses the next seed.
+        script: Script to train instead of a task. With a script, the task is the model for
+            forecasts.
     """
 
     start: Setup
@@ -199,14 +205,16 @@ class Ladder(Record):
 
 
 def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = False) -> Setup:
-    """Return `kept` with one alternative's values.
+    """Return the setup `kept` with the values in `changes`.
 
-    The global batch stays unless a new one is allowed. If ranks or micro-batch change, the
-    accumulation adapts, then the micro-batch, which becomes the largest divisor of a rank's share.
-    Values in `changes` are never adapted.
+    The global batch stays the same unless another one is allowed. If the number of ranks or the
+    micro-batch changes, the accumulation adapts. If that is not enough, the micro-batch becomes the
+    largest divisor of a rank's share. Values in `changes` never adapt.
 
     Raises:
-        Contradiction: if no whole numbers give the global batch.
+        Contradiction: If no whole numbers give the global batch, or it would change without
+            permission.
+        TrainpaceError: If a value has the wrong type or is out of range.
     """
     fields, loader, rest = (
         {key: changes[key] for key in keys if key in changes}
@@ -218,7 +226,7 @@ def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = F
     if type(batch) is not int or batch < 1:
         raise TrainpaceError(f"global_batch is {batch}; it must be a whole number from 1.")
     ranks = fields.keys() & {"nnodes", "nproc_per_node"}
-    # another number of ranks may contradict the shard size, and need another engine
+    # A new number of ranks may not fit the shard size, and may need another engine.
     free = _built(Execution, kept.execution, ({"shard_size": None} if ranks else {}) | fields)
     if "engine" not in changes and (ranks or fields.keys() & _NEEDS_ENGINE):
         setup = replace(setup, engine=None)
@@ -242,7 +250,7 @@ def _at_global_batch(e: Execution, batch: int, given: dict[str, Value], allowed:
     share, rest = divmod(batch, ranks)
     fixed = given.keys() & {"accumulation", "micro_batch"}
     if len(fixed) == 2:
-        return e  # the caller compares
+        return e  # The caller checks the global batch.
     if rest:
         reason = f"a global batch of {batch} cannot be divided over {ranks} data-parallel ranks."
     else:
@@ -270,8 +278,10 @@ def _at_global_batch(e: Execution, batch: int, given: dict[str, Value], allowed:
 
 
 def _built(kind: Any, old: Any, new: dict[str, Any]) -> Any:
-    """Return a record with changed fields. The types are checked, because values come from a user's
-    file."""
+    """Return a record of type `kind` with the fields of `old` and `new`.
+
+    The types are checked, because the values come from a user's file.
+    """
     fields = {name: getattr(old, name) for name in kind.__struct_fields__} | new
     plain = msgspec.to_builtins(fields)
     try:
@@ -308,14 +318,13 @@ def counted(number: int, noun: str) -> str:
 
 
 class LauncherChoice(NamedTuple):
-    """The launcher that the user asked for: auto, process, torchrun or slurm, with Slurm's
-    options."""
+    """Launcher that the user chose (auto, process, torchrun or slurm), with options for Slurm."""
 
     name: str = "auto"
     slurm: SlurmOptions = SlurmOptions()
 
     def over(self, base: SlurmOptions) -> "LauncherChoice":
-        """Return this choice with a ladder's own Slurm options where the user gave none."""
+        """Return this choice with the ladder's Slurm options added. The user's own options win."""
         slurm = replace(
             base,
             partition=self.slurm.partition or base.partition,
@@ -325,7 +334,11 @@ class LauncherChoice(NamedTuple):
         return self._replace(slurm=slurm)
 
     def launcher(self, nnodes: int, nproc_per_node: int) -> Launcher:
-        """Return the launcher for a size. auto picks the plainest one that can start it."""
+        """Return the launcher for a number of nodes and processes per node.
+
+        "auto" selects Slurm for several nodes, torchrun for several processes, else a plain
+        process.
+        """
         name = self.name
         if name == "auto":
             name = "slurm" if nnodes > 1 else "torchrun" if nproc_per_node > 1 else "process"
@@ -337,14 +350,14 @@ class LauncherChoice(NamedTuple):
         return self.launcher(execution.nnodes, execution.nproc_per_node)
 
     def check(self, ladder: Ladder) -> None:
-        """Check the launchers of all rungs before anything starts.
+        """Check the launchers of all rungs before any trial starts.
 
         Raises:
-            TrainpaceError: if a launcher is missing.
-            Contradiction: if options are given for a launcher that no rung uses.
+            TrainpaceError: If a launcher is not installed.
+            Contradiction: If Slurm options are given, but no rung uses Slurm.
         """
 
-        # a value that is not a number fails later, with its rung
+        # A value that is not a number raises an error later, with its rung.
         def values(key: str) -> set[int]:
             named = [
                 changes[key]

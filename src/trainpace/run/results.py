@@ -1,11 +1,13 @@
-"""The results of a ladder: comparison of trials, the stored record, and its table.
+"""Results of a ladder: comparisons of trials, the stored record, and the table.
 
-Did a rung help? It must be faster beyond the noise of both setups, and still be the same training.
-A rung and the baseline start from the same weights and see the same samples in the same order
-(`Trial.seed`), so their loss curves differ only by what the rung changed. Some of that is
-legitimate (bf16 rounding, batch statistics, augmentation). Curves are smoothed and compared within
-a tolerance plus the spread between two baseline trials with different seeds. The tolerance is a
-share of the baseline's first loss, because a loss may approach 0.
+A rung is kept if it is faster beyond the noise of both setups and its loss does not diverge. A rung
+and the baseline start from the same weights and read the same samples in the same order
+(`Trial.seed`). Their loss curves therefore differ only by the effect of the rung. Some effects are
+legitimate: bf16 rounding, batch statistics, augmentation.
+
+The curves are smoothed and compared within a tolerance. The spread between two baseline trials with
+different seeds is added to it. The tolerance is a share of the baseline's first loss, because a
+loss may approach 0.
 """
 
 import math
@@ -28,22 +30,23 @@ from trainpace.run.step_forecasts import StepForecast
 from trainpace.run.trial import TrialResult
 
 BETWEEN_PROCESSES = 0.05
-"""Relative standard deviation of a median between processes, assumed if there is one trial of each.
+"""Assumed relative standard deviation of a median between processes, for single trials.
 
-It decides nothing: a ratio below `CLEAR` is measured again, and one above is far beyond it.
+It decides nothing. A ratio nearer to 1 than `CLEAR` is measured again, and a clear ratio is far
+beyond this noise.
 """
 CLEAR = 1.5
-"""A ratio above it, or below its inverse, is not measured again."""
+"""Speed ratio that needs no second measurement. The inverse counts too."""
 Verdict = Literal["ok", "drifts", "diverges", "not compared"]
 WINDOWS = 4
-"""Number of equal windows of a curve. Their means are the smoothed curve."""
+"""Number of equal windows of a loss curve. The smoothed curve is the mean of each window."""
 FEWEST_A_WINDOW = 2
 SMALLEST_SCALE = 1e-6
 Floats = NDArray[np.float64]
 
 
 class Gain(Record):
-    """Old time / new time with its 90% interval over trials. Above 1 is faster."""
+    """Ratio old time / new time with its 90% interval over trials. Above 1 is faster."""
 
     ratio: float
     low: float
@@ -56,16 +59,16 @@ class Gain(Record):
 
     @property
     def clear(self) -> bool:
-        """True if the ratio is so far from 1 that more trials would not change the answer."""
+        """True if the ratio is so far from 1 that more trials would not change the decision."""
         return self.ratio >= CLEAR or self.ratio <= 1 / CLEAR
 
 
 def gain_of(old_ms: Sequence[float], new_ms: Sequence[float]) -> Gain:
-    """Return the gain from the medians of trials, each in a process of its own.
+    """Return the gain from the median step times of trials. Each trial ran in its own process.
 
-    With one trial of each, the noise is assumed (`BETWEEN_PROCESSES`). With more, it is pooled from
-    the repeats, in logarithms, and the difference of the means is tested by Student's t. (Welch's
-    test would need more trials than a ladder has.)
+    With one trial per setup, the noise is assumed (`BETWEEN_PROCESSES`). With more, the noise of
+    the logarithms is pooled from the repeats, and Student's t-test compares the means. Welch's test
+    would need more trials than a ladder has.
     """
     noise = noise_of({0: old_ms, 1: new_ms})
     logs = [statistics.fmean(math.log(v) for v in values) for values in (old_ms, new_ms)]
@@ -84,11 +87,14 @@ def gain_of(old_ms: Sequence[float], new_ms: Sequence[float]) -> Gain:
 
 
 class LossCheck(Record):
-    """The comparison of a rung's smoothed loss with the baseline's.
+    """Comparison of a rung's smoothed loss with the baseline's.
 
-    `worst` and `at_end` are the largest difference and the one in the last window of
-    `smoothed_over` steps, as shares of the baseline's first loss. `tolerance` includes the
-    baseline's own spread.
+    Attributes:
+        worst: Largest difference in any window, as a share of the baseline's first loss.
+        at_end: Difference in the last window, as the same share.
+        tolerance: Allowed difference. It includes the baseline's own spread.
+        steps: Number of steps that both curves have.
+        smoothed_over: Steps per window.
     """
 
     verdict: Verdict
@@ -101,8 +107,10 @@ class LossCheck(Record):
 
 
 def own_spread(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return how far two baseline trials with different seeds differ: the root mean square over
-    windows."""
+    """Return the RMS difference between the smoothed losses of two baseline trials.
+
+    The trials have different seeds.
+    """
     difference = _difference(one, other)
     return 0.0 if difference is None else float(np.sqrt(np.mean(difference**2)))
 
@@ -112,8 +120,8 @@ def compare(
 ) -> LossCheck:
     """Compare two loss curves over the steps that both have.
 
-    diverges: not finite, or worse than the tolerance in the last window.
-    drifts: beyond the tolerance elsewhere, or better by more than the tolerance.
+    - diverges: the rung's loss is not finite, or is above the tolerance in the last window.
+    - drifts: another window is beyond the tolerance, or the last one is below it.
     """
     bad = next((i for i, loss in enumerate(rung) if not math.isfinite(loss)), None)
     if bad is not None:
@@ -145,10 +153,10 @@ def compare(
 
 
 def _difference(one: Sequence[float], other: Sequence[float]) -> Floats | None:
-    """Return how far the second curve is above the first, by window, or None for too few steps.
+    """Return the second curve minus the first in each window, or None if there are too few steps.
 
-    It is relative to the first window of the first curve. Steps that do not fill the last window
-    are dropped.
+    The differences are relative to the first window of the first curve. Steps that do not fill the
+    last window are dropped.
     """
     width = min(len(one), len(other)) // WINDOWS
     if width < FEWEST_A_WINDOW:
@@ -162,7 +170,7 @@ def _difference(one: Sequence[float], other: Sequence[float]) -> Floats | None:
 
 
 def decision(gain: Gain, check: LossCheck) -> tuple[bool, str]:
-    """Return whether a rung is kept, and why."""
+    """Return (True if the rung is kept, the reason)."""
     if check.verdict == "diverges":
         return False, check.reason
     figures = f"{gain.ratio:.2f}x ({gain.low:.2f} to {gain.high:.2f})"
@@ -178,11 +186,14 @@ _MEASURED = (
 
 
 class Measured(Record):
-    """The trials of one setup. All fields but `trials_ms`, the steps of all trials, are the first
-    trial's.
+    """Measurements of one setup.
 
-    `compute_ms` is a step without its data wait. `noise_scale` has samples, low and high of the 90%
-    interval, and steps; it is empty if it was not gathered.
+    `trials_ms` holds the step time of every trial. All other fields are from the first trial.
+
+    Attributes:
+        compute_ms: Step time without the wait for data.
+        noise_scale: Gradient noise scale: samples, low and high of its 90% interval, and steps.
+            Empty if it was not measured.
     """
 
     trials_ms: tuple[float, ...]
@@ -204,15 +215,17 @@ class Measured(Record):
 
     @property
     def interval_ms(self) -> Interval:
-        """The interval for one more trial; after a single trial, the interval over its own
-        steps."""
+        """Interval for the step time of one more trial.
+
+        After a single trial, it is the interval over the trial's own steps.
+        """
         noise = noise_of({0: self.trials_ms})
         return self.first_interval_ms if noise is None else repeat_interval(self.trials_ms, noise)
 
 
 def measured_of(result: TrialResult) -> Measured:
     middle = statistics.fmean if result.uneven else statistics.median
-    # step by step, because a difference of medians would be lost in the spread of long waits
+    # Subtract step by step. A difference of medians would drown in the spread of long waits.
     compute_ms = [
         step - wait for step, wait in zip(result.step_ms, result.data_wait_ms, strict=True)
     ]
@@ -242,14 +255,14 @@ class Attempt(Record):
 
 
 class RungResult(Record):
-    """A rung that was tried.
+    """Result of one rung.
 
     Attributes:
-        key: equal for rungs that would be measured alike.
-        chosen: index in `tried` of the best alternative; None if none could be measured.
-        base_ms: the trials of the kept setup, with which `gain` compares.
-        seconds: time to try the rung.
-        precompute_s: time to make its shards, once.
+        key: Key that is equal for rungs that would be measured the same way.
+        chosen: Index in `tried` of the fastest alternative, or None if none could be measured.
+        base_ms: Step times of the kept setup that `gain` compares with.
+        seconds: Time spent on the rung.
+        precompute_s: Time to make its shards, which happens once.
     """
 
     title: str
@@ -266,8 +279,10 @@ class RungResult(Record):
 
     @property
     def lasting(self) -> bool:
-        """True if another try would say the same: not if an engine was missing or code raised an
-        error."""
+        """True if another try would give the same result.
+
+        False if an engine was missing or the code raised an error.
+        """
         ended = any(t.failure.startswith(("timed out", "out of memory")) for t in self.tried)
         return self.chosen is not None or ended
 
@@ -277,17 +292,20 @@ class RungResult(Record):
 
     @property
     def setup_and_measured(self) -> tuple[Setup, Measured]:
-        """The best alternative's setup and measurement."""
+        """Setup and measurement of the fastest alternative."""
         assert self.best is not None
         assert self.best.measured is not None
         return self.best.setup, self.best.measured
 
 
 class EndToEnd(Record):
-    """The first setup and the last kept one, tried in turn after the climb.
+    """Comparison of the first setup and the last kept one, in alternating trials after the climb.
 
-    `first_ms` and `last_ms` are the steps of each trial. `gain` compares times per sample. `key` is
-    equal for setups that would be measured alike.
+    Attributes:
+        key: Key that is equal for setups that would be measured the same way.
+        first_ms: Step time of each trial of the first setup.
+        last_ms: Step time of each trial of the last setup.
+        gain: Ratio of the times per sample.
     """
 
     key: str
@@ -297,12 +315,12 @@ class EndToEnd(Record):
 
 
 class LadderResult(Record):
-    """The baseline and the rungs tried so far, in order.
+    """Results of a climb: the baseline and the rungs tried so far, in order.
 
     Attributes:
-        loss_spread: the spread of the baseline's loss over two seeds.
+        loss_spread: Spread of the baseline's loss between two seeds.
         end_to_end: None before the climb ends, if fewer than two rungs were kept, or if it failed.
-        others: in the stored state, rungs that earlier climbs measured and that may be reused.
+        others: Reusable rungs that earlier climbs measured. They are only in the stored state.
     """
 
     ladder: Ladder
@@ -331,9 +349,9 @@ class LadderResult(Record):
 
 
 def noise_scale_of(result: LadderResult) -> tuple[Setup, dict[str, float]] | None:
-    """Return the gradient noise scale and the setup it was gathered with, or None.
+    """Return the gradient noise scale and the setup that it was measured with, or None.
 
-    It has no samples if there were too few steps.
+    The noise scale has no key "samples" if there were too few steps.
     """
     attempts = [attempt for rung in (result.baseline, *result.rungs) for attempt in rung.tried]
     scales = [
@@ -347,8 +365,10 @@ def noise_scale_of(result: LadderResult) -> tuple[Setup, dict[str, float]] | Non
 def job_time(
     ladder: Ladder, attempt: Attempt, step_ms: float, precompute_s: float = 0.0
 ) -> JobTime | None:
-    """Return the whole job at `step_ms` per step, with the time to make shards; None without a
-    job."""
+    """Return the time of the whole job at `step_ms` per step, or None if the ladder has no job.
+
+    The time to make shards is included.
+    """
     if ladder.job is None:
         return None
     e, price = attempt.setup.execution, ladder.price_usd_per_hour
@@ -361,8 +381,7 @@ def job_time(
 
 
 def epoch_s(ladder: Ladder, attempt: Attempt, step_ms: float) -> float | None:
-    """Return the seconds of one epoch with its validation; None if the size of an epoch is
-    unknown."""
+    """Return the seconds of one epoch with its validation, or None if its size is unknown."""
     job, c, e = ladder.job, ladder.conditions, attempt.setup.execution
     if job is None or job.samples_per_epoch is None:
         return None
@@ -378,10 +397,13 @@ def epoch_s(ladder: Ladder, attempt: Attempt, step_ms: float) -> float | None:
 class LadderRow(Record):
     """One row of a ladder's table.
 
-    `ratio` is old / new time per sample, against what was kept before, from trials in turn. `total`
-    is the product of the ratios up to this row. Both are None if nothing was measured.
-    `forecast_ms` and `measured_ms` are both times of a step. `epoch_s` includes the validation.
-    `no_forecast` says why there is no forecast.
+    Attributes:
+        ratio: Old / new time per sample, compared with the setup kept before. None if not measured.
+        total: Product of the ratios up to this row. None if not measured.
+        forecast_ms: Forecast time per step.
+        measured_ms: Measured time per step.
+        epoch_s: Time of one epoch, with its validation.
+        no_forecast: Reason why there is no forecast.
     """
 
     title: str
@@ -404,11 +426,11 @@ class LadderRow(Record):
 def rows_of(result: LadderResult) -> list[LadderRow]:
     """Return the rows of the baseline and of the rungs tried so far.
 
-    The time for kept shards counts in the jobs of all later rungs.
+    The time to make shards that were kept counts in the jobs of all later rungs.
     """
     rows = [_row(result, result.baseline, result.baseline.title, 0.0, 1.0)]
     precompute_s, total = 0.0, 1.0
-    # zip is not strict, because the climb may have stopped early
+    # zip is not strict, because the climb may have stopped early.
     for rung, tried in zip(result.ladder.rungs, result.rungs, strict=False):
         spent_s = precompute_s + tried.precompute_s
         rows.append(_row(result, tried, _title(rung, tried), spent_s, total))
@@ -418,7 +440,7 @@ def rows_of(result: LadderResult) -> list[LadderRow]:
 
 
 def _title(rung: Rung, result: RungResult) -> str:
-    """Return the title with the chosen value, if several were tried."""
+    """Return the rung's title, with the chosen value if several were tried."""
     if result.chosen is None:
         return result.title
     values = rung.alternatives()[result.chosen]
@@ -462,7 +484,7 @@ def _row(
 
 
 def entry_of_trial(attempt: Attempt, device: str, seed: int, model: str) -> Entry:
-    """Return a trial as a run of the journal, with its forecast."""
+    """Return a trial and its forecast as a journal entry."""
     e, measured, foreseen = attempt.setup.execution, attempt.measured, attempt.foreseen
     fields: dict[str, Any] = {}
     if foreseen.step_ms is not None and foreseen.interval_ms is not None:

@@ -1,13 +1,15 @@
-"""An unchanged script in a ladder: its own command on changed copies of its settings files.
+"""Trials of an unchanged script: its own command with changed copies of its settings files.
 
-A rung changes only what those files and the command's flags state or can state. A setting that no
-file can hold would not be tried. The user's files are read and never written.
+A rung can only change settings that these files or the command's flags state or can state. An error
+is raised if no file can hold a setting, because the setting would not be tried. The user's own
+files are read but never written.
 
-A trial runs the command with its own launcher under the recorder of `trainpace watch`, here or on
-Slurm's nodes. The recorder ends the script after the requested steps. Checkpoints that the script
-writes with torch.save go beside their places and are removed at the end; those of transformers and
-DeepSpeed are skipped. The script may not open, remove or rename anything outside the trial's folder
-(`watch.inside.start`), so checkpoints and step counters of real runs stay as they are.
+A trial runs the command with its own launcher under the recorder of `trainpace watch`, on this
+machine or on Slurm nodes. The recorder ends the script after the requested steps. A checkpoint
+saved with torch.save is written beside its usual path and removed at the end. Checkpoints of
+transformers and DeepSpeed are skipped. The script cannot write, remove or rename files outside the
+trial's folder (`watch.inside.start`). Checkpoints and step counters of real runs therefore stay
+unchanged.
 """
 
 import hashlib
@@ -69,16 +71,23 @@ _INTERVENTIONS = (
 )
 _FEWEST_WARM_UP, _FEWEST_STEPS = 4, 3
 UNEVEN = 1.1
-"""Steps are uneven if the largest input is this many times the smallest."""
+"""Ratio of the largest to the smallest input above which steps count as uneven."""
 _GRACE_S = 10.0
 
 
 class ScriptTrial(Record):
-    """A command in words, run in `cwd` for `steps` steps after the warm-up.
+    """Command to run in `cwd` for `steps` steps after the warm-up.
 
-    `world_size` and `global_batch` are what the settings say; if the script does something else, it
-    does not read them. None is not checked. Slurm is asked for `nnodes` x `nproc_per_node` ranks
-    with the cores and GPUs of each; `starts` says who starts them.
+    Attributes:
+        command: Words of the command.
+        world_size: Number of ranks that the settings state. The recording is checked against it, to
+            detect a script that ignores its settings. None skips the check.
+        global_batch: Samples per step that the settings state, checked in the same way.
+        nnodes: Nodes that Slurm is asked for.
+        nproc_per_node: Ranks per node that Slurm is asked for.
+        cpus_per_process: Cores per rank that Slurm is asked for.
+        gpus_per_node: GPUs per node that Slurm is asked for.
+        starts: Program that starts the ranks (see `Starts`).
     """
 
     command: tuple[str, ...]
@@ -98,13 +107,13 @@ class ScriptTrial(Record):
 def run_script(
     trial: ScriptTrial, folder: Path, timeout_s: float = 600.0, slurm: Slurm | None = None
 ) -> TrialResult | FailedTrial:
-    """Run the command, here or as a Slurm job.
+    """Run the command on this machine, or as a Slurm job.
 
-    After `timeout_s` it is ended with all its processes. A script that ends earlier gives the steps
-    that it made. `folder` holds the recording, the log, and what the script writes.
+    After `timeout_s` the command and all its processes are ended. If a script ends early, the steps
+    that it has run are used. `folder` holds the recording, the log, and the script's output.
 
     Raises:
-        TrainpaceError: if the command cannot be started.
+        TrainpaceError: If the command cannot be started.
     """
     folder = folder.absolute()
     recorded = folder / "recording"
@@ -141,7 +150,7 @@ def run_script(
 def _recorded(
     trial: ScriptTrial, recorded: Path, started: float, ended: Ended, late: FailureKind
 ) -> TrialResult | FailedTrial:
-    """Return the result in a recording, or why it has none."""
+    """Return the result from a recording, or the reason why there is none."""
     recording = read_recording(recorded)
     if not recording.ranks:
         reason = f"no training step was seen. {recording.seen}"
@@ -162,9 +171,9 @@ def _recorded(
 
 
 def script_job(trial: ScriptTrial, folder: Path, timeout_s: float) -> Job:
-    """Return the job of a trial that records to FOLDER/recording.
+    """Return the job of a trial. It records to FOLDER/recording.
 
-    Its environment holds only what differs from ours.
+    The job's environment holds only variables that differ from this process's environment.
     """
     folder = folder.absolute()
     recorded = folder / "recording"
@@ -179,7 +188,7 @@ def script_job(trial: ScriptTrial, folder: Path, timeout_s: float) -> Job:
     }
     untracked = {key: value.format(folder=folder) for key, value in UNTRACKED.items()}
     around = environment(recorded, os.environ, trials) | untracked | trial.environment
-    # the recorder ends the script in time; the launcher ends a script that makes no steps
+    # The recorder ends the script in time. The launcher ends a script that runs no steps.
     return Job(
         name="script",
         program=trial.command,
@@ -218,13 +227,13 @@ def _steps(process: Process) -> list[Step]:
 
 
 def _mismatch(trial: ScriptTrial, recording: Recording, processes: Sequence[Process]) -> str:
-    """Return where the recording contradicts the settings, or ""."""
+    """Return a sentence on how the recording contradicts the settings, or ""."""
     world = recording.ranks[0].world_size
     if trial.world_size not in (None, world):
         return (
             f"the settings say {trial.world_size} processes, but the script trained with {world}."
         )
-    # the median: loaders prefetch in the first step, and the last batch of an epoch may be small
+    # Use the median: loaders prefetch in the first step, and an epoch's last batch may be small.
     samples = sum(median([s.samples for s in _steps(p)]) for p in processes)
     if samples and len(processes) == world and trial.global_batch not in (None, samples):
         return (
@@ -260,7 +269,7 @@ def _result(
         peak_memory_gib=max(peaks_gib, default=None),
         reserved_memory_gib=max(r.reserved_gib for r in recording.ranks) or None,
         uneven=_are_uneven(of_first, {s.number for s in counted}),
-        start_up_s=min(ran_s, max(0.0, start_up_s)),  # the wall clock may be adjusted meanwhile
+        start_up_s=min(ran_s, max(0.0, start_up_s)),  # The wall clock may jump.
         world_size=rank_0.world_size,
         environment=environment,
         notes=() if losses else ("the script's losses are not known.",),
@@ -268,14 +277,13 @@ def _result(
 
 
 def _are_uneven(notes: Notes, counted: Collection[int]) -> bool:
-    """Return True if the inputs of these steps hold different amounts of data, as far as
-    recorded."""
+    """Return True if the recorded inputs of these steps differ in size by more than UNEVEN."""
     held = [count for number, count in inputs_of(notes).items() if number in counted]
     return bool(held) and max(held) > UNEVEN * min(held)
 
 
 def _losses(notes: Iterable[tuple[Process, Notes]]) -> tuple[float, ...]:
-    """Return each step's mean loss over the ranks; empty if a rank's losses are missing."""
+    """Return each step's mean loss over all ranks. Empty if a rank's losses are missing."""
     curves: dict[int, list[float]] = {}
     for process, noted in notes:
         losses: list[float] = noted.last("losses", [])
@@ -285,15 +293,17 @@ def _losses(notes: Iterable[tuple[Process, Notes]]) -> tuple[float, ...]:
 
 
 COMMAND = "command.sh"
-"""Name of the command among the files."""
+"""File name of the command among the settings files."""
 ENVIRONMENT = "environment.sh"
-"""Name of the file with the kept environment variables."""
+"""File name of the kept environment variables."""
 SCRIPT_STEPS = 30
 
 
 class Present(NamedTuple):
-    """Current training setup of a script. `stated` are settings (`configs.settings`) that its files
-    state."""
+    """Current training setup of a script.
+
+    `stated` holds the settings (`configs.settings`) that its files state.
+    """
 
     execution: Execution
     workers: int
@@ -301,11 +311,11 @@ class Present(NamedTuple):
 
 
 def present(script: Script) -> Present:
-    """Return what the files and the command say together.
+    """Return the setup that the settings files and the command describe together.
 
     Raises:
-        Contradiction: if they contradict each other.
-        TrainpaceError: if the command would not read a file, or needs a shell.
+        Contradiction: If they contradict each other.
+        TrainpaceError: If the command does not read one of the files, or needs a shell.
     """
     words = configs.split_command(script.command).words
     texts = _texts(script)
@@ -333,13 +343,13 @@ def present(script: Script) -> Present:
 def prepare(
     ladder: Ladder, setup: Setup, folder: Path
 ) -> tuple[ScriptTrial, tuple[configs.Written, ...]]:
-    """Write changed copies of the settings files into `folder`.
+    """Write copies of the settings files with the changes of `setup` into `folder`.
 
     Returns:
-        The trial on the copies, and how they differ from the user's files.
+        The trial that uses the copies, and the differences from the user's files.
 
     Raises:
-        TrainpaceError: if no file can hold a change.
+        TrainpaceError: If no file can hold a change.
     """
     script, files = _script_of(ladder), changed_files(ladder, setup)
     folder = folder.absolute()
@@ -363,7 +373,7 @@ def _trial_of(ladder: Ladder, setup: Setup, command: str) -> ScriptTrial:
     split, e, threads = configs.split_command(command), setup.execution, setup.threads
     own_threads = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     return ScriptTrial(
-        # --standalone would make each node train by itself
+        # With --standalone, each node would train alone.
         command=tuple(w for w in split.words if w != "--standalone" or e.nnodes == 1),
         cwd=str(Path(_script_of(ladder).folder).absolute()),
         steps=ladder.steps or SCRIPT_STEPS,
@@ -380,10 +390,10 @@ def _trial_of(ladder: Ladder, setup: Setup, command: str) -> ScriptTrial:
 
 
 def changed_files(ladder: Ladder, setup: Setup) -> tuple[configs.Written, ...]:
-    """Return the user's files and command as `setup` needs them.
+    """Return the user's settings files and command with the changes of `setup`.
 
     Raises:
-        TrainpaceError: if no file can hold a change.
+        TrainpaceError: If no file can hold a change.
     """
     start, script, loader = ladder.start, _script_of(ladder), setup.loader
     plain = LoaderSettings(workers=loader.workers, shards=loader.shards)
@@ -410,7 +420,7 @@ def changed_files(ladder: Ladder, setup: Setup) -> tuple[configs.Written, ...]:
 
 
 def _own_settings(setup: Setup) -> dict[str, Any]:
-    """Return the script's own settings, with the folder of the shards in place of {shards}."""
+    """Return the script's own settings, with the shards' folder in place of "{shards}"."""
     folder = setup.loader.shards or ""
     folder = str(Path(folder).absolute()) if Path(folder).is_dir() and folder else folder
     return {
@@ -420,15 +430,14 @@ def _own_settings(setup: Setup) -> dict[str, Any]:
 
 
 def keep_files(ladder: Ladder, setup: Setup, folder: Path) -> Path:
-    """Write the settings files of a climb's last setup to FOLDER/kept, for the user to take
-    over."""
+    """Write the settings files of a climb's last setup to FOLDER/kept for the user."""
     kept = folder / "kept"
     make_folder(kept)
     names = _names(_script_of(ladder))
     for written in changed_files(ladder, setup):
         if not configs.is_python(written.file):
             write_whole(kept / names.get(written.file, "command.txt"), written.text)
-    (kept / ENVIRONMENT).unlink(missing_ok=True)  # of an earlier climb
+    (kept / ENVIRONMENT).unlink(missing_ok=True)  # left by an earlier climb
     if setup.environment:
         lines = [
             f"export {name}={shlex.quote(value)}\n" for name, value in setup.environment.items()
@@ -438,9 +447,12 @@ def keep_files(ladder: Ladder, setup: Setup, folder: Path) -> Path:
 
 
 def fingerprint(spec: str) -> str:
-    """Return a hash of the Python files beside a task's file, or "" for other models.
+    """Return a hash of the Python files in the folder of a task's file, or "" for other models.
 
-    Measurements of other code do not count. Raises UnreadableInput if the file is missing.
+    If the code changes, earlier measurements do not count.
+
+    Raises:
+        UnreadableInput: If the file is missing.
     """
     named = ModelSpec.of(spec)
     if not named.runs_code:
@@ -453,10 +465,10 @@ def fingerprint(spec: str) -> str:
 
 
 def fingerprint_of_script(script: Script) -> str:
-    """Return a hash of the settings files and of the Python files beside those that the command
-    names.
+    """Return a hash of a script's settings files and Python files.
 
-    The command names a file by its path or with ``-m``.
+    The Python files are those in the folders of files that the command names, by path or with
+    ``-m``.
     """
     words, around = configs.split_command(script.command)
     base = Path(script.folder).absolute()
@@ -477,9 +489,9 @@ def _hash_of(plain: Any) -> str:
 
 
 def _sources_of(file: Path, base: Path) -> dict[str, str]:
-    """Return a hash of every Python file in a file's folder, by its path from `base`.
+    """Return a hash of each Python file in the folder of `file`, by its path relative to `base`.
 
-    The paths are relative, because a project may be moved as a whole.
+    Relative paths keep the hashes equal when the whole project is moved.
     """
     return {
         os.path.relpath(path, base): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -515,8 +527,10 @@ def _texts(script: Script) -> dict[str, str]:
 
 
 def _copied(script: Script) -> tuple[str, ...]:
-    """Return the settings files that trials copy. Python code is read, and stays beside its
-    imports."""
+    """Return the settings files that trials copy.
+
+    Python files are only read. They stay where they are, so that their imports work.
+    """
     return tuple(file for file in script.configs if not configs.is_python(file))
 
 

@@ -1,14 +1,14 @@
-"""Slurm: batch scripts, and jobs that are submitted, followed and cancelled.
+"""Launcher for Slurm: writes batch scripts, submits jobs, follows them and cancels them.
 
-Slurm's own commands do all of it. `sbatch --wait` polls too coarsely (42 s for a job of 12 s), so
-squeue is asked, one query for all jobs. ``--states=all`` shows an ended job for MinJobAge (five
-minutes by default), from the same memory that ``scontrol show job`` reads. A job is done if its
-result file exists, which must be visible here and on the nodes.
+Only Slurm's own commands are used. `sbatch --wait` polls too rarely (42 s for a job of 12 s), so
+squeue is polled instead, with one query for all jobs. ``--states=all`` shows an ended job for
+MinJobAge (five minutes by default). It reads the same memory as ``scontrol show job``. A job is
+done if its result file exists. The file must be visible both here and on the nodes.
 
-srun starts the ranks, one per task, and not a torchrun on every node: Slurm then sees every rank,
-ends all when one fails, and logs each one's output. There is no second rendezvous to hang in, and
-no agent that hides an exit code. Only a user's own torchrun command is started once per node; it
-finds the other nodes by torchrun's variables (PET_NODE_RANK, ...).
+srun starts one task per rank, instead of one torchrun per node. Slurm then sees every rank, ends
+all ranks when one fails, and logs each one's output. There is no second rendezvous that could hang,
+and no agent that hides an exit code. Only a user's own torchrun command is started once per node.
+It finds the other nodes by torchrun's variables (PET_NODE_RANK, ...).
 
 Sources: the manuals of sbatch, srun and squeue, 22.05 to 24.11.
 """
@@ -48,20 +48,25 @@ from trainpace.run.job import (
 )
 
 MARGIN = 0.1
-"""Share, besides one minute, by which Slurm's limit exceeds ours. Ours reports the job and its
-log."""
+"""Relative margin, besides one minute, by which Slurm's time limit exceeds Trainpace's.
+
+Trainpace's limit should act first, because it reports the job and its log.
+"""
 FIRST_PORT, PORTS = 20_000, 10_000
-"""Ports for the rendezvous, below those that Linux uses for outgoing connections (from 32768)."""
+"""First rendezvous port, and number of ports.
+
+Linux uses ports from 32768 for outgoing connections, so these lie below.
+"""
 
 
 class SlurmOptions(Record):
     """Options that a cluster requires.
 
     Attributes:
-        extra: further options of sbatch, such as ``--constraint=a100`` or ``--exclusive``.
-        setup: shell lines before the ranks start, such as ``module load cuda``.
-        at_once: how many tasks of an array may run at the same time.
-        python: the interpreter on the nodes; None for the one that runs this.
+        extra: More options for sbatch, such as ``--constraint=a100`` or ``--exclusive``.
+        setup: Shell lines to run before the ranks start, such as ``module load cuda``.
+        at_once: Number of array tasks that may run at the same time.
+        python: Python interpreter on the nodes. None means the interpreter of this process.
     """
 
     partition: str | None = None
@@ -89,11 +94,14 @@ class SlurmOptions(Record):
 
 
 Shape = tuple[int, int, int | None, int, str, str | None]
-"""Nodes, processes per node, cores per process, GPUs per node, who starts them, folder."""
+"""Resources of a job: nodes, processes per node, cores per process, GPUs per node.
+
+The last two items are the kind of program (`Starts`) and the working directory.
+"""
 
 
 def shape_of(job: Job) -> Shape:
-    """Return what all jobs of one array share."""
+    """Return the properties that all jobs of one array must share."""
     return (
         job.nnodes,
         job.nproc_per_node,
@@ -119,9 +127,9 @@ def _words(job: Job, python: str) -> Sequence[str]:
 
 
 def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str:
-    """Return one array script for jobs of one shape. Task i runs ``jobs[i]`` and writes its log.
+    """Return an array script for jobs of the same shape.
 
-    Whole commands cannot be in an array.
+    Task i runs ``jobs[i]`` and writes its log. Complete commands cannot run in an array.
     """
     assert {shape_of(job) for job in jobs} == {shape_of(jobs[0])}
     assert jobs[0].starts == "python"
@@ -139,7 +147,7 @@ def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str
 
 
 def time_limit(timeout_s: float) -> str:
-    """Return the value of --time (days-hours:minutes:seconds): whole minutes, with a margin."""
+    """Return the value of --time (days-hours:minutes:seconds) in whole minutes, with a margin."""
     minutes = math.ceil(timeout_s * (1 + MARGIN) / 60) + 1
     days, minutes = divmod(minutes, 24 * 60)
     return f"{days}-{minutes // 60:02d}:{minutes % 60:02d}:00"
@@ -166,7 +174,7 @@ def _head(jobs: Sequence[Job], options: SlurmOptions, own: Sequence[str]) -> lis
     for name in ("partition", "account", "qos"):
         if value := getattr(options, name):
             wanted.append(f"--{name}={shlex.quote(value)}")
-    # since 22.05, srun does not inherit --cpus-per-task from sbatch
+    # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
     threads = job.cpus_per_process or "${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
     return [
         "#!/bin/bash",
@@ -178,7 +186,7 @@ def _head(jobs: Sequence[Job], options: SlurmOptions, own: Sequence[str]) -> lis
 
 
 _ADDRESS = [
-    # where Slurm itself reaches the first node: its name may not be one that resolves
+    # Use the address by which Slurm reaches the first node, because its name may not resolve.
     'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
     (
         'MASTER_ADDR=$(scontrol show node "$first" | sed -n "s/.*NodeAddr=\\([^ ]*\\).*/\\1/p" |'
@@ -188,7 +196,7 @@ _ADDRESS = [
         f"export MASTER_ADDR=${{MASTER_ADDR:-$first}} MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID %"
         f" {PORTS}))"
     ),
-    # this runs on the first node, where rank 0 will listen: ports in use are skipped
+    # This runs on the first node, where rank 0 will listen. Skip ports that are in use.
     'while (: <>"/dev/tcp/127.0.0.1/$MASTER_PORT") 2>/dev/null; do ((MASTER_PORT++)); done',
 ]
 
@@ -198,13 +206,13 @@ def _cores_of_a_task(job: Job) -> int:
 
 
 def _start(job: Job) -> str:
-    """Return the srun command. It outlives the loss of a node, so that Slurm requeues the job.
+    """Return the srun command. It survives the loss of a node, so that Slurm requeues the job.
 
-    A rank that fails delays its exit by a second. srun stops reading output as soon as another rank
-    is killed for it, and the line that says what went wrong would be lost (14 of 20 jobs). Slurm
-    sends its signals to every process of a step; the shell ignores them, so that the rank answers.
-    A whole command gets a temporary folder per node, because the recorder may end it before it
-    cleans up.
+    A rank that fails exits one second later. srun stops reading output when it kills the other
+    ranks, and the line that explains the failure would be lost (14 of 20 jobs). Slurm sends its
+    signals to every process of a step. The shell ignores the signals, so that the rank handles
+    them. A complete command gets a temporary folder per node, because the recorder may end the
+    command before it cleans up.
     """
     cores = f" --cpus-per-task={_cores_of_a_task(job)}" if job.cpus_per_process else ""
     whole = job.starts != "python"
@@ -238,7 +246,7 @@ def _exports(environment: dict[str, str]) -> list[str]:
 
 
 def _pattern(path: str, after: str = "") -> str:
-    """Return a file name for --output, where % has a meaning."""
+    """Return a path for --output, in which % has a special meaning."""
     return shlex.quote(path.replace("%", "%%") + after)
 
 
@@ -247,16 +255,22 @@ ANSWER_S = 60.0
 PATIENCE_S = {"COMPLETED": 5.0} | dict.fromkeys(
     "NODE_FAIL PREEMPTED BOOT_FAIL LAUNCH_FAILED GONE".split(), 10.0
 )
-"""Seconds that a job may look lost before it counts as ended, by its state.
+"""Seconds to wait for a lost or completed job without a result, by its state.
 
 Slurm may requeue a lost job. A network file system may show the result of a completed job late.
 """
 CANCEL_S = 60.0
-"""Seconds for a cancelled job to end. Slurm gives its ranks KillWait (30 s by default)."""
+"""Seconds to wait until a cancelled job has ended.
+
+Slurm gives its ranks KillWait (30 s by default).
+"""
 CONTROLLER_S = 600.0
-"""Seconds without an answer from Slurm's controller before giving up. Jobs go on meanwhile."""
+"""Seconds without an answer from Slurm's controller before an error is raised.
+
+The jobs keep running meanwhile.
+"""
 FIELDS = "JobArrayID:|,State:|,Reason:|,RestartCnt:|,TimeUsed:|,exit_code:|"
-"""Fields for squeue --Format: each in full, then a bar."""
+"""Fields for squeue --Format. Each field is printed in full and followed by "|"."""
 
 _WAITING = (
     "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split()
@@ -277,7 +291,7 @@ _NEVER = {
 
 
 class Slurm(Launcher):
-    """Launcher of jobs on a Slurm cluster. `poll_s` is the time between two queries."""
+    """Launcher for jobs on a Slurm cluster. It queries Slurm every `poll_s` seconds."""
 
     name = "slurm"
     options: SlurmOptions = SlurmOptions()
@@ -300,15 +314,16 @@ class Slurm(Launcher):
     def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
         """Run one job. Time in the queue does not count.
 
-        `timeout_s` and `Ended.seconds` are those of one attempt, by Slurm's clock of whole seconds.
+        `timeout_s` and `Ended.seconds` cover one attempt. Slurm's clock counts them in whole
+        seconds.
         """
         return self.run_all((job,), on_line)[0]
 
     def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
-        """Run jobs of the same shape as one array.
+        """Run all jobs at once. Jobs of the same shape are submitted as one array.
 
         Raises:
-            TrainpaceError: if Slurm refuses the jobs, or does not answer for long.
+            TrainpaceError: If Slurm rejects the jobs, or does not answer for `CONTROLLER_S`.
         """
         self.check()
         for path in ("log", "result"):
@@ -366,7 +381,7 @@ class _Followed:
         self._changed_at = self._result_at = self._cancelled_at = float("inf")
 
     def look(self, status: JobStatus, now: float) -> None:
-        """Act on what squeue says at `now`, in seconds of a monotonic clock."""
+        """Update the job from its status in squeue at time `now` (monotonic clock, seconds)."""
         if status.state != self._state:
             self._state, self._changed_at = status.state, now
         if status is not GONE:
@@ -394,7 +409,7 @@ class _Followed:
     def _look_at_end(self, status: JobStatus, now: float) -> None:
         patience_s = PATIENCE_S.get(status.state, 0.0)
         if self._result_at == float("inf") and now - self._changed_at < patience_s:
-            with contextlib.suppress(OSError):  # make a network file system refresh its cache
+            with contextlib.suppress(OSError):  # refreshes the cache of a network file system
                 os.listdir(Path(self.job.result).parent)
             return
         self._end(
@@ -415,7 +430,7 @@ class _Followed:
 
     def _tell_news(self, status: JobStatus) -> None:
         news = f"waits in the queue ({status.reason})" if status.waits and status.reason else ""
-        # COMPLETING is the previous attempt, though counted as the next one already
+        # A job that is COMPLETING is in its previous attempt, but Slurm already counts the next.
         if not (status.waits or status.has_ended or status.state == "COMPLETING"):
             news = f"runs, attempt {status.restarts + 1}" if status.restarts else "runs"
         if news and news != self._news:
@@ -440,8 +455,7 @@ def _follow(followed: Sequence[_Followed], poll_s: float) -> None:
 
 
 def _ask_to_start(script: Path) -> subprocess.CompletedProcess[str]:
-    """Run sbatch in a thread, so that Ctrl-C cannot interrupt it before the job's number is
-    known."""
+    """Run sbatch in a thread. Ctrl-C then cannot interrupt it before the job number is known."""
     with ThreadPoolExecutor(1) as pool:
         submission = pool.submit(_ask, "sbatch", "--parsable", str(script))
         try:
@@ -469,7 +483,7 @@ def _queue(followed: Sequence[_Followed]) -> dict[str, JobStatus] | None:
 
 
 def _cancel_all(followed: Sequence[_Followed]) -> None:
-    """Cancel the jobs, and wait until they hold no node or Slurm does not answer."""
+    """Cancel the jobs, and wait until they hold no node. Stop waiting if Slurm does not answer."""
     open_ = [f for f in followed if f.ended is None]
     numbers = [f.number for f in open_]
     if not open_:
@@ -489,9 +503,9 @@ def _cancel_all(followed: Sequence[_Followed]) -> None:
 
 
 def _ask(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands. A command that hangs counts as failed.
+    """Run a command of Slurm. A command that hangs counts as failed.
 
-    It runs in a session of its own, so that Ctrl-C cannot interrupt a cancellation. The user's
+    The command runs in its own session, so that Ctrl-C cannot interrupt a cancellation. The user's
     defaults for squeue are ignored, because they may hide jobs.
     """
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
@@ -512,9 +526,9 @@ def _ask(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 class JobStatus(Record):
-    """A job, or a task of an array, as squeue shows it.
+    """Status of a job or of an array task in squeue.
 
-    `seconds` count this attempt. `exit_code` is None until the job has ended.
+    `seconds` counts only the current attempt. `exit_code` is None until the job has ended.
     """
 
     state: str
@@ -529,12 +543,12 @@ class JobStatus(Record):
 
     @property
     def has_ended(self) -> bool:
-        """True if the job holds no node. GONE means that Slurm has forgotten the job."""
+        """True if the job holds no node. GONE means that Slurm no longer knows the job."""
         return self.state in _ENDED or self.state == "GONE"
 
     @property
     def hopeless(self) -> str:
-        """The reason why the job will never start, or ""."""
+        """Reason why the job will never start, or ""."""
         if not self.waits:
             return ""
         return _NEVER.get(
@@ -547,13 +561,16 @@ GONE = JobStatus(state="GONE")
 
 
 def parse_submitted(text: str) -> str:
-    """Return the job number from sbatch --parsable (``123`` or ``123;cluster``), or ""."""
+    """Parse the job number in the output of sbatch --parsable (``123`` or ``123;cluster``).
+
+    Return "" if there is none.
+    """
     match = re.match(r"\s*(\d+)(?:;\S*)?\s*$", text)
     return match.group(1) if match else ""
 
 
 def parse_queue(text: str) -> dict[str, JobStatus]:
-    """Parse lines of FIELDS into jobs by their number (``12``, ``12_3``)."""
+    """Parse squeue's lines of FIELDS. The keys are job numbers (``12``, ``12_3``)."""
     jobs = {}
     for line in text.splitlines():
         words = line.strip().split("|")
@@ -571,14 +588,17 @@ def parse_queue(text: str) -> dict[str, JobStatus]:
 
 
 def state_of(status: JobStatus) -> State:
-    """Return the state of a job that left no result."""
+    """Return the outcome of a job that left no result."""
     if status.state in ("CANCELLED", "REVOKED"):
         return "cancelled"
     return "timed out" if status.state in ("TIMEOUT", "DEADLINE") else "failed"
 
 
 def sentence_of(status: JobStatus, name: str, error: str) -> str:
-    """Return why `name` is not done. `error` is the first error in its log, or ""."""
+    """Return a sentence on why the job `name` is not done.
+
+    `error` is the first error in its log, or "".
+    """
     if status.state in ("FAILED", "COMPLETED", "GONE") and error:
         return error
     ending = f"{name} left no result: it {ending_of(status.exit_code or 0)}."
@@ -602,7 +622,7 @@ def sentence_of(status: JobStatus, name: str, error: str) -> str:
 
 
 def _seconds(used: str) -> float:
-    """Convert ``1-02:03:04``, ``2:03:04`` or ``0:05`` to seconds. INVALID becomes 0."""
+    """Convert a duration to seconds: ``1-02:03:04``, ``2:03:04`` or ``0:05``. INVALID gives 0."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", used)
     if not match:
         return 0.0
@@ -611,8 +631,10 @@ def _seconds(used: str) -> float:
 
 
 def _exit_code(text: str) -> int | None:
-    """Parse ``3:0`` (code and signal) or wait(2)'s status. Signal N becomes 128 + N, as in
-    shells."""
+    """Parse an exit code from ``3:0`` (code and signal) or from wait(2)'s status.
+
+    Signal N becomes 128 + N, as in shells.
+    """
     code, colon, number = text.partition(":")
     if not code.isdigit():
         return None

@@ -1,11 +1,13 @@
-"""Step forecasts of a ladder's setups, from the traced model, this machine and the cost of a
-sample.
+"""Forecasts of the step time for a ladder's setups.
 
-compute: the ratio of two executions, forecast on this machine, times the measured compute of one of
-them (as `forecast.transfer` does between devices). Of the baseline it is the forecast itself.
-data: the cost of a sample, measured alone by `measure.loader_costs`.
-A step is the sum of both without loader workers, and the larger of them with workers, which share
-the cores. On one machine n ranks have an nth of its cores each.
+They combine the traced model, the calibrated machine and the measured cost of a sample.
+
+- Compute: the measured compute of one setup times the ratio of two forecasts on this machine, as in
+  `forecast.transfer` between devices. Before anything is measured, it is the forecast itself.
+- Data: the cost of a sample, measured alone by `measure.loader_costs`.
+
+Without loader workers, a step is the sum of both. With workers, it is the larger of them, and the
+workers share the cores. With n ranks on a machine, each rank has 1/n of the cores.
 """
 
 import math
@@ -41,31 +43,34 @@ from trainpace.workload import ModelSpec, Variant, Workload, form_of, load_workl
 SAMPLE_SD = 0.1
 """Standard deviation of the logarithm of a sample's cost.
 
-It is measured for a second or two in a process of its own, on cores that others may use.
+The cost is measured for a second or two in a separate process. Other processes may use the same
+cores.
 """
 QUEUE_EXCESS = 0.15
-"""Logarithm by which the interval reaches further up with workers, where the model is a lower
-bound.
+"""Extra upper reach of the interval with loader workers, as a logarithm.
 
-On two cores two workers of examples/face_crops.py gave 1.8 times the samples of none, where the
-bound has 2.0 (benchmarks/results/thesis_case.md).
+With workers, the model of the queue is a lower bound of the step time. On two cores, two workers of
+examples/face_crops.py gave 1.8 times the samples of none, and the bound is 2.0
+(benchmarks/results/thesis_case.md).
 """
 PER_LOG_BATCH_SD = 0.08
-"""Standard deviation added per factor of e between two batch sizes (RMS over ten models on a
-CPU)."""
+"""Standard deviation added per factor of e between two batch sizes.
+
+It is the RMS over ten models on a CPU.
+"""
 COLD_SD = 0.15
 """Standard deviation of the logarithm of a compute time from steps that waited for data.
 
-Waiting cools caches and changes clocks. It is an assumption, in proportion to the wait's share.
+Waiting cools caches and changes clocks. The value is an assumption. It is scaled by the wait's
+share of a step.
 """
 OTHER_PRECISION_SD = 0.15
-"""Standard deviation of the logarithm of a ratio that is known in another precision. An
-assumption."""
+"""Standard deviation of the logarithm of a ratio taken from another precision (an assumption)."""
 Z = 1.645
 CLEAN = 0.1
-"""Share of a step that the loader alone may take, if workers are not to slow the compute down.
+"""Largest loading time, as a share of a step, at which workers do not slow the compute down.
 
-Compute is learned only from trials below it, or without workers.
+Compute is learned only from trials below it, or from trials without workers.
 """
 
 
@@ -75,17 +80,17 @@ OWN_SETTINGS = (
     "the effect of the script's own settings and environment variables is unknown before a trial"
 )
 NOT_ASKED = (NO_FORECAST, NO_MODEL)
-"""Reasons for no forecast that are the user's own choice."""
+"""Reasons for a missing forecast that the user chose."""
 
 
 class StepForecast(Record):
-    """The forecast of a step, or the reason for none.
+    """Forecast of a step time, or the reason for none.
 
     Attributes:
-        compute_ms: the compute without the data.
-        data_ms: the data without the compute.
-        state_bytes: size of a checkpoint; 0 if the model is unknown.
-        evaluating_share: the share of a step for the forward passes with their data.
+        compute_ms: Compute per step, without loading.
+        data_ms: Loading per step, without compute.
+        state_bytes: Size of a checkpoint, or 0 if the model is unknown.
+        evaluating_share: Time of the forward passes and their data, as a share of a step.
     """
 
     step_ms: float | None = None
@@ -98,19 +103,23 @@ class StepForecast(Record):
     evaluating_share: float = 1.0
 
     def holds(self, measured_ms: float) -> bool | None:
-        """Return True if the interval contains a measurement; None without an interval."""
+        """Return True if the interval contains the measured time. None means no interval."""
         interval = self.interval_ms
         return None if interval is None else interval.low <= measured_ms <= interval.high
 
 
 class NotCalibrated(TrainpaceError):
-    """The machine could not be profiled: it is too busy, or a benchmark failed. It is tried
-    once."""
+    """Error if this machine cannot be profiled: it is too busy, or a benchmark failed.
+
+    Profiling is tried once per number of ranks and threads.
+    """
 
 
 class MeasuredCompute(NamedTuple):
-    """A setup with its measured compute. `waiting` is the share of its steps that was not
-    compute."""
+    """Setup with its measured compute per step.
+
+    `waiting` is the share of a step that was not compute.
+    """
 
     setup: Setup
     compute_ms: float
@@ -125,9 +134,9 @@ class RankShare(NamedTuple):
 def compute_of(
     setup: Setup, step_time_ms: float, compute_ms: float, data_ms: float
 ) -> MeasuredCompute | None:
-    """Return the compute of a measured setup; None if its loader slowed it down.
+    """Return the measured compute of a setup, or None if its loader slowed the compute down.
 
-    The loader alone takes `data_ms` per step.
+    `data_ms` is the time per step that loading alone takes.
     """
     if (setup.loader.workers and data_ms > CLEAN * step_time_ms) or compute_ms <= 0:
         return None
@@ -135,8 +144,11 @@ def compute_of(
 
 
 def nearest(measured: Sequence[MeasuredCompute], setup: Setup) -> MeasuredCompute | None:
-    """Return the nearest measured setup: fewest differing settings, nearest micro-batch, then the
-    latest."""
+    """Return the measured setup that is most similar to `setup`, or None if nothing is measured.
+
+    The fewest differing settings come first, then the nearest micro-batch, then the latest
+    measurement.
+    """
 
     def distance(other: MeasuredCompute) -> tuple[int, float]:
         return len(_differences(other.setup, setup)), _log_batches(other.setup, setup)
@@ -145,9 +157,9 @@ def nearest(measured: Sequence[MeasuredCompute], setup: Setup) -> MeasuredComput
 
 
 class _Compute(NamedTuple):
-    """The compute of a step. `sd` is the standard deviation of its logarithm.
+    """Forecast compute of a step.
 
-    `evaluating` is the share of the forward passes.
+    `sd` is the standard deviation of its logarithm. `evaluating` is the forward passes' share.
     """
 
     ms: float
@@ -163,21 +175,21 @@ def forecast_step(
     cost: LoaderCost | None,
     shared: RankShare,
 ) -> StepForecast:
-    """Forecast a step.
+    """Forecast the step time of a setup.
 
     Args:
-        setup: the setup.
-        forecast: the forecast of its compute.
-        measured: a measured setup, and its forecast.
-        cost: cost of one micro-batch; None if no data is loaded.
-        shared: the rank's share of the machine.
+        setup: Setup to forecast.
+        forecast: Forecast of its compute.
+        measured: Measured setup with its own forecast, or None.
+        cost: Cost of loading one micro-batch, or None if no data is loaded.
+        shared: Cores and threads of one rank.
     """
     if measured is not None and measured[1].step is None:
         measured = None
     interval = forecast.step_time_interval_ms
     if forecast.step is None or interval is None:
         share = 1.0
-        if measured is not None:  # the nearest setup's
+        if measured is not None:  # Use the share of the nearest setup.
             known = forecast_step(measured[0].setup, measured[1], measured, cost, shared)
             share = known.evaluating_share
         reason = f"the compute cannot be forecast: {forecast.reason}"
@@ -194,7 +206,7 @@ def forecast_step(
 def _scaled(
     compute: _Compute, setup: Setup, forecast: Forecast, known: MeasuredCompute, there: Forecast
 ) -> _Compute:
-    """Return a forecast compute scaled by a measured setup and its forecast."""
+    """Return the forecast compute, scaled by the error of the forecast for a measured setup."""
     assert there.step is not None
     others, sd = _differences(known.setup, setup), _between_batches(known, setup)
     if others:
@@ -211,7 +223,10 @@ def _scaled(
 
 
 def _between_batches(known: MeasuredCompute, setup: Setup) -> float:
-    """Return the standard deviation of a measured compute time that is carried to another batch."""
+    """Return the standard deviation of a measured compute time applied to another batch size.
+
+    It is the standard deviation of the logarithm.
+    """
     return math.hypot(
         AT_A_MEASURED_BATCH_SD,
         PER_LOG_BATCH_SD * _log_batches(known.setup, setup),
@@ -222,7 +237,10 @@ def _between_batches(known: MeasuredCompute, setup: Setup) -> float:
 def as_measured(
     setup: Setup, known: MeasuredCompute, cost: LoaderCost | None, shared: RankShare
 ) -> StepForecast:
-    """Forecast, without a profile, a setup that differs from a measured one by batches and data."""
+    """Forecast a step from a measured setup without a machine profile.
+
+    The two setups may differ only in batch sizes and data.
+    """
     samples = [s.execution.micro_batch * s.execution.accumulation for s in (setup, known.setup)]
     ms, sd = known.compute_ms * samples[0] / samples[1], _between_batches(known, setup)
     compute = _Compute(ms, sd, "compute as measured, without a profile", 1.0)
@@ -252,7 +270,7 @@ def _with_data(
         step(middle * math.exp(Z * sd), 1.0, shared.threads) - at,
         step(middle, above, shared.threads) - at,
     )
-    # perhaps only one of its threads is busy all the time
+    # For the lower end, assume that only one thread is always busy.
     down = math.hypot(
         at - step(middle * math.exp(-Z * sd), 1.0, 1.0),
         at - step(middle, math.exp(-Z * SAMPLE_SD), shared.threads),
@@ -269,7 +287,7 @@ def _with_data(
 
 
 def _differences(a: Setup, b: Setup) -> tuple[str, ...]:
-    """Return the differing settings that change the compute, without the batch sizes."""
+    """Return the names of differing settings that affect the compute. Batch sizes do not count."""
     names = [n for n in Execution.__struct_fields__ if n not in ("micro_batch", "accumulation")]
     return (
         *(n for n in names if getattr(a.execution, n) != getattr(b.execution, n)),
@@ -289,7 +307,7 @@ Tell = Callable[[str], None]
 
 
 def rank_threads(setup: Setup) -> int:
-    """Return the threads of a rank: the user's number, or an even share of the cores."""
+    """Return the threads per rank: the user's number, or an even share of the cores."""
     if setup.threads is not None:
         return setup.threads
     given = os.environ.get("OMP_NUM_THREADS", "")
@@ -301,16 +319,16 @@ def rank_threads(setup: Setup) -> int:
 
 
 class LadderForecasts:
-    """Forecasts for setups of one task on this machine.
+    """Forecaster of step times for the setups of one ladder on this machine.
 
     Args:
-        folder: keeps profiles for several ranks, so that a resumed ladder does not measure them
-            again.
-        device: the kind of device.
-        whole: returns the profile of the machine with all its cores.
-        tell: callback for progress messages.
-        timeout_s: time limit for tracing.
-        between_nodes: returns the links between hosts that `trainpace calibrate --hosts` has timed.
+        folder: Folder for machine profiles with several ranks. A resumed ladder reads them again.
+        device: Kind of device: "cpu" or "cuda".
+        whole: Returns the machine's profile with all cores.
+        tell: Reports progress.
+        timeout_s: Time limit for tracing.
+        seed: Seed for the measured samples.
+        between_nodes: Returns the links that `trainpace calibrate --hosts` has timed.
     """
 
     def __init__(
@@ -370,7 +388,7 @@ class LadderForecasts:
         if near is None:
             return forecast_step(setup, here, None, cost, shared)
         if here.step is None and near.setup.execution.precision == setup.execution.precision:
-            # a profile covers only fp32; its ratio is the nearest one for this precision
+            # A profile covers only fp32. Its ratio is the best estimate for this precision.
             precision = {"precision": "fp32"}
             here = self._forecast(_with(setup, precision))
         there = self._forecast(_with(near.setup, precision))
@@ -407,8 +425,10 @@ class LadderForecasts:
         return self._workloads[key]
 
     def _profile(self, ranks: int, threads: int) -> MachineProfile:
-        """Return the machine's profile for one of several ranks. All ranks calibrate at the same
-        time."""
+        """Return the machine's profile for one of several ranks.
+
+        The ranks calibrate at the same time, because they share the machine.
+        """
         file = self._folder / f"machine-{ranks}x{threads}.json"
         if file.exists():
             return load(file, MachineProfile)
@@ -461,7 +481,7 @@ class LadderForecasts:
 
 
 def _with_collectives(forecaster: Forecaster, setup: Setup) -> Forecast:
-    """Forecast a step on this machine, where collectives overlap little or not at all."""
+    """Forecast a step on this machine, on which collectives overlap little or not at all."""
     e = setup.execution
     overlapped = forecaster.forecast(e)
     interval = overlapped.step_time_interval_ms
@@ -471,16 +491,16 @@ def _with_collectives(forecaster: Forecaster, setup: Setup) -> Forecast:
     if bare.step_time_interval_ms is None:
         return overlapped
     if (setup.engine or engine_for(e)) != "ddp":
-        return bare  # gloo has no streams, so FSDP2 and DeepSpeed wait for every collective
-    # a collective also uses the cores that would hide it
+        return bare  # Without streams in gloo, FSDP2 and DeepSpeed wait for each collective.
+    # A collective needs the same cores as the compute that should hide it.
     wider = replace(interval, high=max(interval.high, bare.step_time_interval_ms.high))
     return replace(overlapped, step_time_interval_ms=wider)
 
 
 def links_of(a: AllReduce) -> HostLinks:
-    """Return the links between processes of one machine, from timed all-reduces.
+    """Return the links between the processes of one machine from timed all-reduces.
 
-    All collectives get the same bandwidth and latency.
+    All collectives get the bandwidth and latency of the all-reduce.
     """
     per_mib_us = 0.0 if a.bandwidth_gb_per_s is None else 2**20 / (1e3 * a.bandwidth_gb_per_s)
     works = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "send"), per_mib_us)

@@ -1,4 +1,4 @@
-"""A trial: some real steps of a task under one execution, its engine, and its result."""
+"""Trials: a few real training steps of a task under one execution, and their result."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,10 @@ from trainpace.workload import ModelSpec
 WORKER = "trainpace.run.trial_worker"
 
 EngineName = Literal["plain", "ddp", "fsdp2", "deepspeed"]
-"""Engines: plain is one process; ddp, fsdp2 and deepspeed are Lightning Fabric's strategies."""
+"""Engine of a trial. "plain" is one process with a plain loop.
+
+"ddp", "fsdp2" and "deepspeed" are strategies of Lightning Fabric.
+"""
 FailureKind = Literal["misuse", "out of memory", "timed out", "failed", "cancelled"]
 _ENGINE_IN_WORDS = {
     "plain": "one plain process",
@@ -31,8 +34,10 @@ _ZERO_STAGES = {"plain": (0,), "ddp": (0,), "fsdp2": (3,), "deepspeed": (0, 1, 2
 
 
 class LoaderSettings(Record):
-    """A rank's data loader. `shards` is a folder from `precompute`, read instead of the task's
-    dataset."""
+    """Settings of a rank's data loader.
+
+    `shards` is a folder made by `precompute`, which is read instead of the task's dataset.
+    """
 
     workers: int = 0
     prefetch_factor: int | None = None
@@ -48,16 +53,16 @@ class LoaderSettings(Record):
 
 
 class Trial(Record):
-    """A task under one execution, and how long it is trained.
+    """Request to train a task for some steps under one execution.
 
-    `task` is FILE.py:FUNCTION or a model spec. Steps take samples in the order of a permutation
-    that depends only on `seed` and the global batch, so two trials with the same global batch see
-    the same samples.
+    The order of samples depends only on `seed` and the global batch. Two trials with the same
+    global batch therefore read the same samples.
 
     Attributes:
-        warmup_steps: steps that are not counted.
-        steps: steps that are counted; None for as many as `seconds` hold.
-        noise_scale: also gather the gradient noise scale, in as many steps again.
+        task: FILE.py:FUNCTION or a model spec.
+        warmup_steps: Steps that run first and are not counted.
+        steps: Number of counted steps. None runs as many as fit in `seconds`.
+        noise_scale: If True, measure the gradient noise scale in about as many extra steps.
     """
 
     task: str
@@ -82,9 +87,9 @@ class Trial(Record):
 
 
 class FailedTrial(Record):
-    """A trial without a result, with its reason and its log.
+    """Trial without a result, with the reason and the log.
 
-    The kind misuse means that it cannot work as requested; the reason says what to change.
+    The kind "misuse" means that the trial cannot work as requested. Its reason says what to change.
     """
 
     kind: FailureKind
@@ -93,20 +98,20 @@ class FailedTrial(Record):
 
 
 class TrialResult(Record):
-    """The result of a trial, as rank 0 saw it.
+    """Result of a trial as rank 0 saw it.
 
     Attributes:
-        step_ms: whole steps after the warm-up, data waits included.
-        data_wait_ms: the data waits of the same steps.
-        losses: the loss of every step from the first, averaged over the global batch; empty if a
-            script does not show it.
-        step_time_ms: the median step, which a single delayed step does not move. If batches hold
-            different amounts of data (`uneven`), the mean step.
-        peak_memory_gib: the largest rank's; on a CPU the growth of its process.
-        start_up_s: from the worker's start to the end of its first step (imports, engine, loader
-            workers, compilation).
-        reserved_memory_gib: memory held by the allocator.
-        loss: the name of the loss, if known.
+        step_ms: Time of each step after the warm-up, including the wait for data.
+        data_wait_ms: Wait for data in each of these steps.
+        losses: Loss of every step, warm-up included, averaged over the global batch. Empty if a
+            script does not show its loss.
+        step_time_ms: Median step time, which one delayed step does not change. It is the mean if
+            batches hold different amounts of data (`uneven`).
+        peak_memory_gib: Largest peak of all ranks. On a CPU, the growth of the process.
+        start_up_s: Time from the worker's start to the end of its first step: imports, engine,
+            loader workers, compilation.
+        reserved_memory_gib: Memory held by the allocator.
+        loss: Name of the loss, if known.
     """
 
     step_ms: tuple[float, ...]
@@ -129,7 +134,10 @@ class TrialResult(Record):
 def result_of(
     step_ms: Sequence[float], samples_per_step: float, run: str, uneven: bool = False, **fields: Any
 ) -> TrialResult:
-    """Return the result for the counted steps of one `run` (the word for the interval's basis)."""
+    """Return the result of the counted steps.
+
+    `run` is the word for the measured run in the interval's basis, such as "trial".
+    """
     if uneven:
         middle, half = mean_and_half_width(step_ms)
         low, high, basis = (
@@ -151,9 +159,10 @@ def result_of(
 
 
 def engine_for(execution: Execution) -> EngineName:
-    """Return the usual engine of an execution.
+    """Return the usual engine for an execution.
 
-    DeepSpeed runs ZeRO 1 and 2 and offloaded optimizer states, FSDP2 runs full sharding.
+    DeepSpeed runs ZeRO 1 and 2, and offload of only the parameters or only the optimizer states.
+    FSDP2 runs ZeRO 3.
     """
     if (
         execution.zero_stage in (1, 2)
@@ -166,14 +175,14 @@ def engine_for(execution: Execution) -> EngineName:
 
 
 def check_engine(engine: EngineName, execution: Execution) -> None:
-    """Raise Contradiction for an execution that this engine does not support."""
+    """Raise Contradiction if the engine does not support the execution."""
     for broken, sentence, hint in _rules(engine, execution):
         if broken:
             raise Contradiction(sentence, hint)
 
 
 def _rules(engine: EngineName, e: Execution) -> tuple[tuple[bool, str, str], ...]:
-    """Return (whether it is broken, the sentence, the hint) of every rule of an engine."""
+    """Return all rules of an engine as (True if the rule is broken, sentence, hint)."""
     name = _ENGINE_IN_WORDS[engine]
     deepspeed, fsdp2 = engine == "deepspeed", engine == "fsdp2"
     offloads_one = e.offload_optimizer != e.offload_parameters
@@ -239,9 +248,9 @@ def _rules(engine: EngineName, e: Execution) -> tuple[tuple[bool, str, str], ...
 
 
 def why_no_noise_scale(engine: EngineName, execution: Execution) -> str:
-    """Return why the gradient noise scale cannot be gathered, or "".
+    """Return why the gradient noise scale cannot be measured, or "".
 
-    It needs the gradient of a part of a batch.
+    The measurement needs the gradient of a part of a batch.
     """
     e = execution
     if engine == "deepspeed":
@@ -258,12 +267,13 @@ def why_no_noise_scale(engine: EngineName, execution: Execution) -> str:
 def run_trial(
     trial: Trial, launcher: Launcher, folder: Path, timeout_s: float
 ) -> TrialResult | FailedTrial:
-    """Run a trial and return its result or failure reason. `folder` holds request, result and
-    logs.
+    """Run a trial, and return its result or the reason for its failure.
+
+    `folder` holds the request, the result and the logs.
 
     Raises:
-        TrainpaceError: if the launcher is missing, or the engine does not support the execution.
-            Nothing is started then.
+        TrainpaceError: If the launcher is not installed, or the engine does not support the
+            execution. Nothing has started then.
     """
     job = job_of(trial, folder, timeout_s)
     launcher.check()
@@ -271,7 +281,11 @@ def run_trial(
 
 
 def job_of(trial: Trial, folder: Path, timeout_s: float) -> Job:
-    """Write the request and return the job. Raises TrainpaceError as `run_trial` does."""
+    """Write the request of a trial, and return its job.
+
+    Raises:
+        Contradiction: If the engine does not support the execution.
+    """
     check_engine(trial.engine, trial.execution)
     folder = folder.absolute()
     make_folder(folder)
@@ -312,7 +326,7 @@ def outcome(job: Job, ended: Ended) -> TrialResult | FailedTrial:
 
 
 def _with_absolute_paths(trial: Trial) -> Trial:
-    """Return the trial with absolute paths: another host may start it from another folder."""
+    """Return the trial with absolute paths. Another host may run it in another folder."""
     spec = ModelSpec.of(trial.task)
     task = spec.with_path(Path(spec.path).absolute())
     shards = trial.loader.shards and str(Path(trial.loader.shards).absolute())
