@@ -1,4 +1,4 @@
-"""Real steps, sweeps and data loaders on this machine, and the machine itself."""
+"""Measurements on this machine: training steps, batch-size sweeps, data loaders and hardware."""
 
 from typing import TYPE_CHECKING
 

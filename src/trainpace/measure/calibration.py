@@ -1,6 +1,7 @@
-"""Calibration: a profile of this machine by micro-benchmarks, and links by timed collectives.
+"""Calibration of forecasts for this machine.
 
-Measurements run in processes of their own; this module does not import torch.
+Micro-benchmarks give a profile of the machine, and timed collectives give its links. Measurements
+run in separate processes, so this module does not import torch.
 """
 
 import json
@@ -24,21 +25,21 @@ from trainpace.measure.detection import Machine, detect
 
 Backend = Literal["gloo", "nccl"]
 SIZES_BYTES = tuple(4**k * 2**10 for k in range(8))
-"""1 KiB to 16 MiB: from payloads that are all latency to payloads that are all bandwidth."""
+"""Payloads of timed collectives, from 1 KiB (only latency) to 16 MiB (only bandwidth)."""
 ELEMENT_BYTES = 4
 _TINY = 1e-10
 BURSTS_BYTES = tuple(4096.0 * k for k in range(17))
 ROUNDS = 20
 CLOSE = 0.01
-"""Relative errors below this count as equal."""
+"""Relative error below which the fit of the links treats all errors as equal."""
 
 
 class AllReduce(Record):
-    """All-reduce (sum) of fp32 tensors between the ranks of one machine.
+    """Measured all-reduce (sum) of fp32 tensors between the ranks of one machine.
 
-    `time_ms[i]` is the median over repeats of the slowest rank's time for `sizes_bytes[i]`. The fit
-    is time = latency + wire bytes / bandwidth; a ring sends 2 (ranks - 1) / ranks of the payload.
-    The bandwidth is None if the times do not grow with the payload.
+    `time_ms[i]` is the time of the slowest rank for `sizes_bytes[i]`, the median over repeats. The
+    fit is time = latency + wire bytes / bandwidth. A ring sends 2 (ranks - 1) / ranks of the
+    payload. The bandwidth is None if the times do not grow with the payload.
     """
 
     ranks: int
@@ -50,11 +51,15 @@ class AllReduce(Record):
 
 
 class MachineProfile(Record):
-    """A device made of measured figures, its kernel model, and its machine.
+    """Result of a calibration: the measured device, its kernel model, and its machine.
 
-    `spread` is (median - fastest) / fastest over the passes of a group of blocks, at the median
-    group. `drift` compares the same blocks at the start, in the middle and at the end. `host_links`
-    connect it to other hosts (`trainpace calibrate --hosts`).
+    Attributes:
+        spread: (median - fastest) / fastest over the passes of a group of blocks. It is the median
+            over all groups.
+        drift: Difference between runs of the same blocks at the start, in the middle and at the
+            end.
+        allreduce: All-reduce between ranks of this machine, if measured.
+        host_links: Links to other hosts, if measured (`trainpace calibrate --hosts`).
     """
 
     device: Device
@@ -73,8 +78,9 @@ def calibrate(
     """Run micro-benchmarks of this machine's CPU for about `seconds`.
 
     Args:
-        machine: the result of `detect`, if it is known already.
-        threads: torch's threads, by default torch's own choice.
+        seconds: Time limit of the measurements, approximately.
+        machine: Result of `detect`, if it is known already.
+        threads: Number of torch threads. By default, torch chooses.
     """
     request = {
         "seconds": seconds,
@@ -98,13 +104,15 @@ def measure_allreduce(
     repeats: int = 15,
     timeout_s: float = 120.0,
 ) -> AllReduce:
-    """Start local processes and time their all-reduce. Sizes are rounded up to whole fp32 numbers.
+    """Start local processes and time their all-reduce.
+
+    Sizes are rounded up to whole fp32 numbers.
 
     Raises:
-        TrainpaceError: ranks fail or exceed `timeout_s`. No process remains.
+        TrainpaceError: If a rank fails or exceeds `timeout_s`. All processes have ended by then.
     """
     sizes = sorted({-(-size // ELEMENT_BYTES) * ELEMENT_BYTES for size in sizes_bytes})
-    # the ranks meet in this folder
+    # The ranks rendezvous through a file in this folder.
     with tempfile.TemporaryDirectory(prefix="trainpace-") as folder:
         requests = [
             {
@@ -135,10 +143,13 @@ def measure_allreduce(
 
 
 def fit_latency_and_bandwidth(wire: ArrayLike, times_s: ArrayLike) -> tuple[float, float | None]:
-    """Fit time = latency + bytes / bandwidth, both >= 0, by least squares of relative errors.
+    """Fit time = latency + bytes / bandwidth by least squares of relative errors.
+
+    Both parameters are >= 0.
 
     Returns:
-        Seconds, and bytes per second or None.
+        The latency in seconds, and the bandwidth in bytes per second. The bandwidth is None if the
+        times do not grow with the bytes.
     """
     t = np.asarray(times_s, dtype=float)
     columns = np.stack([1 / t, np.asarray(wire, dtype=float) / t], axis=1)
@@ -147,7 +158,7 @@ def fit_latency_and_bandwidth(wire: ArrayLike, times_s: ArrayLike) -> tuple[floa
 
 
 def non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Solve least squares with every unknown >= 0 (Lawson and Hanson 1974)."""
+    """Solve min |a x - b| over x >= 0 by non-negative least squares (Lawson and Hanson 1974)."""
     length = np.linalg.norm(a, axis=0)
     scale = np.where(length > 0, length, 1.0)
     scaled = a / scale
@@ -165,7 +176,7 @@ def non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
             if not below.any():
                 x = inner
                 break
-            # go towards the free solution until an unknown reaches 0
+            # Step towards the unconstrained solution until an unknown reaches 0.
             x += (x[below] / np.maximum(x[below] - inner[below], _TINY)).min() * (inner - x)
             free &= x > _TINY
             x[~free] = 0.0
@@ -173,9 +184,10 @@ def non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class TimedCollective(Record):
-    """Lower quartile over repeats of the mean over ranks, as in nccl-tests.
+    """Measured time of a collective.
 
-    For send, the receiver's time.
+    `time_ms` is the mean over ranks, as in nccl-tests, and the lower quartile over repeats. For
+    send, only the receiver's time counts.
     """
 
     collective: str
@@ -185,13 +197,14 @@ class TimedCollective(Record):
 
 
 def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) -> HostLinks:
-    """Fit latencies, host costs and the burst, all >= 0, by the least sum of relative errors.
+    """Fit the latencies, host costs and burst size of links between hosts.
 
-    There must be one rank per host.
+    All parameters are >= 0. They minimize the sum of absolute relative errors.
 
     Args:
-        gb_per_s: the known bandwidth of the link. By default, the largest payload sent between two
-            hosts determines it, including the hosts' work.
+        timed: Timed collectives with one rank per host.
+        gb_per_s: Known bandwidth of the link in GB/s. By default, the largest payload sent between
+            two hosts determines it. It then includes the work of the hosts.
     """
     if gb_per_s is None:
         sent = [t for t in timed if t.collective == "send"] or timed
@@ -201,8 +214,8 @@ def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) 
     wire_b, hops, both_ways = (
         np.array([of(t) for t in timed]) for of in (_wire, _hops, _goes_both_ways)
     )
-    # a collective that meets itself has an unknown excess; its host work is assumed to be an all-
-    # reduce's
+    # A collective that sends in both directions at once has an unknown excess (`duplex_excess`).
+    # Its host work is therefore assumed to be that of an all-reduce.
     works = [
         "all_reduce" if both else t.collective for t, both in zip(timed, both_ways, strict=True)
     ]
@@ -245,8 +258,7 @@ def _goes_both_ways(t: TimedCollective) -> bool:
 
 
 def _least_absolute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Minimize the sum of |a x - b| over x >= 0, by least squares whose weights follow the
-    errors."""
+    """Minimize the sum of |a x - b| over x >= 0, by iteratively reweighted least squares."""
     weight = np.ones(len(b))
     for _ in range(ROUNDS):
         x = non_negative(a * weight[:, None], b * weight)

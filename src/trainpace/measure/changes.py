@@ -1,24 +1,29 @@
 """Find jumps and bends in a noisy curve of step time over batch size.
 
-A step is flat while it is bound by kernel launches, then grows by about the same time with every
-sample. Another kernel, tile or wave changes its level at once (a jump) or its slope (a bend). Noise
-is relative to the step. `docs/measured_jumps.md` has the method, its figures and its limits.
+While kernel launches bound a step, its time does not depend on the batch size. Then it grows by
+about the same time with every sample. If the device switches to another kernel, tile or wave, the
+level changes (a jump) or the slope changes (a bend). The noise is relative to the step time.
+`docs/measured_jumps.md` describes the method, its accuracy and its limits.
 
-The curve is a line plus terms:
+The curve is a line plus terms. `i` is the index of a measured batch size, `x` its position:
 
-    level t:   1[i >= t]              a jump; the slope goes on
+    level t:   1[i >= t]              a jump; the slope stays the same
     bend t:    (x - x_t)+             the slope changes, the level does not
     both t:    level and bend at once
     point t:   1[i == t]              a disturbed measurement
     smooth k:  x^2, x^3 or log x      curvature, which must not pass for jumps
     odd:       1[batch is odd]        padding to even batches
 
-The best set of terms minimizes (n + v) log((R + v) / (n + v)) + the price of its terms. R is the
-sum of squared residuals over their standard deviations. v is the number of observations that the
-given deviations are worth: few if they are a guess, many if they are known. The search starts from
-nothing, from smooth terms, and from the optimal partition into lines with slopes of their own
-(dynamic programming; Jackson et al. 2005). Then it adds, swaps and removes one term at a time, each
-time the best of all kinds and places, and adds two levels at once, until nothing helps.
+The best set of terms minimizes the criterion (n + v) log((R + v) / (n + v)) + prices of the terms.
+
+- n is the number of points.
+- R is the sum of squared residuals, each divided by its standard deviation.
+- v is the weight of the given deviations in observations: small for a guess, large for known ones.
+
+The search has several starts: no terms, smooth terms, and the optimal partition into separate lines
+(dynamic programming; Jackson et al. 2005). From each start, it adds, swaps or removes one term at a
+time, always the best of all kinds and places. It also tries to add two levels at once. It stops
+when nothing lowers the criterion.
 """
 
 from __future__ import annotations
@@ -37,51 +42,56 @@ from trainpace.core.records import Record
 
 _Z = 1.645
 LEAST_Z = 3.0
-"""Least size of a level change, in deviations."""
+"""Minimum size of a jump, in standard deviations."""
 FEWEST_POINTS = 6
 """Minimum number of batch sizes to distinguish a jump from a bend."""
 GUESS_WORTH = 4.0
 SPARSE = 30
 CURVED_SPACING = 3
 CURVED_PRICE = 1.0
-"""Least points between bends that replace a smooth term, and the price of such a bend over log
-n."""
-KNOWN_WORTH = 1.0
-"""Weight of a known noise, in multiples of the curve.
+"""Price of a bend that replaces a smooth term, as a factor of log n.
 
-GUESS_WORTH is the weight of a guess, in observations.
+Such bends are at least CURVED_SPACING points apart.
+"""
+KNOWN_WORTH = 1.0
+"""Weight of a known noise level, as a multiple of the number of points.
+
+GUESS_WORTH is the weight of a guessed noise level, in observations.
 """
 NOISE_AGREES = 1.6
-"""Ratio of the curve's noise to the given noise above which both are tried.
+"""Ratio of the curve's noise to the given noise above which the search tries both.
 
-The noise within a process is easily given by mistake; the noise between processes is what counts.
+The given noise should be the noise between processes. Callers may give the noise within a process
+by mistake, which is too small.
 """
 WIDE_RANGE = 2.5
 ADDITIVE_EVIDENCE = 6.0
-"""Ratio of step times (WIDE_RANGE) above which noise that does not grow with the step is tried
-too. It must fit better by this much (twice the log-likelihood)."""
-LEAST_NOISE = 1e-3
-"""Least relative noise. With less, the misfit of straight segments would pass for jumps."""
-MOST_PLACES, CHANCE = 0.75, 2.8
-"""Share of places, and the deviations that chance may take from a jump.
+"""Minimum advantage of constant noise over relative noise, as twice the log-likelihood.
 
-They are set so that 9 of 10 planted jumps of size `least_jump` are found
-(tests/measure/test_changes.py).
+Constant noise is only tried if the largest step time is more than WIDE_RANGE times the smallest.
+"""
+LEAST_NOISE = 1e-3
+"""Minimum relative noise. With less, the misfit of straight segments would pass for jumps."""
+MOST_PLACES, CHANCE = 0.75, 2.8
+"""Parameters of `least_jump`: the share of places that it holds for, and an allowance for chance.
+
+The allowance is in standard deviations. Both are set so that 9 of 10 planted jumps of size
+`least_jump` are found (tests/measure/test_changes.py).
 """
 _WINDOW = 9
 _TO_DEVIATION = 1.4826 * 1.05 / np.sqrt(2)
-"""Converts the median difference of two points to their deviation.
+"""Factor from the median difference of two points to their standard deviation.
 
-The local median slope removes 5%.
+The factor 1.05 restores the 5% that subtracting the local median slope removes.
 """
 _PERIODIC = 0.6
 
 
 class Segment(Record):
-    """A straight segment of the curve.
+    """Straight segment of the curve.
 
-    `first_ms` is the fitted step at `first_batch`. The slope has a 90% interval, or None with too
-    few points.
+    `first_ms` is the fitted step time at `first_batch`. The 90% interval of the slope is None if
+    there are too few points.
     """
 
     first_batch: int
@@ -92,17 +102,22 @@ class Segment(Record):
     slope_high: float | None
 
     def line(self, batch: int) -> float:
-        """Return the straight line through this segment in ms at any batch size."""
+        """Return the step time in ms on the line through this segment, at any batch size."""
         return self.first_ms + self.slope_ms_per_sample * (batch - self.first_batch)
 
 
 class MeasuredJump(Record):
-    """A change of the level between two measured batches.
+    """Jump of the step time between two measured batch sizes.
 
-    `size_ms` is beyond the slope before it, and `percent` is relative to the fitted step at
-    `before`. The 90% interval and `z` (size over its deviation) assume that the place is known.
-    `p_value` is two-sided and accounts for every possible place. `tight`: no batch size lies
-    between.
+    Attributes:
+        before: Last batch size before the jump.
+        after: First batch size after the jump.
+        size_ms: Height of the jump, without the growth that the slope before it explains. Its 90%
+            interval assumes that the place is known.
+        percent: `size_ms` relative to the fitted step time at `before`.
+        z: `size_ms` over its standard deviation, if the place is known.
+        p_value: Two-sided p-value that accounts for every possible place.
+        tight: True if no batch size lies between `before` and `after`.
     """
 
     before: int
@@ -116,12 +131,12 @@ class MeasuredJump(Record):
     tight: bool
 
     def cause_among(self, causes: Sequence[Jump]) -> Jump | None:
-        """Return the forecast's jump at the same place, if it names operators."""
+        """Return the forecast jump at the same place that has known causes, or None."""
         return next((c for c in causes if self.before < c.batch <= self.after and c.causes), None)
 
 
 class Bend(Record):
-    """A change of the slope at a batch size. The level does not change."""
+    """Change of the slope at a batch size, without a change of the level."""
 
     batch: int
     slope_before: float
@@ -129,13 +144,15 @@ class Bend(Record):
 
 
 class StepCurve(Record):
-    """Step time over the batch size.
+    """Fitted curve of step time over batch size, with its jumps and bends.
 
-    `noise` is a relative standard deviation at the median step. `odd_extra_ms` is the extra time of
-    an odd batch, included in `fitted_ms`. `disturbed` are batches that fit neither neighbor and do
-    not count. `least_jump` is the share of the step that a jump needs to be found in 9 of 10 such
-    sweeps at most places. It is None with too few batch sizes, or if noise would hide a jump of any
-    size.
+    Attributes:
+        fitted_ms: Fitted step time at each of `batches`.
+        noise: Relative standard deviation of a point, at the median step time.
+        odd_extra_ms: Extra time of an odd batch size, included in `fitted_ms`.
+        disturbed: Batch sizes that fit neither neighbor. They are not used.
+        least_jump: Smallest jump, relative to the step time, that 9 of 10 such sweeps find at most
+            places. None if there are too few batch sizes, or if noise hides jumps of any size.
     """
 
     batches: tuple[int, ...]
@@ -150,10 +167,10 @@ class StepCurve(Record):
     least_jump: float | None = None
 
     def at(self, batch: int) -> float:
-        """Return the fitted step in ms at any batch size.
+        """Return the fitted step time in ms at any batch size.
 
-        Inside the bracket of a jump it is the line before it, and inside that of a bend the two
-        lines that meet.
+        Between the two batch sizes of a jump, the line before the jump applies. At a bend, both
+        lines are extended to the point where they meet.
         """
         i = max(0, bisect_right([segment.first_batch for segment in self.segments], batch) - 1)
         here = self.segments[i]
@@ -170,11 +187,13 @@ class StepCurve(Record):
 def find_changes(
     batches: Sequence[int], step_ms: Sequence[float], noise: float | Sequence[float] | None = None
 ) -> StepCurve:
-    """Find jumps and bends of positive step times in ms at ascending batch sizes.
+    """Find jumps and bends in a curve of step time over batch size.
 
     Args:
-        noise: the relative standard deviation of the points if it is known, one for all or one for
-            each. It should include differences between processes.
+        batches: Ascending batch sizes.
+        step_ms: Positive step times in ms, one per batch size.
+        noise: Relative standard deviation of the points if it is known, either one value or one per
+            point. It should include differences between processes.
     """
     x, y = np.asarray(batches, dtype=float), np.asarray(step_ms, dtype=float)
     given = None if noise is None else np.asarray(noise, dtype=float)
@@ -192,10 +211,10 @@ def find_changes(
 
 
 def _search(x: Floats, y: Floats, given: Floats | None) -> tuple[Search, list[Term]]:
-    """Return the best terms under the likeliest description of the noise."""
+    """Search with each plausible noise level. Return the most likely search and its terms."""
     level = _levels(y)
     guess = _relative_noise(x, y)
-    # deviations, their weight in observations, and the evidence that they must bring
+    # (deviations, their weight in observations, minimum advantage over the other tries)
     tries: list[tuple[Floats, float, float]] = []
     if given is not None:
         tries.append((np.maximum(given, LEAST_NOISE) * level, KNOWN_WORTH * len(x), 0.0))
@@ -217,19 +236,21 @@ def _search(x: Floats, y: Floats, given: Floats | None) -> tuple[Search, list[Te
 
 
 def _relative_noise(x: Floats, y: Floats) -> float:
-    """Return the relative standard deviation of a point, robust against a few jumps and
-    outliers."""
+    """Estimate the relative standard deviation of a point from differences between neighbors.
+
+    The estimate is robust against a few jumps and outliers.
+    """
     noise = float(np.median(np.divide(*_differences(x, y, 1))))
     if len(x) >= 12:
-        # if odd batches cost as much as the next even one, neighbors differ and every second point
-        # does not
+        # If odd batches are padded to even ones, neighbors differ in a regular pattern. Differences
+        # to the second neighbor do not contain it.
         every_second = float(np.median(np.divide(*_differences(x, y, 2))))
         noise = every_second if every_second < _PERIODIC * noise else noise
     return max(noise * _TO_DEVIATION, LEAST_NOISE)
 
 
 def _constant_noise(x: Floats, y: Floats) -> float:
-    """Return the standard deviation of a point in ms, if the noise does not grow with the step."""
+    """Estimate the standard deviation of a point in ms, if noise does not grow with the step."""
     return max(
         float(np.median(_differences(x, y, 1)[0])) * _TO_DEVIATION,
         LEAST_NOISE * float(np.median(y)),
@@ -237,13 +258,19 @@ def _constant_noise(x: Floats, y: Floats) -> float:
 
 
 def _levels(y: Floats) -> Floats:
-    """Return a running median of three, (n,), so that a lone point does not set its own weight."""
+    """Return the running median of three points, shape (n,).
+
+    It gives the level of each point, so a single outlier does not determine its own weight.
+    """
     padded = np.pad(y, 1, mode="edge")
     return np.asarray(np.median(np.stack([padded[:-2], padded[1:-1], padded[2:]]), axis=0))
 
 
 def _differences(x: Floats, y: Floats, lag: int) -> tuple[Floats, Floats]:
-    """Return (differences beyond the local median slope, the level at each), each (n - lag,)."""
+    """Return the differences between points `lag` apart, and the level at each difference.
+
+    The local median slope is subtracted from the differences. Both have shape (n - lag,).
+    """
     width = x[lag:] - x[:-lag]
     slope = (y[lag:] - y[:-lag]) / width
     window = min(_WINDOW, (len(slope) - 1) // 2 * 2 + 1)
@@ -253,10 +280,10 @@ def _differences(x: Floats, y: Floats, lag: int) -> tuple[Floats, Floats]:
 
 
 def _straightened(search: Search, terms: list[Term]) -> list[Term]:
-    """Replace smooth curvature by bends.
+    """Replace smooth terms by bends.
 
-    Smooth terms only kept curvature from passing for jumps. The jumps are fixed now, so bends may
-    be close together, even with few points.
+    The search needs smooth terms so that curvature does not pass for jumps. The jumps are fixed
+    now, so bends may be close together, even with few points.
     """
     straight = [term for term in terms if term.kind != Kind.SMOOTH]
     if len(straight) == len(terms) and search.n >= SPARSE:
@@ -270,11 +297,11 @@ def _straightened(search: Search, terms: list[Term]) -> list[Term]:
 
 
 def _certain(search: Search, terms: list[Term]) -> _Fit:
-    """Fit the terms, remove uncertain levels, the least certain first, and mark the certain ones as
-    jumps.
+    """Fit the terms, remove uncertain levels and mark the certain ones as jumps.
 
-    An uncertain level with a change of slope stays as a bend: if two lines meet between two points,
-    the next point is off both ways.
+    The least certain level is removed first, then the fit is repeated. If the uncertain level also
+    changes the slope, a bend remains: two lines that meet between two points look like a small
+    jump.
     """
     while True:
         fit = _Fit(search, terms)
@@ -302,8 +329,11 @@ def _certain(search: Search, terms: list[Term]) -> _Fit:
 
 
 class _Fit:
-    """Least squares of a line and its terms: `values` in ms (slopes per unit of position) and
-    covariance."""
+    """Least-squares fit of a line and its terms.
+
+    `values` are the coefficients in ms (slopes in ms per unit of position), and `covariance` is
+    their covariance matrix.
+    """
 
     def __init__(self, search: Search, terms: list[Term]) -> None:
         self.search, self.terms = search, terms
@@ -322,8 +352,10 @@ class _Fit:
         self.fitted = columns @ shown / search.weight
 
     def z(self, column: int, beyond: float = 0.0) -> float:
-        """Return the distance of a coefficient from a value, in normal deviations (Wallace
-        1959)."""
+        """Return the z-score of a coefficient relative to `beyond`.
+
+        The t-score is converted to a normal score (Wallace 1959).
+        """
         t = float(self.values[column] - beyond) / math.sqrt(
             max(float(self.covariance[column, column]), 1e-300)
         )
@@ -335,7 +367,7 @@ class _Fit:
         return math.copysign(size, t)
 
     def half_width(self, contrast: Floats) -> float:
-        """Return half the width of the 90% interval of a combination of coefficients.
+        """Return half the width of the 90% interval of a linear combination of coefficients.
 
         Student's t is approximated by its first Cornish-Fisher term.
         """
@@ -373,7 +405,7 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
             slopes.append((t, contrast.copy()))
     line = fit.fitted - odd_ms * (x % 2)
     segments = []
-    starts = dict(slopes)  # if two changes are at one place, use the later one
+    starts = dict(slopes)  # of two changes at the same place, dict keeps the later one
     for (t, contrast), end in zip(starts.items(), [*list(starts)[1:], n], strict=True):
         slope, half = float(contrast @ fit.values), fit.half_width(contrast)
         segments.append(
@@ -402,11 +434,11 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
 
 
 def _least_jump(fit: _Fit) -> float | None:
-    """Return the least relative size of a jump that would be found at most places.
+    """Return the smallest jump, relative to the step time, that is found at most places.
 
-    Such a jump is worth its price and has LEAST_Z deviations even if chance reduces it. Noise grows
-    with the step, so it is larger behind the jump. Returns None if a jump of any size would be lost
-    in its noise.
+    Even if chance reduces such a jump, it is worth its price and has LEAST_Z deviations. Noise
+    grows with the step time, so it is larger after the jump. Returns None if noise hides jumps of
+    any size.
     """
     places, least = fit.search.least_levels(fit.terms)
     sizes = (np.maximum(least, LEAST_Z * fit.scale) + CHANCE * fit.scale) * places
@@ -415,8 +447,8 @@ def _least_jump(fit: _Fit) -> float | None:
     if not len(shares):
         return None
     even = float(np.quantile(shares, MOST_PLACES))
-    # solves share = even x sqrt((1 + (1 + share)^2) / 2), with the mean variance before and behind
-    # the jump
+    # Solve share = even x sqrt((1 + (1 + share)^2) / 2). The root contains the mean variance before
+    # and after the jump.
     half = even**2 / 2
     return (half + math.sqrt(half * (2 - half))) / (1 - half) if half < 1 else None
 
@@ -424,7 +456,7 @@ def _least_jump(fit: _Fit) -> float | None:
 def _jump(batches: Sequence[int], fit: _Fit, t: int, column: int) -> MeasuredJump:
     size, z = float(fit.values[column]), fit.z(column)
     half = fit.half_width(np.eye(len(fit.values))[column])
-    # a disturbed point beside the jump may lie on either side of it
+    # A disturbed point next to the jump may lie on either side of it.
     lone = {place for kind, place in fit.terms if kind == Kind.POINT}
     last = next((i for i in range(t - 1, 0, -1) if i not in lone), 0)
     first = next((i for i in range(t, len(batches) - 1) if i not in lone), len(batches) - 1)
@@ -443,7 +475,7 @@ def _jump(batches: Sequence[int], fit: _Fit, t: int, column: int) -> MeasuredJum
 
 
 def _few(batches: Sequence[int], x: Floats, y: Floats, noise: float) -> StepCurve:
-    """Connect too few points by straight segments."""
+    """Return a curve of straight segments between the points, if there are too few for a fit."""
     slopes = np.diff(y) / np.diff(x) if len(x) > 1 else np.zeros(1)
     lasts = [*x[:-2], x[-1]]
     segments = tuple(
@@ -473,7 +505,7 @@ Floats = NDArray[np.float64]
 
 
 class Kind(IntEnum):
-    """The kinds of terms."""
+    """Kinds of terms. The module docstring defines them."""
 
     LEVEL = 0
     BEND = 1
@@ -484,9 +516,9 @@ class Kind(IntEnum):
 
 
 class Term(NamedTuple):
-    """A change from the point `place` on.
+    """Term of the curve. `place` is the index of the first point that it changes.
 
-    For SMOOTH it is the number of the function, for ODD it is 0.
+    For SMOOTH, `place` is the number of the smooth function. For ODD, it is 0.
     """
 
     kind: Kind
@@ -501,29 +533,33 @@ PRICES = {
     Kind.SMOOTH: (1.0, 1.0),
     Kind.ODD: (6.0, 2.0),
 }
-"""Price of a term: constant + factor x log n. Calibrated by simulation, docs/measured_jumps.md."""
+"""Prices of terms as (constant, factor): constant + factor x log n.
+
+They were calibrated by simulation (docs/measured_jumps.md).
+"""
 SHORT, NOT_SHORT = 40, 60
 CHEAPER_LEVEL, DEARER_SMOOTH = 1.0, 1.0
-"""Discount of a level and surcharge of smooth curvature up to SHORT points; both fall to 0 at
-NOT_SHORT.
+"""Discount of a level and surcharge of smooth terms in curves of up to SHORT points.
 
-In short curves a jump often passes for curvature. The prices above find 0.91 of the jumps, and
-these 0.93, on seeds that were used for neither.
+Both fall to 0 at NOT_SHORT points. In short curves, a jump often passes for curvature. On held-out
+seeds, the prices in PRICES alone find 0.91 of the jumps. With these corrections, they find 0.93.
 """
 FEW = 7.0
-"""The price of a term rises by this divided by the observations behind the noise."""
-LEAST_POINTS = 2
-"""Least points on either side of a level change; a single point may just be disturbed."""
-LEAST_POINTS_SLOPE = 3
-"""Least points on either side of a slope change, at the ends of the curve ..."""
-SLOPE_SPACING = 5
-"""...
+"""Increase of prices if few observations are behind the noise.
 
-and between a slope change and a jump with one. A steep slope between two points could pass for a
-jump.
+The prices grow by the factor 1 + FEW / (number of observations).
+"""
+LEAST_POINTS = 2
+"""Minimum number of points on either side of a level. A single point may just be disturbed."""
+LEAST_POINTS_SLOPE = 3
+"""Minimum number of points between a slope change and either end of the curve."""
+SLOPE_SPACING = 5
+"""Minimum number of points between a slope change and a jump that also changes the slope.
+
+With fewer points, a steep slope between two points could pass for a jump.
 """
 BEND_SPACING = 8
-"""Least points between bends. Two closer bends make a ramp, which would pass for a level change."""
+"""Minimum number of points between bends. Two closer bends make a ramp, which looks like a jump."""
 _SMOOTH = 3
 _MOST_ROUNDS = 30
 _DEPENDENT = 1e-7
@@ -531,8 +567,14 @@ _BETTER = 1e-9
 
 
 class Search:
-    """A weighted curve: ascending batch sizes `x`, step times `y` and deviations `sigma`, each
-    (n,), n >= 4."""
+    """Search for the best terms of a weighted curve.
+
+    Args:
+        x: Ascending batch sizes, shape (n,) with n >= 4.
+        y: Step times, shape (n,).
+        sigma: Standard deviations of the step times, shape (n,).
+        worth: Weight of the deviations in observations (v in the criterion).
+    """
 
     def __init__(self, x: Floats, y: Floats, sigma: Floats, worth: float) -> None:
         n = self.n = len(x)
@@ -546,7 +588,7 @@ class Search:
         short = min(max((NOT_SHORT - n) / (NOT_SHORT - SHORT), 0.0), 1.0)
         self.price[Kind.LEVEL] -= CHEAPER_LEVEL * short
         self.price[Kind.SMOOTH] += DEARER_SMOOTH * short
-        # the fewer observations behind the deviations, the longer the tail of chance
+        # With few observations behind the deviations, large deviations by chance are more likely.
         self.price *= 1 + FEW / (n + worth)
         u, w = self.position, self.weight[:, None]
         self._base = np.stack([np.ones(n), u], axis=1) * w
@@ -567,10 +609,10 @@ class Search:
         self._allowed[Kind.ODD] = (place == 0) & (0.25 <= odd.mean() <= 0.75)
 
     def columns(self, terms: list[Term]) -> Floats:
-        """Return weighted columns of the line and the terms, (n, 2 + terms + one more for each
-        BOTH).
+        """Return the weighted design matrix of the line and the terms.
 
-        Slopes are per unit of `position`. For BOTH the level comes before the bend.
+        It has n rows, two columns for the line, and one column per term. BOTH has two columns, the
+        level before the bend. Slopes are per unit of `position`.
         """
         columns = []
         for kind, t in terms:
@@ -589,15 +631,15 @@ class Search:
         return self._misfit(self.squares(terms)) + self._price_of(terms)
 
     def squares(self, terms: list[Term]) -> float:
-        """Return the sum of squared residuals over their deviations."""
+        """Return the sum of squared residuals, each divided by its standard deviation."""
         return self._residual(terms)[2]
 
     def least_levels(self, terms: list[Term]) -> tuple[Floats, float]:
-        """Return the milliseconds of a level change at each place per unit of root of squares, and
-        that root.
+        """Return the size of the smallest level that pays for its price, at each place.
 
-        The milliseconds are infinite where no level is allowed. The root pays for the price of a
-        level.
+        Returns:
+            The size in ms per unit of the root sum of squares, shape (n,), and the root that pays
+            for the price. The size is infinite at places without room for a level.
         """
         q, residual, squares = self._residual(terms)
         shadow = q.T @ self._level
@@ -612,7 +654,7 @@ class Search:
         return size, math.sqrt(pays)
 
     def best(self) -> tuple[float, list[Term]]:
-        """Return (the lowest criterion, its terms in order of place)."""
+        """Return the lowest criterion and its terms in order of place."""
         pieces = self._partition()
         starts: list[list[Term]] = [[], [Term(Kind.SMOOTH, 0), Term(Kind.SMOOTH, 1)]]
         if pieces:
@@ -630,7 +672,7 @@ class Search:
     ) -> tuple[float, list[Term]]:
         """Add, swap and remove terms of these kinds until nothing lowers the criterion.
 
-        Fixed terms stay.
+        Terms in `fixed` are never removed. Returns the criterion and the terms.
         """
         terms = list(terms)
         cost = self.cost(terms)
@@ -664,15 +706,15 @@ class Search:
         return float(sum(self.price[kind] for kind, _ in terms))
 
     def _residual(self, terms: list[Term]) -> tuple[Floats, Floats, float]:
-        """Return (an orthonormal basis of the terms, the target's residual, its sum of squares)."""
+        """Return (orthonormal basis of the terms, residual of the target, its sum of squares)."""
         q = np.linalg.qr(self.columns(terms))[0]
         residual = self.target - q @ (q.T @ self.target)
         return q, residual, float(residual @ residual)
 
     def _gains(self, terms: list[Term], q: Floats, residual: Floats) -> Floats:
-        """Return the fall of the squares with one more term of each kind and place, (kinds, n).
+        """Return how much one more term of each kind and place lowers the sum of squares.
 
-        It is -inf where the term is not allowed.
+        The shape is (kinds, n). Terms that are not allowed have -inf.
         """
         n = self.n
         gains = np.full((len(Kind), n), -np.inf)
@@ -733,8 +775,10 @@ class Search:
     def _best_pair(
         self, terms: list[Term], gains: Floats, q: Floats, residual: Floats, squares: float
     ) -> tuple[float, list[Term]]:
-        """Return the best two level changes at once: one end of a short plateau alone does not
-        help."""
+        """Return the best pair of levels to add at once, with its criterion.
+
+        A short plateau needs both: one of its ends alone does not lower the criterion.
+        """
         shadow = q.T @ self._level
         gram = self._level_level - shadow.T @ shadow
         size, dot = gram.diagonal(), residual @ self._level
@@ -755,9 +799,9 @@ class Search:
         return cost, [Term(Kind.LEVEL, i), Term(Kind.LEVEL, j)]
 
     def _partition(self) -> list[int]:
-        """Return where the optimal segments begin, without the first.
+        """Return the start indices of the optimal segments, without the first segment.
 
-        Each segment is a line of its own.
+        Each segment is a separate line.
         """
         n, least, price = self.n, LEAST_POINTS_SLOPE, self.price[Kind.BOTH]
         x, y = self.position, self.target / self.weight
@@ -786,6 +830,6 @@ class Search:
 
 
 def _unit(columns: Floats) -> tuple[Floats, Floats]:
-    """Return (columns scaled to length one, their lengths before)."""
+    """Return the columns scaled to length one, and their original lengths."""
     size = np.sqrt((columns**2).sum(axis=0))
     return columns / np.where(size > 0, size, 1.0), size

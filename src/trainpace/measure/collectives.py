@@ -1,8 +1,6 @@
-"""Time collectives between processes: all-reduce between ranks of one machine, and gloo between
-hosts.
+"""Timing of collectives between ranks of one machine, and of gloo between hosts.
 
-``python -m trainpace.measure.collectives`` is one rank of an all-reduce that `measure_allreduce`
-starts.
+`measure_allreduce` starts ``python -m trainpace.measure.collectives`` once per rank.
 """
 
 import datetime
@@ -27,37 +25,35 @@ from trainpace.measure.device import count_devices, synchronize, use_device
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "send")
 SIZES_BYTES = (2**10, 2**13, 2**14, 3 * 2**13, 2**15, 2**16, 2**18, 2**20, 2**22)
 REFILL_S = 0.004
-"""Pause between timings, in which the token bucket of a shaped link fills again.
+"""Pause between timings, in seconds. Meanwhile the token bucket of a rate-limited link refills.
 
-It is also full when the first collective of a step starts.
+In a training, the bucket is also full when the first collective of a step starts.
 """
 SMALL_BYTES = 2**16
 QUANTILE = 0.25
-"""The quantile of the rounds that counts. It is low, since disturbances only add time."""
+"""Quantile over rounds that is reported. It is low because disturbances only add time."""
 TIMEOUT_S = 120.0
 
 
 def time_collectives(
     collectives: list[str], sizes_bytes: list[int], repeats: int
 ) -> list[TimedCollective]:
-    """Time every collective at every payload (fp32), once per round.
+    """Time every collective at every payload of fp32 numbers, once per round.
 
-    All ranks return the same times.
-
-    The process group must exist.
+    The process group must exist. All ranks return the same times.
     """
     ranks = dist.get_world_size()
     cases = [(name, size, _call(name, size)) for name in collectives for size in sizes_bytes]
     rounds = torch.zeros(repeats, len(cases), dtype=torch.float64)
-    for i in range(-1, repeats):  # the first round warms up
+    for i in range(-1, repeats):  # round -1 is the warm-up
         for j, (name, size, call) in enumerate(cases):
             if size <= SMALL_BYTES:
-                call()  # the first after another size is slower
+                call()  # the first call after a change of size is slower
             time.sleep(REFILL_S)
             dist.barrier()
             start = time.perf_counter()
             call()
-            # a sender may leave the rest to the kernel, so only the receiver counts
+            # A send may return before the data has arrived, so only the receiver's time counts.
             if i >= 0 and (name != "send" or dist.get_rank() == 1):
                 rounds[i, j] = time.perf_counter() - start
     dist.all_reduce(rounds)
@@ -73,7 +69,7 @@ def _call(collective: str, size_bytes: int) -> Callable[[], object]:
     ranks, rank = dist.get_world_size(), dist.get_rank()
     part = torch.zeros(max(1, size_bytes // 4 // ranks))
     whole = torch.zeros(part.numel() * ranks)
-    # torch 2.13 warns of the older names
+    # torch 2.13 warns about the older names.
     if collective == "all_reduce":
         return lambda: dist.all_reduce(whole)
     if collective == "all_gather":
@@ -87,10 +83,17 @@ def _call(collective: str, size_bytes: int) -> Callable[[], object]:
 
 
 def measure_host_links(gb_per_s: float | None = None, repeats: int = 21) -> HostLinks | None:
-    """Measure the links between the hosts of this torchrun. Ranks other than 0 return None.
+    """Measure the links between the hosts of this torchrun job.
 
-    `gb_per_s` is the bandwidth of the links if it is known. Raises `TrainpaceError` outside
-    torchrun.
+    Args:
+        gb_per_s: Bandwidth of the links in GB/s, if it is known.
+        repeats: Number of timed rounds.
+
+    Returns:
+        The fitted links on rank 0, and None on the other ranks.
+
+    Raises:
+        TrainpaceError: If the process was not started by torchrun with at least two ranks.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
         raise TrainpaceError(
@@ -107,7 +110,7 @@ def measure_host_links(gb_per_s: float | None = None, repeats: int = 21) -> Host
 
 
 def join() -> None:
-    """Join the process group that the environment describes."""
+    """Join the process group that torchrun's environment variables describe."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch renames its collectives
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=TIMEOUT_S))
@@ -119,9 +122,9 @@ MOST_CALLS = 10
 
 
 def time_allreduce(sizes_bytes: list[int], repeats: int, device: torch.device) -> list[list[float]]:
-    """Return seconds of one all-reduce on the slowest rank, repeats x sizes.
+    """Return the seconds of one all-reduce on the slowest rank, shape (repeats, sizes).
 
-    The sizes take turns, so that drift affects all alike.
+    Each round times all sizes, so drift of the machine affects all sizes alike.
     """
     tensors = [torch.zeros(size // torch.float32.itemsize, device=device) for size in sizes_bytes]
     rounds = [[_seconds(tensor) for tensor in tensors] for _ in range(WARMUP_ROUNDS + repeats)]
@@ -132,9 +135,9 @@ def time_allreduce(sizes_bytes: list[int], repeats: int, device: torch.device) -
 
 
 def _seconds(tensor: torch.Tensor) -> float:
-    # ranks start further apart than a small payload takes
+    # Ranks start further apart than a small payload takes, so time several calls together.
     calls = max(1, min(MOST_CALLS, BYTES_A_TIMING // tensor.nbytes))
-    dist.all_reduce(tensor)  # the first after another size is slower
+    dist.all_reduce(tensor)  # the first call after a change of size is slower
     dist.barrier()
     _wait(tensor)
     start = time.perf_counter()
@@ -161,7 +164,7 @@ def _work(request: dict[str, Any]) -> str:
         use_device("cuda", rank)
     else:
         torch.set_num_threads(1)  # ranks share the cores
-        if sys.platform == "linux":  # a host whose own name does not resolve stops gloo
+        if sys.platform == "linux":  # gloo fails if the host's own name does not resolve
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         backend,
@@ -171,7 +174,7 @@ def _work(request: dict[str, Any]) -> str:
         timeout=datetime.timedelta(seconds=request["timeout_s"]),
     )
     seconds = time_allreduce(request["sizes_bytes"], request["repeats"], device)
-    dist.barrier()  # no rank ends while another still communicates with it
+    dist.barrier()  # otherwise a rank might exit while another still communicates with it
     return json.dumps(seconds)
 
 

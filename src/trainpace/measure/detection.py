@@ -1,11 +1,11 @@
-"""This machine: its processors, memory, storage and devices, and what disturbs measurements.
+"""Detection of this machine's processors, memory, storage and devices.
 
-Without torch.
+The module also finds conditions that disturb measurements. It does not import torch, except in
+`environment`.
 
-Facts come from psutil, py-cpuinfo and NVML, and from /proc and /sys. Every field may be None: on
-systems other than Linux, in containers, and with drivers that do not report it. Nothing that
-identifies a machine, a person or a place is recorded: no host name, serial number, UUID, bus
-address or path.
+Facts come from psutil, py-cpuinfo, NVML, /proc and /sys. Many fields are None on systems other than
+Linux, in containers, or if a driver does not report them. For privacy, nothing that identifies a
+machine, a person or a place is recorded: no host name, serial number, UUID, bus address or path.
 """
 
 import contextlib
@@ -38,18 +38,24 @@ from trainpace.core.worker import run_isolated, serve
 from trainpace.measure.gpus import Gpu, detect_gpus
 
 _NO_LIMIT_BYTES = 2**60
-"""Value that cgroup v1 writes for "no limit": the largest number of pages."""
+"""Lower limit of the value that cgroup v1 writes for "no limit" (the largest number of pages)."""
 _LOAD_SHARE = 0.2
-"""A load average above this share of the usable cores means that other programs run."""
+"""Load average per usable core above which other programs are assumed to run."""
 _BUSY_STATE = 2
-"""P0 to P2 run training. In higher states an idle GPU also lowers its PCIe generation."""
+"""Highest performance state of a GPU that computes (P0 to P2).
+
+In higher states, a GPU is idle and also lowers its PCIe generation.
+"""
 
 
 class Cpu(Record):
     """All processors of a machine.
 
-    `affinity_cores` are the logical cores that this process may use; `quota_cores` is the CPU time
-    of its cgroup, in cores. Caches are per core (L3: per group of cores that share it).
+    Attributes:
+        affinity_cores: Number of logical cores that this process may run on.
+        quota_cores: CPU time limit of the process's cgroup, in cores.
+
+    Caches are per core, except L3, which is per group of cores that share it.
     """
 
     name: str | None
@@ -67,7 +73,7 @@ class Cpu(Record):
 
     @property
     def usable_cores(self) -> float | None:
-        """Return how much CPU time this process can get, in logical cores."""
+        """CPU time that this process can get, in logical cores, or None if unknown."""
         limits = [
             cores
             for cores in (self.affinity_cores, self.quota_cores, self.logical_cores)
@@ -77,11 +83,11 @@ class Cpu(Record):
 
 
 class Storage(Record):
-    """Sequential throughput of one file. GB is 1e9 bytes.
+    """Sequential throughput of writing and reading one file. GB is 1e9 bytes.
 
-    Writing includes an fsync at the end. `read_from_cache`: the read probably came from memory.
-    Caches of a network server, of a virtual machine's host or of the drive itself cannot be seen
-    from here.
+    Writing includes an fsync at the end. `read_from_cache` is True if the read probably came from
+    the page cache. Caches of a network server, a virtual machine's host or the drive itself remain
+    undetected.
     """
 
     filesystem: str | None
@@ -92,11 +98,14 @@ class Storage(Record):
 
 
 class Machine(Record):
-    """A machine as one process sees it.
+    """Machine as one process sees it.
 
-    `memory_limit_gib` is the limit of its cgroup, or None if there is none below `memory_gib`.
-    `load_average` is over the last minute. `on_battery` is None if the machine reports no power
-    supply. `gpu_problem` says why the NVIDIA driver does not show all GPUs.
+    Attributes:
+        memory_limit_gib: Memory limit of the process's cgroup, or None without a limit below
+            `memory_gib`.
+        load_average: Load average over the last minute.
+        on_battery: None if the machine reports no power supply.
+        gpu_problem: Reason why the NVIDIA driver does not show all GPUs.
     """
 
     cpu: Cpu
@@ -114,9 +123,9 @@ class Machine(Record):
 
 
 def detect(root: Path = Path("/")) -> Machine:
-    """Describe this machine in milliseconds, without its storage.
+    """Describe this machine, without its storage. This takes only milliseconds.
 
-    `root` contains sys, etc and proc.
+    `root` is the folder that contains sys, etc and proc. Tests replace it.
     """
     import psutil
 
@@ -163,10 +172,10 @@ def detect_cpu(root: Path = Path("/")) -> Cpu:
 
 @functools.cache
 def cpu_name(root: Path = Path("/")) -> str:
-    """Return the processor's name, or else its architecture.
+    """Return the processor's name, or its architecture if the name is unknown.
 
-    Linux reports x86 processors directly. py-cpuinfo knows others (ARM by lscpu, macOS), but starts
-    programs.
+    /proc/cpuinfo has the name of x86 processors. py-cpuinfo also knows others (ARM from lscpu, and
+    macOS), but it is slower because it starts programs.
     """
     match = re.search(r"^model name\s*:\s*(.*\S)", read_fact(root / "proc/cpuinfo"), re.MULTILINE)
     if match:
@@ -176,7 +185,7 @@ def cpu_name(root: Path = Path("/")) -> str:
     description = {}
     with contextlib.suppress(
         Exception
-    ):  # it raises bare exceptions on processors that it does not know
+    ):  # py-cpuinfo raises bare exceptions on processors that it does not know
         description = cpuinfo.get_cpu_info()
     return str(description.get("brand_raw") or platform.machine())
 
@@ -223,7 +232,7 @@ def _operating_system(root: Path) -> str | None:
 
 
 def _in_container(root: Path) -> bool | None:
-    """Return whether this process runs in a container, or None without /proc."""
+    """Return True if this process runs in a container, or None if /proc is missing."""
     if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
         return True
     groups = read_fact(root / "proc/1/cgroup")
@@ -241,7 +250,7 @@ def _on_battery(root: Path) -> bool | None:
                 mains.append(read_fact(supply / "online").strip() == "1")
             elif (
                 kind == "Battery" and read_fact(supply / "scope").strip() != "Device"
-            ):  # skip a mouse's battery
+            ):  # skip batteries of devices such as a mouse
                 battery = bool(battery) or read_fact(supply / "status").strip() == "Discharging"
     return False if any(mains) else battery
 
@@ -254,7 +263,7 @@ def _number(text: str) -> float | None:
 
 
 def warnings_of(machine: Machine) -> tuple[str, ...]:
-    """Describe everything that disturbs or limits measurements, one sentence each."""
+    """Return one sentence for each condition that disturbs or limits measurements."""
     return tuple(_warnings(machine))
 
 
@@ -330,7 +339,7 @@ def _below(value: float | None, full: float | None) -> bool:
 
 
 def environment(device: str) -> dict[str, str]:
-    """Return the hardware and the versions of the software. Imports torch."""
+    """Return the hardware and the versions of the software. This imports torch."""
     import torch
 
     from trainpace.measure.device import versions
@@ -347,7 +356,7 @@ def environment(device: str) -> dict[str, str]:
 
 
 def device_in(environment: Mapping[str, str]) -> str:
-    """Return the catalogue's name of the measured device, or an empty string."""
+    """Return the catalog name of the measured device, or an empty string if it is unknown."""
     return (
         catalogue_name(environment["gpu"]) if "gpu" in environment else environment.get("cpu", "")
     )
@@ -357,19 +366,18 @@ SIZE_BYTES = 256 * 2**20
 _BLOCK_BYTES = 8 * 2**20
 _MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs"})
 _CACHED_SHARE = 0.1
-"""Share of sampled pages in memory above which a read does not show the storage's
-speed."""
+"""Share of sampled pages in memory above which a read does not measure the storage."""
 _CACHED_SPEED_RATIO = 0.5
-"""Ratio of second to first read time above which the first also came from memory."""
+"""Ratio of second to first read time above which the first read also came from memory."""
 
 
 def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES) -> Storage:
-    """Write, flush and read a file of random bytes in `folder`.
+    """Measure storage by writing, flushing and reading a file of random bytes in `folder`.
 
-    The file has no name, so it cannot remain.
+    The file has no name, so it disappears when the process ends.
 
     Raises:
-        TrainpaceError: the folder is missing, not writable or full.
+        TrainpaceError: If the folder is missing, not writable or full.
     """
     assert size_bytes >= 2**20
     block = os.urandom(min(_BLOCK_BYTES, size_bytes))  # random, since some filesystems compress
@@ -424,9 +432,9 @@ TIMEOUT_S = 120.0
 
 
 class DeviceHere(Record):
-    """An accelerator of this machine, as torch describes it.
+    """Accelerator of this machine, as torch describes it.
 
-    `name` is empty if its kind has no names.
+    `name` is empty if torch does not name devices of this kind.
     """
 
     kind: str
@@ -436,11 +444,15 @@ class DeviceHere(Record):
 
 
 def device_here(kind: str | None = None) -> DeviceHere:
-    """Describe the device of that kind, asked in a process of its own: this process may do without
-    torch.
+    """Describe the device of a kind.
 
-    `kind` None is the accelerator that this torch sees, or the CPU. Raises TrainpaceError if there
-    is no device of that kind.
+    A separate process asks torch, so this process does not need to import it.
+
+    Args:
+        kind: Device type, such as "cuda". None means the accelerator that torch finds, or the CPU.
+
+    Raises:
+        TrainpaceError: If there is no device of that kind.
     """
     answer = run_isolated(
         "trainpace.measure.detection", {"kind": kind}, TIMEOUT_S, "looking for a device"

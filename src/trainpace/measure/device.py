@@ -1,7 +1,6 @@
-"""The accelerator of this process: its kind and name, waiting for its work, its clock and its
-memory.
+"""Access to the accelerator of this process: kind, name, synchronization, timing and memory.
 
-Only torch is needed here, since a watched script imports this module.
+A watched script imports this module, so it needs only torch.
 """
 
 import contextlib
@@ -17,23 +16,22 @@ import torch
 from trainpace.core.errors import TrainpaceError, UnknownName
 
 if TYPE_CHECKING:
-    from trainpace.core.execution import Precision  # which imports msgspec; a script may lack it
+    from trainpace.core.execution import Precision  # imports msgspec, which a script may lack
 
 KINDS = {
     "cuda": "Install a build of torch for CUDA, or for ROCm on an AMD GPU",
     "xpu": "Install a build of torch for Intel GPUs",
     "mps": "MPS is for Apple silicon under macOS",
 }
-"""Kinds of accelerators that torch includes, and what to do if this torch has none."""
+"""Kinds of accelerators that torch supports, with a hint for a torch that does not find one."""
 COPIED_BYTES = 64 * 2**20
 HEAD_START = 2.0
-"""Duration of filler copies before a step, in multiples of the host's time to launch the
-step."""
+"""Duration of filler copies before a step, in multiples of the step's launch time on the host."""
 SHORTEST_COPY_MS = 0.05
 MOST_COPIES = 500
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
-"""Resets VmHWM (Linux, Documentation/filesystems/proc.rst)."""
+"""Value for clear_refs that resets VmHWM (Linux, Documentation/filesystems/proc.rst)."""
 
 
 def accelerator_here() -> str | None:
@@ -56,11 +54,13 @@ def check_device(kind: str) -> None:
 
 
 def set_up_device(kind: str, precision: "Precision") -> None:
-    """Let matmuls and convolutions use TF32 in every precision but fp32, and convolutions in
-    torch_fp32.
+    """Check the device and set torch's TF32 flags for a precision.
+
+    Matmuls and convolutions may use TF32 in every precision except fp32. In torch_fp32, only
+    convolutions may use it, which is torch's default.
 
     Raises:
-        TrainpaceError: this torch or this kind of device does not support the precision.
+        TrainpaceError: If this torch or this kind of device does not support the precision.
     """
     check_device(kind)
     if precision in ("tf32", "fp8") and kind != "cuda":
@@ -74,7 +74,7 @@ def set_up_device(kind: str, precision: "Precision") -> None:
 
 
 def count_devices(kind: str) -> int:
-    """Return how many devices of that kind this process can use; 1 for the CPU."""
+    """Return the number of devices of that kind that this process can use, or 1 for the CPU."""
     if kind == "cpu":
         return 1
     return torch.accelerator.device_count() if accelerator_here() == kind else 0
@@ -87,11 +87,12 @@ def use_device(kind: str, index: int) -> None:
 
 
 def collective_backend(kind: str) -> str:
-    """Return torch.distributed's backend for devices of that kind: gloo, nccl (also for ROCm) or
-    xccl.
+    """Return the torch.distributed backend for devices of that kind.
+
+    The backend is gloo, nccl (also for ROCm) or xccl.
 
     Raises:
-        TrainpaceError: torch has no backend for the device, for example MPS.
+        TrainpaceError: If torch has no backend for the device, for example MPS.
     """
     try:
         return str(torch.distributed.get_default_backend_for_device(kind))
@@ -108,48 +109,57 @@ def synchronize(kind: str) -> None:
 
 
 def finish_stream() -> None:
-    """Wait until the accelerator's current stream has done all of its work; other streams go on."""
+    """Wait until the accelerator's current stream has done all of its work.
+
+    Other streams continue.
+    """
     torch.accelerator.current_stream().synchronize()
 
 
 def _ask(kind: str, name: str, *arguments: Any) -> Any:
-    """Call a function of the device's torch module, or return None if the module does not have
-    it."""
+    """Call a function of the device's torch module, such as torch.cuda.
+
+    Returns None if the module does not have the function.
+    """
     function = getattr(torch.get_device_module(kind), name, None)
     return None if function is None else function(*arguments)
 
 
 def is_capturing(kind: str) -> bool:
-    """Return True while the current stream records a graph, during which nobody may wait for it."""
+    """Return True while the current stream captures a graph. Synchronizing is then an error."""
     return kind != "cpu" and bool(_ask(kind, "is_current_stream_capturing"))
 
 
 def in_use() -> str:
-    """Return the kind of accelerator that this process has begun to use, or "cpu".
+    """Return the kind of accelerator that this process already uses, or "cpu".
 
-    Asking does not begin it: a script that only imports torch must not get a context on the device.
+    The call does not initialize the device. A script that only imports torch must not get a context
+    on the device.
     """
     kind = accelerator_here()
     if kind is None:
         return "cpu"
     begun = _ask(kind, "is_initialized")
-    if begun is None:  # MPS; its memory shows whether a tensor was put there
+    if begun is None:  # MPS has no is_initialized; allocated memory shows that it is in use
         begun = _ask(kind, "current_allocated_memory") != 0
     return kind if begun else "cpu"
 
 
 def device_name(kind: str) -> str:
-    """Return the name of the current device, or an empty string for a CPU or a nameless kind."""
+    """Return the name of the current device, or an empty string if it has none (such as a CPU)."""
     if kind == "cpu":
         return ""
-    if kind == "mps":  # its name is the whole chip's, which is the CPU's name too
+    if kind == "mps":  # MPS reports the name of the whole chip, which is the CPU's name too
         named = getattr(torch.backends.mps, "get_name", None)  # from torch 2.8 on
         return f"{named()} GPU" if named is not None else "Apple GPU"
     return str(_ask(kind, "get_device_name") or "")
 
 
 def driver_id(kind: str) -> str:
-    """Return the driver's UUID of the current device, or an empty string. No record contains it."""
+    """Return the driver's UUID of the current device, or an empty string.
+
+    For privacy, records do not contain it.
+    """
     if kind == "cpu":
         return ""
     index = torch.accelerator.current_device_index()
@@ -157,8 +167,10 @@ def driver_id(kind: str) -> str:
 
 
 def versions(kind: str) -> dict[str, str]:
-    """Return the name of the device and versions of its libraries, for a measurement's
-    environment."""
+    """Return the name of the device and the versions of its libraries.
+
+    They become part of a measurement's environment.
+    """
     if kind == "cpu":
         return {}
     found: dict[str, Any] = {"gpu": device_name(kind) or None}
@@ -171,12 +183,12 @@ def versions(kind: str) -> dict[str, str]:
 
 
 class StepClock:
-    """Moments within steps.
+    """Timer for the parts of steps.
 
-    `spans_ms` has the milliseconds between the moments of each step after warm-up.
+    `spans_ms` has a list per step after warm-up: the milliseconds between successive marks.
 
-    On an accelerator, moments are events in its stream, since the host runs ahead of it. On a CPU
-    they are times of the host's clock.
+    On an accelerator, marks are events in its stream, because the host runs ahead of the device. On
+    a CPU, marks are times of the host's clock.
     """
 
     def __init__(self, kind: str) -> None:
@@ -200,7 +212,7 @@ class StepClock:
         synchronize(self._kind)
 
     def settle(self) -> None:
-        """Wait for the device, and turn the moments into `spans_ms`."""
+        """Wait for the device, and append the times between marks to `spans_ms`."""
         self.wait()
         for moments in self._moments:
             pairs = itertools.pairwise(moments)
@@ -211,8 +223,10 @@ class StepClock:
 
 
 def launch_ms(kind: str, step: Callable[[], object]) -> float:
-    """Return the host's milliseconds to launch one step on an idle device, without waiting for
-    it."""
+    """Return the host's time to launch one step on an idle device, in ms.
+
+    The time for the device to finish the step is not included.
+    """
     synchronize(kind)
     start = time.perf_counter()
     step()
@@ -222,14 +236,14 @@ def launch_ms(kind: str, step: Callable[[], object]) -> float:
 
 
 def queued_ms(kind: str, step: Callable[[], object], host_ms: float) -> float | None:
-    """Return the device's milliseconds for a step that is launched while copies keep its stream
-    busy.
+    """Return the device's time for a step without gaps between kernels, in ms.
 
-    The device then never waits for the host. Returns None if the device began before all was
-        launched:
-    copies take no time or block the host, or the step has more launches than the device queues
-        (about a
-    thousand on CUDA).
+    Filler copies keep the stream busy while the host launches the step, so the device never waits
+    for the host.
+
+    Returns None if the device began the step before the host had launched all of it. Either the
+    copies take no time or block the host, or the step has more launches than the device can queue
+    (about a thousand on CUDA).
     """
     host = torch.empty(COPIED_BYTES, dtype=torch.uint8).pin_memory()
     device = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=kind)
@@ -247,8 +261,7 @@ def queued_ms(kind: str, step: Callable[[], object], host_ms: float) -> float | 
 
 
 def _span(kind: str, work: Callable[[], object], before: Callable[[], None]) -> tuple[float, bool]:
-    """Return (ms of `work` by events, whether all of it was launched before the device began
-    it)."""
+    """Return (ms of `work` by events, True if the host launched it all before the device began)."""
     synchronize(kind)
     begin, end = (torch.Event(kind, enable_timing=True) for _ in range(2))
     before()
@@ -261,11 +274,11 @@ def _span(kind: str, work: Callable[[], object], before: Callable[[], None]) -> 
 
 
 class MemoryMeter:
-    """The peak memory of this process. Start it before the model is made.
+    """Meter of this process's peak memory. Create it before the model.
 
-    An accelerator's allocator reports live tensors and reserved memory. On a CPU the operating
-    system reports how much the process grew, and its whole size. Both include freed pages that the
-    C library keeps, so they are upper bounds of live tensors.
+    On an accelerator, the allocator reports live tensors and reserved memory. On a CPU, the
+    operating system reports the growth of the process and its total size. Both include freed pages
+    that the C library keeps, so they are upper bounds of live tensors.
     """
 
     def __init__(self, kind: str) -> None:
@@ -278,7 +291,7 @@ class MemoryMeter:
         self._before_gib = _status_gib("VmRSS")
 
     def peak_gib(self) -> tuple[float | None, float | None]:
-        """Return (allocated, reserved) in GiB, with None for what the system does not report."""
+        """Return peak (allocated, reserved) memory in GiB, with None for an unknown value."""
         if self._kind != "cpu":
             return peak_allocated_gib(self._kind), _gib(_ask(self._kind, "max_memory_reserved"))
         peak = _status_gib("VmHWM")
@@ -288,7 +301,7 @@ class MemoryMeter:
 
 
 def peak_allocated_gib(kind: str) -> float | None:
-    """Return the peak of live tensors in GiB, or None if the allocator keeps no peak."""
+    """Return the peak memory of live tensors in GiB, or None if it is unknown."""
     return _gib(_ask(kind, "max_memory_allocated"))
 
 
@@ -298,15 +311,18 @@ def reserved_gib(kind: str) -> float | None:
 
 
 def free_gib(kind: str) -> float | None:
-    """Return the device's free memory in GiB, or None.
+    """Return the device's free memory in GiB, or None if it is unknown.
 
-    Cached blocks of this process are not free.
+    Memory that this process's allocator caches does not count as free.
     """
     return _gib((_ask(kind, "mem_get_info") or (None,))[0])
 
 
 def allocator_retries(kind: str) -> int:
-    """Return how often the allocator had to free cached blocks; 0 if it does not count."""
+    """Return the number of times that the allocator had to free cached blocks and retry.
+
+    Returns 0 if the allocator does not count them.
+    """
     return int((_ask(kind, "memory_stats") or {}).get("num_alloc_retries", 0))
 
 
