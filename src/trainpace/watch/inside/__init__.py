@@ -1,5 +1,5 @@
-"""The recorder inside a watched script's processes.
+"""Recorder inside the processes of a watched script.
 
-It uses only the standard library and torch, and the tracer when a captured model is traced. It
-never raises an exception in the script.
+It uses only the standard library and torch. To trace a captured model it also uses trainpace's
+tracer. It never raises an exception in the script.
 """

@@ -1,16 +1,16 @@
-"""The script's model as a Workload, so that it can be forecast on other hardware.
+"""Capture of the script's model as a Workload, for forecasts of other hardware.
 
-In the second step the models, their optimizer and the shapes of their inputs are copied to the meta
-device, without data. They are traced after the script has ended. That needs trainpace's own
-dependencies in the script's environment; without them nothing is captured.
+In the second step, the models, their optimizer and the shapes of their inputs are copied to the
+meta device, without data. They are traced after the script has ended. Tracing needs trainpace's own
+dependencies in the script's environment. Without them, nothing is captured.
 
-Modules and loss functions are recorded in the order of their calls, with the sizes of their
-arguments. An argument that came from an earlier call is recorded as such, so that all calls can be
+Modules and loss functions are recorded in the order of their calls, with the shapes of their
+arguments. If an argument came from an earlier call, that call is recorded. Thus all calls can be
 repeated on the meta device.
 
-Known limits: a loss that is neither a module nor one of torch's functions is replaced by a mean of
-the outputs that it was made of, with a note. Computations between modules are not traced. Models
-with sharded parameters (FSDP2, ZeRO-3) are not captured.
+Known limits: if a loss is neither a module nor one of torch's functions, the mean of the outputs
+behind it replaces it, with a note. Computations between modules are not traced. Models with sharded
+parameters (FSDP2, ZeRO-3) are not captured.
 """
 
 import contextlib
@@ -25,15 +25,17 @@ from trainpace.watch.inside.loaders import size_of
 from trainpace.watch.inside.recorder import Recorder
 
 MOST_CALLS = 200
-"""Calls that are recorded in a step. A recurrent cell is called once per letter of a line."""
+"""Most calls that are recorded in a step. A recurrent cell is called once per letter of a line."""
 MOST_NODES = 20_000
-"""Nodes of a loss's graph that are visited to find the outputs behind it."""
+"""Most nodes of a loss's graph that are visited to find the outputs behind it."""
 
 
 class Shape(NamedTuple):
-    """A tensor that the script made.
+    """Shape and type of a tensor that the script made.
 
-    `values` counts the values of a sparse tensor. `learns` is true if its gradient is computed.
+    Attributes:
+        values: Number of values of a sparse tensor, or None for a dense tensor.
+        learns: The script computes its gradient.
     """
 
     sizes: tuple[int, ...]
@@ -50,7 +52,9 @@ class Shape(NamedTuple):
         )
 
     def made(self, n: int, of: int) -> Any:
-        """Make such a tensor on the meta device for `n` samples. The call had `of`."""
+        """Return such a tensor on the meta device for `n` samples. The recorded call had `of`
+        samples.
+        """
         import torch
 
         if self.values is not None:
@@ -61,7 +65,7 @@ class Shape(NamedTuple):
 
 
 class FromOutput(NamedTuple):
-    """A tensor from an earlier call: the call, and the position among its tensors."""
+    """A tensor from an earlier call: the call, and the position among its output tensors."""
 
     call: int
     position: int
@@ -69,7 +73,7 @@ class FromOutput(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """An object with tensors, such as a graph, without their data.
+    """A copy without data of an object with tensors, such as a graph.
 
     It fits only the script's own batch.
     """
@@ -79,7 +83,7 @@ class Fixed(NamedTuple):
 
 
 class Derived(NamedTuple):
-    """A tensor that the script derived from outputs at these places.
+    """A tensor that the script derived from the outputs at `places`.
 
     The derivation is not traced.
     """
@@ -90,8 +94,9 @@ class Derived(NamedTuple):
 
 
 class Outputs:
-    """The tensors that calls returned, found by their memory and by their nodes in autograd's
-    graph.
+    """Output tensors of the calls.
+
+    They are found by their memory address or by their nodes in autograd's graph.
     """
 
     def __init__(self) -> None:
@@ -103,7 +108,7 @@ class Outputs:
         return bool(self.calls)
 
     def begin(self) -> None:
-        """Begin a call, which has returned nothing yet."""
+        """Begin a call. Its results follow with `put`."""
         self.calls.append([])
 
     def put(self, tensors: list[Any]) -> None:
@@ -116,9 +121,9 @@ class Outputs:
                 self._made[tensor.grad_fn, tensor.output_nr] = place
 
     def place_of(self, value: Any) -> tuple[int, int] | None:
-        """Return (call, position) of the last output that this tensor is, perhaps in another shape.
+        """Return (call, position) of the last output that shares memory with this tensor, or None.
 
-        A detached output is another tensor.
+        The tensor may have another shape. A detached output is another tensor.
         """
         for call, position in reversed(self._at.get(value.data_ptr(), ())):
             tensor = self.calls[call][position]
@@ -127,9 +132,9 @@ class Outputs:
         return None
 
     def reached(self, roots: Iterable[Any]) -> list[tuple[int, int]]:
-        """Return the places of the outputs behind some tensors.
+        """Return the places of the outputs from which these tensors were computed.
 
-        If an output was made of others, only it is returned.
+        The search stops at each output, so outputs behind another output are not returned.
         """
         found: dict[tuple[int, int], None] = {}
         left = [(root.grad_fn, root.output_nr) for root in roots if root.grad_fn is not None]
@@ -149,8 +154,10 @@ class Outputs:
 class Call(NamedTuple):
     """One call of a model or a loss.
 
-    `module` is the number of a model with parameters, or a module or function that computes a loss.
-    `arguments` has placeholders for tensors, and `nesting` says how they are nested.
+    Attributes:
+        module: Number of a model with parameters, or a module or function that computes a loss.
+        arguments: Flat list of arguments, with placeholders for tensors.
+        nesting: Structure of the arguments.
     """
 
     module: Any
@@ -171,24 +178,24 @@ class Call(NamedTuple):
         return any(isinstance(value, FromOutput | Derived) for value in self.arguments)
 
     def made(self, n: int, of: int) -> list[Any]:
-        """Make the arguments for `n` samples. Those from earlier calls stay open."""
+        """Return the arguments for `n` samples. Results of earlier calls remain placeholders."""
         made = [
             value.made(n, of) if isinstance(value, Shape) else value for value in self.arguments
         ]
         if self.fixed:
             from trainpace.workload import Copier
 
-            # each step gets its own copy, since a model may write into it
+            # Each step gets its own copy, since a model may write into it.
             made = [
                 Copier({})(value.value) if isinstance(value, Fixed) else value for value in made
             ]
         return made
 
     def has_fixed_batch(self, of: int) -> bool:
-        """Return True if an argument shows that the batch is a graph: an object, a sparse matrix,
-        or pairs.
+        """Return True if an argument shows that the batch is a graph.
 
-        A graph's edges do not grow with its nodes, so another batch size cannot be made up.
+        Signs are an object with tensors, a sparse matrix, or an integer tensor of pairs. The edges
+        of a graph do not grow with its nodes, so no other batch size can be made up.
         """
         return any(value.samples > 0 for value in self.fixed) or any(
             shape.values or (of != 2 == len(shape.sizes) == shape.sizes[0] and shape.is_whole)
@@ -225,7 +232,10 @@ def _sum(tensors: Sequence[Any]) -> Any:
 
 
 def _scaled(sizes: tuple[int, ...], n: int, of: int) -> tuple[int, ...]:
-    """Return sizes for as many samples. A tensor without such a first dimension keeps its sizes."""
+    """Return the sizes for `n` samples instead of `of`.
+
+    If the first dimension does not count samples, the sizes stay the same.
+    """
     if not sizes or n == of or sizes[0] % of or (of == 1 and sizes[0] > 1):
         return sizes
     return (n * (sizes[0] // of), *sizes[1:])
@@ -277,7 +287,7 @@ def tensors_of(value: Any) -> list[Any]:
 CAPTURED_IN_STEP = 1
 WORKLOAD_FILE = "workload.json"
 OTHER_FORMS: Any = ("amp", "half")
-"""Precision policies of which a model may support only some."""
+"""Precision policies. A model may support only some of them."""
 ONE_BATCH = "It could only be traced at the script's own batch of {}, and holds for no other."
 BETWEEN = "The step also computes something between its modules, which is not counted."
 _EVALUATES = (
@@ -287,7 +297,7 @@ _EVALUATES = (
 _SHARDED = ("placements", "_is_flat_param", "ds_id")
 """Attributes of parameters under FSDP2, FSDP and DeepSpeed's ZeRO-3."""
 LONGEST_S = 20.0
-"""Limit for tracing once the script has ended. A recurrent network of 999 calls took 186 s."""
+"""Seconds for tracing after the script has ended. A recurrent network of 999 calls took 186 s."""
 
 
 @contextlib.contextmanager
@@ -299,10 +309,11 @@ def at_most(seconds: float) -> Iterator[None]:
 
     try:
         before = signal.signal(signal.SIGALRM, late)
-    except (AttributeError, ValueError):  # no such signal, or another thread
+    # The system lacks this signal, or this is not the main thread.
+    except (AttributeError, ValueError):
         yield
         return
-    # repeated, because an exception may be swallowed
+    # The timer repeats, because the code may catch the exception.
     pending, every = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
@@ -318,12 +329,12 @@ class Capture:
         self.recorder = recorder
         self.calls: list[Call] = []
         self.outputs = Outputs()
-        """The tensors that each call returned. They are released when the backward pass begins."""
+        """Tensors that each call returned. They are released when the backward pass begins."""
         self.losses: list[tuple[int, int]] = []
-        """(call, position) of the outputs that the loss was made of."""
+        """(call, position) of the outputs from which the loss was computed."""
         self.batch_size = 0
         self.models: dict[int, int] = {}
-        """The number of each model, by the id of its original."""
+        """Number of each model, by the id of the original."""
         self.copies: list[Any] = []
         self.copier: Any = None
         self.optimizer: Any = None
@@ -333,16 +344,16 @@ class Capture:
         self.aside: dict[str, None] = {}
         """Names of models that the step also runs without gradients."""
         self.order: list[int] = []
-        """The models that were called before the first backward pass.
+        """Models that were called before the first backward pass.
 
-        `later` holds those since the last one.
+        `later` holds the models that were called since the last one.
         """
         self.later: list[int] | None = None
         self.failed = self.awaits = False
         self.seen = ""
 
     def attempt(self, part: Callable[..., None], *args: Any) -> None:
-        """Do a part of the capture. If it fails, log the reason."""
+        """Run a part of the capture. If it fails, log the reason and end the capture."""
         if self.failed:
             return
         try:
@@ -354,7 +365,7 @@ class Capture:
             self.recorder.log.note({"no_workload": in_words(error)})
 
     def forget(self) -> None:
-        """Release the outputs: their memory is the script's."""
+        """Release the outputs, because they hold memory of the script."""
         self.outputs = Outputs()
 
     @property
@@ -416,7 +427,7 @@ class Capture:
     def made_by(self, criterion: Any, args: Any, kwargs: Any) -> None:
         """Handle a module or function without parameters.
 
-        It is recorded if it receives an output.
+        It is recorded if it receives an output of an earlier call.
         """
         call = described(criterion, args, kwargs, self.outputs)
         if call.follows:
@@ -488,9 +499,9 @@ class Capture:
             self.turns()
 
     def stepper(self) -> Any:
-        """Return a copy of the optimizer that has the copies of the parameters.
+        """Return a copy of the optimizer with the copied parameters, or None without an optimizer.
 
-        Several optimizers of one kind are copied as one.
+        Several optimizers of one kind are copied as one optimizer.
         """
         own = self._own_optimizers()
         last = self.recorder.optimizer() if self.recorder.optimizer is not None else None
@@ -511,11 +522,14 @@ class Capture:
         for group in stepper.param_groups:
             group["params"] = [p for p in group["params"] if p.device.type == "meta"]
             if "fused" in group:
-                group["fused"] = None  # the meta device has no fused implementation
+                group["fused"] = None  # The meta device has no fused implementation.
         return stepper
 
     def _own_optimizers(self) -> list[Any]:
-        """Return the optimizers of the copied parameters, without wrappers of another one."""
+        """Return the optimizers of the copied parameters.
+
+        Wrappers of an optimizer that is already listed are left out.
+        """
         own, covered = [], set[int]()
         for optimizer in (ref() for ref in self.recorder.optimizers):
             groups = [] if optimizer is None else optimizer.param_groups
@@ -525,7 +539,7 @@ class Capture:
                 covered |= updated
         return own
 
-    # ---- at the end
+    # ---- after the script has ended
 
     def write(self, folder: str) -> None:
         self.forget()
@@ -543,7 +557,8 @@ class Capture:
         from trainpace.core.records import save
         from trainpace.workload import Task
 
-        # parameters change by hand, or an optimizer evaluates the loss itself, as LBFGS does
+        # Without a copied optimizer, SGD is assumed. The script changes parameters by hand, or its
+        # optimizer evaluates the loss itself, as LBFGS does.
         settings = {"optimizer": "sgd"} if self.optimizer is None else {}
         shapes = [shape.sizes for shape in self.calls[0].shapes if shape.sizes]
         task = Task(
@@ -583,7 +598,7 @@ class Capture:
         return [n, *(call.made(n, self.batch_size) for call in self.calls)]
 
     def forward(self, model: Any, batch: Any) -> Any:
-        """Return the tensors that each call returns."""
+        """Return the output tensors of each call."""
         models = [model] if len(self.copies) == 1 else list(model)
         n, *arguments = batch
         outputs: list[list[Any]] = []
@@ -606,11 +621,11 @@ class Capture:
 
 
 def traced(task: Any, batch_size: int, has_fixed_batch: bool) -> Any:
-    """Trace the task for any batch size if possible, otherwise for the script's own.
+    """Trace the task for any batch size if possible, otherwise only for the script's own.
 
     Args:
         task: The captured training.
-        batch_size: The script's own batch.
+        batch_size: Batch size of the script.
         has_fixed_batch: The batch cannot have another size.
     """
     from msgspec.structs import replace
@@ -627,7 +642,7 @@ def traced(task: Any, batch_size: int, has_fixed_batch: bool) -> Any:
         own = {"micro_batch": only, **workload.settings}
         workload = replace(workload, notes=(*workload.notes, ONE_BATCH.format(only)), settings=own)
     for form in OTHER_FORMS:
-        with contextlib.suppress(TrainpaceError):  # a model may compute in one format alone
+        with contextlib.suppress(TrainpaceError):  # A model may support only one of the formats.
             workload = replace(
                 workload, forms=workload.forms | trace_task(task, (form,), only_batch=only).forms
             )
@@ -636,7 +651,7 @@ def traced(task: Any, batch_size: int, has_fixed_batch: bool) -> Any:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Silence a model that prints in its forward pass, once the script has ended."""
+    """Silence a model that prints in its forward pass, after the script has ended."""
     with (
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(nowhere),
@@ -646,7 +661,7 @@ def silence() -> Iterator[None]:
 
 
 class Untraceable(Exception):
-    """A reason why the model cannot be traced. It is written after a colon."""
+    """Reason why the model cannot be traced. The text is printed after a colon."""
 
 
 def in_words(error: Exception) -> str:
@@ -667,9 +682,9 @@ def in_words(error: Exception) -> str:
 
 
 def _number_format(model: Any) -> str:
-    """Return the precision as in `Execution.precision`: autocast's, else that of 16-bit weights.
+    """Return the precision as in `Execution.precision`. Empty for fp32.
 
-    It is empty for fp32.
+    It is the precision of autocast, or else of 16-bit or fp64 weights.
     """
     import torch
 

@@ -1,8 +1,8 @@
 """Hooks for packages that a script may import.
 
 They cover collectives, DDP's own counters, Lightning, transformers, DeepSpeed, loggers and
-safetensors. Each is installed when the script imports the package. A name that a version lacks is
-skipped.
+safetensors. Each hook is installed when the script imports the package. Names that a version of the
+package lacks are skipped.
 """
 
 import contextlib
@@ -36,7 +36,10 @@ REDUCTIONS = (
     "all_gather",
     "all_to_all_single",
 )
-"""torch 2.13 renamed `reduce_scatter_tensor` and `all_gather_into_tensor` to names in `_single`."""
+"""Collectives that the trial without synchronization skips.
+
+torch 2.13 renamed `reduce_scatter_tensor` and `all_gather_into_tensor` to names in `_single`.
+"""
 OTHER_COLLECTIVES = (
     "broadcast",
     "barrier",
@@ -89,7 +92,7 @@ def _collective(recorder: Recorder, plain: Callable[..., Any], name: str) -> Cal
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
         named = name
-        with contextlib.suppress(Exception):  # an unknown kind of group
+        with contextlib.suppress(Exception):  # The kind of group is unknown.
             named = ranks.collective_name(name, args, kwargs)
         if named not in charged:
             charged[named] = recorder.wraps(plain, COMMUNICATION, named)
@@ -115,7 +118,7 @@ def _data_parallel(module: Any, recorder: Recorder) -> None:
 
 
 def note_ddp(recorder: Recorder) -> None:
-    """Log DDP's counters of its sampled steps in ns: backward, communication, their overlap."""
+    """Log DDP's counters of its sampled steps in ns: backward, communication, and their overlap."""
     for model in list(_ddp):
         try:
             data = model._get_ddp_logging_data()
@@ -129,7 +132,7 @@ def note_ddp(recorder: Recorder) -> None:
             "bucket_sizes",
             "total_parameter_size_bytes",
         )
-        if "avg_backward_comm_time" not in data:  # too early, or the ranks have diverged
+        if "avg_backward_comm_time" not in data:  # It is too early, or the ranks have diverged.
             continue
         recorder.log.note({"ddp": {key: data[key] for key in wanted if key in data}})
 
@@ -171,11 +174,15 @@ def _folder_of_save_model(trainer: Any, output_dir: str | None = None, *_: Any, 
 
 
 def _saving(recorder: Recorder, name: str, folder: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Charge a method that saves, and skip it under trials.
+    """Return a wrapper for a method that saves checkpoints. Under trials, the method is skipped.
 
-    transformers names the folder itself and removes older ones, so nothing may be written there.
-    Under `trainpace look` it is skipped if the folder, which `folder` finds in the method's
-    arguments, holds checkpoints of an earlier run.
+    transformers names the folder itself and removes older folders, so nothing may be written there.
+    Under `trainpace look`, the method is skipped if the folder holds checkpoints of an earlier run.
+
+    Args:
+        recorder: The recorder of this process.
+        name: Name of the span.
+        folder: Returns the folder, given the arguments of the method.
     """
 
     def change(save: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,7 +205,7 @@ def _saving(recorder: Recorder, name: str, folder: Callable[..., Any]) -> Callab
 
 
 def _safetensors(module: ModuleType, recorder: Recorder) -> None:
-    """Hook into files that compiled code writes, which no audit hook sees."""
+    """Hook into functions whose files compiled code writes. Audit hooks do not see such files."""
     _patch(module, "save_file", _saved_beside(recorder, "save_file", "filename"))
     _patch(module, "save_model", _charged(recorder, CHECKPOINT, "save_model"))
 
@@ -236,7 +243,8 @@ def _deepspeed(module: ModuleType, recorder: Recorder) -> None:
     def beginning(init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(init)
         def call(*args: Any, **kwargs: Any) -> None:
-            # its optimizer steps once per parameter group, and ZeRO's once to make its states
+            # DeepSpeed's optimizer steps once per parameter group, and ZeRO's once to create its
+            # states.
             recorder.step_is_the_engines = True
             init(*args, **kwargs)
 
@@ -251,7 +259,8 @@ def _micro_step(recorder: Recorder, backward: Callable[..., Any]) -> Callable[..
     def call(*args: Any, **kwargs: Any) -> Any:
         before = recorder.micro_steps
         result = backward(*args, **kwargs)
-        recorder.micro_steps = before + 1  # torch's own backward may be called several times within
+        # torch's own backward may be called several times inside.
+        recorder.micro_steps = before + 1
         return result
 
     return call

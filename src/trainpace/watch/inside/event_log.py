@@ -1,9 +1,11 @@
-"""Event log: a file that a watched process writes while it runs. Its last moments survive a kill.
+"""Event log: a file that a watched process writes while it runs. It survives a killed process.
 
-Each process has one file: a JSON header line, then records of fixed size, each after a letter for
-its kind. Times are ``time.perf_counter_ns``, the same clock for all processes of a host. Files keep
-the suffix ``.trail`` and the header key ``trail`` of the first version, so that old recordings stay
-readable.
+Each process has one file. The file starts with a JSON header line. Binary records follow, each
+after a letter for its kind. Times are ``time.perf_counter_ns``, which is the same clock for all
+processes of a host.
+
+Files keep the suffix ``.trail`` and the header key ``trail`` of the first version, so that old
+recordings stay readable.
 """
 
 from __future__ import annotations
@@ -71,27 +73,28 @@ PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED, FEW
     range(len(TRIALS))
 )
 REPLACING = (CACHED_BATCH, BATCH_ON_DEVICE, FEW_SAMPLES)
-"""Trials with a remembered batch in place of the loader's."""
+"""Trials that replace the loader's batch by a remembered one."""
 LAST = ("few_samples", "bf16")
-"""Trials that come last: a script may fail in them, because its model or batches do not support
-them.
+"""Trials that come last, because a script may fail in them.
+
+The script's model may not support bf16, or so few samples.
 """
 FEW = 2
-"""Samples per batch under `few_samples`."""
+"""Samples per batch in the trial `few_samples`."""
 
 OF_TRIAL = ".trainpace-trial"
-"""Suffix of the checkpoints that a script writes under trials."""
+"""Suffix of checkpoints that a script writes under trials."""
 EARLIER = ".before-trainpace-look"
-"""Part of the names of earlier runs' files that `trainpace look` moves aside."""
+"""Part of the new name when `trainpace look` moves a file of an earlier run aside."""
 STOP_AFTER = "TRAINPACE_STOP_AFTER_S"
-"""Environment variable: seconds of steps after which `trainpace look` ends the script."""
+"""Environment variable with the seconds of steps after which `trainpace look` ends the script."""
 TASK = "TRAINPACE_TASK"
-"""Environment variable: number of this task if several record into one folder."""
+"""Environment variable with the number of this task if several record into one folder."""
 
 LONGEST_WRITE_S = 2.0
-"""Seconds that a thread waits for another one to finish writing.
+"""Seconds that a thread waits for another thread to finish writing.
 
-A signal handler may interrupt its own thread in the middle of a write, so the wait has a limit.
+The wait has a limit because a signal handler may interrupt its own thread in the middle of a write.
 """
 
 _STEP = struct.Struct(f"<cBHIqqIff{len(PARTS)}q")
@@ -102,7 +105,7 @@ _FORMS = {b"S": _STEP, b"P": _SPAN, b"F": _FETCH, b"J": _JSON}
 
 
 class Step(NamedTuple):
-    """One optimizer step: its nanoseconds by part, which add up to end - start, and its counts."""
+    """One optimizer step: nanoseconds by part, which add up to end - start, and counts."""
 
     trial: int
     micro_steps: int
@@ -116,7 +119,13 @@ class Step(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A stretch of one part on one thread. Depth 0 is the outermost."""
+    """A stretch of one part on one thread.
+
+    Attributes:
+        depth: Number of spans around it. 0 is the outermost.
+        name: Number of its name, which an earlier JSON record defines.
+        thread: 0 for the training thread, else the thread's identifier.
+    """
 
     part: int
     depth: int
@@ -127,7 +136,11 @@ class Span(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """One batch made by the dataset in a worker, or in the training process if `worker` is -1."""
+    """One batch that the dataset made.
+
+    Attributes:
+        worker: Number of the worker process, or -1 for the training process.
+    """
 
     worker: int
     samples: int
@@ -138,10 +151,11 @@ class Fetch(NamedTuple):
 
 
 class EventLogWriter:
-    """Appends records to a log. `flush` hands them to the system, which keeps them after a kill.
+    """Appends records to a log.
 
-    Any thread may append: a deque needs no lock, which a fork could leave locked. A forked child
-    closes its parent's log, which needs no lock either.
+    `flush` writes them to the file, where they survive a killed process. Any thread may append: a
+    deque needs no lock, and a fork could leave a lock locked. A forked child closes its parent's
+    log, which needs no lock either.
     """
 
     def __init__(self, path: str, header: dict[str, Any]) -> None:
@@ -154,14 +168,14 @@ class EventLogWriter:
         self.flush()
 
     def step(self, step: tuple[Any, ...]) -> None:
-        """Append the values of a `Step`, without the cost of making the record."""
+        """Append a step, given as a tuple of `Step` values. Making a `Step` would cost time."""
         if self._file >= 0:
             self._waiting.append(_STEP.pack(b"S", *step[:8], *step[8]))
 
     def span(
         self, part: int, depth: int, name: str, thread: int, start_ns: int, end_ns: int
     ) -> None:
-        """Append a span. Each name is written once and then replaced by its number."""
+        """Append a span. Each name is written once, with the number that spans refer to."""
         number = self._names.get(name) or 0
         if not number and len(self._names) < 0xFFFF:
             number = next(self._numbers)
@@ -183,7 +197,7 @@ class EventLogWriter:
             self._waiting.append(record)
 
     def flush(self) -> None:
-        """Write everything that waits. A full disk ends the log, not the script."""
+        """Write all waiting records. If the disk is full, the log ends and the script continues."""
         if (
             self._file < 0
             or not self._waiting
@@ -194,7 +208,8 @@ class EventLogWriter:
             data = b"".join(self._waiting.popleft() for _ in range(len(self._waiting)))
             if os.write(self._file, data) != len(data):
                 self.close()
-        except (OSError, IndexError):  # a full disk, or another thread closed the log meanwhile
+        # The disk is full, or another thread closed the log meanwhile.
+        except (OSError, IndexError):
             self.close()
         finally:
             self._writing.release()
@@ -211,8 +226,8 @@ def unused(folder: str, name: str) -> str:
     """Create a new file in the folder and return its path.
 
     Containers on two nodes may have the same host name, and their processes the same number. In
-    that case a number is appended to the name. If no file can be created, the path is returned all
-    the same, so that opening it raises the error.
+    that case, a number is appended to the name. If no file can be created, the path is still
+    returned, so that opening it raises the error.
     """
     path = os.path.join(folder, f"{name}.trail")
     for number in range(2, 100):
@@ -228,15 +243,20 @@ def unused(folder: str, name: str) -> str:
 
 
 def aside_of(place: str, folder: str) -> str:
-    """Return the path to which a look with this recording folder moves an earlier run's file."""
+    """Return the path to which `look` moves a file of an earlier run.
+
+    It depends on the recording folder.
+    """
     return f"{place}{EARLIER}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]}"
 
 
 def state_of(place: str) -> tuple[int, int, int]:
-    """Return (inode, size, time of the last change). Any write or replacement changes one of them.
+    """Return (inode, size, modification time in ns) of a file.
+
+    Any write or replacement changes at least one of them.
 
     Raises:
-        OSError: There is no such file.
+        OSError: The file does not exist.
     """
     about = os.stat(place)
     return about.st_ino, about.st_size, about.st_mtime_ns
@@ -246,7 +266,7 @@ def read_header(line: bytes) -> dict[str, Any]:
     """Parse the first line of an event log.
 
     Raises:
-        ValueError: This is not an event log of this version.
+        ValueError: The line is not the header of an event log of this version.
     """
     header = json.loads(line) if line.endswith(b"\n") else None
     if not isinstance(header, dict) or header.get("trail") != VERSION:
@@ -257,7 +277,11 @@ def read_header(line: bytes) -> dict[str, Any]:
 def records_from(
     data: bytes | mmap.mmap, at: int
 ) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
-    """Yield the records from byte `at` on, without an incomplete one at the end."""
+    """Yield the records from byte `at` on. An incomplete record at the end is skipped.
+
+    Raises:
+        ValueError: A record has an unknown kind.
+    """
     while at < len(data):
         kind = data[at : at + 1]
         form = _FORMS.get(kind)

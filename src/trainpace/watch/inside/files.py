@@ -1,10 +1,11 @@
-"""Files that a script writes while it is only tried.
+"""Protection of the user's files while a script runs under `trainpace look` or under trials.
 
-`trainpace look` lets a script write as usual. Checkpoints of earlier runs are moved aside first,
-other files are copied, and `watch` puts both back at the end unless the script ended by itself.
+`trainpace look` lets a script write as usual. Before that, checkpoints of earlier runs are moved
+aside, and other files are copied. `watch` restores both at the end, unless the script ended by
+itself.
 
-Under trials, checkpoints get a suffix, so that the user's own stay. A trial with folders of its own
-may write only there.
+Under trials, checkpoints get a suffix, so that the user's own checkpoints stay. If a trial has
+folders of its own, it may write only there.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHECKPOINTS = ("checkpoint-*", "global_step*", "*.safetensors", "pytorch_model*.bin")
 """Names of checkpoints that transformers and DeepSpeed write into a folder."""
 _REPLACING_EVENTS = ("os.rename", "shutil.copyfile")
-"""Audit events in which one file (the first argument) takes another's place (the second)."""
+"""Audit events in which a file (the first argument) replaces another file (the second)."""
 
 
 def _place_of(path: Any) -> str:
@@ -40,13 +41,14 @@ def _place_of(path: Any) -> str:
 
 
 def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Callable[..., Any]:
-    """Wrap a function that saves a checkpoint under the path in its argument `file`.
+    """Wrap a function that saves a checkpoint. Its argument `file` holds the path.
 
-    Under trials it writes beside that path, so that the user's own checkpoint stays. The new one
-    stays until `watch` removes it: overwriting costs more than removing a file before it reaches
-    the disk. Under `trainpace look`, an earlier file at that path is moved aside.
+    Under trials, the checkpoint gets a suffix, so that the user's own checkpoint stays. `watch`
+    removes it at the end. Until then it stays, so that saving costs as much as usual: to remove a
+    file before it reaches the disk would be cheaper than to overwrite it. Under `trainpace look`,
+    an earlier file at the path is moved aside.
     """
-    import inspect  # torch has imported it by now, and other processes do not need it
+    import inspect  # torch has imported it by now, and other processes do not need it.
 
     signature = inspect.signature(save)
 
@@ -64,9 +66,10 @@ def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Call
             if beside not in trials.checkpoints:
                 trials.checkpoints.add(beside)
                 recorder.log.note({"trial_checkpoint": beside})
-                recorder.log.flush()  # so that they are removed even if this process is killed
+                # Flush, so that checkpoints are removed even if this process is killed.
+                recorder.log.flush()
             return save(*call.args, **call.kwargs)
-        with contextlib.suppress(Exception):  # for example, a current folder that is gone
+        with contextlib.suppress(Exception):  # For example, the current folder was removed.
             earlier.set_aside(path)
         try:
             return save(*call.args, **call.kwargs)
@@ -78,16 +81,16 @@ def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Call
 
 
 def loads(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap torch.load under trials: read the checkpoint that this run saved beside that path.
+    """Wrap torch.load under trials to read the checkpoint that this run saved with the suffix.
 
-    The script, or another rank, may load its best checkpoint. A file from before this run is
-    ignored: a killed run has left it.
+    The script, or another rank, may load its best checkpoint. Files from before this run are
+    ignored, because a killed run left them.
     """
-    began = time.time() - 0.1  # a file's time comes from a coarser clock
+    began = time.time() - 0.1  # Modification times come from a coarser clock.
 
     @functools.wraps(load)
     def maybe(f: Any, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.suppress(Exception):  # for example, a file that is already open
+        with contextlib.suppress(Exception):  # For example, `f` is an open file.
             beside = _place_of(f) + OF_TRIAL
             if os.stat(beside).st_mtime >= began:
                 f = beside
@@ -97,9 +100,9 @@ def loads(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def made_folders(recorder: Recorder) -> Callable[[str, Any], None]:
-    """Return an audit hook that notes new folders.
+    """Return an audit hook that logs new folders.
 
-    Folders for checkpoints are empty once the trial's checkpoints are removed.
+    Folders for checkpoints are empty after the trial's checkpoints are removed.
     """
     process = os.getpid()
 
@@ -114,7 +117,7 @@ def made_folders(recorder: Recorder) -> Callable[[str, Any], None]:
 
 
 class Earlier:
-    """Checkpoints of earlier runs, which are moved aside before this run writes in their place."""
+    """Checkpoints of earlier runs, which are moved aside before this run overwrites them."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -122,7 +125,9 @@ class Earlier:
         self.written: set[str] = set()
         """Paths that this run has written."""
         self.saved: dict[str, tuple[int, ...]] = {}
-        """State of each checkpoint as this run left it. Another state means another program."""
+        """State of each checkpoint as this run saved it. If it differs, another program wrote the
+        file.
+        """
         self.holding: dict[str, bool] = {}
         self.copies = Copies(recorder, self.written)
         sys.addaudithook(self._replaced)
@@ -131,22 +136,23 @@ class Earlier:
     def set_aside(self, path: Any) -> None:
         """Move a file of an earlier run aside.
 
-        If that fails, the script writes over it as usual.
+        If that fails, the script overwrites the file as usual.
         """
         place = _place_of(path)
         if place in self.written:
             return
         self.written.add(place)
         aside = aside_of(place, self.folder)
-        is_aside = os.path.lexists(aside)  # another rank was first
+        is_aside = os.path.lexists(aside)  # Another rank was first.
         if not is_aside and not os.path.lexists(place):
-            # a killed `look` may have left files aside: take the newest back
+            # A killed `look` may have left files aside. Take the newest one back.
             with contextlib.suppress(OSError, ValueError):
                 left = glob.glob(glob.escape(place) + EARLIER + "*")
                 os.rename(max(left, key=os.path.getmtime), place)
         if is_aside or os.path.lexists(place):
             self.recorder.log.note({"earlier": place})
-            self.recorder.log.flush()  # so that it is put back even if this process is killed
+            # Flush, so that the file is restored even if this process is killed.
+            self.recorder.log.flush()
             if not is_aside:
                 with contextlib.suppress(OSError):
                     os.rename(place, aside)
@@ -158,7 +164,7 @@ class Earlier:
             self.saved[place] = state_of(place if source is None else source)
 
     def note(self) -> None:
-        """Log what this run has written."""
+        """Log the files that this run has written."""
         self.recorder.log.note({"saved": list(self.saved.items())})
         self.copies.note()
 
@@ -171,10 +177,10 @@ class Earlier:
         return self.holding[place]
 
     def _replaced(self, event: str, args: Any) -> None:
-        """Audit hook: a checkpoint that was written under another name takes its place."""
+        """Handle the audit event that a checkpoint, written under another name, replaces a file."""
         if event not in _REPLACING_EVENTS or any(folder != -1 for folder in args[2:]):
             return
-        with contextlib.suppress(Exception):  # for example, a current folder that is gone
+        with contextlib.suppress(Exception):  # For example, the current folder was removed.
             source, place = map(_place_of, args[:2])
             if source in self.written and EARLIER not in place:
                 self.set_aside(place)
@@ -186,19 +192,25 @@ class Earlier:
 # ---- other files that Python opens for writing, such as a log
 
 MOST_BYTES = 256 * 2**20
-"""Size of the largest file that is copied."""
+"""Size of the largest file that is copied, in bytes."""
 _NEVER = (".lock", ".pyc")
 
 
 class Copies:
-    """Copies of files that the script is about to write. The file itself stays the same one.
+    """Copies of files that the script is about to write. The script still writes the original file.
 
-    Not copied: large files, temporary ones, caches, locks, what compiled libraries write, and files
-    for which the system cannot say whether other programs write them too.
+    These files are not copied: large files, temporary files, caches, locks, and files that compiled
+    libraries write. Files are also not copied if the system cannot report whether other programs
+    write them.
     """
 
     def __init__(self, recorder: Recorder, written: set[str]) -> None:
-        """`written` holds the paths that this run has written. The caller adds to it as well."""
+        """Set up for one recorder.
+
+        Args:
+            recorder: The recorder of this process.
+            written: Paths that this run has written. The caller adds paths too.
+        """
         self.recorder, self.written = recorder, written
         self.folder = os.environ.get("TRAINPACE_WATCH", "")
         self.writers = Writers()
@@ -212,8 +224,11 @@ class Copies:
         )
 
     def note(self) -> None:
-        """Log what this process has written, to separate it from what other programs wrote."""
-        if os.getpid() != self.process:  # a fork shares the inotify queue and must not read it
+        """Log the write counts of this process, to separate its writes from those of other
+        programs.
+        """
+        # A forked process shares the inotify queue and must not read it.
+        if os.getpid() != self.process:
             return
         with contextlib.suppress(Exception):
             self.recorder.log.note({"written": self.writers.accounts()})
@@ -252,15 +267,15 @@ class Copies:
 
 
 def keep_first(unfinished: str, aside: str) -> None:
-    """Give a copy its name, or drop it if there is one.
+    """Give a copy its final name, or remove it if that name exists already.
 
-    A later copy may hold what another rank had begun to write.
+    The first copy is kept, because a later copy may contain the beginning of another rank's output.
     """
     try:
         os.link(unfinished, aside)
     except FileExistsError:
         pass
-    except OSError:  # a file system without links
+    except OSError:  # The file system has no hard links.
         os.rename(unfinished, aside)
         return
     os.unlink(unfinished)
@@ -272,12 +287,13 @@ _BUFFER = 65536
 
 
 class Writers:
-    """Counts how often files are opened for writing by this process, and then closed by any.
+    """Counts how often this process opens files for writing, and how often any process closes them.
 
-    More closings than openings mean that another program writes the file too; restoring it would
-    destroy that program's output. The counts come from inotify(7), which only Linux has. It does
-    not see programs on other hosts, nor programs that had the file open all the time, which
-    `watch.command` looks for.
+    If there are more closings than openings, another program writes the file too. Restoring the
+    file would destroy that program's output.
+
+    The counts come from inotify(7), which only Linux has. It does not see programs on other hosts,
+    or programs that had the file open all the time. `watch.command` looks for the latter.
     """
 
     def __init__(self) -> None:
@@ -292,10 +308,11 @@ class Writers:
         return place in self._watches
 
     def watch(self, place: str) -> bool:
-        """Begin to count for the file at this path. Returns False if that is not possible."""
+        """Begin to count for the file at this path. Return False if that is not possible."""
         if self._inotify < 0:
             return False
-        # openings and changes only prevent the kernel from merging two equal events
+        # Events for openings and changes are requested only so that the kernel does not merge two
+        # equal closings.
         mask = _MODIFIED | _CLOSED_WRITTEN | _OPENED
         watch = self._libc.inotify_add_watch(self._inotify, os.fsencode(place), mask)
         if watch < 0:
@@ -306,7 +323,7 @@ class Writers:
         return True
 
     def opened(self, place: str) -> None:
-        """Count an opening by this process, which follows."""
+        """Count an opening that this process is about to do."""
         self._read()
         self._accounts[self._watches[place]]["opened"] += 1
 
@@ -327,7 +344,8 @@ class Writers:
                     at += _EVENT.size + length
                     if mask & _OVERFLOW:
                         for account in self._accounts.values():
-                            account["closed"] = 2**31  # unknown, so another program is assumed
+                            # The count is unknown, so another program is assumed.
+                            account["closed"] = 2**31
                     if mask & _CLOSED_WRITTEN and watch in self._accounts:
                         self._accounts[watch]["closed"] += 1
 
@@ -362,7 +380,7 @@ CACHES = (
     "NUMBA_CACHE_DIR",
     "MPLCONFIGDIR",
 )
-"""Environment variables that name caches, which can be filled again."""
+"""Environment variables with the paths of caches, which can be filled again."""
 _REFUSAL = (
     "trainpace: a trial may write only into its own folder, which {out} in the command stands for"
 )
@@ -382,19 +400,23 @@ _PATHS: dict[str, tuple[tuple[int, int | None], ...]] = {
     "os.setxattr": ((0, None),),
     "os.removexattr": ((0, None),),
 }
-"""Positions of the path arguments of each audit event, with the position of the folder's handle.
+"""Positions of (path argument, folder descriptor) of each audit event.
 
 Source: the table of events at sys.addaudithook.
 """
 _CHANGE_THE_LINK = ("os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link", "os.symlink")
-"""Events that change a link itself. Others change its target; `shutil.rmtree` refuses links."""
+"""Events that change a link itself. Others change its target. `shutil.rmtree` rejects links."""
 
 
 def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Refuse to write, remove or rename files outside of these folders until the process ends.
+    """Block writing, removing and renaming files outside of these folders until the process ends.
 
-    The trial's temporary folder and caches are allowed. Python's audit hooks (PEP 578) see the files
-    that Python itself opens. They do not see what compiled libraries or other programs write.
+    The trial's temporary folder and caches are allowed. Python's audit hooks (PEP 578) see the
+    files that Python itself opens. They do not see writes of compiled libraries or other programs.
+
+    Args:
+        folders: Folders in which the process may write.
+        environment: Environment variables with the temporary folder and caches.
     """
     home = os.path.expanduser("~")
     allowed = [*folders, environment.get("TMPDIR", "/dev"), "/dev", "/proc"]
@@ -403,7 +425,8 @@ def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
     inside = tuple(map(os.path.realpath, allowed))
 
     def check(path: Any, follows: bool) -> None:
-        if not isinstance(path, str | bytes | os.PathLike):  # the number of an open file, or none
+        # The descriptor of an open file, or None.
+        if not isinstance(path, str | bytes | os.PathLike):
             return
         name = os.fsdecode(path)
         if name.endswith(OF_TRIAL) or "__pycache__" in name:
@@ -418,7 +441,7 @@ def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
             check(_written_database(args[0]), True)
         elif event != "open" or args[2] & _WRITES:
             for i, handle in _PATHS.get(event, ()):
-                # a path beside a folder's handle is within a tree that was checked as a whole
+                # A path with a folder descriptor is inside a tree that was checked as a whole.
                 if handle is None or args[handle] == -1:
                     check(args[i], event not in _CHANGE_THE_LINK)
 
@@ -426,7 +449,7 @@ def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def _written_database(database: Any) -> str | None:
-    """Return the file that SQLite may write, or None if it is in memory or read-only.
+    """Return the file that SQLite may write, or None if the database is in memory or read-only.
 
     Source: https://sqlite.org/uri.html
     """

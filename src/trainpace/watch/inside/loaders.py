@@ -31,7 +31,7 @@ def loader(module: Any, recorder: Recorder) -> None:
         if first:
             self._trainpace_begun = True
         part = LOADER_START if first and self._num_workers else DATA
-        # after an evaluation, the start has the purpose of its first batch
+        # After an evaluation, the start belongs to the purpose of its first batch.
         follows_start = first and self._trainpace_settled_ns == recorder.settled_ns
         depth = recorder.enter(part) if follows_start else recorder.enters_batch(part)
         began_ns = now_ns() if first else 0
@@ -45,7 +45,8 @@ def loader(module: Any, recorder: Recorder) -> None:
             return batch
         except StopIteration:
             if recorder.part == DATA and getattr(self, "_shutdown", False):
-                recorder.part = LOADER_START  # its workers end, and start again for the next epoch
+                # The workers end here, and start again for the next epoch.
+                recorder.part = LOADER_START
             raise
         finally:
             recorder.leave(depth, "first batch" if first else "next batch")
@@ -80,8 +81,8 @@ def _starting(recorder: Recorder, plain_iter: Callable[[Any], Any]) -> Callable[
         depth = recorder.enters_batch(LOADER_START if self.num_workers else DATA)
         try:
             iterator = plain_iter(self)
-            with contextlib.suppress(AttributeError):  # it may be a generator
-                # an iterator with persistent workers begins again
+            with contextlib.suppress(AttributeError):  # The iterator may be a generator.
+                # An iterator with persistent workers is used again.
                 iterator._trainpace_given, iterator._trainpace_length = 0, None
                 iterator._trainpace_settled_ns = recorder.settled_ns
             return iterator
@@ -101,7 +102,7 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
     sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     asked_before = loader._IterableDataset_len_called
     per_epoch = length_of(loader)
-    # otherwise the loader warns about a length that the script never asked for
+    # Otherwise the loader would warn about a length that the script never asked for.
     loader._IterableDataset_len_called = asked_before
     dataset = _inside_subsets(loader)
     recorder.log.note(
@@ -121,7 +122,7 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
 
 
 def _asks_one_by_one(loader: Any) -> bool:
-    """Return True if samples are fetched one by one and collated as torch does."""
+    """Return True if samples are fetched one by one and collated by torch's default function."""
     data: Any = sys.modules["torch.utils.data"]
     is_map = not isinstance(loader.dataset, data.IterableDataset)
     return (
@@ -132,7 +133,7 @@ def _asks_one_by_one(loader: Any) -> bool:
 
 
 def _inside_subsets(loader: Any) -> Any:
-    """Return the dataset behind any Subset."""
+    """Return the dataset inside any Subset."""
     dataset = loader.dataset
     while type(dataset) is sys.modules["torch.utils.data"].Subset:
         dataset = dataset.dataset
@@ -150,7 +151,8 @@ def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> C
 
     @functools.wraps(fetch)
     def timed(self: Any, indices: Any) -> Any:
-        if not recorder.spans_on and get_ident() == recorder.thread:  # not in a worker
+        # Workers always log their fetches.
+        if not recorder.spans_on and get_ident() == recorder.thread:
             return fetch(self, indices)
         data = sys.modules.get("torch.utils.data")
         worker = data.get_worker_info() if data is not None else None
@@ -171,12 +173,12 @@ def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> C
             self.collate_fn = timed_collate
         collating[0] = 0
         start, cpu = now_ns(), time.thread_time_ns()
-        batch = fetch(self, indices)  # raises at the end of a stream
+        batch = fetch(self, indices)  # Raises StopIteration at the end of a stream.
         end, cpu = now_ns(), time.thread_time_ns() - cpu
         samples, number = _fetched(self, indices, batch), -1 if worker is None else worker.id
         record = Fetch(number, samples, start, end, cpu, collating[0])
         if worker is not None:
-            with contextlib.suppress(Exception):  # for example, no file descriptor left
+            with contextlib.suppress(Exception):  # For example, no file descriptor is left.
                 log = logs.get(os.getpid()) or _worker_log(logs, folder, worker.id)
                 log.fetch(record)
                 log.flush()
@@ -190,7 +192,7 @@ def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> C
 def _fetched(fetcher: Any, indices: Any, batch: Any) -> int:
     """Return the number of fetched samples.
 
-    A dataset that makes batches itself gives another number than was asked for.
+    If the dataset makes batches itself, the number differs from the number of requested indices.
     """
     if isinstance(indices, list | tuple) and getattr(fetcher, "auto_collation", True):
         return len(indices)
@@ -198,7 +200,7 @@ def _fetched(fetcher: Any, indices: Any, batch: Any) -> int:
 
 
 def _worker_log(logs: dict[int, EventLogWriter], folder: str, worker: int) -> EventLogWriter:
-    # The operating system's parent may be a fork server.
+    # The operating system's parent process may be a fork server.
     trainer = multiprocessing.parent_process()
     parent = trainer.pid if trainer is not None else os.getppid()
     pid, host = os.getpid(), socket.gethostname()
@@ -208,7 +210,9 @@ def _worker_log(logs: dict[int, EventLogWriter], folder: str, worker: int) -> Ev
 
 
 def ray_data(module: Any, recorder: Recorder) -> None:
-    """Hook into the results of `iter_batches`, `iter_torch_batches` and others of Ray Data."""
+    """Hook into the iterables of Ray Data, such as those of `iter_batches` and
+    `iter_torch_batches`.
+    """
     kind = getattr(module, "_IterableFromIterator", None)
     if kind is None:
         return
@@ -222,9 +226,10 @@ def ray_data(module: Any, recorder: Recorder) -> None:
 
 
 class _Charged:
-    """An iterator whose waits are charged on the training thread.
+    """Iterator that charges the wait for each batch on the training thread.
 
-    A thread may turn out to be the training thread only after the first batch.
+    The thread is checked at each batch, because a thread may become the training thread after the
+    first one.
     """
 
     def __init__(self, batches: Iterator[Any], recorder: Recorder) -> None:
@@ -238,7 +243,9 @@ class _Charged:
 
     def __next__(self) -> Any:
         recorder = self._recorder
-        if get_ident() != recorder.thread or recorder.part == DATA:  # one within another
+        if (
+            get_ident() != recorder.thread or recorder.part == DATA
+        ):  # the inner of two nested iterators
             return next(self._batches)
         depth = recorder.enters_batch(DATA)
         try:
@@ -251,7 +258,7 @@ class _Charged:
 
 
 def length_of(what: Any) -> int | None:
-    """Return the length of a loader, dataset or iterator, or None without one."""
+    """Return the length of a loader, dataset or iterator, or None if it has no length."""
     try:
         return len(what)
     except Exception:
@@ -259,14 +266,17 @@ def length_of(what: Any) -> int | None:
 
 
 def size_of(batch: Any, deep: int = 3) -> int:
-    """Return the samples of a batch: the first dimension of its first tensor, 0 without one."""
+    """Return the number of samples of a batch: the first dimension of its first tensor.
+
+    It is 0 for a batch without a tensor.
+    """
     try:
-        # the most usual first, because this runs in every step
+        # The most frequent case comes first, because this runs in every step.
         first: Any = batch[0] if type(batch) is list else None
         if type(first) is sys.modules["torch"].Tensor and first.ndim:
             return int(first.shape[0])
         return _size_of(batch, deep)
-    except Exception:  # the user's own kind of batch may have any attributes
+    except Exception:  # A batch of the user's own class may have any attributes.
         return 0
 
 
@@ -282,16 +292,17 @@ def _parts_of(value: Any) -> list[Any] | None:
     if isinstance(value, list | tuple) and not hasattr(value, "shape"):
         return list(value)
     if not isinstance(value, dict):
-        # a BatchEncoding of transformers
+        # For example, a BatchEncoding of transformers.
         value = None if hasattr(value, "shape") else getattr(value, "data", None)
     return list(value.values()) if isinstance(value, dict) else None
 
 
 def size_of_uncollated(item: Any) -> int:
-    """Return the samples in an item of a loader without batches of its own (`batch_size=None`).
+    """Return the number of samples in an item of a loader with `batch_size=None`.
 
-    Its dataset may make batches: their parts are equally long, one of them has more dimensions, and
-    none is a single number. Anything else is one sample.
+    The dataset may make batches itself. The item then is a batch if all of its parts are equally
+    long, one part has more than one dimension, and no part is a single number. Any other item is
+    one sample.
     """
     try:
         sizes, dimensions = _sizes_of(item, 3)
@@ -301,7 +312,10 @@ def size_of_uncollated(item: Any) -> int:
 
 
 def _sizes_of(item: Any, deep: int) -> tuple[set[int], int]:
-    """Return the lengths of the parts, 0 for a single number, and the most dimensions of one."""
+    """Return the set of the parts' lengths, and the largest number of dimensions of a part.
+
+    The length of a single number is 0.
+    """
     shape = getattr(item, "shape", None)
     if shape is not None:
         return {next(iter(shape), 0)}, len(shape)
@@ -311,15 +325,16 @@ def _sizes_of(item: Any, deep: int) -> tuple[set[int], int]:
     if parts is None or not deep:
         return set(), 0
     if isinstance(item, list | tuple) and all(isinstance(one, int | float) for one in item):
-        return {len(item)}, 1  # for example, labels
+        return {len(item)}, 1  # For example, labels.
     found = [_sizes_of(part, deep - 1) for part in parts]
     return set().union(*(sizes for sizes, _ in found)), max((most for _, most in found), default=0)
 
 
 def copy_of(value: Any, size: int, keep: int, device: Any = None) -> Any:
-    """Copy a batch's containers, which scripts may empty, and take `keep` of its `size` samples.
+    """Copy the containers of a batch, and keep `keep` of its `size` samples.
 
-    With a device, tensors are moved there.
+    Containers are copied because scripts may empty them. Tensors are shared, or moved to `device`
+    if it is given.
     """
 
     def copied(part: Any) -> Any:
@@ -329,7 +344,8 @@ def copy_of(value: Any, size: int, keep: int, device: Any = None) -> Any:
         same = copy.copy(value)
         same.update({key: copied(part) for key, part in value.items()})
         return same
-    if hasattr(value, "data") and isinstance(value.data, dict):  # a BatchEncoding of transformers
+    # For example, a BatchEncoding of transformers.
+    if hasattr(value, "data") and isinstance(value.data, dict):
         return type(value)({key: copied(part) for key, part in value.data.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(copied, value))
@@ -345,28 +361,31 @@ def copy_of(value: Any, size: int, keep: int, device: Any = None) -> Any:
 # ---- padding
 
 NOTED_AFTER = (4, 19)
-"""Steps after which the sums are read, which makes the host wait for a device."""
+"""Steps after which the sums are read. Reading makes the host wait for a device."""
 
 
 class Padding:
-    """Adds up the attention masks of the first steps: (samples, positions), not 0 for tokens."""
+    """Adds up the attention masks of the first steps.
+
+    Masks have the shape (samples, positions), and tokens have values other than 0.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.sums: list[Any] = []
-        """Counts per input: tokens, tokens if samples were padded to their batch's longest,
-        positions.
+        """(tokens, tokens with samples padded to the longest of the batch, positions) of each
+        input.
         """
         recorder.after_detailed_step.append(self.at_step)
 
     def sees(self, inputs: dict[str, Any]) -> None:
-        """Add the mask among the keyword arguments of a model's call."""
+        """Add the mask in the keyword arguments of a model's call."""
         mask, recorder = inputs.get("attention_mask"), self.recorder
         if mask is None or recorder.steps > NOTED_AFTER[-1] or recorder.active_trial:
             return
         given = inputs.get("input_ids")
         given = inputs.get("inputs_embeds") if given is None else given
-        # other masks say which positions see each other, or are added to scores
+        # Other masks say which positions attend to each other, or are added to scores.
         is_of_tokens = (
             given is not None
             and mask.ndim == 2

@@ -1,4 +1,4 @@
-"""Measurements beside the parts of a step: operators, best rates, losses, cores and page faults."""
+"""Measurements besides the parts of a step: operators, rates, losses, cores and page faults."""
 
 import contextlib
 import functools
@@ -26,33 +26,31 @@ from trainpace.watch.inside.recorder import Recorder, now_ns
 from trainpace.watch.inside.script import line_of
 
 LONGEST_LAUNCH_NS = 20_000
-"""Operators that compute longer than this on their thread are large.
+"""Least CPU time of a large operator in nanoseconds.
 
-Shorter ones mostly wait for their launch.
-
-The thread's own clock counts, since a program that takes the core for a while makes any operator
-long.
+Shorter operators mostly wait for their launch. The thread's CPU clock is used, since wall time also
+includes other programs that take the core.
 """
 REPEATS = 5
 SIDE, SIDE_ON_ACCELERATOR = 1024, 8192
-"""Side of the matmul that a rate is measured with: large enough to fill the device."""
+"""Side of the matmuls that measure a rate. It is large enough to fill the device."""
 LARGEST_COPY_BYTES = 2**30
-"""Limit for copies of the optimizer and its variants in host memory.
+"""Largest size of the copies of an optimizer and its variants in host memory, in bytes.
 
-An accelerator gives half of its free memory.
+On an accelerator, half of the free memory is the limit.
 """
 LONGEST_NAME = 160
-"""Characters of a kernel's name that are logged: enough to recognize its kind."""
+"""Characters of a kernel's name that are logged, enough to recognize its kind."""
 VARIANTS = ("fused", "foreach")
 LONGEST_GAP_NS = 100_000
-"""Longest time between two operators that counts as calling the second one.
+"""Longest time between two operators that counts as calling the second one, in nanoseconds.
 
 A judgement: longer gaps are other work.
 """
 KEPT_OPERATORS = 12
 """Number of slowest operators that are logged.
 
-Each (operator, line of the script) counts by itself.
+Each pair of (operator, line of the script) counts separately.
 """
 
 
@@ -62,10 +60,10 @@ Each (operator, line of the script) counts by itself.
 def count_one_step(recorder: Recorder, note: str = "counted") -> Any:
     """Count the operators of forward and backward until the returned function is called.
 
-    That function logs them under `note`. Compiled models are not counted. Times are the host's: if
-    a device works asynchronously, all operators look short.
+    That function logs the counts under `note`. Compiled models are not counted. Times are the
+    host's, so all operators look short if a device works asynchronously.
     """
-    # a dispatch mode would break compiled models
+    # A dispatch mode would break compiled models.
     if "torch._dynamo.eval_frame" in sys.modules and recorder.compiled:
         return lambda: None
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -100,7 +98,7 @@ def count_one_step(recorder: Recorder, note: str = "counted") -> Any:
             every_ns += took
             if computed > LONGEST_LAUNCH_NS:
                 seen["large_outside_ns" if is_models else "large_operators_ns"] += took
-                # a backward pass is called at one line, whatever operator runs
+                # A backward pass is called at one line, whichever operator runs.
                 line = "" if part == BACKWARD else line_of(sys._getframe())[0]
                 slow[name, line] += took
             formula = flop_registry.get(function._overloadpacket)
@@ -134,15 +132,15 @@ def count_one_step(recorder: Recorder, note: str = "counted") -> Any:
 
 
 class _OutsideModules:
-    """Time of differentiable operators outside of modules, and of the work between them.
+    """Time of operators with gradients outside of modules, and of the work between them.
 
-    That work is calling the next operator, or operators that prepare its arguments, such as an
-    index.
+    Work between two operators is the call of the second one, or operators that prepare its
+    arguments, such as an index.
     """
 
     def __init__(self) -> None:
         self.ns = self.reads = 0
-        """Nanoseconds, and values that the script read between two operators."""
+        """Nanoseconds, and number of values that the script read between two operators."""
         self._held_ns = self._held_reads = self._since_ns = 0
 
     def sees(
@@ -153,9 +151,9 @@ class _OutsideModules:
         Args:
             start_ns: Start of the operator.
             ended_ns: End of the operator.
-            is_outside: It runs outside of forward and backward.
-            flows: Gradients flow through it.
-            reads: It reads a value out of a tensor.
+            is_outside: The operator runs outside of forward and backward.
+            flows: Gradients flow through the operator.
+            reads: The operator reads a value out of a tensor.
         """
         follows = start_ns - self._since_ns < LONGEST_GAP_NS
         self._held_ns += min(start_ns - self._since_ns, LONGEST_GAP_NS) if self._since_ns else 0
@@ -190,13 +188,13 @@ def flows(args: Any) -> bool:
 
 
 _FACTORS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
-"""Matmuls of aten, by the position of their first factor."""
+"""Matmuls of aten, with the position of their first factor."""
 
 
 def rows_of(function: Any, args: Any) -> int:
-    """Return the rows of a matmul's first factor, or 0 for any other operator.
+    """Return the number of rows of a matmul's first factor, or 0 for any other operator.
 
-    In a forward pass they are the samples, or positions, that are computed together.
+    In a forward pass, the rows are the samples, or positions, that are computed together.
     """
     at = _FACTORS.get(function._overloadpacket.__name__)
     return 0 if at is None else math.prod(args[at].shape[:-1])
@@ -225,9 +223,9 @@ def profile_one_step(recorder: Recorder) -> Callable[[], None]:
 
 
 def note_rate(recorder: Recorder) -> None:
-    """Log the FLOP/s of a large matmul with the script's own settings and number format.
+    """Log the GFLOP/s of a large matmul with the script's own settings and number format.
 
-    On an accelerator that computes in fp32, log also the formats that it could use instead.
+    If an accelerator computes in fp32, the rates of bf16 and tf32 are logged too.
     """
     import torch
 
@@ -248,8 +246,9 @@ def note_rate(recorder: Recorder) -> None:
 
 
 def matmul_rate_gflops(dtype: Any) -> float:
-    """Return the best rate of a large matmul of this number format on the device in use, in
-    GFLOP/s.
+    """Return the best rate in GFLOP/s of a large matmul in this number format.
+
+    It is measured on the device in use.
     """
     import torch
 
@@ -264,10 +263,10 @@ def matmul_rate_gflops(dtype: Any) -> float:
 
 
 def note_optimizers(recorder: Recorder, within_s: float = math.inf) -> None:
-    """Log the times of the script's optimizer and its other implementations.
+    """Log the times of the script's optimizer and of its other implementations.
 
-    They run on copies of the parameters and gradients, fewer times if that would take longer than
-    `within_s`.
+    They run on copies of the parameters and gradients. The number of repeats is reduced to stay
+    within `within_s` seconds.
     """
     optimizer = recorder.optimizer() if recorder.optimizer is not None else None
     if optimizer is None or not _can_be_copied(optimizer):
@@ -280,12 +279,12 @@ def note_optimizers(recorder: Recorder, within_s: float = math.inf) -> None:
 
 
 def _variants_of(optimizer: Any) -> tuple[dict[str, Callable[[], Any]], int]:
-    """Return the steps of copies by implementation, and the longest first step in ns."""
+    """Return the steps of optimizer copies by implementation, and the longest first step in ns."""
     variants = [variant for variant in VARIANTS if variant in optimizer.defaults]
     steps, longest_ns = {}, 0
     for name in ("as it is", *variants):
         chosen = {} if name == "as it is" else {v: v == name or None for v in variants}
-        # an implementation may lack some devices and types
+        # An implementation may lack some devices and types.
         with contextlib.suppress(Exception):
             step = _copy(optimizer, chosen).step
             longest_ns = max(longest_ns, _time_ns(step))
@@ -301,7 +300,7 @@ def _can_be_copied(optimizer: Any) -> bool:
     free = free_gib(device) if device != "cpu" else None
     limit = LARGEST_COPY_BYTES if free is None else free * 2**30 / 2 / (1 + len(VARIANTS))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    # parameters, gradients and two states
+    # Parameters, gradients and two optimizer states.
     needed = 4 * sum(p.numel() * p.element_size() for p in parameters)
     plain = sys.modules["torch"].nn.Parameter
     return (
@@ -342,8 +341,8 @@ Backward = Callable[..., Any]
 class Losses:
     """Collects losses on their device, so that nothing waits for them until the end.
 
-    Under accumulation scripts divide their losses, so the sum is the mean over the step. DeepSpeed
-    divides them itself.
+    Under gradient accumulation, scripts divide their losses, so the sum is the mean over the step.
+    DeepSpeed divides them itself.
     """
 
     def __init__(self, torch: Any, recorder: Recorder) -> None:
@@ -355,7 +354,7 @@ class Losses:
         recorder.after_step.append(lambda step: self._ends_step())
 
     def within(self, backward: Backward, engine: bool = False) -> Backward:
-        """Wrap a backward function to record its losses. Calls inside it record nothing more."""
+        """Wrap a backward function to record its losses. Calls inside it are not recorded again."""
 
         @functools.wraps(backward)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -382,7 +381,8 @@ class Losses:
         if given is not None and any(
             g is not None for g in (given if isinstance(given, list | tuple) else (given,))
         ):
-            self._whole = False  # a part of a larger gradient, whose loss is nowhere
+            # These are gradients of a part of the model. The loss is not visible here.
+            self._whole = False
             return
         value = getattr(loss, "_trainpace_unscaled", loss).detach().float() / parts
         if value.numel() != 1:
@@ -408,7 +408,7 @@ class Losses:
         return call
 
     def per_step(self) -> list[float]:
-        """Return one loss per step, or nothing if the loss of any step was not seen."""
+        """Return one loss per step, or an empty list if the loss of any step was not seen."""
         return [float(value) for value in self.steps] if self._whole else []
 
 
@@ -417,17 +417,21 @@ class Losses:
 SETTLED_STEP = 3
 """Step after which delays are counted. Before it, other programs import and compile."""
 DELAYED = 0.1
-"""Share of its time that the training thread waits for a core, from which on it is reported.
+"""Least share of its runnable time waiting for a core at which the training thread counts as
+delayed.
 
-A judgement, not a measurement: in recordings of a busy day it was 0 to 0.03 without disturbance.
-Nobody has measured the share that makes a verdict wrong.
+A judgement, not a measurement. In recordings of a busy day, the share was 0 to 0.03 without
+disturbance. The share that makes a verdict wrong was never measured.
 """
 TRAINS_WITHIN_S = 10.0
-"""Longest time since the last write of a process that still trains. Even a slow one flushes."""
+"""Longest time in seconds since the last write of a process that still trains.
+
+Even a slow process flushes its log in this time.
+"""
 
 
 class Scheduled(NamedTuple):
-    """Nanoseconds since a thread began: on a core, and waiting for one."""
+    """Nanoseconds since a thread began: on a core, and waiting for a core."""
 
     thread: int
     ran_ns: int
@@ -435,10 +439,10 @@ class Scheduled(NamedTuple):
 
 
 def scheduled(thread: int | None = None) -> Scheduled | None:
-    """Return the times of this thread, or of `thread`. None if the system does not report them.
+    """Return the times of a thread, by default this one. None if the system does not report them.
 
-    Helper threads do not count. They give their core away while they wait for work, so they would
-    seem to lack one.
+    Helper threads do not count. They give up their core while they wait for work, so they would
+    seem to lack a core.
     """
     thread = thread or threading.get_native_id()
     times = thread_times(thread)
@@ -450,7 +454,7 @@ def begin_counting_delays(recorder: Recorder) -> None:
 
 
 def delayed_share(since: Scheduled | None) -> float | None:
-    """Return the share of runnable time since then without a core, or None if it is unknown."""
+    """Return the share of runnable time since `since` without a core, or None if unknown."""
     if since is None or (now := scheduled(since.thread)) is None or now.ran_ns <= since.ran_ns:
         return None
     ran, waited = now.ran_ns - since.ran_ns, max(0, now.waited_ns - since.waited_ns)
@@ -466,10 +470,10 @@ def computes_with(threads: int) -> None:
 
 
 def fewer_threads(recorder: Recorder) -> int:
-    """Return how many threads to try instead of the script's own, or 0 if it has enough cores.
+    """Return the number of threads to try, or 0 if the script has enough cores.
 
-    With more threads than cores, threads wait for each other at the end of every operator. No clock
-    of one thread shows that, so it takes an intervention.
+    With more threads than cores, threads wait for each other at the end of every operator. The
+    clock of a single thread does not show this, so an intervention is needed.
     """
     threads = own_threads()
     fair = max(1, usable_cores() // (1 + len(training_beside(recorder.log.path))))
@@ -480,7 +484,7 @@ def fewer_threads(recorder: Recorder) -> int:
 
 
 def training_beside(own_log: str) -> list[str]:
-    """Return the logs of other processes of this command and host that train now."""
+    """Return the logs of other processes of this command on this host that are training now."""
     folder, own = os.path.split(own_log)
     with contextlib.suppress(OSError):
         others = [
@@ -507,8 +511,8 @@ def _trains(path: str) -> bool:
 
 # ---- page faults
 #
-# glibc gives the memory of large tensors back when they are freed. Linux clears each page of it
-# again when the next tensor asks for it.
+# glibc returns the memory of large tensors to the system when they are freed. Linux clears each
+# page again when the next tensor needs it.
 
 PAGES = 16 * 2**20 // mmap.PAGESIZE
 ROUNDS = 3
@@ -517,7 +521,7 @@ GLIBC_SETTING = "MALLOC_MMAP_MAX_"
 
 
 def page_faults() -> int | None:
-    """Return the page faults of this process that needed no disk.
+    """Return the number of page faults of this process that needed no disk.
 
     None if its C library is not glibc, or if the user chose how memory is allocated.
     """
@@ -532,14 +536,14 @@ def page_faults() -> int | None:
 
 
 def page_fault_ns() -> float | None:
-    """Return the time of one page fault here, from the fastest of some rounds over new pages."""
+    """Return the time of one page fault in ns, from the fastest of several rounds."""
     rounds = (_page_fault_round_ns() for _ in range(ROUNDS))
     return min((ns for ns in rounds if ns is not None), default=None)
 
 
 def _page_fault_round_ns() -> float | None:
     with mmap.mmap(-1, PAGES * mmap.PAGESIZE) as memory:
-        with contextlib.suppress(AttributeError, OSError):  # a system without huge pages
+        with contextlib.suppress(AttributeError, OSError):  # The system has no huge pages.
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         before, began = page_faults(), time.perf_counter_ns()
         memory[:: mmap.PAGESIZE] = bytes(PAGES)

@@ -1,11 +1,14 @@
 """Hooks in torch itself: modules, backward, optimizers, copies and checkpoints.
 
-A training step ends with a step of the first optimizer. A training without a torch optimizer
-changes its parameters by hand, or a function returns new ones. Nothing says when such an update is
-over. A step then ends when the model is next called for training (or, without a module, when the
-next gradients are computed), if gradients were computed since the last step and the parameters have
-changed. Known limits: the last update of a training is not counted, because no such call follows
-it, and a few numbers of three parameters stand for all.
+A training step ends with a step of the first optimizer.
+
+A training without a torch optimizer changes its parameters by hand, or a function returns new
+parameters. Nothing marks the end of such an update. The step then ends when the model is next
+called for training, if gradients were computed since the last step and the parameters have changed.
+Without a module, it ends when the next gradients are computed.
+
+Known limits: the last update of such a training is not counted, because no call follows it. Only a
+few values of three parameters are compared.
 """
 
 import builtins
@@ -43,23 +46,27 @@ from trainpace.watch.inside.loaders import Padding
 from trainpace.watch.inside.recorder import EVALUATING, TRAINING, Recorder, get_ident
 
 NUMBERS = 16
-"""Numbers at the beginning and at the end of each parameter that are compared."""
+"""Number of values that are compared at the beginning and at the end of each parameter."""
 LEARNT = 8
-"""Updates after which their rhythm is known. On a device, reading a parameter makes the host wait.
+"""Updates after which the number of backward passes per update is known.
+
+From then on, a parameter on a device is not read, because reading makes the host wait.
 """
 FURTHEST = 2000
-"""Nodes of a gradient's graph that are searched for parameters."""
+"""Most nodes of autograd's graph that are searched for parameters."""
 State = tuple[Any, ...]
 
 
 class Updates:
-    """Ends the recorder's steps until an optimizer ends them."""
+    """Detects updates without an optimizer, and ends the recorder's steps at them.
+
+    It is active until an optimizer makes a step.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.find: Callable[[], list[Any]] | None = None
-        """Returns the parameters to compare. Under torch.func they are other tensors at each call.
-        """
+        """Returns the parameters to compare. Under torch.func, each call has other tensors."""
         self.without_module = False
         self.state: State = ()
         self.gradients = 0
@@ -67,11 +74,11 @@ class Updates:
 
     @property
     def watches(self) -> bool:
-        """True until an optimizer makes a step. Optimizer steps are the better sign."""
+        """True until an optimizer makes a step. An optimizer's steps are more reliable."""
         return self.recorder.optimizer is None and not self.recorder.step_is_the_engines
 
     def parameters(self) -> list[Any]:
-        """Return the compared parameters if no module that holds them was called."""
+        """Return the compared parameters if no module with these parameters was called."""
         return self.find() if self.find is not None and self.without_module else []
 
     def called(self, module: Any) -> None:
@@ -83,7 +90,7 @@ class Updates:
         self._looks()
 
     def computes_gradients(self, of: Any) -> None:
-        """Handle losses whose gradients are about to be computed, while no optimizer was seen."""
+        """Handle losses whose gradients are about to be computed without an optimizer."""
         if self.find is None:
             found = list(itertools.islice(_leaves(of), 3))
             self.find, self.without_module = (lambda: found) if found else None, bool(found)
@@ -96,7 +103,8 @@ class Updates:
             return
         depth = self.recorder.enter(TRAINPACE)
         changed = False
-        with contextlib.suppress(Exception):  # an unknown kind of tensor: the step is not detected
+        # If the kind of tensor is unknown, the step is not detected.
+        with contextlib.suppress(Exception):
             changed = self._changed(self.find())
         self.recorder.leave(depth, "parameters")
         if changed:
@@ -125,7 +133,7 @@ def _state(parameter: Any) -> State:
 
 
 def _parameters_of(module: Any) -> Callable[[], list[Any]] | None:
-    """Return a function that gives a module's first, middle and last parameter."""
+    """Return a function that returns the first, middle and last parameter of a module."""
     places = [
         (owner, name)
         for owner in module.modules()
@@ -141,7 +149,7 @@ def _parameters_of(module: Any) -> Callable[[], list[Any]] | None:
 
 
 def _has_numbers(parameter: Any) -> bool:
-    """Return True if the numbers are here: not sharded, not on the meta device, and not lazy."""
+    """Return True if the values are here: not sharded, not on the meta device, and not lazy."""
     return type(parameter).__name__ in ("Parameter", "Tensor") and parameter.device.type != "meta"
 
 
@@ -160,7 +168,7 @@ def _unwrapped(parameter: Any) -> Any:
 
 
 def _leaves(of: Any) -> Iterator[Any]:
-    """Yield the parameters behind these losses, found through autograd's graph."""
+    """Yield the parameters behind these losses, found in autograd's graph."""
     losses = of if isinstance(of, list | tuple) else (of,)
     waiting: list[Any] = [getattr(loss, "grad_fn", None) for loss in losses]
     seen: set[Any] = {None}
@@ -179,24 +187,30 @@ def _leaves(of: Any) -> Iterator[Any]:
 # ---- optimizers
 
 ANOTHER_STAGE = 20
-"""Steps of an optimizer, without one of the first, after which it ends the training's steps.
+"""Steps of another optimizer after which it ends the training's steps.
 
-A judgement, not a measurement: critics make fewer steps per generator step in most GANs (5 in the
-paper of WGAN), and little of a new stage is lost.
+The first optimizer must not have made a step meanwhile. The number is a judgement, not a
+measurement. In most GANs, critics make fewer steps per generator step (5 in the WGAN paper). Little
+of a new stage is lost.
 """
 
 
 class Optimizers:
     """Charges the steps of every torch optimizer.
 
-    A training step ends with the first optimizer seen, or with one that has made many steps since,
-    because another stage of the training has begun.
+    A training step ends with a step of the first optimizer. If another optimizer has made many
+    steps since then, a new stage of the training has begun, and that optimizer ends the steps.
     """
 
     def __init__(
         self, recorder: Recorder, another: Callable[[Any], None] = lambda optimizer: None
     ) -> None:
-        """`another` is called when another optimizer begins to end the steps."""
+        """Set up for one recorder.
+
+        Args:
+            recorder: The recorder of this process.
+            another: Called with the optimizer when another optimizer begins to end the steps.
+        """
         self.recorder, self.another = recorder, another
         self.first: weakref.ref[Any] | None = None
         self.depths: list[tuple[weakref.ref[Any], int]] = []
@@ -204,12 +218,14 @@ class Optimizers:
         self.stepped: Counter[int] = Counter()
         self.most = 1
         self.were_first: dict[int, weakref.ref[Any]] = {}
-        """Optimizers that ended steps, by id. One that does so again begins no other training."""
+        """Optimizers that have ended steps, by id. If one of them does so again, no new training
+        begins.
+        """
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Return the arguments of `step` with a wrapped closure, or None if there is no closure.
+        """Return the arguments of `step` with a wrapped closure, or None without arguments.
 
-        The closure is not the optimizer's own time: Lightning trains in it.
+        The closure's time is not the optimizer's own: Lightning trains in the closure.
         """
         self.begins(optimizer)
         if len(args) == 1 and not kwargs:
@@ -219,10 +235,9 @@ class Optimizers:
         return (*args[:1], *given, *args[2:]), named
 
     def _charged(self, closure: Any) -> Any:
-        """Charge a closure to the script's own code, except for the parts in it.
+        """Wrap a closure so that its time counts as the script's own code, except for parts inside.
 
-        Other callables, such as a module, are arguments of a special optimizer and stay as they
-        are.
+        Other callables, such as a module, are arguments of a special optimizer and stay unchanged.
         """
         if isinstance(closure, types.FunctionType | types.MethodType | functools.partial):
             return self.recorder.wraps(closure, OTHER, "closure")
@@ -241,7 +256,8 @@ class Optimizers:
             self.known.add(id(optimizer))
             recorder.optimizers.append(weakref.ref(optimizer))
         for i, (owner, depth) in enumerate(self.depths):
-            # its step raised, as when memory was full, and the script went on
+            # The optimizer's last step raised an exception, as when out of memory, and the script
+            # continued.
             if owner() is None or owner() is optimizer:
                 recorder.leave(depth, type(optimizer).__name__)
                 del self.depths[i:]
@@ -249,7 +265,7 @@ class Optimizers:
         self.depths.append((weakref.ref(optimizer), recorder.enter(OPTIMIZER)))
 
     def _trains_here(self) -> bool:
-        """Make this thread the training thread, if no other one trains."""
+        """Make this thread the training thread, if no other thread trains. Return True if it is."""
         recorder = self.recorder
         if recorder.begins_again is not None:
             recorder.begins_again()
@@ -271,7 +287,7 @@ class Optimizers:
                 break
 
     def _count(self, optimizer: Any) -> None:
-        """Count a step of an optimizer, and end the training step if this optimizer ends steps."""
+        """Count a step of an optimizer. End the training step if this optimizer ends steps."""
         recorder, stepped = self.recorder, self.stepped
         stepped[id(optimizer)] += 1
         if recorder.step_is_the_engines or self.first is None:
@@ -286,7 +302,10 @@ class Optimizers:
             recorder.ends_step()
 
     def ends_steps(self, optimizer: Any) -> None:
-        """Let this optimizer end the steps. A new one begins another training or stage."""
+        """Let this optimizer end the steps from now on.
+
+        If it has not done so before, another training or stage begins.
+        """
         before = self.were_first.get(id(optimizer))
         anew = self.first is not None and (before is None or before() is not optimizer)
         self.first = self.were_first[id(optimizer)] = weakref.ref(optimizer)
@@ -360,15 +379,15 @@ def _patch_optimizers(torch: Any, recorder: Recorder, direct: Any) -> None:
     kind, utilities = torch.optim.Optimizer, torch.nn.utils
     kind.zero_grad = recorder.wraps(kind.zero_grad, OPTIMIZER, "zero_grad")
     clip = recorder.wraps(utilities.clip_grad_norm_, OPTIMIZER, "clip_grad_norm_")
-    # under both names: pickle looks a function up by its name and expects the same one
+    # Both names get the same function, because pickle looks a function up by its name.
     utilities.clip_grad_norm_ = utilities.clip_grad.clip_grad_norm_ = clip
 
 
 def _reported(plain: Any, is_grad_enabled: Any, recorder: Recorder) -> Any:
     """Wrap the end of a context without gradients, which may end an evaluation.
 
-    Known limit: an evaluation that calls `torch.set_grad_enabled` as a function is assumed to last
-    until the next batch.
+    Known limit: if an evaluation calls `torch.set_grad_enabled` as a function, it is assumed to
+    last until the next batch.
     """
 
     @functools.wraps(plain)
@@ -385,7 +404,7 @@ def _reported(plain: Any, is_grad_enabled: Any, recorder: Recorder) -> Any:
 
 
 def core(module: Any) -> Any:
-    """Return the model without the wrappers of DDP, torch.compile and others."""
+    """Return the model inside the wrappers of DDP, torch.compile and others."""
     for _ in range(8):
         inner = module.__dict__.get("_modules", {})
         wrapped = inner.get("_orig_mod") or (inner.get("module") if len(inner) == 1 else None)
@@ -396,15 +415,18 @@ def core(module: Any) -> Any:
 
 
 _NOT_THE_MODELS = (BACKWARD, DATA, LOADER_START)
-"""Parts in which a called module recomputes activations, or prepares a sample (torchvision)."""
+"""Parts in which a called module is not the model.
+
+The module recomputes activations there, or prepares a sample (torchvision).
+"""
 _whatever_happens = contextlib.suppress(Exception)
 
 
 class _Calls:
     """Charges calls of outermost modules.
 
-    The first step is watched through nn.Module, later steps only through the classes seen in it, so
-    that hundreds of inner modules cost nothing.
+    In the first two steps, all modules are watched through nn.Module. Later, only the classes seen in
+    them are watched, so that hundreds of inner modules cost nothing.
     """
 
     def __init__(self, torch: Any, recorder: Recorder, updates: Updates) -> None:
@@ -412,17 +434,17 @@ class _Calls:
         self.is_compiling: Callable[[], bool] = torch.compiler.is_compiling
         self.trained: set[int] = set()
         self.parts: set[int] = set()
-        """Modules inside of those that train.
+        """Submodules of the models that train, by id.
 
-        A call of one alone without gradients may be an evaluation.
+        A call of one of them alone without gradients may be an evaluation.
         """
         self.kinds: set[type] = set()
-        """Classes of those that train.
+        """Classes of the models that train.
 
-        A copy, such as a moving average, may be evaluated or help to train.
+        A copy of a model, such as a moving average, may be evaluated or help to train.
         """
         self.usual: set[int] = set()
-        """Modules whose calls while training bring no news."""
+        """Modules whose training calls need no further bookkeeping, by id."""
         self.classes: set[type] = set()
         self.models: dict[int, weakref.ref[Any]] = {}
         """Models that were called with gradients in the first two steps, by id."""
@@ -432,10 +454,10 @@ class _Calls:
         recorder.after_step.append(self.narrow)
 
     def charged(self, original: Callable[..., Any] | None) -> Callable[..., Any]:
-        """Wrap a class's `__call__`.
+        """Wrap `__call__` of a class.
 
-        A class without its own gets nn.Module's at the time of the call: torch.fx changes that
-        while it traces.
+        If the class has no `__call__` of its own, the wrapper looks up nn.Module's at each call,
+        because torch.fx replaces that while it traces.
         """
         is_compiling, recorder, every = self.is_compiling, self.recorder, self.torch.nn.Module
 
@@ -453,7 +475,8 @@ class _Calls:
             if recorder.calls_as is not None:
                 run = recorder.calls_as(run)
             try:
-                # few function calls of the recorder: its code is out of the processor's caches
+                # Few function calls of the recorder, because its code is not in the processor's
+                # caches.
                 usual = id(module) in self.usual and module.training and not recorder.spans_on
                 usual = usual and self.torch.is_grad_enabled() and not recorder.undecided
                 depth = recorder.enters_training() if usual else self.enters(module, args, kwargs)
@@ -471,14 +494,17 @@ class _Calls:
         return call
 
     def enters(self, module: Any, args: Any, kwargs: Any) -> int:
-        """Begin a call that may bring news. Returns the depth for `leave`."""
+        """Begin a call that may need bookkeeping. Return the depth for `leave`."""
         trains = False
         with _whatever_happens:
             trains = self._trains(module, args, kwargs)
         return self.recorder.enters_training() if trains else self.recorder.enter(FORWARD)
 
     def _trains(self, module: Any, args: Any, kwargs: Any) -> bool:
-        """Note the news of a call, and return True if it trains. Other calls get their phase."""
+        """Do the bookkeeping of a call. Return True if it trains.
+
+        Other calls set the recorder's phase.
+        """
         recorder, model = self.recorder, core(module)
         self.classes.add(type(module))
         recorder.compiled |= type(module).__name__ == "OptimizedModule"
@@ -490,11 +516,11 @@ class _Calls:
         if recorder.steps <= CAPTURED_IN_STEP:
             self.models[id(model)] = weakref.ref(model)
         if module.training:
-            self.updates.called(model)  # may end a step
+            self.updates.called(model)  # May end a step.
         if recorder.steps == CAPTURED_IN_STEP:
             recorder.capture.attempt(recorder.capture.before, model, args, kwargs)
         if recorder.undecided and next(model.parameters(), None) is None:
-            return False  # a loss, which an evaluation may compute as well
+            return False  # A loss, which an evaluation may compute as well.
         if module.training:
             self._note_training_call(module, model, args, kwargs)
         elif id(model) in self.trained:
@@ -526,16 +552,16 @@ class _Calls:
             recorder.begins_undecided(with_gradients=False)
 
     def _is_a_copy(self, module: Any) -> bool:
-        """Return True if another instance of this class of the script trains."""
+        """Return True if another instance of this class trains. Classes of torch do not count."""
         return type(module) in self.kinds and not type(module).__module__.startswith("torch.nn.")
 
     def models_called(self) -> list[Any]:
         return [model for reference in self.models.values() if (model := reference()) is not None]
 
     def losses(self, functional: Any) -> None:
-        """Watch loss functions that are called outside of modules, during the captured step only.
+        """Watch loss functions that are called outside of modules, in the captured step only.
 
-        TorchScript cannot compile wrapped functions.
+        They are unwrapped afterwards because TorchScript cannot compile wrapped functions.
         """
         watched, capture = {}, self.recorder.capture
 
@@ -566,7 +592,7 @@ class _Calls:
             elif step.number == CAPTURED_IN_STEP:
                 capture.attempt(capture.ends)
                 for name, (plain, call) in watched.items():
-                    if getattr(functional, name) is call:  # otherwise it is the script's own by now
+                    if getattr(functional, name) is call:  # Otherwise the script has replaced it.
                         setattr(functional, name, plain)
                 self.recorder.after_step.remove(at_step)
 
@@ -576,7 +602,7 @@ class _Calls:
         if step.number != 1:
             return
         every: Any = self.torch.nn.Module
-        if every.__call__ is self.watching:  # otherwise it is the script's own by now
+        if every.__call__ is self.watching:  # Otherwise the script has replaced it.
             every.__call__ = self.plain
         with contextlib.suppress(Exception):
             self.classes.update(kind for model in self.models_called() for kind in _cores_of(model))
@@ -589,8 +615,8 @@ class _Calls:
 def _cores_of(model: Any) -> Iterator[type]:
     """Yield the classes of nested modules that hold more than half of a model's parameters.
 
-    An evaluation may call one of them alone, if a loss has the model inside. torch's own classes
-    have too many other instances.
+    If a loss contains the model, an evaluation may call the model alone. torch's own classes are
+    skipped, because they have too many other instances.
     """
     held = sum(p.numel() for p in model.parameters())
     while True:
@@ -643,7 +669,7 @@ def _counted(
 
 
 def _in_autograd() -> bool:
-    """Return True if autograd's engine runs, for example to recompute activations."""
+    """Return True if autograd's engine is running, for example to recompute activations."""
     return sys.modules["torch"]._C._current_autograd_node() is not None
 
 
@@ -664,9 +690,9 @@ def _by_hand(
 
 
 def _report_gradients(recorder: Recorder, updates: Updates, args: Any, kwargs: Any) -> None:
-    """Report that gradients will be computed to those that wait for it.
+    """Report that gradients will be computed.
 
-    Undecided calls wait for it, and trainings without an optimizer.
+    Undecided calls and trainings without an optimizer depend on this.
     """
     if updates.watches and recorder.part != BACKWARD:
         updates.computes_gradients(args[0] if args else next(iter(kwargs.values()), None))
@@ -679,7 +705,7 @@ def _report_gradients(recorder: Recorder, updates: Updates, args: Any, kwargs: A
 def _copies(torch: Any, recorder: Recorder) -> None:
     """Watch copies to a device, and synchronization.
 
-    Inside a module's forward they belong to it.
+    Inside the forward pass of a module, they count as forward.
     """
     has_torch_function = torch.overrides.has_torch_function_unary
     is_compiling = torch.compiler.is_compiling
@@ -692,7 +718,7 @@ def _copies(torch: Any, recorder: Recorder) -> None:
             if is_compiling():
                 return plain(self, *args, **kwargs)
             run = plain
-            # tensor subclasses expect torch's own function, and C++ would find this one
+            # Tensor subclasses expect torch's own function, but C++ would find this wrapper.
             if has_torch_function(self):
                 run = functools.partial(torch.overrides.handle_torch_function, plain, (self,))
             if recorder.part in within or get_ident() != recorder.thread:
@@ -704,7 +730,7 @@ def _copies(torch: Any, recorder: Recorder) -> None:
         setattr(torch.Tensor, name, call)
 
     kind = accelerator.in_use()
-    # without a device, conversions in a dataset are the cost of a sample
+    # Without a device, conversions in a dataset are part of the cost of a sample.
     within = (
         (FORWARD, BACKWARD, OPTIMIZER) if kind != "cpu" else (FORWARD, BACKWARD, OPTIMIZER, DATA)
     )
@@ -726,9 +752,9 @@ def _copies(torch: Any, recorder: Recorder) -> None:
 def _waits_first(torch: Any, kind: str, name: str, tensor: Any, args: Any, kwargs: Any) -> bool:
     """Return True if a copy to the device begins by waiting for its stream.
 
-    Copies from pageable memory always do, copies from pinned memory unless they are non_blocking
-    (CUDA C Programming Guide, "API synchronization behavior"). Waiting before the copy changes
-    nothing, and the wait is charged as what it is.
+    Copies from pageable memory always wait. Copies from pinned memory wait unless they are
+    non_blocking (CUDA C Programming Guide, "API synchronization behavior"). If the recorder waits
+    before such a copy, the result is the same, and the wait is charged as synchronization.
     """
     if kind == "cpu" or tensor.device.type != "cpu":
         return False
@@ -737,7 +763,7 @@ def _waits_first(torch: Any, kind: str, name: str, tensor: Any, args: Any, kwarg
         if args and isinstance(args[0], torch.Tensor):
             device = args[0].device
         else:
-            # (dtype, non_blocking, copy), or a device first
+            # The arguments are (dtype, non_blocking, copy), or a device comes first.
             before_copy = 2 if args and isinstance(args[0], torch.dtype) else 3
             settings = {key: value for key, value in kwargs.items() if key != "copy"}
             parsed = torch._C._nn._parse_to(*args[:before_copy], **settings)
@@ -747,28 +773,36 @@ def _waits_first(torch: Any, kind: str, name: str, tensor: Any, args: Any, kwarg
     return not (non_blocking and tensor.is_pinned())
 
 
-# ---- modules whose `forward` the script calls itself
+# ---- modules whose `forward` the script calls directly
 #
-# nn.Module.__call__ never sees such calls. Only after the first step is it known if there are any:
-# the step has then changed parameters of modules that were never called. Their classes have their
-# `forward` watched from then on, unless nobody calls it within a few steps. A script that calls its
-# modules as usual pays for one look at its parameters. Known limits: the first step itself, and
-# layers of torch.
+# nn.Module.__call__ does not see such calls. They can be detected only after the first step: it has
+# changed parameters of modules that were never called. From then on, `forward` of their classes is
+# watched, unless nobody calls it within a few steps. Other scripts only pay for one comparison of
+# parameters. Known limits: the first step itself, and layers of torch.
 
 MOST_LOOKS = 3
-"""A script may make an optimizer for every sample, and a look visits all objects of the process."""
+"""Most searches for directly called modules.
+
+A script may create an optimizer for every sample, and a search visits all objects of the process.
+"""
 WATCHED_FOR = 10
 """Steps after which an unused wrapper is removed, because TorchScript cannot compile it."""
 
 
 class DirectCalls:
-    """Looks for modules whose `forward` the script calls itself.
+    """Finds modules whose `forward` the script calls directly.
 
-    It looks after the first step, and again when another optimizer begins to end the steps.
+    It searches after the first step, and again when another optimizer begins to end the steps.
     """
 
     def __init__(self, recorder: Recorder, calls: Any, by_hand: Callable[[], list[Any]]) -> None:
-        """`calls` watches module calls. `by_hand` gives parameters without an optimizer."""
+        """Set up for one recorder.
+
+        Args:
+            recorder: The recorder of this process.
+            calls: Watches module calls.
+            by_hand: Returns the parameters of a training without an optimizer.
+        """
         self.recorder, self.calls, self.by_hand = recorder, calls, by_hand
         self.looks = 0
         self.watched: dict[type, Callable[..., Any]] = {}
@@ -783,9 +817,9 @@ class DirectCalls:
         )
 
     def another(self, optimizer: Any) -> None:
-        """Look at a later stage's parameters.
+        """Search the parameters of a later stage.
 
-        Models of a known class are watched by their calls.
+        Models of a known class are already watched through their calls.
         """
         self.look([optimizer], self.calls.classes)
 
@@ -794,7 +828,7 @@ class DirectCalls:
         if self.looks > MOST_LOOKS:
             return
         depth = self.recorder.enter(TRAINPACE)
-        with contextlib.suppress(Exception):  # unknown parameters stay the script's own code
+        with contextlib.suppress(Exception):  # Unknown parameters count as the script's own code.
             self._look(optimizers, classes)
         self.recorder.leave(depth, "direct calls")
 
@@ -834,7 +868,7 @@ class DirectCalls:
 
     def _unwatch(self, kinds: Iterable[Any]) -> None:
         for kind in kinds:
-            if kind.forward is self.watched[kind]:  # otherwise it is the script's own by now
+            if kind.forward is self.watched[kind]:  # Otherwise the script has replaced it.
                 kind.forward = self.watched[kind].__wrapped__  # type: ignore[attr-defined]
 
 
@@ -845,6 +879,7 @@ def _parameters(modules: Iterable[Any]) -> set[int]:
 def holding(parameters: set[int]) -> list[Any]:
     """Return all modules that hold one of these parameters (ids), directly or in a submodule."""
     every: Any = sys.modules["torch"].nn.Module
-    # by type: attributes of foreign objects, such as __class__ of a proxy, may run code
+    # Check the type, because attributes of foreign objects, such as a proxy's __class__, may run
+    # code.
     modules = [found for found in gc.get_objects() if issubclass(type(found), every)]
     return [module for module in modules if parameters & _parameters([module])]

@@ -1,4 +1,4 @@
-"""Several ranks in one training: common decisions, the wait for gradients, and link speeds."""
+"""Several ranks of one training: common decisions, the wait for gradients, and link traffic."""
 
 import contextlib
 import datetime
@@ -16,15 +16,16 @@ from trainpace.watch.inside.event_log import COMMUNICATION, Step
 from trainpace.watch.inside.recorder import Recorder, get_ident
 
 GRADIENTS = "gradients"
-"""Name of the end of a backward pass, when only the reduction of gradients is left."""
+"""Name of the last part of a backward pass, in which only the reduction of gradients is left."""
 IN_A_GROUP, STARTED = " in a group", " started"
-"""Suffixes of a collective's name: not all ranks take part; it is waited for later."""
+"""Suffixes of a collective's name: only some ranks take part, or the script waits for it later."""
 LINKS_AT, LINKS_AGAIN_EVERY = (3, 10, 20, 40, 80), 1000
 _TCP_INFO_BYTES, _ACKED, _BUSY = 192, 120, 168
 """Size of struct tcp_info and offsets of two fields (linux/tcp.h, Linux 4.10 and later).
 
-The first field counts the bytes that the peer acknowledged. At the second are the microseconds with
-data in flight, and then those in which the peer's window was full. All are 64-bit numbers.
+The first field counts the bytes that the peer acknowledged. The second field holds the microseconds
+with data in flight. After it come the microseconds in which the peer's window was full. All are
+64-bit numbers.
 """
 
 
@@ -41,7 +42,15 @@ def is_distributed() -> bool:
 
 
 def agreed(about: str, answer: Any, patience_s: float) -> Any:
-    """Return rank 0's answer. Ranks in different branches would wait for each other."""
+    """Return rank 0's answer on every rank.
+
+    All ranks must act on the same answer. In different branches they would wait for each other.
+
+    Args:
+        about: Name of the decision, unique in the run.
+        answer: This rank's own answer, used for a single rank or if rank 0's does not arrive.
+        patience_s: Seconds to wait for rank 0.
+    """
     if not is_distributed():
         return answer
     with contextlib.suppress(Exception):
@@ -67,7 +76,7 @@ def note_rank(recorder: Recorder) -> None:
 
 
 def collective_name(name: str, args: Any, kwargs: Any) -> str:
-    """Return a collective's name, with suffixes that show if all ranks leave it together."""
+    """Return the name of a collective, with a suffix if not all ranks leave it together."""
     whole, group = sys.modules["torch.distributed"].group.WORLD, kwargs.get("group")
     groups = [group] if group is not None else []
     groups += [value for value in args if type(value).__name__ == "ProcessGroup"]
@@ -80,9 +89,9 @@ def collective_name(name: str, args: Any, kwargs: Any) -> str:
 class Gradients:
     """Charges the end of a backward pass to communication, on the training thread.
 
-    It begins when this rank's own gradients are computed, which is where the rank arrives, and ends
-    when the gradients of all ranks are reduced. It is seen only if the host itself waits, as with
-    Gloo.
+    The charge begins when this rank's own gradients are computed, which is when the rank arrives.
+    It ends when the gradients of all ranks are reduced. This is visible only if the host itself
+    waits, as with Gloo.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -114,8 +123,9 @@ class Gradients:
     def _ask(self, losses: Any) -> Any:
         """Ask autograd to call `_arrive` after the last gradient.
 
-        The question is asked with the first gradient, the loss's own. Autograd calls back in order,
-        and DistributedDataParallel asks later, so it waits for the reduction after `_arrive`.
+        The callback is queued with the loss's own gradient, which is the first. Autograd runs
+        callbacks in order. DistributedDataParallel queues its callback later, so it waits for the
+        reduction after `_arrive`.
         """
         losses = losses if isinstance(losses, list | tuple) else (losses,)
         loss = next(tensor for tensor in losses if tensor.grad_fn is not None)
@@ -129,12 +139,15 @@ class Gradients:
 
 
 def elements(args: Any, kwargs: Any) -> int:
-    """Return the size of the largest input tensor: for a language model, its tokens."""
+    """Return the size of the largest input tensor. For a language model, this is the number of
+    tokens.
+    """
     return max((_elements(value, 2) for value in (*args, *kwargs.values())), default=0)
 
 
 def _elements(value: Any, deeper: int) -> int:
-    # A subclass of Tensor may belong to a traced graph, and a question would extend the graph.
+    # A subclass of Tensor may belong to a traced graph, and calling a method would extend the
+    # graph.
     if type(value) is sys.modules["torch"].Tensor:
         return int(value.numel())
     if deeper and isinstance(value, list | tuple | dict):
@@ -144,7 +157,7 @@ def _elements(value: Any, deeper: int) -> int:
 
 
 def note_links(recorder: Recorder, step: Step) -> None:
-    """Log the size of the step's inputs, and now and then the traffic of the connections."""
+    """Log the size of the step's inputs, and in some steps the traffic of the connections."""
     size, recorder.input_elements = recorder.input_elements, 0
     is_due = step.number in LINKS_AT or step.number % LINKS_AGAIN_EVERY == 0 < step.number
     if not (size or is_due):
@@ -162,7 +175,7 @@ def links() -> Iterator[tuple[str, str, int, int]]:
     Yields:
         (own address, peer's address, acknowledged bytes, microseconds with data in flight).
     """
-    # Python would set a default timeout on the connection, which the copy shares
+    # With a default timeout, Python would set it on the connection, which shares it with the copy.
     if socket.getdefaulttimeout() is not None:
         return
     with contextlib.suppress(OSError):
@@ -177,7 +190,7 @@ def _traffic_of(handle: int) -> Iterator[tuple[str, str, int, int]]:
         is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6)
         if not is_tcp or copy.type != socket.SOCK_STREAM:
             return
-        # an IPv4 address may be written as IPv6
+        # An IPv4 address may be written as IPv6.
         own, peer = (
             at[0].removeprefix("::ffff:") for at in (copy.getsockname(), copy.getpeername())
         )

@@ -1,6 +1,6 @@
-"""The training thread's time: each nanosecond is charged to the part that runs.
+"""Time accounting of the training thread: each nanosecond is charged to the part that runs.
 
-The parts of a step therefore add up to its duration.
+Thus the parts of a step add up to its duration.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ get_ident = threading.get_ident
 
 FLUSH_NS = 300_000_000
 ASK_ALLOCATOR_NS, ASK_FIRST_STEPS = 100_000_000, 3
-"""An allocator is asked after each of the first steps, and then once per interval.
+"""Interval between queries of the allocator, and number of first steps that are always queried.
 
-Its answer seems to take longer than the rest of a step's recording. Recording cost 430 us per step
-on an H200 where the allocator was asked twice, and 87 us of a larger step where it was not asked.
+A query seems to take longer than the rest of a step's recording. Recording cost 430 us per step on
+an H200 with two queries. It cost 87 us, of a larger step, without queries.
 """
 SPANS_FOR_STEPS = 100
 SPANS_AGAIN_EVERY, SPANS_AGAIN_FOR = 1000, 10
@@ -46,19 +46,25 @@ COVERING = (EVALUATION, CHECKPOINT, TRAINPACE)
 
 
 TRAINING, EVALUATING, AFTER_EVALUATION = range(3)
-"""Phases of the training thread. Time after an evaluation belongs to the call that comes next."""
+"""Phases of the training thread.
+
+In `AFTER_EVALUATION`, the time belongs to the call that comes next.
+"""
 
 
 def warn(message: str) -> None:
-    """Print one line on stderr. A failure of the recorder must not become one of the script."""
-    with contextlib.suppress(Exception):  # a closed stderr
+    """Print one line on stderr. Errors are ignored, so that they do not affect the script."""
+    with contextlib.suppress(Exception):  # stderr is closed.
         sys.stderr.write(f"trainpace: warning: {message}\n")
 
 
 class Recorder:
-    """State of one process. Only the training thread is charged; other threads leave only spans."""
+    """State of one process.
 
-    # Attributes of every step. Python finds them faster here than among so many others.
+    Only time of the training thread is charged. Other threads only leave spans.
+    """
+
+    # Attributes that every step uses. Python finds them faster in slots than in the large __dict__.
     __slots__ = (
         "__dict__",
         "__weakref__",
@@ -116,29 +122,31 @@ class Recorder:
         self.note_written: Callable[[], None] = lambda: None
         self.peak_allocated_gib: Callable[[], float | None] | None = None
         self.allocator: Callable[[], tuple[float, int]] | None = None
-        """Returns the GiB that a device's allocator holds, and how often it had to retry."""
+        """Returns the GiB that a device's allocator holds, and the number of its retries."""
         self._allocator_says: tuple[float, int] = (0.0, 0)
         self._allocator_asked = 0
         self.calls_as: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
-        """Under an intervention: wraps a module's `__call__`."""
+        """During an intervention: wraps `__call__` of a module."""
         self.after_step: list[Callable[[Step], None]] = []
-        """Called after every step.
+        """Callbacks after every step.
 
-        Each costs more than it seems, since its code is out of the processor's caches by then.
+        Each costs more than it seems, since its code is no longer in the processor's caches.
         """
         self.after_detailed_step: list[Callable[[Step], None]] = []
-        """Called after a step whose spans are recorded."""
+        """Callbacks after a step whose spans are recorded."""
         self.fetched_from = 0
         self.training_loaders: set[int] = set()
         """Loaders with at least one trained batch, by id."""
         self.begins_again: Callable[[], None] | None = None
-        """Callback for a process that was forked before any step. Called when it trains."""
+        """Callback for a process that was forked before any step. It is called if the process
+        trains.
+        """
         self._evaluates_with_gradients = False
         self.sampler: Any = None
         self.thread_is_over = False
         """True if the training thread has ended, so that another thread may continue."""
         self.trains_in_thread: Callable[[], None] = lambda: None
-        """Called in a thread other than the main one when it turns out to train."""
+        """Callback for a thread other than the main thread, called when it turns out to train."""
         self.begin()
 
     def begin(self) -> None:
@@ -156,14 +164,14 @@ class Recorder:
         self._evaluation_start: int | None = None
 
     def _charge(self) -> int:
-        """Charge the time since the last mark to the running part. Returns the current time."""
+        """Charge the time since the last mark to the running part. Return the current time."""
         now = now_ns()
         self._pending[self.part] += now - self._mark
         self._mark = now
         return now
 
     def once(self, number: int, action: Callable[[], None]) -> None:
-        """Call `action` after the step of this number. Its failure affects nothing else."""
+        """Call `action` once, after step `number`. If it fails, other callbacks still run."""
 
         def callback(step: Step) -> None:
             if step.number == number:
@@ -174,10 +182,11 @@ class Recorder:
 
     # ---- spans
     #
-    # This code runs some ten times per step, so _charge is written out in it, and calls are few.
+    # This code runs about ten times per step. Thus `_charge` is written inline, and function calls
+    # are few.
 
     def enter(self, part: int) -> int:
-        """Begin a part on the training thread. Returns the depth for `leave`."""
+        """Begin a part on the training thread. Return the depth for `leave`."""
         now = now_ns()
         before = self.part
         self._pending[before] += now - self._mark
@@ -234,10 +243,12 @@ class Recorder:
 
         return charged
 
-    # ---- batches and calls: whether they belong to an evaluation is known once the model is called
+    # ---- batches and calls
+    #
+    # They belong to training or to an evaluation. This is known only after the model is called.
 
     def enters_batch(self, part: int) -> int:
-        """Begin to fetch a batch for training or an evaluation. Returns the depth for `leave`."""
+        """Begin to fetch a batch for training or an evaluation. Return the depth for `leave`."""
         depth = self.enter(part)
         if self.undecided:
             self.fetched_samples = 0
@@ -249,7 +260,7 @@ class Recorder:
         return depth
 
     def enters_training(self) -> int:
-        """Begin a call of the model for training. Returns the depth for `leave`.
+        """Begin a call of the model for training. Return the depth for `leave`.
 
         The fetch before the call counts as training too.
         """
@@ -277,8 +288,9 @@ class Recorder:
     def leaves_evaluation(self) -> None:
         """Record that gradients are switched on again.
 
-        The time up to the next call, with the fetch for it, belongs to that call: evaluation if it
-        evaluates, else training, such as the preparation of an epoch.
+        The time until the next call, including the fetch for it, belongs to that call. It is
+        evaluation if the call evaluates. Otherwise it is training, such as the preparation of an
+        epoch.
         """
         if self.phase == EVALUATING and not self.undecided and self.part not in COVERING:
             self._charge()
@@ -288,10 +300,10 @@ class Recorder:
     def begins_undecided(self, with_gradients: bool) -> None:
         """Begin a call in evaluation mode with gradients, or in training mode without.
 
-        It is training once a backward pass uses it or the step ends, and an evaluation if a batch
-        or another evaluation follows. If a call for training follows, a call with gradients was
-        never used. A call without gradients was used: a GAN's generator makes images for its
-        discriminator so.
+        The call is training if a backward pass follows or the step ends. It is an evaluation if a
+        batch or another evaluation follows. If a call for training follows, it depends on the
+        gradients. A call with gradients was never used, so it is an evaluation. A call without
+        gradients is training: a GAN's generator makes images for its discriminator in this way.
         """
         self._charge()
         if self.bears_backward:
@@ -303,9 +315,9 @@ class Recorder:
         self.undecided, self.bears_backward = True, with_gradients
 
     def decides(self, phase: int) -> None:
-        """Settle the undecided call, if there is one, as training or as evaluation.
+        """Count the undecided call, if there is one, as training or as evaluation.
 
-        An evaluation goes on up to the next batch.
+        An evaluation continues until the next batch.
         """
         if not self.undecided:
             return
@@ -318,13 +330,13 @@ class Recorder:
         self._held, self._pending = self._pending, since
 
     def _note_gradients(self) -> None:
-        """Log once that an evaluation stored what a backward pass would need."""
+        """Log once that an evaluation stored the activations that a backward pass would need."""
         if not self._evaluates_with_gradients:
             self._evaluates_with_gradients = True
             self.log.note({"evaluates_with_gradients": True})
 
     def _count_samples(self) -> None:
-        """Count the fetched samples as trained on."""
+        """Count the fetched samples as trained samples."""
         if self.fetched_samples and self.fetched_from not in self.training_loaders:
             self.training_loaders.add(self.fetched_from)
             self.log.note({"feeds": self.fetched_from})
@@ -334,7 +346,7 @@ class Recorder:
     def ends_forward(self) -> None:
         """End a call of the trained model.
 
-        The time of an evaluation is settled here, in case training follows without a batch.
+        An evaluation's time is counted here, in case training follows without a batch.
         """
         if self.undecided:
             for part, ns in self._pending.items():
@@ -368,22 +380,22 @@ class Recorder:
         pending.clear()
 
     def since_last_step_ns(self) -> dict[str, int]:
-        """Return the time by part since the last step ended."""
+        """Return the time by part since the last step ended, in nanoseconds."""
         self._charge()
         self.decides(EVALUATING)
         self._settle()
         return {name: ns for name, ns in zip(PARTS, self._spent, strict=True) if ns}
 
     def write_workload(self) -> None:
-        """Trace the captured model once the script has ended."""
-        self.thread = -1  # the trace's calls are not the script's
+        """Trace the captured model after the script has ended, and write the workload."""
+        self.thread = -1  # Calls during tracing are not the script's.
         self.capture.attempt(self.capture.write, os.environ["TRAINPACE_WATCH"])
         self.log.flush()
 
     # ---- steps
 
     def restart_step(self) -> None:
-        """Begin the next step now, so that work done at the end of a step belongs to none."""
+        """Begin the next step now, so that work at the end of a step is not charged to any step."""
         self._mark = self.settled_ns = self._step_start = now_ns()
         self._pending.clear()
 
@@ -434,7 +446,7 @@ class Recorder:
         for callback in tuple(callbacks):
             try:
                 callback(step)
-            except Exception as error:  # the script must go on
+            except Exception as error:  # The script must continue.
                 callbacks.remove(callback)
                 warn(f"something of this step is not recorded ({type(error).__name__}: {error}).")
 

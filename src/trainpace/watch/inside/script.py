@@ -1,4 +1,4 @@
-"""The script's own code: the lines that run, and the length of the training that it states."""
+"""The script's own code: the lines that run, and the training length in its variables."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _INSTALLED = (*{sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib
 def is_installed(file: str) -> bool:
     """Return True for a file of the standard library or of an installed package.
 
-    The script's own folder holds no installed packages.
+    Files in the script's own folder never count as installed.
     """
     if file.startswith(_INSTALLED):
         return True
-    # cProfile and similar tools compile a script under its bare name
+    # cProfile and similar tools compile a script under its bare name.
     folder = top_of(os.path.dirname(os.path.abspath(file)))
     script = getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0]
     return folder != os.path.dirname(os.path.abspath(script)) and holds_packages(folder)
@@ -39,19 +39,21 @@ INTERVAL_S, INTERVAL_UNDER_TRIALS_S = 0.1, 0.02
 LOOKS_FOR_LOOP = 20
 """Samples after which the function with the training loop is known."""
 OFTEN_LOOKS, SELDOM = 200, 5
-"""Samples after which sampling slows down without trials. Slow code was seen by then.
+"""Without trials, sampling slows down after this many samples, to one in `SELDOM` intervals.
+
+Slow code was seen by then.
 """
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _WRAPPERS = ("torch._compile", "sklearn.utils._param_validation", "contextlib")
-"""Modules whose functions only call others."""
+"""Modules whose functions only call other functions."""
 _TORCH = f"{os.sep}torch{os.sep}"
 """Part of the file names of torch itself, whose functions hold no training loop."""
 
 
 class Sampler:
-    """Counts (part, line of the script, function called) on the training thread.
+    """Samples the stack of the training thread.
 
-    It samples the stack now and then, and also writes the log's waiting records.
+    It counts (part, line of the script, function called). It also writes the log's waiting records.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -63,7 +65,7 @@ class Sampler:
         self._loop_code: CodeType | None = None
 
     def at_step(self, step: Step) -> None:
-        """Start at the second step, and log the counts periodically."""
+        """Start sampling at the first call, and log the counts periodically."""
         if self._looker is None:
             thread = (self._recorder.thread,)
             self._looker = threading.Thread(
@@ -76,7 +78,7 @@ class Sampler:
     def stop(self) -> None:
         """Stop before the interpreter ends.
 
-        It would abort the process if it cut off this thread in C++.
+        If the interpreter stopped this thread inside C++ code, the process would abort.
         """
         self._stop.set()
         if self._looker is not None:
@@ -84,19 +86,19 @@ class Sampler:
 
     def counts(self) -> list[tuple[str, str, str, int]]:
         """Return (part, file:line function, function called, count), the most frequent first."""
-        # copied in one operation, because the thread goes on counting
+        # Copied in one operation, because the sampling thread continues to count.
         counts = Counter(dict(self._counts))
         return [
             (PARTS[part], line, callee, n) for (part, line, callee), n in counts.most_common(60)
         ]
 
     def _run(self, thread: int) -> None:
-        # each sample takes the interpreter's lock from the script for a moment
+        # Each sample takes the interpreter's lock from the script for a moment.
         interval_s = INTERVAL_S if self._recorder.trials is None else INTERVAL_UNDER_TRIALS_S
         looks, often = 0, OFTEN_LOOKS if self._recorder.trials is None else sys.maxsize
         while not self._stop.wait(interval_s if looks < often else SELDOM * interval_s):
             looks += 1
-            # no further step may come: the process may be killed after its last one
+            # Flush here too, because the process may be killed after its last step.
             self._recorder.flush_if_due()
             part = self._recorder.part
             frame = sys._current_frames().get(thread)
@@ -104,14 +106,14 @@ class Sampler:
                 loop = self._loop.seen_in(frame, part)
                 if loop is not None and loop is not self._loop_code:
                     self._loop_code = loop
-                    # until now all was counted at the line that calls the library
+                    # All earlier samples were counted at the line that calls the library.
                     self._counts.clear()
                 self._counts[(part, *line_of(frame, loop))] += 1
-            del frame  # it would keep the function's tensors alive
+            del frame  # The frame would keep the function's tensors alive.
 
 
 class _Loop:
-    """The function with the training loop if that is a library's.
+    """The function with the training loop if it belongs to a library.
 
     It is the innermost function that every sample contains.
     """
@@ -124,7 +126,8 @@ class _Loop:
     def seen_in(self, frame: FrameType, part: int) -> CodeType | None:
         """Add a sample.
 
-        Returns the loop's code once it is known, or None if the loop is the script's own.
+        Returns:
+            The code of the loop as soon as it is known. None if the loop is the script's own.
         """
         stack = [at.f_code for at in _frames(frame)][::-1]
         common = stack if self._common is None else self._common
@@ -143,7 +146,7 @@ class _Loop:
 def line_of(frame: FrameType, loop: CodeType | None = None) -> tuple[str, str]:
     """Return the innermost line of the script, and the function that it calls.
 
-    If the loop is a library's and further inside, its line is returned.
+    If `loop` is further inside than the script's code, the line in `loop` is returned.
     """
     below = ""
     for at in _frames(frame):
@@ -191,18 +194,18 @@ ENDING_STEPS = frozenset(
     )
 )
 STEPS = ENDING_STEPS | {"num_steps", "n_steps", "num_iters", "n_iters", "iterations"}
-"""Names of the number of epochs and of optimizer steps.
+"""Names of variables and options for the number of optimizer steps.
 
-They are taken from pytorch/examples, nanoGPT, timm, Lightning, Hugging Face and Megatron-LM. Names
-in `ENDING_STEPS` mean a whole training anywhere. As a variable, the others may also mean the steps
-of an epoch or of a rollout.
+The names, like those in `EPOCHS`, are taken from pytorch/examples, nanoGPT, timm, Lightning,
+Hugging Face and Megatron-LM. Names in `ENDING_STEPS` always mean a whole training. As a variable,
+the others may also mean the steps of an epoch or of a rollout.
 """
 LARGEST_LENGTH = 1e15
 _NUMBER = re.compile(r"\d[\d_]*(\.\d+)?([eE]\+?\d{1,3})?")
 
 
 class StatedLength(NamedTuple):
-    """Epochs or steps, and the `words` of the command or script that state them."""
+    """Length of a training in epochs or steps, and the `words` of the command or script with it."""
 
     epochs: float | None
     steps: int | None
@@ -210,10 +213,11 @@ class StatedLength(NamedTuple):
 
 
 def stated_length(command: Sequence[str]) -> StatedLength | None:
-    """Return the length that a command's last argument of this kind gives, or None.
+    """Return the length of the training that a command's arguments give, or None.
 
-    Examples are `--epochs 30`, `--max-steps=1000`, and `trainer.max_epochs=30` of Hydra. If both
-    are given, steps are returned, since scripts stop at them first.
+    Examples are `--epochs 30`, `--max-steps=1000`, and `trainer.max_epochs=30` of Hydra. The last
+    argument of each kind counts. If both epochs and steps are given, steps are returned, since
+    scripts stop at them first.
     """
     found: dict[str, StatedLength] = {}
     for i, word in enumerate(command):
@@ -231,7 +235,7 @@ def stated_length(command: Sequence[str]) -> StatedLength | None:
 def _named_length(
     key: str, number: float, words: str, names_of_steps: Set[str]
 ) -> dict[str, StatedLength]:
-    """Return a length by its kind if the name and the number give one."""
+    """Return {"epochs" or "steps": length} if the name and the number give a length, else {}."""
     if not 0 < number <= LARGEST_LENGTH:
         return {}
     if key in EPOCHS:
@@ -248,12 +252,12 @@ MOST_DEEP = 12
 
 
 def note_length(recorder: Recorder) -> None:
-    """Log the length of the training that variables of the calling functions state.
+    """Log the length of the training from the variables of the calling functions.
 
-    They are read once, while the first step ends: the variables of the functions that are being
-    called, from the training loop outwards, and the contents of objects among them, such as the
-    arguments of argparse. Steps count only under names that end a training (`max_steps`, not
-    `steps`), and come before epochs.
+    The variables are read once, while the first step ends. They belong to the functions on the
+    stack, from the training loop outwards. Contents of objects are read too, such as the arguments
+    of argparse. Steps count only under names that end a training (`max_steps`, not `steps`). Steps
+    are preferred to epochs.
     """
     found: dict[str, StatedLength] = {}
     for name, value, place in _variables(sys._getframe(1)):
@@ -266,7 +270,7 @@ def note_length(recorder: Recorder) -> None:
 
 
 def _variables(frame: FrameType | None) -> Iterator[tuple[str, Any, str]]:
-    """Yield (name, value, file) of each variable and of objects' contents, innermost first."""
+    """Yield (name, value, file) of variables and of objects' contents, innermost function first."""
     modules = []
     for at in islice(_frames(frame), MOST_FRAMES):
         if str(at.f_globals.get("__name__")).partition(".")[0] not in _OWN:
@@ -278,7 +282,10 @@ def _variables(frame: FrameType | None) -> Iterator[tuple[str, Any, str]]:
 
 
 def _of(variables: dict[str, Any], frame: FrameType) -> Iterator[tuple[str, Any, str]]:
-    """Read variables by type and past `__getattribute__`, so that no code of the script runs."""
+    """Yield (name, value, file) of variables and of their objects' contents.
+
+    Values are read by type and past `__getattribute__`, so that no code of the script runs.
+    """
     place, values = os.path.basename(frame.f_code.co_filename), list(variables.items())
     for name, value in values:
         if issubclass(type(value), int | float):
@@ -297,7 +304,7 @@ def _of(variables: dict[str, Any], frame: FrameType) -> Iterator[tuple[str, Any,
 def _named(
     inner: dict[Any, Any], place: str, deep: int = MOST_DEEP
 ) -> Iterator[tuple[str, Any, str]]:
-    """Yield an object's named contents. OmegaConf keeps values in objects of its own."""
+    """Yield the named contents of an object. OmegaConf keeps values in objects of its own."""
     for name, each in list(inner.items()):
         if not isinstance(name, str) or name == "_parent":
             continue

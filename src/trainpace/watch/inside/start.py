@@ -1,7 +1,7 @@
-"""The recorder's life in one process.
+"""Start and end of the recorder in one process.
 
-It starts when torch is imported, hooks into every watched package once that is imported, and ends
-with the process, or after the seconds that `trainpace look` gives it.
+The recorder starts when torch is imported. It hooks into every watched package when that package is
+imported. It ends with the process, or after the time limit of `trainpace look`.
 """
 
 import atexit
@@ -25,12 +25,15 @@ from trainpace.watch.inside.event_log import STOP_AFTER, TASK, TRIALS, EventLogW
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
 
 RAY_WORKER = "default_worker.py"
-"""Script of Ray's workers. They train in a thread and are killed when the training has ended."""
+"""Script of Ray's workers. They train in a thread, and Ray kills them after the training."""
 DDP_NOTED_AFTER = (20, 100, 500)
 
 
 def begin() -> None:
-    """Wait for torch and each other watched package, since any of them may import torch."""
+    """Wait for the import of torch and of the other watched packages.
+
+    Each package is registered here, since any of them may import torch.
+    """
     if folders := trials.settings_of(os.environ).get("writes_in"):
         files.confine(folders, os.environ)
     when_imported("torch", on_torch)
@@ -105,9 +108,9 @@ def _prepare_trials(torch: Any, recorder: Recorder, settings: dict[str, Any]) ->
 
 
 def _at_threads_end(action: Callable[[], None]) -> None:
-    """Call `action` in this thread when its work is done, while its joiner still waits."""
+    """Call `action` in this thread when its work is done. A joining thread still waits then."""
     thread = threading.current_thread()
-    # the last function that a thread runs, on every Python version
+    # `_delete` is the last method that a thread runs, on every Python version.
     forget = getattr(thread, "_delete", None)
     is_main = thread is threading.main_thread()
     if is_main or isinstance(thread, threading._DummyThread) or forget is None:
@@ -123,7 +126,10 @@ def _at_threads_end(action: Callable[[], None]) -> None:
 
 
 def _end_of_thread(recorder: Recorder) -> None:
-    """Write what is known. Ray kills the process next; elsewhere another thread may go on."""
+    """Log what is known at the end of the training thread.
+
+    Ray kills the process next. In other processes, another thread may go on training.
+    """
     if os.path.basename(sys.argv[0]) == RAY_WORKER:
         _end(recorder)
         return
@@ -136,7 +142,10 @@ def _end_of_thread(recorder: Recorder) -> None:
 
 
 def _forked(torch: ModuleType, recorder: Recorder) -> None:
-    """Record nothing in a forked process, such as a loader's worker, unless it trains first."""
+    """Stop recording in a forked process, such as a loader's worker.
+
+    If its parent had made no step yet, recording starts again when the process trains.
+    """
     recorder.log.close()
     recorder.thread = -1
     recorder.begins_again = None if recorder.steps else partial(_begin_again, torch, recorder)
@@ -146,7 +155,7 @@ def _begin_again(torch: ModuleType, recorder: Recorder) -> None:
     recorder.begins_again = None
     recorder.log = _new_log(torch)
     recorder.begin()
-    # atexit does not run in a forked process of multiprocessing
+    # atexit does not run in a process that multiprocessing forked.
     Finalize(None, _end, args=(recorder,), exitpriority=0)
 
 
@@ -190,9 +199,9 @@ def _note_what_is_known(recorder: Recorder) -> None:
 # ---- `trainpace look` ends the script after some seconds of steps
 
 SETTLED_STEPS = 3
-"""Steps after which the pace is known. The first ones compile, allocate and open files."""
+"""Steps after which the pace is known. The first steps compile, allocate and open files."""
 LEAST_STEPS = 8
-"""Steps that every script gets, even if they are long, for a mean with an interval."""
+"""Least number of steps of any script, even if steps are long, for a mean with an interval."""
 
 
 def seconds_of(environment: Mapping[str, str]) -> float | None:
@@ -203,7 +212,7 @@ def seconds_of(environment: Mapping[str, str]) -> float | None:
 class Stopping:
     """Ends the process after `seconds` of steps.
 
-    All ranks end after the same step, which they agree on. If one stopped alone, the others would
+    All ranks agree on the last step and end after it. If one rank stopped alone, the others would
     wait for it until a timeout.
     """
 
@@ -227,7 +236,7 @@ class Stopping:
             trials.end(self.recorder, with_workload=True)
 
     def _planned(self, step: Step, began_ns: int) -> int:
-        """Return the number of the step that ends with the time, at the pace so far."""
+        """Return the number of the step that ends at the time limit, at the pace so far."""
         spent_ns = step.end_ns - began_ns
         each_ns = max(1, spent_ns // step.number)
         return max(LEAST_STEPS, step.number + (self.limit_ns - spent_ns) // each_ns)
@@ -241,9 +250,9 @@ _waiting: dict[str, Callback] = {}
 
 
 def when_imported(name: str, callback: Callback) -> None:
-    """Call ``callback(module)`` once the module's own code has run, now or later.
+    """Call ``callback(module)`` after the module's own code has run, now or later.
 
-    An exception in the callback becomes a warning.
+    If the callback raises an exception, a warning is printed.
     """
     module = sys.modules.get(name)
     initializing = getattr(getattr(module, "__spec__", None), "_initializing", False)
@@ -273,7 +282,8 @@ class _Finder(importlib.abc.MetaPathFinder):
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                with contextlib.suppress(Exception):  # a loader that has no such attribute
+                # Some loaders do not allow the attribute to be set.
+                with contextlib.suppress(Exception):
                     self._wrap(spec.loader, fullname)
                 return spec
         return None

@@ -1,7 +1,7 @@
-"""Interventions: blocks of steps with one cause of time removed, between blocks of plain steps.
+"""Interventions: blocks of steps without one suspected cause, between blocks of plain steps.
 
-Only `trainpace diagnose` uses them. The losses of such a run are meaningless, it writes no
-checkpoints, and it ends with the last block. All ranks change at the same step, because they count
+Only `trainpace diagnose` uses them. The losses of such a run are meaningless. The run ends with the
+last block, and its checkpoints are removed. All ranks switch at the same step, because they count
 the same steps.
 """
 
@@ -45,12 +45,12 @@ from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 
 SETTLE_STEPS = 2
 COUNTED_STEPS = 4
-"""Steps whose operators are counted.
+"""Number of steps whose operators are counted.
 
-The number is even, since every second step may update more.
+It is even, since every second step may make more updates.
 """
 COUNTING_SLOWS = 7
-"""Slowdown of a step whose operators are counted, at most.
+"""Largest slowdown of a step whose operators are counted.
 
 Measured on one thread: 6.7 for an LSTM cell of 999 calls per sequence with a batch of one and 3.8
 with one of 97, 4.3 for 20 linear layers of 64, 2.0 for a small transformer, 1.4 for convolutions.
@@ -61,14 +61,14 @@ MOST_SETTLING = 0.5
 MOST_FOR_BF16 = 0.3
 """Largest share of the affordable steps that the bf16 blocks may use."""
 LOOKING = 0.1
-"""Share of the remaining time for timing the optimizer's variants, which may be slow."""
+"""Share of the remaining time for timing the optimizer's implementations, which may be slow."""
 LEAST_LOGGING_NS = 100_000
 INTERRUPTING = (LOADER_START, CHECKPOINT, EVALUATION, TRAINPACE)
-"""Occasional parts, which do not count in the time of a block of steps."""
+"""Occasional parts. They do not count in the time of a block of steps."""
 
 
 class Block(NamedTuple):
-    """Consecutive steps under one trial. Settling steps are counted as `SETTLING`."""
+    """Consecutive steps under one trial. For settling steps, `counted_as` is `SETTLING`."""
 
     trial: int
     counted_as: int
@@ -76,7 +76,7 @@ class Block(NamedTuple):
 
 
 class RememberedBatch(NamedTuple):
-    """The largest batch that a dataset gave in the warm-up: the last one of an epoch is smaller."""
+    """Largest batch of a dataset in the warm-up. The last batch of an epoch is smaller."""
 
     dataset: Any
     batch: Any
@@ -84,7 +84,7 @@ class RememberedBatch(NamedTuple):
 
 
 class Trials:
-    """The blocks of one process, planned once the first steps have shown which trials apply."""
+    """Blocks of one process, planned after the first steps have shown which trials apply."""
 
     def __init__(self, recorder: Recorder, settings: dict[str, Any]) -> None:
         self.recorder = recorder
@@ -93,9 +93,9 @@ class Trials:
         self.warm_up: int = settings["warm_up_steps"]
         self.limit_s: float = settings["limit_s"]
         self.budget_s: float | None = settings.get("budget_s")
-        """Time for all trials, counted from the first step.
+        """Seconds for all trials, counted from the first step.
 
-        Without it, `limit_s` counts from now.
+        If None, `limit_s` counts from now.
         """
         self.deadline_ns: float = (
             math.inf if self.budget_s is not None else now_ns() + int(self.limit_s * 1e9)
@@ -120,7 +120,8 @@ class Trials:
         self.step_ns = self.logging_ns = 0
         self.counting: Callable[[], None] | None = None
         self.page_faults: int | None = None
-        """Page faults before the second step. The first step takes memory that stays allocated."""
+        """Page faults before the second step. The first step allocates memory that stays allocated.
+        """
 
     # ---- steps
 
@@ -130,7 +131,7 @@ class Trials:
                 self.counting()
             self.counting = None
         took_ns = step.end_ns - step.start_ns
-        # ends now if that is nearer to the deadline than one more step
+        # End now if this is closer to the deadline than the end of one more step.
         if not is_distributed() and now_ns() + took_ns // 2 > self.deadline_ns:
             end(self.recorder)
         self.adapt_to_pace(step)
@@ -152,7 +153,7 @@ class Trials:
         self.warm_up = agreed("warm-up", fewer, self.limit_s)
 
     def observe_warm_up(self, step: Step, took_ns: int) -> None:
-        """Learn from a step before the first intervention, and observe the next one closely."""
+        """Learn from a step before the first intervention, and observe the next step closely."""
         self._steps_fed.update(self._fetched_from)
         self._fetched_from.clear()
         if not self.only_steps:
@@ -165,7 +166,7 @@ class Trials:
                     self.counting = observers.profile_one_step(self.recorder)
         if step.number == 1:
             self.page_faults = observers.page_faults()
-        if step.number:  # the first step does more, and steps that are counted take longer
+        if step.number:  # The first step does more, and steps that are counted take longer.
             self.logging_ns += step.parts_ns[LOGGING]
             self.step_ns = min(self.step_ns or took_ns, took_ns)
 
@@ -187,12 +188,13 @@ class Trials:
     def measure_alone(self, steps: int) -> None:
         """Measure the best rates of the device and the optimizer, while there are gradients.
 
-        Page faults are counted first: glibc keeps freed memory of a size that it has seen freed.
+        Page faults are read first, because after freeing memory of some size, glibc keeps later
+        memory of that size.
         """
         recorder = self.recorder
         if self.page_faults is not None and (now := observers.page_faults()) is not None:
             recorder.log.note({"page_faults": (now - self.page_faults) / steps})
-        thread, recorder.thread = recorder.thread, -1  # these steps are not the script's
+        thread, recorder.thread = recorder.thread, -1  # These steps are not the script's.
         for measure in (
             lambda: observers.note_rate(recorder),
             lambda: recorder.log.note({"page_fault_ns": observers.page_fault_ns() or 0.0}),
@@ -212,7 +214,8 @@ class Trials:
             interrupted_ns = sum(step.parts_ns[part] for part in INTERRUPTING)
             self.block_ns.append(step.end_ns - step.start_ns - interrupted_ns)
         elif self.recorder.active_trial == FEW_SAMPLES and self.left == 1 and not self.only_steps:
-            with contextlib.suppress(Exception):  # counted in a step that is not timed
+            # Operators are counted in a step that is not timed.
+            with contextlib.suppress(Exception):
                 self.counting = observers.count_one_step(self.recorder, "counted_few")
         if self.left <= 0:
             if self.block_ns:
@@ -225,8 +228,8 @@ class Trials:
     def planned(self, steps: int) -> tuple[list[Block], list[Block], int]:
         """Return the blocks of a round, the blocks after the last round, and the number of rounds.
 
-        Settling steps come before each block. Before a block with the loader's own data there are
-        as many more as the loader had prefetched.
+        Settling steps come before each block. If a block reads from the loader, there are
+        additional settling steps, as many as the loader had prefetched batches.
         """
         self._forget_evaluations()
         self.device = self.accelerator()
@@ -239,8 +242,8 @@ class Trials:
             affordable = (self.deadline_ns - now_ns()) / max(1, self.step_ns)
         settling = sum(b.steps for b in self.blocks_of([PLAIN, *kinds]) if b.counted_as == SETTLING)
         if settling * LEAST_ROUNDS > MOST_SETTLING * affordable:
-            # The workers have prefetched more than there is time to train on. Without these trials
-            # the wait for data is seen, and not proved.
+            # The workers have prefetched more batches than there is time to train on. Without these
+            # trials, the wait for data is visible but not proved.
             kinds, self.stock = [kind for kind in kinds if kind not in REPLACING], 0
         few, bf16 = self.last_kinds(CACHED_BATCH in kinds)
         if self.budget_s is not None:
@@ -259,7 +262,7 @@ class Trials:
         }
 
     def applicable(self, steps: int) -> Iterator[int]:
-        """Yield the trials that remove something from this training's steps."""
+        """Yield the trials that can remove something from the steps of this training."""
         if is_distributed():
             yield NO_SYNC
         if self.remembered:
@@ -272,9 +275,9 @@ class Trials:
             yield FEWER_THREADS
 
     def last_kinds(self, replaces: bool) -> tuple[list[int], list[int]]:
-        """Return the trials that come last, because not every script survives them.
+        """Return the trials that come last, because some scripts fail in them.
 
-        They are few samples per batch, and bf16.
+        These are the trials with few samples per batch, and the trials with bf16.
         """
         few = replaces and "few_samples" not in self.without
         few = few and all(map(_may_be_few, self.remembered.values()))
@@ -291,7 +294,7 @@ class Trials:
         return blocks
 
     def needs_another_round(self) -> bool:
-        """Return True if noise hides a saving, and there is time to look again."""
+        """Return True if noise hides a saving, and there is time for another round."""
         if self.budget_s is None or self.rounds_made >= MOST_ROUNDS * self.rounds:
             return False
         tried = {block.counted_as for block in self.round} - {SETTLING, PLAIN}
@@ -328,7 +331,7 @@ class Trials:
             observers.computes_with(self.threads)
 
     def accelerator(self) -> Any:
-        """Return the training device, or None if the host trains."""
+        """Return the training device, or None if it is the CPU."""
         with contextlib.suppress(Exception):
             device = self.recorder.optimizer().param_groups[0]["params"][0].device
             return None if device.type == "cpu" else device
@@ -337,11 +340,11 @@ class Trials:
     # ---- batches
 
     def fetched(self, iterator: Any, fetch: Callable[[Any], Any]) -> Any:
-        """Return the loader's next batch, or the remembered one if the trial replaces it."""
+        """Return the loader's next batch, or the remembered batch if the trial replaces it."""
         if not self.replaces(iterator):
             batch = fetch(iterator)
             if self.programme is None:
-                # a batch of the user's own kind may not be copyable
+                # A batch of the user's own class may not be copyable.
                 with contextlib.suppress(Exception):
                     self.remember(batch, iterator)
             return batch
@@ -362,11 +365,11 @@ class Trials:
             self.stock = max(self.stock, int(workers * (iterator._prefetch_factor or 0)))
 
     def replaces(self, iterator: Any) -> bool:
-        """Return True if the iterator shall give a remembered batch.
+        """Return True if the iterator must return a remembered batch.
 
-        Raises StopIteration after as many batches as the iterator has of its own, so that an
-        evaluation in such a block ends. Its own batches are not used up: a short script has steps
-        for all interventions.
+        Raises StopIteration after as many batches as the iterator has, so that an evaluation in
+        such a block ends. The iterator's own batches are not used up. Thus a short script has
+        enough steps for all interventions.
         """
         key = id(iterator._dataset)
         if self.recorder.active_trial not in REPLACING or key not in self.remembered:
@@ -389,13 +392,13 @@ def _may_be_few(remembered: RememberedBatch) -> bool:
 
 
 def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the requested trials from the command's environment, empty without any."""
+    """Return the requested trials from the command's environment. Empty if there are none."""
     settings: dict[str, Any] = json.loads(environment.get("TRAINPACE_TRIALS") or "{}")
     return settings
 
 
 def end(recorder: Recorder, with_workload: bool = False) -> None:
-    """Exit without the script's own ending. All ranks have come this far, or will soon.
+    """Exit without the script's own ending. All ranks have reached this step, or will soon.
 
     Args:
         recorder: The recorder of this process.
@@ -422,23 +425,26 @@ def end(recorder: Recorder, with_workload: bool = False) -> None:
 # ---- the number of rounds, and of steps per block
 
 LEAST_BLOCK, LEAST_ROUNDS = 2, 2
-"""Steps per block and number of rounds below which a difference proves nothing."""
+"""Least number of steps per block and of rounds. Below it, a difference proves nothing."""
 LEAST_WARM_UP = 3
 WARM_UP_SHARE = 0.25
 """Share of the budget for the steps before the first intervention."""
 MOST_ROUNDS = 4
-"""Limit for further rounds, as a multiple of the rounds that were asked for."""
+"""Largest number of rounds, as a multiple of the requested rounds."""
 PRECISE = 0.03
-"""Share of a step. If noise hides less than this, "no time saved" is a result as well."""
+"""Share of a step. If the uncertainty is smaller, "no time saved" is a valid result."""
 T_95 = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.80, 1.78, 1.77, 1.76, 1.75)
 """Student's t, one-sided 95%, by degrees of freedom from 1.
 
-The script's environment may lack the packages behind `core.stats`.
+It is listed here because the script's environment may lack the packages that `core.stats` needs.
 """
 
 
 def warm_up_steps(asked: int, budget_s: float, step_s: float) -> int:
-    """Return the steps before the first intervention, fewer than asked for if they are long."""
+    """Return the number of steps before the first intervention.
+
+    It is smaller than `asked` if steps are long.
+    """
     affordable = math.floor(WARM_UP_SHARE * budget_s / step_s) if step_s > 0 else asked
     return max(LEAST_WARM_UP, min(asked, affordable))
 
@@ -446,9 +452,18 @@ def warm_up_steps(asked: int, budget_s: float, step_s: float) -> int:
 def fitted(
     steps: float, blocks_per_round: int, settling: int, block: int, rounds: int
 ) -> tuple[int, int]:
-    """Return (steps per block, rounds) for which `steps` are enough, at most those asked for.
+    """Return the largest (steps per block, rounds) that fit into `steps`, at most the requested
+    ones.
 
-    Blocks get shorter before rounds get fewer.
+    Blocks get shorter before rounds get fewer. The minimum values are `LEAST_BLOCK` and
+    `LEAST_ROUNDS`.
+
+    Args:
+        steps: Affordable number of steps.
+        blocks_per_round: Number of blocks in a round.
+        settling: Settling steps before each block.
+        block: Requested steps per block.
+        rounds: Requested rounds.
     """
     for fewer in range(rounds, 0, -1):
         each = math.floor(steps / (fewer * blocks_per_round)) - settling
@@ -460,7 +475,7 @@ def fitted(
 def settled(plain_ms: Sequence[float], without_ms: Sequence[float]) -> bool:
     """Return True if pairs of blocks show whether an intervention saves time.
 
-    The 90% interval of their difference is above 0, or it is narrow.
+    The 90% interval of their difference must be above 0, or narrow.
     """
     saved = [a - b for a, b in zip(plain_ms, without_ms, strict=False)]
     if len(saved) < LEAST_ROUNDS:
@@ -473,20 +488,21 @@ def settled(plain_ms: Sequence[float], without_ms: Sequence[float]) -> bool:
 # ---- steps with the model in bf16
 
 PAIRS = 3
-"""Number of bf16 blocks. A block of plain steps follows each."""
+"""Number of bf16 blocks. A block of plain steps follows each of them."""
 LEAST_GAIN = 1.2
-"""Least speed-up of a large matmul in bf16 over fp32 for which bf16 is tried.
+"""Least speed-up of a large matmul in bf16 over fp32 for trying bf16.
 
-A judgement: converting costs something, so less leaves little to gain.
+A judgement: conversion has a cost, so with less speed-up there is little to gain.
 """
 
 
 class InBf16:
-    """Calls modules under autocast to bf16. It removes no cause and shows what a change saves.
+    """Calls modules under autocast to bf16.
 
-    Only the outermost module is called so. Its outputs are converted back to fp32 (as accelerate
-    does), because losses may be written for fp32. A model that fails in bf16 is called again as it
-    is, and none of these steps is counted.
+    This removes no cause, but shows what a change to bf16 would save. Only the outermost module is
+    called in this way. Its outputs are converted back to fp32 (as accelerate does), because losses
+    may be written for fp32. If a model fails in bf16, it is called again without autocast, and none
+    of these steps is counted.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -501,8 +517,8 @@ class InBf16:
     def may_gain(self) -> bool:
         """Return True if the model computes in fp32 and this CPU is faster in bf16.
 
-        Compiled models would be compiled again, engines have settings of their own, and modules of
-        FSDP cannot be called twice in one step.
+        Three kinds of models are excluded. Compiled models would be compiled again. Engines have
+        settings of their own. Modules of FSDP cannot be called twice in one step.
         """
         from trainpace.measure import in_use
 
@@ -521,11 +537,11 @@ class InBf16:
         rate = observers.matmul_rate_gflops
         try:
             return rate(torch.bfloat16) >= LEAST_GAIN * rate(torch.float32)
-        except Exception:  # a build of torch without such matmuls
+        except Exception:  # This build of torch lacks such matmuls.
             return False
 
     def calls(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a module's `__call__`."""
+        """Wrap `__call__` of a module."""
         torch: Any = sys.modules["torch"]
 
         def in_fp32(tensor: Any) -> Any:
@@ -539,7 +555,7 @@ class InBf16:
                     output = plain(module, *args, **kwargs)
                 self.seen = self.seen or any(p.requires_grad for p in module.parameters())
                 return torch.utils._pytree.tree_map_only(torch.Tensor, in_fp32, output)
-            except Exception:  # either bf16 caused it, or the plain call raises it again
+            except Exception:  # Either bf16 caused the error, or the plain call raises it again.
                 self.refused = True
                 self.recorder.log.note({"refuses_bf16": True})
                 return plain(module, *args, **kwargs)
@@ -547,7 +563,7 @@ class InBf16:
         return call
 
 
-# ---- what trials skip
+# ---- functions that trials skip
 
 
 class _SkippedCollective:
@@ -559,7 +575,7 @@ class _SkippedCollective:
 
 
 def collective(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Skip a collective of large float tensors under `no_sync`."""
+    """Wrap a collective. Under `no_sync`, it is skipped for large float tensors."""
 
     @functools.wraps(function)
     def maybe(*args: Any, **kwargs: Any) -> Any:
@@ -574,7 +590,7 @@ def collective(recorder: Recorder, function: Callable[..., Any]) -> Callable[...
 
 
 def _fill(name: str, args: Any, kwargs: Any) -> None:
-    """Fill the output with ordinary numbers: uninitialised memory may hold slow denormals."""
+    """Fill the output with ordinary numbers. Uninitialised memory may hold slow denormals."""
     both: Any = (*args, *kwargs.values(), None)
     output, given = both[0], both[1]
     if "gather" in name and hasattr(output, "view"):
@@ -618,7 +634,7 @@ def unsynchronised(recorder: Recorder, forward: Callable[..., Any]) -> Callable[
 
 
 def muted(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Skip an output function of the training thread under `muted`."""
+    """Wrap an output function. Under `muted`, it is skipped on the training thread."""
 
     @functools.wraps(function)
     def maybe(*args: Any, **kwargs: Any) -> Any:
@@ -632,7 +648,8 @@ def muted(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any
 def steps_beyond(scheduler: Any, recorder: Recorder) -> None:
     """Let OneCycleLR stay at its end under trials.
 
-    Repeated batches make more steps than the script has planned, and OneCycleLR refuses them.
+    Repeated batches make more steps than the script has planned, and OneCycleLR would raise an
+    error.
     """
     plain = scheduler.step
     if recorder.trials is None:
