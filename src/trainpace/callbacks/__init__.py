@@ -1,6 +1,6 @@
 """Callbacks that report the remaining time of a training and store the run in the journal.
 
-Import them from `trainpace.callbacks.huggingface` or `trainpace.callbacks.lightning`. Those modules
+Import them from `trainpace.callbacks.huggingface` or `trainpace.callbacks.lightning`. These modules
 import their engine. This package does not.
 """
 

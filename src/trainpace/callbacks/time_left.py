@@ -176,7 +176,7 @@ def pace_of(step_s: Sequence[float], steps_left: float) -> Pace:
     mean = holds * statistics.fmean(_winsorised(recent)) + (1 - holds) * whole
     if n < 3:
         return Pace(mean, mean / 2, n)
-    # a pace that has changed may change again
+    # A pace that has changed may change again.
     chance = max(
         _chance(recent, steps_left), _chance(steady, steps_left) if n < len(steady) else 0.0
     )
@@ -435,10 +435,12 @@ class Stopwatch:
 
     @property
     def since_s(self) -> float:
+        """Seconds since the last mark."""
         return self._clock() - self._last
 
     @property
     def elapsed_s(self) -> float:
+        """Seconds since the start."""
         return self._clock() - self.begun
 
 

@@ -107,10 +107,12 @@ class Match(Record):
 
     @property
     def mean_hours(self) -> float:
+        """Expected total time in hours."""
         return self.time.hours
 
     @property
     def mean_usd(self) -> float:
+        """Expected total cost in dollars."""
         assert self.time.usd is not None
         return self.time.usd
 

@@ -165,6 +165,7 @@ def transfer_of(provider: str, data_from: str, conditions: JobConditions) -> Job
 
 @functools.cache
 def snapshot() -> tuple[Offer, ...]:
+    """Return the offers of the packaged snapshot."""
     return read_offers(_packaged("snapshot.csv"), "trainpace's own snapshot.csv")
 
 
@@ -199,6 +200,7 @@ def read_offers(text: str, source: str) -> tuple[Offer, ...]:
 
 
 def write_offers(offers: tuple[Offer, ...]) -> str:
+    """Return offers as CSV text with the columns COLUMNS."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -297,6 +299,7 @@ class Machine(Record):
             )
 
     def offer(self, source: str) -> Offer:
+        """Return this machine as an offer. `source` names the file that describes it."""
         price = self.price if self.price_usd_per_hour is None else self.price_usd_per_hour
         if self.purchase_usd is not None and self.years is not None:
             price = self.purchase_usd / (self.years * HOURS_PER_YEAR)

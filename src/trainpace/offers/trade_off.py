@@ -38,6 +38,7 @@ class Pick(Record):
 
     @property
     def hour_less_usd(self) -> float | None:
+        """Price of each saved hour, or None if no hours are saved."""
         return (
             self.usd_more / self.hours_less
             if self.usd_more is not None and self.hours_less

@@ -343,7 +343,7 @@ def remove_trial_checkpoints(notes: Notes) -> None:
 
 
 def _is_anothers(place: str, saved: Collection[tuple[str, tuple[int, ...]]]) -> bool:
-    """Return True if a checkpoint differs from the one that this run saved."""
+    """Return True if a checkpoint differs from what this run saved."""
     states = {state for name, state in saved if name == place}
     return bool(states) and os.path.lexists(place) and state_of(place) not in states
 

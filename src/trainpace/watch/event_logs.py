@@ -29,6 +29,7 @@ class ProcessLog(NamedTuple):
 
 
 def process_logs(folder: Path) -> list[ProcessLog]:
+    """Return the event logs of a folder, one per process that imported torch."""
     workers = defaultdict(list)
     for path, header in _with_headers(folder, "worker-*.trail"):
         with readable(path):
@@ -72,6 +73,7 @@ def records_of(path: Path) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
 
 
 def fetches_of(path: Path) -> Iterator[Fetch]:
+    """Return the fetches in the event log of a worker."""
     return (r for r in records_of(path) if isinstance(r, Fetch))
 
 
@@ -143,15 +145,19 @@ class Notes:
                 self._by_name[name].append(Note(record, self._after))
 
     def with_name(self, name: str) -> list[Note]:
+        """Return the notes with a value of this name, oldest first."""
         return self._by_name.get(name, [])
 
     def values(self, name: str) -> list[Any]:
+        """Return the values of this name, oldest first."""
         return [note.content[name] for note in self.with_name(name)]
 
     def last(self, name: str, default: Any = None) -> Any:
+        """Return the last value of this name, or `default`."""
         return [default, *self.values(name)][-1]
 
     def last_of_each(self) -> dict[str, Any]:
+        """Return the last value of each name."""
         return {name: notes[-1].content[name] for name, notes in self._by_name.items()}
 
     def by_step(self, name: str) -> dict[int, Any]:
@@ -189,8 +195,8 @@ class Loader(Record):
 def training_loader(notes: Notes, taken: Collection[int]) -> Loader | None:
     """Return the loader that fed the steps, or None without a DataLoader.
 
-    Loaders whose batches were trained on come first, and of those the first loader with a batch
-    size in `taken`.
+    If the log names loaders with trained batches, only these are considered. The first one with a
+    batch size in `taken` is returned, or else the first one.
     """
     loaders, feeds = (
         [note.content for note in notes.with_name("loader")],
@@ -219,6 +225,7 @@ class Line(Record):
 
 
 def lines_of(notes: Notes) -> tuple[Line, ...]:
+    """Return the lines of the script in the last stack samples, with each line's share."""
     samples: Sequence[Sequence[Any]] = notes.last("samples", [])
     totals: Counter[str] = Counter()
     for part, _, _, count in samples:

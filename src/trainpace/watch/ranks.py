@@ -429,6 +429,7 @@ def _batches_per_step(loader: Loader | None, micro_steps: float, samples: float)
 
 
 def ms(step: Step) -> float:
+    """Return the duration of a step in milliseconds."""
     return (step.end_ns - step.start_ns) / 1e6
 
 

@@ -45,10 +45,12 @@ class Task(NamedTuple):
 
     @property
     def reports(self) -> bool:
+        """True for the first task, which reports for all tasks."""
         return self.number == 0
 
     @property
     def word(self) -> str:
+        """Word for a task in messages: "node" or "task"."""
         return "node" if self.is_node else "task"
 
 

@@ -40,6 +40,7 @@ class WorkerLane(NamedTuple):
     last_ns: int
 
     def fetches(self) -> Iterator[Fetch]:
+        """Yield the fetches of all workers in the lane, oldest first."""
         for path in self.paths:
             yield from fetches_of(path)
 
@@ -204,6 +205,7 @@ class Lane(Record):
     steps: tuple[StepMark, ...] = ()
 
     def ms_of(self, part: str) -> float:
+        """Return the milliseconds of a part in this lane."""
         return math.fsum(b.end_ms - b.start_ms for b in self.bars if b.part == part)
 
 

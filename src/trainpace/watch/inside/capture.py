@@ -205,6 +205,7 @@ class Call(NamedTuple):
     def run(
         self, module: Any, arguments: list[Any], outputs: Sequence[Sequence[Any]], n: int, of: int
     ) -> Any:
+        """Call the module with the arguments, filled in with results of earlier calls."""
         from torch.utils._pytree import tree_unflatten
 
         given = list(arguments)
@@ -242,6 +243,7 @@ def _scaled(sizes: tuple[int, ...], n: int, of: int) -> tuple[int, ...]:
 
 
 def described(module: Any, args: Any, kwargs: Any, outputs: Outputs) -> Call:
+    """Return a call as a `Call`, with placeholders for its tensors."""
     from torch.utils._pytree import tree_flatten
 
     values, nesting = tree_flatten((args, kwargs))
@@ -375,6 +377,7 @@ class Capture:
 
     @property
     def follows(self) -> bool:
+        """True while calls are recorded and a model was called."""
         return self.is_open and bool(self.outputs)
 
     def before(self, model: Any, args: Any, kwargs: Any) -> None:
@@ -407,6 +410,11 @@ class Capture:
             recorder.leave(depth, "capture")
 
     def copied(self, model: Any) -> Any:
+        """Return a copy of a model on the meta device.
+
+        Raises:
+            Untraceable: The model's parameters are sharded.
+        """
         if any(hasattr(p, name) for p in model.parameters() for name in _SHARDED):
             raise Untraceable(
                 "its parameters are sharded among processes, and only whole ones can be traced"
@@ -419,6 +427,7 @@ class Capture:
         return self.copier(model)
 
     def add(self, module: Any, args: Any, kwargs: Any) -> None:
+        """Record a call of a model, and find the batch size from its inputs."""
         self.note(described(module, args, kwargs, self.outputs))
         self.batch_size = max(
             self.batch_size, size_of((args, kwargs)), *(v.samples for v in self.calls[-1].fixed)
@@ -434,6 +443,11 @@ class Capture:
             self.note(call)
 
     def note(self, call: Call) -> None:
+        """Record a call.
+
+        Raises:
+            Untraceable: The step has too many calls.
+        """
         if len(self.calls) == MOST_CALLS:
             raise Untraceable(
                 f"a step calls its modules and losses more than {MOST_CALLS} times, which is too many"
@@ -542,6 +556,7 @@ class Capture:
     # ---- after the script has ended
 
     def write(self, folder: str) -> None:
+        """Trace the captured model and write the workload into the folder."""
         self.forget()
         if not self.copies or self.later is None:
             recorder = self.recorder
@@ -584,17 +599,20 @@ class Capture:
 
     @property
     def model(self) -> Any:
+        """The captured model, or a list of all captured models."""
         import torch
 
         return self.copies[0] if len(self.copies) == 1 else torch.nn.ModuleList(self.copies)
 
     def notes(self) -> tuple[str, ...]:
+        """Return notes on work of the step that is not counted."""
         aside = " and ".join(self.aside)
         without_gradients = f"The step also runs {aside} without gradients, which is not counted."
         between = any(isinstance(value, Derived) for call in self.calls for value in call.arguments)
         return (*[without_gradients] * bool(aside), *[BETWEEN] * between)
 
     def make_batch(self, n: int) -> Any:
+        """Return a batch of `n` samples: `n`, and the arguments of each call."""
         return [n, *(call.made(n, self.batch_size) for call in self.calls)]
 
     def forward(self, model: Any, batch: Any) -> Any:

@@ -186,9 +186,11 @@ class EventLogWriter:
         )
 
     def fetch(self, fetch: Fetch) -> None:
+        """Append a fetch."""
         self._append(_FETCH.pack(b"F", *fetch))
 
     def note(self, content: dict[str, Any]) -> None:
+        """Append a JSON record."""
         text = json.dumps(content).encode()
         self._append(_JSON.pack(b"J", len(text)) + text)
 

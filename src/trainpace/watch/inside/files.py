@@ -44,8 +44,8 @@ def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Call
     """Wrap a function that saves a checkpoint. Its argument `file` holds the path.
 
     Under trials, the checkpoint gets a suffix, so that the user's own checkpoint stays. `watch`
-    removes it at the end. Until then it stays, so that saving costs as much as usual: to remove a
-    file before it reaches the disk would be cheaper than to overwrite it. Under `trainpace look`,
+    removes it at the end. It stays until then because saving must cost as much as usual. Removing
+    a file before it reaches the disk is cheaper than overwriting it. Under `trainpace look`,
     an earlier file at the path is moved aside.
     """
     import inspect  # torch has imported it by now, and other processes do not need it.

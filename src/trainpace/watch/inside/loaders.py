@@ -19,6 +19,7 @@ from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 
 
 def loader(module: Any, recorder: Recorder) -> None:
+    """Hook into torch's DataLoader: charge the wait for batches, and log its settings."""
     iterator, kind = module._BaseDataLoaderIter, module.DataLoader
     plain_init, plain_next = iterator.__init__, iterator.__next__
     seen: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -93,6 +94,7 @@ def _starting(recorder: Recorder, plain_iter: Callable[[Any], Any]) -> Callable[
 
 
 def stateful_loader(module: Any, recorder: Recorder) -> None:
+    """Hook into the StatefulDataLoader of torchdata."""
     kind = getattr(module, "StatefulDataLoader", None)
     if kind is not None:
         kind.__iter__ = _starting(recorder, kind.__iter__)
@@ -141,6 +143,7 @@ def _inside_subsets(loader: Any) -> Any:
 
 
 def fetchers(module: Any, recorder: Recorder) -> None:
+    """Time the fetch of each batch, in workers and in the training process."""
     for kind in (module._MapDatasetFetcher, module._IterableDatasetFetcher):
         kind.fetch = timed_fetch(kind.fetch, recorder, os.environ["TRAINPACE_WATCH"])
 
@@ -300,7 +303,7 @@ def _parts_of(value: Any) -> list[Any] | None:
 def size_of_uncollated(item: Any) -> int:
     """Return the number of samples in an item of a loader with `batch_size=None`.
 
-    The dataset may make batches itself. The item then is a batch if all of its parts are equally
+    The dataset may make batches itself. An item counts as a batch if all of its parts are equally
     long, one part has more than one dimension, and no part is a single number. Any other item is
     one sample.
     """

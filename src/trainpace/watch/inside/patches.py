@@ -265,7 +265,7 @@ class Optimizers:
         self.depths.append((weakref.ref(optimizer), recorder.enter(OPTIMIZER)))
 
     def _trains_here(self) -> bool:
-        """Make this thread the training thread, if no other thread trains. Return True if it is."""
+        """Make this thread the training thread, if no other thread trains. Return success."""
         recorder = self.recorder
         if recorder.begins_again is not None:
             recorder.begins_again()
@@ -343,6 +343,7 @@ LOSSES = (
 
 
 def install(torch: Any, recorder: Recorder) -> None:
+    """Install all hooks in torch."""
     recorder.capture = Capture(recorder)
     updates = Updates(recorder)
     calls = _Calls(torch, recorder, updates)
@@ -357,7 +358,8 @@ def install(torch: Any, recorder: Recorder) -> None:
     torch.autograd.grad = _by_hand(recorder, torch.autograd.grad, updates)
     save = recorder.wraps(torch.save, CHECKPOINT, "torch.save")
     torch.save = torch.serialization.save = files.checkpoints(recorder, save, "f")
-    # a `with` takes its `__exit__` at its beginning, so this cannot wait for an evaluation
+    # A `with` statement looks up `__exit__` at its beginning, so the hook is installed now, not at
+    # the first evaluation.
     for kind in (torch.no_grad, torch.inference_mode, torch.set_grad_enabled):
         kind.__exit__ = _reported(kind.__exit__, torch.is_grad_enabled, recorder)
     for owner, name in ((builtins, "print"), (os, "fsync"), (logging.Handler, "handle")):
@@ -425,8 +427,8 @@ _whatever_happens = contextlib.suppress(Exception)
 class _Calls:
     """Charges calls of outermost modules.
 
-    In the first two steps, all modules are watched through nn.Module. Later, only the classes seen in
-    them are watched, so that hundreds of inner modules cost nothing.
+    In the first two steps, all modules are watched through nn.Module. Later, only the classes of
+    outermost modules are watched. Thus hundreds of inner modules cost nothing.
     """
 
     def __init__(self, torch: Any, recorder: Recorder, updates: Updates) -> None:
@@ -599,6 +601,7 @@ class _Calls:
         self.recorder.after_step.append(at_step)
 
     def narrow(self, step: Step) -> None:
+        """After the second step, watch only the classes seen so far."""
         if step.number != 1:
             return
         every: Any = self.torch.nn.Module
@@ -824,6 +827,7 @@ class DirectCalls:
         self.look([optimizer], self.calls.classes)
 
     def look(self, optimizers: list[Any], classes: Collection[type] = ()) -> None:
+        """Search for directly called modules that hold parameters of these optimizers."""
         self.looks += 1
         if self.looks > MOST_LOOKS:
             return

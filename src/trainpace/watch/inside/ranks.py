@@ -37,6 +37,7 @@ def process_group() -> Any:
 
 
 def is_distributed() -> bool:
+    """Return True if several ranks train together."""
     distributed = process_group()
     return distributed is not None and int(distributed.get_world_size()) > 1
 
@@ -65,6 +66,7 @@ def agreed(about: str, answer: Any, patience_s: float) -> Any:
 
 
 def note_rank(recorder: Recorder) -> None:
+    """Log this process's rank, the world size and the backend."""
     if (distributed := process_group()) is not None:
         recorder.log.note(
             {
@@ -100,6 +102,8 @@ class Gradients:
         self.inside = False
 
     def within(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a backward function to charge its wait for the gradients' reduction."""
+
         @functools.wraps(backward)
         def call(*args: Any, **kwargs: Any) -> Any:
             recorder = self.recorder

@@ -219,6 +219,7 @@ class Recorder:
     def charged(
         self, part: int, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
+        """Call a function on the training thread, with its time charged to `part`."""
         depth = self.enter(part)
         try:
             return function(*args, **kwargs)
@@ -226,6 +227,11 @@ class Recorder:
             self.leave(depth, name)
 
     def wraps(self, function: Callable[..., Any], part: int, name: str) -> Callable[..., Any]:
+        """Return a wrapper that charges the time of a function to `part`.
+
+        On other threads, the wrapper only leaves a span.
+        """
+
         @functools.wraps(function)
         def charged(*args: Any, **kwargs: Any) -> Any:
             if get_ident() != self.thread:
@@ -400,6 +406,7 @@ class Recorder:
         self._pending.clear()
 
     def ends_step(self) -> None:
+        """End a step: write its record, run the callbacks, and start timing the next step."""
         now = now_ns()
         self._pending[self.part] += now - self._mark
         self._mark = now

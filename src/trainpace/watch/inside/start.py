@@ -42,6 +42,9 @@ def begin() -> None:
 
 
 def on_torch(torch: ModuleType) -> None:
+    """Start the recorder in this process and install all hooks. Called after the import of
+    torch.
+    """
     recorder = Recorder(_new_log(torch))
     settings = trials.settings_of(os.environ)
     if settings.get("only_steps"):
@@ -205,6 +208,7 @@ LEAST_STEPS = 8
 
 
 def seconds_of(environment: Mapping[str, str]) -> float | None:
+    """Return the time limit of `trainpace look` in seconds, or None without a limit."""
     given = environment.get(STOP_AFTER, "")
     return float(given) if given else None
 

@@ -126,6 +126,7 @@ class Trials:
     # ---- steps
 
     def at_step(self, step: Step) -> None:
+        """Handle the end of a step: observe the warm-up, or count the step in its block."""
         if self.counting is not None:
             with contextlib.suppress(Exception):
                 self.counting()
@@ -171,6 +172,7 @@ class Trials:
             self.step_ns = min(self.step_ns or took_ns, took_ns)
 
     def begin_programme(self, number: int) -> None:
+        """Agree on the blocks with the other ranks, and begin the first block."""
         a_round, last, self.rounds = agreed("plan", self.planned(number), self.limit_s)
         self.round, self.last = ([Block(*block) for block in blocks] for blocks in (a_round, last))
         self.programme, self.rounds_made = self.round * self.rounds, self.rounds
@@ -208,6 +210,7 @@ class Trials:
         recorder.restart_step()
 
     def count_in_block(self, step: Step) -> None:
+        """Count a step of the current block, and begin the next block after its last step."""
         self.left -= 1
         trial = self.recorder.trial
         if trial != SETTLING:
@@ -285,6 +288,7 @@ class Trials:
         return [FEW_SAMPLES, CACHED_BATCH] * 2 if few else [], [BF16, PLAIN] * PAIRS if bf16 else []
 
     def blocks_of(self, kinds: Sequence[int]) -> list[Block]:
+        """Return the blocks for these trials, each after its settling steps."""
         blocks: list[Block] = []
         stocked = any(kind in REPLACING for kind in kinds)
         for i, kind in enumerate(kinds):
@@ -357,6 +361,7 @@ class Trials:
         return copy_of(batch, size, FEW if trial == FEW_SAMPLES else size)
 
     def remember(self, batch: Any, iterator: Any) -> None:
+        """Keep a copy of the largest batch of each dataset, and note how far workers prefetch."""
         key, size = id(iterator._dataset), iterator._trainpace_size(batch)
         self._fetched_from.add(key)
         if key not in self.remembered or size >= self.remembered[key].size:
