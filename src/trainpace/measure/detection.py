@@ -1,7 +1,6 @@
 """Detection of this machine's processors, memory, storage and devices.
 
-The module also finds conditions that disturb measurements. It does not import torch, except in
-`environment`.
+The module also finds conditions that disturb measurements. Importing it does not import torch.
 
 Facts come from psutil, py-cpuinfo, NVML, /proc and /sys. Many fields are None on systems other than
 Linux, in containers, or if a driver does not report them. For privacy, nothing that identifies a
@@ -125,7 +124,7 @@ class Machine(Record):
 def detect(root: Path = Path("/")) -> Machine:
     """Describe this machine, without its storage. This takes only milliseconds.
 
-    `root` is the folder that contains sys, etc and proc. Tests replace it.
+    `root` is the folder that contains sys, etc and proc.
     """
     import psutil
 
@@ -374,7 +373,7 @@ _CACHED_SPEED_RATIO = 0.5
 def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES) -> Storage:
     """Measure storage by writing, flushing and reading a file of random bytes in `folder`.
 
-    The file has no name, so it disappears when the process ends.
+    The file has no name, so it does not remain even if the process is killed.
 
     Raises:
         TrainpaceError: If the folder is missing, not writable or full.

@@ -1,4 +1,4 @@
-"""Optimizer steps of one process on one device, and the norms of gradients inside them."""
+"""Training engine for one process on one device, and gradient norms for the noise scale."""
 
 import contextlib
 import math
@@ -18,20 +18,19 @@ from trainpace.workload import map_tensors
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 Loss = Callable[[Any, Any], torch.Tensor]
-"""(model, batch) -> the mean loss of the batch."""
+"""Function (model, batch) -> mean loss of the batch."""
 
 
 def _weights_dtype(precision: Precision) -> torch.dtype | None:
-    """Return the format that a model and its inputs are converted to, or None if they stay as they
-    are."""
+    """Return the dtype that the model and its inputs are converted to, or None to keep theirs."""
     number_format = NUMBER_FORMATS[precision]
     return _DTYPES.get(number_format.products) if number_format.form == "half" else None
 
 
 def place_batch(batch: Any, device: Any, precision: Precision, channels_last: bool) -> Any:
-    """Copy a batch to the device, with floating-point inputs in the format of the weights.
+    """Copy a batch to the device, and convert floating-point inputs to the dtype of the weights.
 
-    Copies from pinned memory do not block.
+    Copies from pinned memory do not block the host.
     """
 
     def place(tensor: torch.Tensor) -> torch.Tensor:
@@ -46,10 +45,11 @@ def place_batch(batch: Any, device: Any, precision: Precision, channels_last: bo
 
 @contextlib.contextmanager
 def _moving_in_place(kind: str) -> Iterator[None]:
-    """Let parameters stay the objects that the optimizer holds, and tied parameters tied.
+    """Within this context, `.to(device)` keeps the parameter objects.
 
-    torch moves parameters in place only between its own kinds of devices (c10's
-    has_compatible_shallow_copy_type); for others it makes new ones.
+    The optimizer then keeps its parameters, and tied parameters stay tied. By default, torch moves
+    parameters in place only between its own kinds of devices (c10's
+    has_compatible_shallow_copy_type). For other devices, it creates new parameters.
     """
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(before or kind not in ("cpu", *KINDS))
@@ -60,16 +60,16 @@ def _moving_in_place(kind: str) -> Iterator[None]:
 
 
 def move(model: Any, device: Any, **changes: Any) -> Any:
-    """Move a model to the device in place, with `changes` of its `to`.
+    """Move a model to the device in place, so that its optimizer keeps the parameters.
 
-    Its optimizer keeps its parameters.
+    `changes` are further arguments of `Module.to`, such as a dtype.
     """
     with _moving_in_place(torch.device(device).type):
         return model.to(device=device, **changes)
 
 
 class PlainEngine:
-    """A model and its optimizer in one process. The model is moved in place."""
+    """Model and optimizer in one process on one device. The model is moved there in place."""
 
     def __init__(self, execution: Execution, device: str, model: Any, optimizer: Any) -> None:
         self._execution = e = execution
@@ -82,17 +82,17 @@ class PlainEngine:
 
     @property
     def loss_scale(self) -> float:
-        """Return the factor of gradients until the update: a GradScaler's scale, or 1."""
+        """Factor by which gradients are scaled before the update: the GradScaler's scale, or 1."""
         return 1.0 if self._scaler is None else self._scaler.get_scale()
 
     def place(self, batch: Any) -> Any:
-        """Copy a batch to the device, in the model's number format."""
+        """Copy a batch to the device and convert it to the model's number format."""
         return place_batch(
             batch, self.device, self._execution.precision, self._execution.channels_last
         )
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context in which forward passes run."""
+        """Return the autocast context for forward passes, or a null context without AMP."""
         number_format = NUMBER_FORMATS[self._execution.precision]
         if number_format.form != "amp":
             return contextlib.nullcontext()
@@ -109,7 +109,7 @@ class PlainEngine:
     def micro_step(self, loss: Loss, batch: Any, last: bool) -> torch.Tensor:
         """Run forward and backward, and return the detached loss of the batch.
 
-        `last`: this is the last micro-batch of the step.
+        `last` is True for the last micro-batch of the step.
         """
         value = self.forward(loss, batch)
         self.backward(value)
@@ -126,10 +126,10 @@ class PlainEngine:
 
 
 def squared_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
-    """Return the squared norm of all gradients in fp32 on their device, without waiting.
+    """Return the squared norm of all gradients as an fp32 tensor on their device.
 
-    If gradients are sharded (DTensor), it is the norm of the whole gradient, and every rank must
-    call this.
+    The host does not wait for the device. If gradients are sharded (DTensor), the result is the
+    norm of the whole gradient, and every rank must call this function.
     """
     gradients: list[Any] = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
@@ -140,17 +140,17 @@ def squared_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
 
 
 class NoiseNorms:
-    """Squared gradient norms inside a training loop, for the gradient noise scale.
+    """Recorder of squared gradient norms in a training loop, for the gradient noise scale.
 
-    Two norms per step are enough: after the first micro-batch's backward pass, and after the last.
-    Call `after_first` when the first backward pass has ended, and `after_last` before the
-    optimizer.
+    Two norms per step are enough: after the backward pass of the first micro-batch, and after that
+    of the last one. Call `after_first` after the first backward pass, and `after_last` before the
+    optimizer step.
 
     Args:
-        samples: number of samples in the first micro-batch.
-        parts: micro-batches per step; their losses are divided by it.
-        whole: samples behind the last gradients, by default samples x parts.
-        loss_scale: returns the factor by which a GradScaler multiplies losses.
+        samples: Number of samples in the first micro-batch.
+        parts: Number of micro-batches per step. The training loop divides losses by it.
+        whole: Number of samples behind the final gradients, by default samples x parts.
+        loss_scale: Function that returns the factor by which a GradScaler multiplies losses.
     """
 
     def __init__(
@@ -178,9 +178,9 @@ class NoiseNorms:
         self._pairs.append((self._first, squared_norm(self._parameters) / self._loss_scale() ** 2))
 
     def norms(self) -> GradientNorms:
-        """Return the norms of all steps without overflowing gradients.
+        """Return the norms of all steps. Steps with overflowing gradients are left out.
 
-        Under DDP all ranks agree.
+        Under DDP, all ranks return the same norms.
         """
         pairs = [(float(part), float(whole)) for part, whole in self._pairs]
         finite = [pair for pair in pairs if math.isfinite(sum(pair))]
@@ -193,12 +193,14 @@ class NoiseNorms:
 
 
 class DdpNoiseNorms(NoiseNorms):
-    """Norms under DDP without accumulation: each rank's gradients against the mean, by a
-    communication hook.
+    """Recorder of squared gradient norms under DDP without gradient accumulation.
 
-    It costs a pass over the gradients and an all-reduce of one number. Install it before the first
-    step; it replaces any other communication hook. Call `after_last` before the optimizer, on every
-    rank.
+    The small batch is that of one rank, and the large batch is that of all ranks. A communication
+    hook sees each rank's gradients before the all-reduce. It costs one pass over the gradients and
+    an all-reduce of one number.
+
+    Create the recorder before the first step. It replaces any other communication hook. Call
+    `after_last` on every rank before the optimizer step.
     """
 
     def __init__(self, model: nn.parallel.DistributedDataParallel, samples: int) -> None:
@@ -211,12 +213,12 @@ class DdpNoiseNorms(NoiseNorms):
             )
             return allreduce_hook(None, bucket)  # type: ignore[arg-type]
 
-        # DDP compares annotations with classes; here they are strings
+        # DDP compares the hook's annotations with classes, but here they are strings.
         reduce.__annotations__.clear()
         model.register_comm_hook(None, reduce)
 
     def after_first(self) -> None:
-        """Do nothing: the hook has seen the gradients."""
+        """Do nothing, because the hook has already seen the gradients."""
 
     def after_last(self) -> None:
         own = torch.stack(self._own).sum()

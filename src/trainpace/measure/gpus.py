@@ -1,8 +1,8 @@
-"""NVIDIA GPUs by NVML (nvidia-ml-py): their description, and how one runs while something computes
-on it.
+"""NVIDIA GPUs through NVML (nvidia-ml-py).
 
-A figure that the driver does not give is None. UUIDs, serial numbers and bus addresses go into no
-record.
+The module describes GPUs, and monitors the clock, power and energy of one during a measurement.
+Values that the driver does not report are None. For privacy, records do not contain UUIDs, serial
+numbers or bus addresses.
 """
 
 import contextlib
@@ -28,31 +28,43 @@ THROTTLE_REASONS = {
     0x0000000000000040: "its temperature (hardware)",
     0x0000000000000080: "the power supply's brake",
 }
-"""Bits of nvmlClocksEventReason* (nvml.h). Bits 0 (idle) and 8 (display clocks) do not limit."""
-SAMPLED_EVERY_S = 0.05
-"""Cards refresh their sensors every 20 to 100 ms (Yang et al. 2024, "Part-time Power Measurements:
-nvidia-smi's Lack of Attention")."""
-LEAST_ENERGY_S = 0.4
-"""Shorter times contain too few refreshes of the energy counter, and of the power."""
-FULL_CLOCK = 0.9
-"""Share of the highest clock below which something limits it.
+"""Reasons of a low clock by bit of nvmlClocksEventReason* (nvml.h).
 
-Loaded cards stay a few steps of 15 MHz below.
+Bits 0 (idle) and 8 (display clocks) are not in the table, since they do not limit training.
+"""
+SAMPLED_EVERY_S = 0.05
+"""Interval between samples of the sensors, in seconds.
+
+Cards refresh their sensors every 20 to 100 ms (Yang et al. 2024, "Part-time Power Measurements:
+nvidia-smi's Lack of Attention").
+"""
+LEAST_ENERGY_S = 0.4
+"""Minimum duration of an energy measurement, in seconds.
+
+During a shorter time, the counter and the power sensor refresh too rarely.
+"""
+FULL_CLOCK = 0.9
+"""Share of the highest clock below which something limits the clock.
+
+Under load, the clock normally stays a few steps of 15 MHz below the highest.
 """
 STEADY_CLOCK = 0.03
-"""Relative spread of the clock above which steps are not comparable."""
+"""Relative spread of the clock above which step times are not comparable."""
 BUSY = 0.9
 
 
 class Gpu(Record):
-    """The current state of one GPU.
+    """Current state of one GPU.
 
-    Clocks are low when idle; `performance_state` 0 is the fastest, 8 idle.
+    Clocks are low while the GPU is idle. `performance_state` 0 is the fastest and 8 is idle.
 
-    `pcie_*_max` is what this GPU in this slot supports. `throttled_by` says why its clocks are held
-    down. `mig_instances` are names of its MIG slices. `other_processes` counts other programs that
-    compute on it. In a container, this process counts as another once it computes: its process id
-    differs outside.
+    Attributes:
+        pcie_generation_max: PCIe generation that this GPU supports in this slot.
+        pcie_width_max: Number of PCIe lanes that this GPU supports in this slot.
+        throttled_by: Reasons why the clocks are held down.
+        mig_instances: Names of the MIG slices.
+        other_processes: Number of other programs that compute on this GPU. In a container, this
+            process is counted as well once it computes, because its process id differs outside.
     """
 
     name: str | None
@@ -82,11 +94,14 @@ class Gpu(Record):
 
 
 def detect_gpus(nvml: Any = None) -> tuple[tuple[Gpu, ...], str | None]:
-    """Return all NVIDIA GPUs, whatever CUDA_VISIBLE_DEVICES says, and why the driver does not show
-    all.
+    """Detect all NVIDIA GPUs, regardless of CUDA_VISIBLE_DEVICES.
 
-    A machine without a driver has no problem. `nvml` is the pynvml module, imported here if not
-    given.
+    Args:
+        nvml: The pynvml module. By default, it is imported.
+
+    Returns:
+        The GPUs, and the reason if the driver does not show all of them. The reason is None on a
+        machine without a driver.
     """
     if nvml is None:
         import pynvml
@@ -103,7 +118,7 @@ def detect_gpus(nvml: Any = None) -> tuple[tuple[Gpu, ...], str | None]:
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
                 gpus.append(_describe(nvml, nvml.nvmlDeviceGetHandleByIndex(index)))
-            except nvml.NVMLError as error:  # a GPU that failed, or that this user may not see
+            except nvml.NVMLError as error:  # the GPU failed, or this user may not see it
                 problem = f"GPU {index}: {error}"
     except nvml.NVMLError as error:
         problem = str(error)
@@ -114,13 +129,16 @@ def detect_gpus(nvml: Any = None) -> tuple[tuple[Gpu, ...], str | None]:
 
 
 def query(nvml: Any, name: str, *arguments: Any) -> Any:
-    """Return the answer of nvmlNAME, or None if this GPU, driver, user or module does not give
-    one."""
+    """Call the function nvml<name> of NVML.
+
+    Returns None if this GPU, driver or module does not support it, or if the user may not call it.
+    """
     try:
         value = getattr(nvml, f"nvml{name}")(*arguments)
     except (AttributeError, nvml.NVMLError):
         return None
-    return value.decode() if isinstance(value, bytes) else value  # modules before version 11.5
+    # pynvml returned bytes before version 11.5.
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _watts(milliwatts: float | None) -> float | None:
@@ -128,7 +146,7 @@ def _watts(milliwatts: float | None) -> float | None:
 
 
 def _reasons(nvml: Any, handle: Any) -> tuple[str, ...]:
-    """Return the reasons why a GPU is throttled now."""
+    """Return the reasons why a GPU is currently throttled."""
     bits = query(nvml, "DeviceGetCurrentClocksEventReasons", handle)
     if bits is None:
         bits = query(nvml, "DeviceGetCurrentClocksThrottleReasons", handle)  # the older name
@@ -140,7 +158,7 @@ def _describe(nvml: Any, handle: Any) -> Gpu:
         return query(nvml, f"DeviceGet{name}", handle, *arguments)
 
     def switch(name: str) -> bool | None:
-        state = get(name)  # some are pairs of the current and the pending state
+        state = get(name)  # some functions return (current state, pending state)
         if state is None:
             return None
         return bool(state[0] if isinstance(state, list | tuple) else state)
@@ -189,9 +207,9 @@ def _slices(nvml: Any, handle: Any) -> tuple[str, ...]:
 
 
 class GpuMonitor:
-    """Sample a GPU within a context; afterwards `run_of` says how it ran.
+    """Context manager that samples a GPU. Afterwards, `run_of` returns how the GPU ran.
 
-    Without NVML, or for a device that NVML does not know, it samples nothing.
+    It samples nothing if NVML is missing or does not know the device.
     """
 
     def __init__(self, uuid: str, nvml: Any = None) -> None:
@@ -226,7 +244,7 @@ class GpuMonitor:
             self._thread.join()
 
     def run_of(self, steps: int, run: DeviceRun) -> DeviceRun:
-        """Return `run` with what was seen during these steps."""
+        """Return `run` with the clock, power and energy that were sampled during these steps."""
         if self._handle is None:
             return run
         mhz = self._mhz or ([] if self._after_mhz is None else [self._after_mhz])
@@ -248,7 +266,10 @@ class GpuMonitor:
         )
 
     def _energy(self, power_w: float | None) -> tuple[float, str]:
-        """Return joules and their source: the card's counter, or else its power."""
+        """Return the energy in joules and its source.
+
+        The source is the card's counter if it has one, and the sampled power otherwise.
+        """
         if self._counted_j or power_w is None:
             return self._counted_j, "counter"
         return power_w * self._seconds, "power"
@@ -273,7 +294,7 @@ class GpuMonitor:
 
 
 def _handle_of(uuid: str, nvml: Any) -> tuple[Any, Any]:
-    """Return (the module, NVML's handle of the GPU or MIG slice), or None for both."""
+    """Return (pynvml module, handle of the GPU or MIG slice), or (None, None) if unavailable."""
     if not uuid:
         return None, None
     if nvml is None:
@@ -292,7 +313,10 @@ def _handle_of(uuid: str, nvml: Any) -> tuple[Any, Any]:
 
 
 def clock_in_words(run: DeviceRun) -> str:
-    """Describe a clock that was held down, locked or drifting, or return an empty string."""
+    """Describe a clock that was held down, locked or drifting.
+
+    Returns an empty string for a normal clock.
+    """
     if run.sm_mhz is None:
         return ""
     low, high = run.sm_mhz_low or run.sm_mhz, run.sm_mhz_high or run.sm_mhz

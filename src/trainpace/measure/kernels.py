@@ -1,8 +1,8 @@
-"""Kernels of a device: their kinds and short names, and recording them with torch's profiler.
+"""Classification of device kernels by name, and recording of kernels with torch's profiler.
 
-Names come from open sources and traces: cuBLAS and CUTLASS, cuDNN, ATen, Triton, Inductor, NCCL and
-RCCL (which uses NCCL's names), rocBLAS (Cijk) and FlashAttention. Reading a trace does not need
-torch.
+The name patterns come from open source code and from traces of cuBLAS and CUTLASS, cuDNN, ATen,
+Triton, Inductor, NCCL and RCCL (which uses NCCL's names), rocBLAS (Cijk) and FlashAttention.
+Classification works without torch.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from functools import cache
 from typing import Any, NamedTuple
 
 _FROM_HOST = ("htod", "hosttodevice")
-"""Parts of the names of CUDA's and ROCm's copies from the host, in lower case."""
+"""Substrings in the names of copies from the host (CUDA and ROCm), in lower case."""
 _LIBRARIES = ("nccl", "rccl", "oneccl")
 
 
 class DeviceWork(NamedTuple):
-    """Milliseconds in which a device was busy, in which it only received copies, and of each kernel
-    by name."""
+    """Recorded work of a device, in milliseconds.
+
+    `busy_ms` is time with any work, `copies_ms` is time with only copies from the host, and
+    `kernels_ms` is the total time of the kernels of each name.
+    """
 
     busy_ms: float
     copies_ms: float
@@ -30,13 +33,14 @@ class DeviceWork(NamedTuple):
 
 
 def device_work(kind: str) -> Callable[[], DeviceWork | None] | None:
-    """Begin to record the kernels of the device.
+    """Start recording the kernels of the device.
 
-    The returned function ends it and returns the work.
+    Communication kernels are not counted, since they mostly wait for other ranks.
 
-    Kernels that communicate between ranks do not count, since they mostly wait. Returns None if the
-    script has its own profiler, which a second one would end, or if torch's profiler does not
-    record this kind.
+    Returns:
+        A function that stops the recording and returns the work. None if torch's profiler does not
+        support this kind of device, or if the script runs its own profiler, which a second profiler
+        would stop.
     """
     import torch
 
@@ -53,7 +57,7 @@ def device_work(kind: str) -> Callable[[], DeviceWork | None] | None:
     def end() -> DeviceWork | None:
         synchronize(kind)
         profiler.stop()
-        with warnings.catch_warnings():  # the profiler's own, which the script did not ask for
+        with warnings.catch_warnings():  # hide the profiler's warnings from the script's user
             warnings.simplefilter("ignore")
             events = profiler.events() or ()
         return work_of(
@@ -66,9 +70,9 @@ def device_work(kind: str) -> Callable[[], DeviceWork | None] | None:
 
 
 def work_of(events: Iterable[tuple[str, float, float]]) -> DeviceWork | None:
-    """Add up kernels and copies, each (name, start, end) in microseconds.
+    """Sum up kernels and copies, each (name, start, end) in microseconds.
 
-    None if there are none.
+    Returns None if there are no events.
     """
     copies, computing = [], []
     kernels_ms: defaultdict[str, float] = defaultdict(float)
@@ -101,7 +105,7 @@ KERNEL_KINDS = {
     "memory": "element-wise and other memory-bound kernels",
     "other": "other kernels",
 }
-"""Kinds of kernels that compute, with their descriptions."""
+"""Kinds of compute kernels, with their descriptions."""
 _COMMUNICATION = re.compile(r"nccl|rccl|oneccl|nvshmem|cross_device_reduce|deep_ep|multimem_all")
 _MATRIX = re.compile(
     r"gemm|cutlass|cublas|nvjet|wgmma|cijk_|winograd|implicit_con|conv(?!ert)|fprop|dgrad|wgrad|xmma|flash|fmha|attention|_mm_|matmul"
@@ -114,7 +118,7 @@ _MEMORY = re.compile(
     r"pool|transpose|permute|fill|triton_(poi|red|per)|nchw|nhwc|memset|memcpy|cast|upsample|nll_loss|cross_entropy|activation"
 )
 DATA_RANGE, STEP_RANGE, OPTIMIZER_RANGE = "enumerate(data", "profilerstep#", "optimizer.step#"
-"""Beginnings of the names of torch's own ranges, in lower case."""
+"""Prefixes of the names of torch's own ranges, in lower case."""
 
 
 @cache
@@ -129,8 +133,11 @@ def kind_of(name: str) -> str:
 
 
 def kind_of_copy(name: str) -> str:
-    """Return communication for copies between devices, memory for copies within one, or else
-    copy."""
+    """Return the kind of a copy by its name.
+
+    The kind is "communication" between devices, "memory" within a device, and "copy" between host
+    and device.
+    """
     low = name.lower()
     if any(between in low for between in ("ptop", "peer")):
         return "communication"
@@ -144,7 +151,7 @@ def waits_for_data(range_name: str) -> bool:
 
 
 def waits_for_device(call: str) -> bool:
-    """Return True if a call of the runtime library returns only when the device is done."""
+    """Return True if a call of the runtime library blocks until the device has finished."""
     low = call.lower()
     blocking_copy = low.startswith(("cudamemcpy", "hipmemcpy")) and "async" not in low
     return "synchronize" in low or blocking_copy
@@ -157,8 +164,10 @@ def is_collective(operator: str) -> bool:
 
 @cache
 def short(name: str) -> str:
-    """Shorten a kernel's name: no namespaces or types, but the function of an element-wise
-    kernel."""
+    """Shorten a kernel's name.
+
+    Namespaces and template arguments are removed, except the function of an element-wise kernel.
+    """
     plain = name.replace("(anonymous namespace)", "").removeprefix("void ")
     head = re.split(r"[<(]", plain, maxsplit=1)[0].split("::")[-1].strip() or plain[:60]
     applied = re.search(

@@ -1,12 +1,13 @@
-"""Data loaders: the records of a measurement, a model of the step time from them, advice, and
-comparison.
+"""Data loaders: records of measurements, a model of the step time, advice, and comparison.
 
-Data and compute form a pipeline, and the slowest stage sets its pace (DS-Analyzer: Mohan,
-Phanishayee, Raniwala, Chidambaram, "Analyzing and Mitigating Data Stalls in DNN Training", VLDB
-2021, section 4). The model here also separates waiting from computing: w workers wait for storage w
-at a time, but compute on no more cores than there are. It is a lower bound. Queues of finite length
-(prefetch_factor) reach it only if samples cost about the same. Memory bandwidth, hyper-threads and
-lower clocks of many busy cores are not included.
+Data and compute form a pipeline, and its slowest stage determines the step time (DS-Analyzer:
+Mohan, Phanishayee, Raniwala, Chidambaram, "Analyzing and Mitigating Data Stalls in DNN Training",
+VLDB 2021, section 4). The model here also separates waiting from computing: all workers can wait
+for storage at the same time, but they compute on no more cores than there are.
+
+The modeled time is a lower bound. Queues of finite length (prefetch_factor) reach it only if all
+samples cost about the same. The model ignores memory bandwidth, hyper-threads, and the lower clock
+of a CPU with many busy cores.
 """
 
 import math
@@ -22,32 +23,36 @@ from trainpace.core.records import Record, from_json
 from trainpace.core.worker import run_isolated
 
 TOLERANCE = 0.05
-"""Settings within this share of the best are equally good: the difference is noise on most
-machines."""
+"""Relative difference below which settings are equally good. It is noise on most machines."""
 CROWDED = 4.0
-"""Loading, in multiples of the compute, that overlaps with a compute whose threads fill all
-cores.
+"""Limit of the loading that slows down computing, in multiples of the computing time.
 
-The rest of the loading runs while the compute waits. Measured with ResNets of 65 to 225 ms on two
-cores and 270 ms of loading: a step with two workers took 0.93 to 1.18 times as long as without, and
-with one worker 1.03 to 1.22 times. With a net of 5 ms and two workers it took 0.3 to 0.8 times, on
-a noisier day. If a training computes longer than it loads, two workers cost 34%.
+It applies if the compute threads fill all cores. Up to this limit, loading and computing take as
+long as in series. Loading beyond the limit runs in parallel.
+
+Measured with ResNets of 65 to 225 ms per step on two cores and 270 ms of loading: a step with two
+workers took 0.93 to 1.18 times as long as without workers, and with one worker 1.03 to 1.22 times.
+With a network of 5 ms and two workers, it took 0.3 to 0.8 times as long, on a noisier day. If a
+training computes longer than it loads, two workers cost 34%.
 """
 WORTH_SHARE = 0.05
-"""Least share of a step for a change that is worth making."""
+"""Minimum share of a step that a worthwhile change saves."""
 STARTUP_SHARE = 0.05
-"""Least share of an epoch for the workers' start before they should stay alive between epochs."""
+"""Share of an epoch for starting workers above which they should persist between epochs."""
 _PER_SAMPLE = ("sample_wall_ms", "sample_cpu_ms")
 _PER_BATCH = ("collate_ms", "send_ms", "handover_ms")
 
 
 class LoaderCost(Record):
-    """The cost of making a batch in ms, measured without contention.
+    """Cost of making a batch in ms, measured without other load.
 
-    `sample_wall_ms` and `sample_cpu_ms` are one ``__getitem__``; the difference is waiting
-    (storage, network, sleep). `collate_ms` joins samples into a batch. With workers, `send_ms` is
-    the worker's cost of putting a batch into shared memory, and `handover_ms` is the main process's
-    cost of taking it out and pinning it.
+    Attributes:
+        sample_wall_ms: Wall time of one ``__getitem__``.
+        sample_cpu_ms: CPU time of one ``__getitem__``. The rest of the wall time is waiting for
+            storage, network or sleep.
+        collate_ms: Time to collate the samples of a batch.
+        send_ms: Time of a worker to put a batch into shared memory.
+        handover_ms: Time of the main process to take a batch out of shared memory and pin it.
     """
 
     sample_wall_ms: float
@@ -58,7 +63,7 @@ class LoaderCost(Record):
     handover_ms: float = 0.0
 
     def of_batch(self, batch_size: int) -> "LoaderCost":
-        """Return the cost of another batch size. The costs per batch grow with its size."""
+        """Return the cost for another batch size. Costs per batch are scaled in proportion."""
         return self._scaled(batch_size / self.batch_size, _PER_BATCH, batch_size)
 
     def times(self, factor: float) -> "LoaderCost":
@@ -70,26 +75,30 @@ class LoaderCost(Record):
 
 
 def batch_ms(cost: LoaderCost, workers: int, cores: float) -> float:
-    """Return the time from one batch to the next while only the loader runs."""
+    """Return the time per batch in ms while only the loader runs."""
     return step_ms(cost, 0.0, workers, cores)
 
 
 def step_ms(
     cost: LoaderCost, compute_ms: float, workers: int, cores: float, compute_cores: float = 0.0
 ) -> float:
-    """Return the time of a training step that computes for `compute_ms` on its own.
+    """Predict the time of a training step with data loading, in ms.
 
-    With 0 workers, data and compute run in series. Otherwise the step takes the longest of: the
-    main process (compute and handover), the workers side by side, and all CPU work shared by
-    `cores`.
+    With 0 workers, data and compute run in series. Otherwise, the step takes as long as the longest
+    of three: the main process (compute and handover), the workers in parallel, and all CPU work
+    shared by `cores`.
 
-    If several threads of the compute fill all cores, all of them wait for the one whose core a
-    worker has. Loading and computing then take as long as in series, except for what is loaded
-    beyond `CROWDED` times the compute.
+    If the compute threads fill all cores, all of them wait for the thread that shares its core with
+    a worker. Loading and computing then take as long as in series, except for loading beyond
+    `CROWDED` times the compute.
 
     Args:
-        compute_cores: how many cores the compute keeps busy: the threads of training on the CPU,
-            about 1 for the host of a GPU, or 0 if the compute is elsewhere.
+        cost: Cost of making a batch.
+        compute_ms: Time of the step without data loading.
+        workers: Number of loader workers.
+        cores: Number of CPU cores.
+        compute_cores: Number of cores that the compute keeps busy: the number of threads for
+            training on the CPU, about 1 for the host of a GPU, or 0 if only the loader runs.
     """
     sample_ms = max(cost.sample_wall_ms, cost.sample_cpu_ms / cores)
     if workers == 0:
@@ -113,8 +122,11 @@ def step_ms(
 def limit_of(
     cost: LoaderCost, compute_ms: float, workers: int, cores: float, compute_cores: float = 0.0
 ) -> str:
-    """Return what sets the pace: series (no workers), compute, workers (more help) or cores (more
-    do not)."""
+    """Return what limits the step time.
+
+    The limit is "series" without workers, "compute", "workers" if more workers help, or "cores" if
+    more workers do not help.
+    """
     total = step_ms(cost, compute_ms, workers, cores, compute_cores)
     if workers == 0:
         return "series"
@@ -132,11 +144,14 @@ def fewest_workers(step_ms_by_workers: Mapping[int, float]) -> int:
 class LoaderConditions(Record):
     """Settings of a loader measurement.
 
-    `target` is ``FILE.py:NAME``: a Dataset, a DataLoader or (model, loss, optimizer, dataset).
-    `batch_size` None means the DataLoader's own, or 32. `workers` None starts at 0 and stops when
-    more do not help. `compute_ms` is a step without its data; more workers are not tried once data
-    takes less than half of it. `seconds` is the timed part of one run of a loader, and each setting
-    runs `repeats` times.
+    Attributes:
+        target: ``FILE.py:NAME`` of a Dataset, a DataLoader or (model, loss, optimizer, dataset).
+        batch_size: Batch size. None means that of the DataLoader, or 32.
+        workers: Numbers of workers to measure. None means from 0 until more do not help.
+        compute_ms: Time of a step without its data. Once loading takes less than half of it, more
+            workers are not measured.
+        seconds: Timed part of one run of a loader.
+        repeats: Number of runs for each setting.
     """
 
     target: str
@@ -158,12 +173,16 @@ class LoaderConditions(Record):
 
 
 class SampleCost(Record):
-    """The cost of one ``__getitem__`` in ms on one thread: means over `samples`, with files in the
-    page cache.
+    """Cost of one ``__getitem__`` in ms on one thread, with files in the page cache.
 
-    `delayed_ms` is time without a core because other processes had it; only `first_ms` includes it
-    too. `cold_wall_ms` is for the same samples after their files were dropped from the page cache,
-    or None if no file could be dropped.
+    All times are means over `samples` samples.
+
+    Attributes:
+        first_ms: Wall time of the first access, including waiting for a core.
+        delayed_ms: Time waiting for a core that other processes used. The other times do not
+            include it, except `first_ms`.
+        cold_wall_ms: Wall time of the same samples after their files were dropped from the page
+            cache, or None if no file could be dropped.
     """
 
     samples: int
@@ -178,19 +197,17 @@ class SampleCost(Record):
 
     @property
     def fetch_ms(self) -> float | None:
-        """Return the time that storage adds: cold minus warm (DS-Analyzer), or None if it is
-        unknown."""
+        """Time that storage adds per sample: cold minus warm (DS-Analyzer). None if unknown."""
         return None if self.cold_wall_ms is None else max(0.0, self.cold_wall_ms - self.wall_ms)
 
     @property
     def wait_ms(self) -> float:
-        """Return the time spent waiting although files are in memory: sleeps, locks, the
-        network."""
+        """Time spent waiting although files are in memory: sleep, locks or the network."""
         return max(0.0, self.wall_ms - self.cpu_ms)
 
 
 class LoaderPoint(Record):
-    """A DataLoader alone at one setting, in steady state.
+    """Measurement of a DataLoader without training, at one setting in steady state.
 
     `startup_s` is the time from ``iter()`` to the first batch, without the time to make that batch.
     """
@@ -210,17 +227,19 @@ class LoaderPoint(Record):
         return 1e3 * self.batch_size / self.batch_ms
 
     def differs_from(self, other: "LoaderPoint") -> bool:
-        """Return True if one more run of this point should not give the time per sample of
-        `other`."""
+        """Return True if the time per sample of `other` is outside the interval of this point."""
         i, batch_ms = self.interval_ms, other.batch_ms * self.batch_size / other.batch_size
         return i is None or not i.low <= batch_ms <= i.high
 
 
 class Stage(Record):
-    """One part of ``__getitem__`` in ms per sample, without parts that are listed themselves.
+    """Part of ``__getitem__`` and its time in ms per sample, without nested parts.
 
-    `random`: its output depends on random numbers, so it must stay online; None if that was not
-    checked. `offline`: it and everything before it are deterministic, so it could be precomputed.
+    Attributes:
+        random: True if the output depends on random numbers, so the part must run in training. None
+            if that was not checked.
+        offline: True if this part and everything before it are deterministic, so the part could be
+            precomputed.
     """
 
     name: str
@@ -232,10 +251,10 @@ class Stage(Record):
 
 
 class LoaderMeasurement(Record):
-    """The measurement of a loader.
+    """Measurement of a data loader.
 
-    `points` differ in workers alone; `variants` differ in one other setting, at the recommended
-    workers.
+    `points` differ only in the number of workers. `variants` have the recommended number of workers
+    and differ in one other setting.
     """
 
     target: str
@@ -266,8 +285,7 @@ class LoaderMeasurement(Record):
 
     @property
     def offline_ms(self) -> float:
-        """Return the time per sample that precomputing could save, before the cost of reading it
-        back."""
+        """Time per sample that precomputing could save, without the time to read samples back."""
         return sum(s.wall_ms for s in self.stages if s.offline)
 
     def share_of(self, stage: Stage) -> float:
@@ -279,14 +297,15 @@ class LoaderMeasurement(Record):
 
 
 def measure_loader(conditions: LoaderConditions) -> LoaderMeasurement:
-    """Measure a DataLoader alone over its settings, and where the time of a sample goes.
+    """Measure a DataLoader without training, over its settings, and the parts of a sample.
 
-    The measurement runs in a fresh process, so a dataset that crashes or hangs costs that process
-    alone.
+    The measurement runs in a fresh process, so a dataset that crashes or hangs does not affect this
+    process.
 
     Raises:
-        TrainpaceError: the target has no samples.
-        UserCodeError, TimedOut: its code raises or hangs.
+        TrainpaceError: If the target has no samples.
+        UserCodeError: If the target's code raises an exception.
+        TimedOut: If the target's code hangs.
     """
     what = f"measuring the loader of {conditions.target}"
     request = msgspec.to_builtins(conditions)
@@ -302,10 +321,15 @@ def loader_costs(
     seed: int,
     timeout_s: float,
 ) -> list[LoaderCost]:
-    """Measure loading for each batch size, from a task's dataset or from the folder of its
-    `shards`.
+    """Measure the cost of loading for each batch size.
 
-    `workers`: also time sending a batch from a worker.
+    Args:
+        task: Target with the dataset.
+        shards: Folder of precomputed samples to read instead of the dataset, if given.
+        batch_sizes: Batch sizes to measure.
+        workers: True to measure sending a batch from a worker as well.
+        seed: Seed for the choice of samples.
+        timeout_s: Time limit of the measurement.
     """
     request = {
         "task": task,
@@ -324,12 +348,14 @@ def loader_costs(
 
 
 class LoaderAdvice(Record):
-    """The fewest workers within 5% of the best step, compared with the current number (0 if not
-    given).
+    """Advice on the number of workers: the smallest one within 5% of the best step time.
 
-    `compute_ms` None: only the loader was measured, times are of batches, and at least one worker
-    is advised. `saved_s_per_epoch` is without the workers' start. `limit` is what then sets the
-    pace (see `limit_of`).
+    Attributes:
+        compute_ms: Time of a step without data. If None, only the loader was measured, times are
+            per batch, and at least one worker is advised.
+        workers_now: Current number of workers, 0 if not given.
+        saved_s_per_epoch: Saving without the time to start workers.
+        limit: What limits the step time with the advised workers (see `limit_of`).
     """
 
     compute_ms: float | None
@@ -352,17 +378,23 @@ class LoaderAdvice(Record):
 def advise(
     m: LoaderMeasurement, compute_ms: float | None = None, compute_cores: float = 1.0
 ) -> LoaderAdvice:
-    """Compare the measured numbers of workers for a step that computes for `compute_ms` on its
-    own."""
+    """Compare the measured numbers of workers, and advise one.
+
+    Args:
+        m: Measurement of the loader.
+        compute_ms: Time of a step without data, if known.
+        compute_cores: Number of cores that the compute keeps busy.
+    """
     cores = min(compute_cores, m.cores) if compute_ms else 0.0
     compute = compute_ms or 0.0
     costs = {
-        # the cost under which the model gives the measured batch time
+        # Scale the cost so that the model gives the measured batch time.
         p.workers: m.cost.times(p.batch_ms / max(batch_ms(m.cost, p.workers, m.cores), 1e-9))
         for p in m.points
     }
     steps = {w: step_ms(cost, compute, w, m.cores, cores) for w, cost in costs.items()}
-    # without workers nothing is loaded while a step computes, which a loader alone does not show
+    # Without workers, loading and computing do not overlap. The loader's time alone does not show
+    # this, so advise at least one worker.
     needs_one = compute_ms is None and m.given_workers
     workers = fewest_workers({w: ms for w, ms in steps.items() if w or not needs_one})
     now = m.given_workers if m.given_workers in steps else min(steps)
@@ -397,9 +429,9 @@ Pair = tuple[float, float]
 
 
 class ComparedTimes(Record):
-    """Times per sample in ms in both loaders, with 0 for a missing part.
+    """Times per sample in ms of one part in two loaders, with 0 for a missing part.
 
-    `is_noise`: one more run may give either.
+    `is_noise` is True if the difference is within the noise.
     """
 
     name: str
@@ -408,16 +440,20 @@ class ComparedTimes(Record):
 
     @property
     def more_ms(self) -> float:
-        """Return how much longer the second loader takes."""
+        """Time that the second loader takes longer, in ms."""
         return self.ms[1] - self.ms[0]
 
 
 class LoaderComparison(Record):
-    """Times per sample in ms of two loaders.
+    """Comparison of two loaders by their times per sample in ms.
 
-    `parts` are of a sample made on one thread. They decide, since they do not include the time of
-    other processes. `alone` is each loader run alone, by the numbers of workers that both were run
-    with. `slower` is 0 or 1, and `through` is the part that makes most of the difference.
+    Attributes:
+        parts: Parts of a sample made on one thread. They decide which loader is slower, because
+            they do not include the time of other processes.
+        alone: Time of each loader without training, for the numbers of workers that both were
+            measured with.
+        slower: Index of the slower loader, 0 or 1.
+        through: Part that causes most of the difference.
     """
 
     names: tuple[str, str]
@@ -437,7 +473,7 @@ class LoaderComparison(Record):
 
     @property
     def are_alike(self) -> bool:
-        """Return True if both are within `TOLERANCE` of each other."""
+        """True if the times per sample differ by at most `TOLERANCE`."""
         return min(self.sample_ms) * (1 + TOLERANCE) >= max(self.sample_ms)
 
     @property
