@@ -1,7 +1,8 @@
-"""Answers as sections, and sections as terminal text, pages, notebook cells and figures.
+"""Rendering of answers: records become sections, and sections become text, pages, cells and
+figures.
 
-This package computes nothing. Other packages import from here. A name is loaded when it is first
-used, because some need rich, numpy or a whole verb.
+This package computes nothing. Other packages import from here. Names are loaded on first use,
+because some need rich, numpy or a whole verb.
 """
 
 from typing import TYPE_CHECKING

@@ -1,14 +1,13 @@
-"""Any answer as sections: for notebooks, and for pages to be shared that say nothing about whose
-they are.
+"""Conversion of any answer to sections, and anonymous pages to share.
 
-Answers of verbs have sections of their own. Any other record is shown as it is: values with the
-units of their names, ends of an interval beside their middle, and rows as a table below what all
-rows have in common.
+Answers of verbs have their own section builders. Any other record is shown generically: values with
+the unit in their name, an interval next to its value, and rows as a table. Values that all rows
+share are listed above the table.
 
 A shared answer (`--share FILE.html`) is the same answer without private texts, as in shared runs
-(`trainpace.journal.sharing`). `public` is an allow-list: numbers stay, and a text stays only if it
-is a name that Trainpace knows: a card or a CPU of the catalogue, a public model, an optimizer, an
-offer of the packaged price list, a word of a closed choice, or a version of a library.
+(`trainpace.journal.sharing`). `public` uses an allow-list. Numbers stay. A text stays only if
+Trainpace knows it: a card or CPU of the catalogue, a public model, an optimizer, an offer of the
+packaged price list, a word of a closed choice, or a library version.
 """
 
 from __future__ import annotations
@@ -64,11 +63,11 @@ _BUILDERS = {
     "ProfiledTraining": "diagnosis.profiled_sections",
     "Recording": "watch.recording_sections",
 }
-"""Module and function that turn an answer into sections, by the answer's type."""
+"""Module and function that build the sections of an answer, by the answer's type."""
 
 
 def sections_of(answer: object) -> Iterator[Section]:
-    """Return the sections of any answer."""
+    """Return the sections of any answer, by its own builder or else generically."""
     kind = type(answer)
     builder = _BUILDERS.get(kind.__name__, "") if kind.__module__.startswith("trainpace.") else ""
     if not builder:
@@ -85,7 +84,7 @@ MOST_ROWS, MOST_COLUMNS, MOST_FIELDS = 20, 10, 60
 MOST_SECTIONS = 100
 LONGEST_TEXT = 300
 FEW = 8
-"""Numbers of a sequence that are shown one by one."""
+"""Sequences of at most this many numbers are shown in full. Longer ones are summarized."""
 UNITS = {
     "_usd_per_hour": "$/hour",
     "_usd_per_kwh": "$/kWh",
@@ -121,17 +120,18 @@ FIRST: Mapping[str, Sequence[str]] = {
     ),
     "RungResult": ("title", "kept", "reason"),
 }
-"""The columns of a table of such records. Other fields are not shown."""
+"""Table columns for these record types. Their other fields are not shown."""
 
 
 def record_sections(value: Any, depth: int = 0, heading: str = "") -> Iterator[Section]:
-    """Show a record: its rows, then its plain fields, then nested records under their names."""
+    """Show a record: its rows, then its plain fields, then its nested records."""
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         yield from _table(value, heading)
         return
     fields = fields_of(value)
     if isinstance(value, Rows):
-        yield from _table(value.to_dicts(), heading)  # a sweep has fewer rows than measurements
+        # `to_dicts` can have fewer rows than `rows`: a sweep has several measurements per batch.
+        yield from _table(value.to_dicts(), heading)
         fields = {name: v for name, v in fields.items() if v is not value.rows}
     plain = _merged({name: v for name, v in fields.items() if _is_plain(v)})
     shown = [(_named(name), text) for name, cell in plain.items() if (text := _cell(cell))]
@@ -144,7 +144,7 @@ def record_sections(value: Any, depth: int = 0, heading: str = "") -> Iterator[S
 
 
 def _table(values: Sequence[Any], heading: str) -> Iterator[Section]:
-    """Show what differs between rows as columns, below what all rows have in common."""
+    """Show the differences between rows as columns. Common values are listed above the table."""
     rows = [_merged(row_of(value)) for value in values[:MOST_ROWS]]
     names = dict.fromkeys(name for row in rows for name in row)
     texts = {name: [_cell(row.get(name)) for row in rows] for name in names}
@@ -162,7 +162,7 @@ def _table(values: Sequence[Any], heading: str) -> Iterator[Section]:
 def fields_of(value: object) -> dict[str, Any]:
     """Return the fields of a record, a named tuple or a mapping.
 
-    Fields with their default are omitted.
+    Omits fields that have their default value.
     """
     if isinstance(value, Mapping):
         return dict(value)
@@ -180,7 +180,7 @@ def _is_usual(value: object, default: object) -> bool:
 
 
 def row_of(value: object) -> dict[str, Any]:
-    """Return a record's plain fields, and those of the records in it under their names."""
+    """Return a record's plain fields, and those of its nested records as "name.field"."""
     fields = fields_of(value)
     if not fields:
         return {"": value}
@@ -193,7 +193,7 @@ def row_of(value: object) -> dict[str, Any]:
 
 
 def _merged(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Put NAME_low and NAME_high behind NAME, and job_low_s and job_high_s behind job_s."""
+    """Combine NAME, NAME_low and NAME_high into one text; likewise job_s and job_low_s."""
     done = dict(row)
     for low in [name for name in row if "_low" in name]:
         name, high = low.replace("_low", "", 1), low.replace("_low", "_high", 1)
@@ -245,16 +245,16 @@ def _number(value: Any) -> str:
 
 
 def _named(name: str) -> str:
-    """Return `step_time_ms` as "step time, ms"."""
+    """Convert a field name to text: `step_time_ms` becomes "step time, ms"."""
     end = next((end for end in UNITS if name.endswith(end)), "")
     base, unit = (name.removesuffix(end), f", {UNITS[end]}") if UNITS.get(end) else (name, "")
     return base.replace("_", " ").replace(".", " ") + unit
 
 
 def html_of(answer: object) -> str:
-    """Return an answer as plain HTML elements, for a notebook. It never raises.
+    """Return an answer as plain HTML for a notebook. Never raises.
 
-    There is no script, style sheet or link. All text is escaped.
+    The HTML has no scripts, style sheets or links. All text is escaped.
     """
     try:
         name = type(answer).__name__
@@ -262,7 +262,7 @@ def html_of(answer: object) -> str:
             name = f"{type(answer[0]).__name__}s"
         title = sentence(re.sub(r"(?<=[a-z])([A-Z])", r" \1", name).lower())
         return f"<div><p><strong>{_text(title)}</strong></p>{_html(sections_of(answer))}</div>"
-    except Exception:  # a notebook would print a stack trace in place of the answer
+    except Exception:  # Otherwise a notebook would print a stack trace in place of the answer.
         try:
             text = repr(answer)
         except Exception:
@@ -318,20 +318,20 @@ SHARED = (
     " it before you share it."
 )
 HIDDEN = "..."
-"""Stands for a private text."""
+"""Replacement for a private text."""
 OWN_DEVICE = "own device"
 RELEASE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){0,2}")
-"""Versions of at most three parts: four could be an address."""
+"""Library versions of at most three parts. A version of four parts could be an IP address."""
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 CHANGES = ("torch.compile", "channels-last")
-"""Titles of changes without a value."""
+"""Titles of changes that have no value."""
 MODEL_FIELDS = ("model", "model_name")
 CLOSED = ("bound", "kind", "mechanism", "phase", "shape", "unit")
-"""Fields whose texts are Trainpace's own words."""
+"""Fields that contain only Trainpace's own words."""
 
 
 def shared_page(answer: object, title: str) -> str:
-    """Return the page to share of any answer. `title` is in Trainpace's own words."""
+    """Return the HTML page to share for any answer. `title` must not contain private text."""
     shown = public(answer)
     sections = [Lines([SHARED]), *sections_of(shown)]
     if isinstance(shown, Matches):
@@ -346,24 +346,25 @@ def shared_page(answer: object, title: str) -> str:
 def public(value: Any, name: str = "") -> Any:
     """Return a copy of a value without private texts. `name` is the name of its field."""
     match value:
-        case bool() | int() | float() | None | Interval() | Near():  # near runs are public
+        # Nearby runs come from the public journal.
+        case bool() | int() | float() | None | Interval() | Near():
             return value
         case Nearness() if value.device not in _known_words():
-            # its differences name the card
+            # The differences contain the name of the card.
             return replace(value, model=OWN_MODEL, device=OWN_DEVICE, runs=(), closest=None)
         case str():
             return _public_text(value, name)
         case Figure():
             return replace(value, source="")
-        case Workload():  # its operators have the names of modules
+        case Workload():  # Operators contain module names.
             return None
         case Matches():
             workload = _public_workload(value.workload)
             return replace(_public_record(value), workload=workload)
-        case RooflinePoint():  # MODULE, kind, phase
+        case RooflinePoint():  # The name is "MODULE, kind, phase".
             return value._replace(name=", ".join(value.name.split(", ")[-2:]))
         case Planned() if value.setting.cluster.device.name in _known_words():
-            # a plan's sentences name nothing but the device and settings
+            # The sentences of a plan contain no names except those of the device and settings.
             return replace(_public_record(value), plan=replace(value.plan, corrected=""))
         case msgspec.Struct():
             return _public_record(value)
@@ -394,7 +395,7 @@ def _public_text(text: str, name: str) -> str:
         return known
     if name in ("device", "gpu"):
         return OWN_DEVICE
-    if name == "role":  # "convolutions of MODULE"
+    if name == "role":  # The role may be "convolutions of MODULE".
         return text.partition(" of ")[0]
     return text if name in CLOSED else HIDDEN
 
@@ -407,16 +408,16 @@ def _public_record(record: msgspec.Struct) -> Any:
     }
     try:
         return replace(record, **fields)
-    except TrainpaceError:  # it checks itself, and means nothing without its names
+    except TrainpaceError:  # The record's own checks fail, and it means nothing without its names.
         return None
 
 
 @cache
 def _closed_fields(kind: type) -> dict[str, frozenset[str]]:
-    """Return the words of the fields that allow only some."""
+    """Return the allowed words of each field with a closed choice."""
     try:
         fields = msgspec.structs.fields(kind)
-    except NameError:  # the types of an answer's parts are imported for type checkers only
+    except NameError:  # Some types are imported only for type checkers.
         return {}
     return {
         field.name: frozenset(word for word in _literals(field.type) if isinstance(word, str))
@@ -436,7 +437,7 @@ def _literals(hint: Any) -> Iterator[Any]:
 
 
 def _public_mapping(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Keep known keys. Devices that are not public become one, and libraries keep their version."""
+    """Keep known keys, and the versions of shared libraries. Other text keys are dropped."""
     kept: dict[Any, Any] = {}
     for key, value in mapping.items():
         if key in SHARED_LIBRARIES and isinstance(value, str):
@@ -448,7 +449,7 @@ def _public_mapping(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _public_named_tuple(value: Any) -> Any:
-    if isinstance(value, Problem):  # charts compute from it, and pages do not show it
+    if isinstance(value, Problem):  # Charts need the problem. Pages do not show it.
         device = replace(value.cluster.device, name=public(value.cluster.device.name, "device"))
         cluster, workload = replace(value.cluster, device=device), _public_workload(value.workload)
         return value._replace(workload=workload, cluster=cluster, forecaster=None)
@@ -465,7 +466,7 @@ def _public_named_tuple(value: Any) -> Any:
 
 
 def _public_workload(workload: Workload) -> Workload:
-    """Keep the operator tables, which charts compute from and which are not part of the page."""
+    """Remove private texts but keep the operator tables. Charts need them; pages do not show them."""
     length = workload.sequence_length
     return replace(
         workload,
@@ -478,7 +479,7 @@ def _public_workload(workload: Workload) -> Workload:
 
 @cache
 def _known_words() -> frozenset[str]:
-    """Return texts that say nothing about anybody."""
+    """Return texts that identify nobody."""
     choices = (Checkpointing, Engine, Provenance, Status)
     known = {*PRECISIONS, *OPTIMIZERS, *STEP_PARTS, *IN_WORDS, *IN_WORDS.values(), *CHANGES, *PARTS}
     known |= {word for choice in choices for word in get_args(choice)}

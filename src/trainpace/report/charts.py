@@ -1,13 +1,13 @@
-"""Charts as data, and drawn without a browser.
+"""Charts as data, and drawing without a browser.
 
-Pages (charts.js, figures.html) and matplotlib draw the same records. Colors stand for meanings and
-are distinguishable for color-blind readers, on light and dark pages. The hues are those of Okabe
-and Ito (2008, "Color Universal Design"), darkened or lightened to a contrast of at least 3:1
-against the page (WCAG 2.2, 1.4.11), which tests/report/test_palette.py computes. Neighbors in a
-stack also differ in lightness.
+Pages (charts.js, figures.html) and matplotlib draw the same records. Each color has a meaning. All
+colors are distinguishable for color-blind readers, on light and dark pages. The hues are those of
+Okabe and Ito (2008, "Color Universal Design"). They are darkened or lightened to a contrast of at
+least 3:1 against the page (WCAG 2.2, 1.4.11), which tests/report/test_palette.py computes.
+Neighbors in a stack also differ in lightness.
 
-A terminal gets a plot in characters: a curve of braille dots, eight to a cell. Papers get PNG, SVG
-or PDF files by matplotlib (the extra `figures`), in the light palette.
+Terminals get a plot of braille characters with eight dots per cell. Papers get PNG, SVG or PDF
+files by matplotlib (the extra `figures`) in the light palette.
 """
 
 from __future__ import annotations
@@ -54,17 +54,19 @@ TEXTURES = {
     "states": "dots",
     "host_overhead": "dots",
 }
-"""Textures over tones whose neighbor in a stack looks alike without green, or on grey paper."""
+"""Textures for tones that look like their neighbor in a stack to a color-blind reader, or on gray
+paper.
+"""
 TONES = {tone: pair for tones, pair in _HUES for tone in tones.split()}
-"""Colors (on a light page, on a dark page) by their meaning."""
+"""Colors by meaning, as (on a light page, on a dark page)."""
 SERIES_TONES = ("first", "second", "third", "fourth", "fifth", "sixth")
-"""Tones of series without a meaning of their own, in order of use."""
+"""Tones for series without a meaning of their own, in order of use."""
 
 
 class Axis(Record):
-    """An axis with its label and unit.
+    """Axis of a chart, with its label and unit.
 
-    `low` and `high` are set if it does not end with its data.
+    `low` and `high` are set if the axis should not end with the data.
     """
 
     label: str
@@ -79,11 +81,11 @@ class Axis(Record):
 
 
 class Series(Record):
-    """Values over x, which ascends for lines and areas. `y` is None for an unknown value.
+    """Values over x. A `y` of None is unknown.
 
-    A line has an interval from `low` to `high`. Points have a spread from `low` to `high`,
-    `labels`, and `sizes` as shares of the largest point's area. An area is filled between `low` and
-    `high`; the maker of the chart stacks areas.
+    x must be ascending for lines and areas. A line can have an interval from `low` to `high`.
+    Points can have a spread from `low` to `high`, `labels`, and `sizes` as shares of the largest
+    point's area. An area is filled between `low` and `high`. The creator of the chart stacks areas.
     """
 
     name: str
@@ -130,7 +132,7 @@ class Series(Record):
 
 
 class Mark(Record):
-    """A labeled place: a vertical line at x, a horizontal line at y, or a point (`at`, `y`)."""
+    """Labeled place: a vertical line at x, a horizontal line at y, or a point (`at`, `y`)."""
 
     axis: Literal["x", "y", "point"]
     at: float
@@ -147,9 +149,11 @@ class Mark(Record):
 class Chart(Record):
     """Series over one pair of axes.
 
-    `finding` describes the chart in a sentence, also for screen readers. `nearest`: whether a
-    pointer reads all values at the nearest x, or the one nearest point. `note`: where the numbers
-    come from.
+    Attributes:
+        finding: Sentence that describes the chart, also for screen readers.
+        nearest: "x" if the pointer reads all values at the nearest x, "point" if it reads the
+            nearest point.
+        note: Source of the numbers.
     """
 
     title: str
@@ -163,7 +167,7 @@ class Chart(Record):
 
 
 class Segment(Record):
-    """A part of a bar. `at` is its start, if that is not the end of the part before it."""
+    """Part of a bar. `at` is its start if it does not begin at the end of the previous part."""
 
     name: str
     tone: str
@@ -179,10 +183,10 @@ class Segment(Record):
 
 
 class Bar(Record):
-    """A horizontal bar of segments, with its interval from `low` to `high` and the text `said` at
-    its end.
+    """Horizontal bar made of segments.
 
-    With gaps between its segments, a bar is a row of a Gantt chart.
+    Its interval is `low` to `high`, and `said` is the text at its end. A bar with gaps between its
+    segments is a row of a Gantt chart.
     """
 
     label: str
@@ -211,7 +215,7 @@ class Bar(Record):
 
 
 class BarGroup(Record):
-    """Bars on one scale, which are compared with each other."""
+    """Bars that share a scale and are compared with each other."""
 
     bars: tuple[Bar, ...]
     title: str = ""
@@ -220,7 +224,7 @@ class BarGroup(Record):
 class BarChart(Record):
     """Horizontal bars, such as parts of steps or speed-ups.
 
-    `one_scale`: all groups share a scale.
+    `one_scale` is True if all groups share a scale.
     """
 
     title: str
@@ -233,16 +237,16 @@ class BarChart(Record):
 
     @property
     def key(self) -> tuple[tuple[str, str], ...]:
-        """Return (name, tone) of every part above 0, in order of appearance."""
+        """(name, tone) of every part above 0, in order of appearance."""
         parts = [
             s for group in self.groups for bar in group.bars for s in bar.segments if s.value > 0
         ]
         return tuple({s.name: s.tone for s in reversed(parts)}.items())[::-1]
 
     def longest(self, group: BarGroup) -> float:
-        """Return the length that fills the width.
+        """Return the value that fills the width of the chart.
 
-        Wide intervals are cut, or they would flatten the bars.
+        Wide intervals are truncated, because they would flatten the bars.
         """
         bars = [bar for g in (self.groups if self.one_scale else (group,)) for bar in g.bars]
         most = max((bar.end for bar in bars), default=0.0) or 1.0
@@ -252,9 +256,9 @@ class BarChart(Record):
 
 
 class Cell(Record):
-    """A cell of a heat map. Its value gives the shade; without a value `said` is the reason.
+    """Cell of a heat map. Its value sets the shade. Without a value, `said` gives the reason.
 
-    `mark` names the cell that the answer is about.
+    `mark` labels the cell that the answer recommends.
     """
 
     value: float | None
@@ -265,7 +269,7 @@ class Cell(Record):
 class HeatMap(Record):
     """Values over two lists of choices.
 
-    The lowest value is the darkest. A cell may be missing (None).
+    The lowest value is the darkest. None stands for a missing cell.
     """
 
     title: str
@@ -286,7 +290,7 @@ class HeatMap(Record):
                 )
 
     def shade(self, cell: Cell) -> int:
-        """Return 0 to SHADES - 1 by the logarithm of the value, or -1 without a value."""
+        """Return the shade (0 to SHADES - 1) by the value's logarithm, or -1 without a value."""
         if cell.value is None:
             return -1
         values = [
@@ -303,7 +307,7 @@ class HeatMap(Record):
 
 SHADES = 6
 MOST_INTERVAL = 2.5
-"""Intervals and limits are drawn up to this many times the longest bar or the highest curve."""
+"""Limit for drawing intervals, as a multiple of the longest bar or the highest curve."""
 
 Picture = Chart | BarChart | HeatMap
 
@@ -318,7 +322,7 @@ def series(
 ) -> Series:
     """Return a series through `points` (x, y).
 
-    `intervals` of y are drawn if every point has one.
+    Intervals of y are drawn only if every point has one.
     """
     x, y = tuple(zip(*points, strict=True)) or ((), ())
     bounds = [(i.low, i.high) for i in intervals if i is not None]
@@ -335,14 +339,14 @@ def ideal_line(points: Iterable[tuple[float, float]]) -> Series:
 def bar(
     label: str, said: str, parts: Iterable[tuple[str, str, float]], interval: Interval | None = None
 ) -> Bar:
-    """Return a bar of `parts` (name, tone, value), with the `interval` of the whole."""
+    """Return a bar with the parts (name, tone, value). `interval` is that of the whole bar."""
     segments = tuple(Segment(name=name, tone=tone, value=value) for name, tone, value in parts)
     low, high = (None, None) if interval is None else (interval.low, interval.high)
     return Bar(label=label, said=said, segments=segments, low=low, high=high)
 
 
 def tick_step(span: float, most: int) -> float:
-    """Return 1, 2 or 5 times a power of ten, so that at most `most` ticks span the range."""
+    """Return a tick distance of 1, 2 or 5 times a power of ten, for at most `most` ticks."""
     rough = span / most
     power = 10.0 ** math.floor(math.log10(rough))
     return next(
@@ -355,7 +359,7 @@ def _check_tone(tone: str) -> None:
 
 
 def css_variables() -> str:
-    """Return CSS variables for both color schemes. On paper the light scheme applies."""
+    """Return CSS variables for both color schemes. Printed pages use the light scheme."""
     pairs = {"--page": PAGE, "--ink": INK, "--soft": SOFT, "--line": LINE}
     pairs |= {f"--tone-{name}": pair for name, pair in TONES.items()}
     textures = "".join(f";--texture-{tone}:{texture}" for tone, texture in TEXTURES.items())
@@ -372,7 +376,7 @@ def _mixed(shade: int) -> str:
 
 
 def shade_share(shade: int) -> float:
-    """Return the share of color in a shade, on which text in the page's ink stays readable."""
+    """Return the share of color in a shade. Text in the page's ink stays readable on it."""
     return 0.08 * shade
 
 
@@ -380,24 +384,24 @@ SUFFIXES = (".png", ".svg", ".pdf")
 WIDTH_IN, HEIGHT_IN = 6.4, 3.7
 DOTS_PER_INCH = 200
 BAR_IN = 0.27
-"""Height of a row of bars, in inches."""
+"""Height of a bar's row, in inches."""
 CELL_IN = 0.42
 ONE_POWER = 16.0
-"""A logarithmic axis over a smaller ratio has ticks between the powers of ten."""
+"""A logarithmic axis over a smaller ratio gets ticks between the powers of ten."""
 BETWEEN = 24
-"""Places along a line between two points that labels avoid."""
+"""Number of places between two points of a line that labels must avoid."""
 HATCHES = {"stripes": "////", "dots": "xxxx"}
-"""Hatches of matplotlib by texture. Its dots would make an SVG of 250 KB."""
+"""Hatches of matplotlib by texture. matplotlib's own dots would make an SVG of 250 KB."""
 NO_DATE: dict[str, dict[str, Any]] = {
     ".svg": {"Date": None},
     ".pdf": {"CreationDate": None},
     ".png": {},
 }
-"""Metadata without a date, so that the same chart gives the same file."""
+"""File metadata without a date, so that equal charts give equal files."""
 
 
 def check_suffix(path: str) -> None:
-    """Raise TrainpaceError if the extension is not one of SUFFIXES."""
+    """Raise TrainpaceError if the file extension is not in SUFFIXES."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise TrainpaceError(
             f"Cannot write a figure to {path}.", "Its name must end with .png, .svg or .pdf."
@@ -405,10 +409,11 @@ def check_suffix(path: str) -> None:
 
 
 def save_figures(charts: Sequence[Picture | None], path: str) -> list[Path]:
-    """Save the first chart as `path` and the others beside it, with their titles in their names.
+    """Save the first chart as `path`. Other charts go next to it, with their titles in the file
+    names.
 
     Returns:
-        The files.
+        The paths of the files.
 
     Raises:
         TrainpaceError: There is nothing to draw, or matplotlib is not installed.
@@ -486,7 +491,7 @@ def chart_figure(chart: Chart) -> Figure:
         drawn.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
     for series in chart.series:
         _draw(axes, series)
-    if chart.y.scale == "linear":  # room for the names of upright marks
+    if chart.y.scale == "linear":  # Leaves room for the labels of vertical marks.
         low, high = axes.get_ylim()
         axes.set_ylim(
             low, high + 0.07 * min(sum(mark.axis == "x" for mark in chart.marks), 3) * (high - low)
@@ -497,10 +502,10 @@ def chart_figure(chart: Chart) -> Figure:
     ):
         if axis.scale == "log10" and high < ONE_POWER * low:
             drawn.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 6, 8)))
-    axes.set_xlim(chart.x.low, chart.x.high)  # None leaves an end as it is
+    axes.set_xlim(chart.x.low, chart.x.high)  # None keeps the automatic limit.
     axes.set_ylim(chart.y.low, chart.y.high)
     figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=7, columnspacing=1.2)
-    figure.draw_without_rendering()  # places the axes, which labels need
+    figure.draw_without_rendering()  # This places the axes. Labels need their positions.
     taken: list[Any] = []
     points = _point_boxes(axes, chart)
     for mark in sorted(chart.marks, key=lambda mark: (mark.axis, mark.at)):
@@ -509,7 +514,7 @@ def chart_figure(chart: Chart) -> Figure:
 
 
 def _point_boxes(axes: Any, chart: Chart) -> list[Any]:
-    """Return the boxes of points of several sizes and of lines, which labels avoid."""
+    """Return the bounding boxes of points and lines, which labels must avoid."""
     from matplotlib.transforms import Bbox
 
     boxes = []
@@ -582,7 +587,7 @@ def _draw(axes: Any, s: Series) -> None:
 def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any], ringed: bool) -> None:
     """Draw a mark, and its label if there is room inside the axes.
 
-    A label never covers another one, and covers points and lines only if there is no other place.
+    A label never covers another label. It covers points and lines only if there is no other place.
     """
     from matplotlib.patheffects import withStroke
 
@@ -618,7 +623,7 @@ def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any], ringed: bo
             color=colour,
         )
         text.set_in_layout(False)
-        text.set_zorder(5)  # above points
+        text.set_zorder(5)  # Above the points.
         box, room = text.get_window_extent().padded(2), axes.bbox.padded(6)
         inside = room.containsx(box.x0) and room.containsx(box.x1) and room.containsy(box.y0)
         if inside and not box.count_overlaps(others):
@@ -745,20 +750,23 @@ def heat_figure(chart: HeatMap) -> Figure:
 
 
 PLOT_ROWS, WIDEST, LEAST = 13, 92, 24
-"""Size of a character plot. The number of rows is adjusted to put ticks at equal distances."""
+"""Rows, maximum columns and minimum columns of a character plot. The number of rows is adjusted so
+that ticks have equal distances.
+"""
 MOST_TICKS = 6
 ACROSS, UP = 2, 4
-"""Dots of a braille character."""
+"""Columns and rows of dots in a braille character."""
 _BITS = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
-"""Bits of a braille character by column, from below."""
+"""Bits of a braille character by column, from bottom to top."""
 
 
 def plot(
     points: Points, marked: Collection[float], title: str, line: Points = (), width: int = 80
 ) -> list[str]:
-    """Return the lines of a plot from zero, at most `width` columns wide.
+    """Return the lines of a plot whose y axis starts at zero, at most `width` columns wide.
 
-    A curve goes through `line`, `points` lie over it, and every x in `marked` has a triangle.
+    The curve goes through `line`, and `points` lie on top of it. Every x in `marked` has a
+    triangle.
     """
     every = [*points, *line]
     left, right = min(x for x, _ in every), max(x for x, _ in every)
@@ -789,7 +797,7 @@ def plot(
 
 
 def _scaled(cells: list[list[str]], labels: dict[int, str], margin: int) -> list[str]:
-    """Return rows from the top, with the scale on their left and an axis below."""
+    """Return rows from top to bottom, with the scale on the left and an axis below."""
     lines = []
     for i in reversed(range(len(cells))):
         edge = "└" if i == 0 else "┤" if i in labels else "│"
@@ -800,9 +808,9 @@ def _scaled(cells: list[list[str]], labels: dict[int, str], margin: int) -> list
 
 
 def _curve(points: Points, columns: int, rows: int) -> list[list[str]]:
-    """Return rows of cells, the lowest first, with a curve through shares of width and height.
+    """Return rows of cells, bottom row first, with a curve through shares of width and height.
 
-    A height is drawn in the middle of its cell, where a mark would stand.
+    Each height is drawn in the middle of its cell, at the position of marks.
     """
     dots: set[tuple[int, int]] = set()
     wide = ACROSS * (columns - 1) + 1
@@ -826,7 +834,7 @@ def _curve(points: Points, columns: int, rows: int) -> list[list[str]]:
 
 
 def _ticks(left: float, right: float) -> Iterator[float]:
-    """Yield the ends and round numbers between them."""
+    """Yield both ends, and round numbers between them."""
     yield left
     if right > left:
         step = max(1.0, tick_step(right - left, MOST_TICKS))
@@ -838,9 +846,10 @@ def _ticks(left: float, right: float) -> Iterator[float]:
 
 
 def along(named: dict[int, str], columns: int, anchor: float) -> str:
-    """Return labels at their columns, starting there (`anchor` 0) or centered (0.5).
+    """Return a line with labels at their columns.
 
-    The first and the last are always shown. Others are dropped if they would touch another one.
+    With `anchor` 0 a label starts at its column, and with 0.5 it is centered there. The first and
+    the last label are always shown. Others are dropped if they would touch another one.
     """
     line, at = [" "] * columns, sorted(named)
     for i in dict.fromkeys([*at[:1], *at[-1:], *at]):

@@ -1,6 +1,4 @@
-"""Diagnoses and profiler traces as sections: the cause, its proof, what each rank does, and what to
-change.
-"""
+"""Report sections for diagnoses and profiler traces: cause, proof, ranks and fixes."""
 
 from __future__ import annotations
 
@@ -68,7 +66,7 @@ PROVED = (
 
 
 def nothing_worth(d: Diagnosis) -> str:
-    """Report that no change is worthwhile, and list untried ones."""
+    """Report that no change is worthwhile, and list the changes that were not tried."""
     tried = any(p.trial == "bf16" and p.settles for p in d.proofs)
     others = "a faster device may" if tried else "a lower precision or a faster device may"
     return f"No change known here saves {percent(WORTH)} of a step; {others}."
@@ -81,12 +79,12 @@ def diagnosis_sections(
     notes: Iterable[str] = (),
     timeline: Iterable[Section] = (),
 ) -> Iterator[Section]:
-    """Turn a diagnosis into sections.
+    """Convert a diagnosis to sections.
 
     Args:
         d: The diagnosis.
         folder: The recording's folder.
-        again: The command that proves the shares, if the recording has no interventions.
+        again: Command that proves the shares, if the recording has no interventions.
         notes: Notes about the run.
         timeline: Sections of a timeline, for a page.
     """
@@ -151,7 +149,8 @@ def _verdict(d: Diagnosis) -> str:
     if d.share_of_roof <= 1:
         reaches = f"reaches {percent(d.share_of_roof)} of {measured}"
         return f"{verdict}. While computing, the model {reaches}."
-    # a convolution may need fewer multiplications than its definition, by which FLOPs are counted
+    # A convolution may need fewer multiplications than its definition. FLOPs are counted by the
+    # definition.
     return (
         f"{verdict}. While computing, the model exceeds {measured}: convolutions may need fewer"
         " multiplications than are counted, or another program slowed that matmul down."
@@ -165,7 +164,9 @@ def _not_worth(a: Advice, d: Diagnosis) -> str:
 
 
 def savings(a: Advice, d: Diagnosis) -> list[str]:
-    """Return what a change saves per step, per epoch and of the job, and per step at most."""
+    """Return what a change saves per step, per epoch and in the whole job, and its upper limit per
+    step.
+    """
     epoch, job = d.seconds_an_epoch(a.saves_ms), d.seconds_a_job(a.saves_ms)
     return [
         f"{saved_ms(a)} ({percent(a.saves_ms / d.step_ms)})",
@@ -175,13 +176,13 @@ def savings(a: Advice, d: Diagnosis) -> list[str]:
 
 
 def saved_ms(a: Advice) -> str:
-    """Return what a change saves per step. "up to" marks an upper limit."""
+    """Return the saving of a change per step. "up to" marks an upper limit."""
     is_most = a.at_most or a.saves_ms > MOST_OF_ALL * a.ceiling_ms
     return f"{'up to ' if is_most else ''}{number(a.saves_ms)} ms"
 
 
 def shares_chart(shares: Sequence[Share], verdict: str, note: str) -> BarChart:
-    """Draw a bar for each cause, the longest first. Together they are the step."""
+    """Draw one bar per cause, the longest first. The bars add up to the step."""
     shown = [s for s in shares if s.share >= LEAST_SHARE]
     top = next((s for s in shown if s.cause == verdict), shown[0])
     parts = [("of the step", _TONES.get(s.cause, "muted"), max(s.ms, 0.0)) for s in shown]
@@ -198,7 +199,7 @@ def shares_chart(shares: Sequence[Share], verdict: str, note: str) -> BarChart:
 
 
 def proofs_chart(d: Diagnosis) -> BarChart | None:
-    """Draw the current step beside the step without a cause. None without interventions."""
+    """Draw the current step and the step without each cause. None without interventions."""
     if not d.proofs:
         return None
     strongest = max(d.proofs, key=lambda p: p.saved_ms)
@@ -241,7 +242,7 @@ def diagnosis_pictures(d: Diagnosis) -> list[Picture | None]:
 
 
 def recorded_ranks_sections(recording: Recording) -> Iterator[Section]:
-    """Show who is behind, and each rank's step. Nothing for a single rank."""
+    """Show which rank is behind, and each rank's step time. Yields nothing for a single rank."""
     if recording.together is not None:
         yield Lines(list(faults_in_words(recording)))
         yield from ranks_sections(recording.together)
@@ -286,7 +287,7 @@ def _clocks_and_links(found: Together) -> Iterator[str]:
 def ranks_chart(found: Together | None) -> BarChart | None:
     """Draw the mean step of each rank by its parts.
 
-    Of many ranks, those that wait least are drawn.
+    If there are many ranks, only those that wait least are drawn.
     """
     if found is None:
         return None
@@ -350,11 +351,11 @@ _COLLECTIVES = (
 
 
 WORTH_A_LINE = 0.03
-"""Share of a step that a change must be able to save for a line in the short answer."""
+"""Minimum possible saving of a change for a line in the short answer, as a share of the step."""
 FEW_KERNELS = 3
 MOST_RANKS = 64
 APART = 0.05
-"""Difference of mean and median step from which both are printed."""
+"""Relative difference of mean and median step above which both are printed."""
 _BOUNDS = (words("what a change could save", least=20), Column("at most"), Column("share"))
 
 
@@ -363,7 +364,7 @@ def profiled_title(place: str) -> str:
 
 
 def profiled_sections(p: ProfiledTraining, place: str = "a trace") -> Iterator[Section]:
-    """Turn a profiler's trace into sections. `place` is its file or folder."""
+    """Convert a profiler trace to sections. `place` is its file or folder."""
     yield Lines([f"{place}: {source_words(p)}"])
     yield Headline(verdict_words(p))
     yield Charts(lambda: [shares_chart(p.shares, p.verdict, source_words(p))])
@@ -380,7 +381,7 @@ def profiled_sections(p: ProfiledTraining, place: str = "a trace") -> Iterator[S
 
 
 def _bounds(p: ProfiledTraining) -> Iterator[Section]:
-    """Show what each change could save at most, and how to make it."""
+    """Show the maximum saving of each change, and how to make it."""
     bounds = [b for b in p.bounds if b.at_most_ms >= LEAST_SHARE * p.step_ms]
     rows = [
         (b.title, f"{number(b.at_most_ms)} ms", percent(b.at_most_ms / p.step_ms)) for b in bounds
@@ -394,7 +395,7 @@ def _bounds(p: ProfiledTraining) -> Iterator[Section]:
 
 
 def _trace_notes(p: ProfiledTraining) -> Iterator[Notes]:
-    """Describe ranks, and in the short answer the heaviest kernels, whose table is not shown."""
+    """Describe the ranks. The short answer also names the heaviest kernels; it has no table."""
     ranks = [ranks_words(p)] if len(p.ranks) > 1 else []
     heavy = [k for k in p.kernels[:FEW_KERNELS] if k.ms >= LEAST_SHARE * p.step_ms]
     named = listed(f"{k.name} {percent(k.ms / p.step_ms)}" for k in heavy)
@@ -405,7 +406,7 @@ def _trace_notes(p: ProfiledTraining) -> Iterator[Notes]:
 
 
 def source_words(p: ProfiledTraining) -> str:
-    """Say where the numbers come from."""
+    """Return a sentence about the source of the numbers."""
     first = p.ranks[0]
     who = f"{len(p.ranks)} ranks" if len(p.ranks) > 1 else f"rank {first.rank}"
     on = f" on {first.device}" if first.device and p.on_device else ""
@@ -442,7 +443,10 @@ def verdict_words(p: ProfiledTraining) -> str:
 
 
 def _share_rows(p: ProfiledTraining) -> list[tuple[str, str, str, float]]:
-    """Return causes, which add up to the step, then the parts of some of them, which are cut first."""
+    """Return rows for the causes, followed by the parts of some causes.
+
+    The causes add up to the step. The rows of parts are cut first.
+    """
     rows = [
         (s.in_words, number(s.ms), f"{100 * s.share:.1f}%", s.share)
         for s in p.shares

@@ -1,5 +1,5 @@
-"""Forecasts as sections: the answer, a table, where the time of a step goes, jumps, assumptions,
-and what to do next.
+"""Report sections for forecasts: verdict, table, step breakdown, jumps, assumptions and next
+commands.
 """
 
 from __future__ import annotations
@@ -58,13 +58,14 @@ if TYPE_CHECKING:
     from trainpace.verbs.traced import PaddedBatch
 
 MOST_ROWS = 24
-"""Batch sizes per device in a table. A longer table is reduced to the sizes that matter."""
+"""Maximum batch sizes per device in a table. Longer tables keep the most relevant sizes.
+"""
 MOST_WARNINGS = 12
 MOST_BARS = 12
 MOST_KEPT = 6
-"""Devices whose best batch stays in a table that is cut."""
+"""Number of devices whose best batch stays in a truncated table."""
 SURE = 0.99
-"""Probability to fit from which it is not printed."""
+"""Probability of fitting in memory above which it is not printed."""
 FITS = {None: "?", True: "yes", False: "NO"}
 
 
@@ -78,7 +79,10 @@ def _workload(answer: Forecasts) -> Workload:
 
 
 def forecast_sections(answer: Forecasts, asked: ForecastRequest | None = None) -> Iterator[Section]:
-    """Turn forecasts into sections. `asked` is the request that the next command continues."""
+    """Convert forecasts to sections.
+
+    `asked` is the original request. Its options go into the suggested next command.
+    """
     rows, workload = answer.rows, _workload(answer)
     done = [row for row in rows if row.step is not None]
     several = bool(steps.lengths_of(rows))
@@ -101,13 +105,13 @@ def forecast_sections(answer: Forecasts, asked: ForecastRequest | None = None) -
             f"Warning: {r.device}, {_size(r, several)}: {w}." for r in done for w in r.warnings[:1]
         )
         yield Lines(list(dict.fromkeys(warned)))
-    if not several:  # else the table has a column of it
+    if not several:  # With several values the table has a column for them.
         yield from details("the largest batches that fit", Lines(list(_largest(done))))
     notes = _notes(answer, done)
     yield from brief(Notes([*notes, *nearest_in_brief(answer.evidence)]))
     yield from details("", Notes(notes))
     yield from evidence_sections(answer.evidence)
-    if not answer.padded:  # no other command packs rows
+    if not answer.padded:  # No other command supports packed rows.
         yield from _next(done, workload, asked)
 
 
@@ -129,13 +133,13 @@ def _about(rows: Sequence[Forecast], workload: Workload) -> str:
 
 
 def _size(f: Forecast, several: bool) -> str:
-    """Return the batch size, and the sequence length if there are several."""
+    """Return the batch size, and the sequence length if there are several lengths."""
     batch = f"batch {f.execution.micro_batch}"
     return f"{f.sequence_length:,} tokens, {batch}" if several and f.sequence_length else batch
 
 
 def _notes(answer: Forecasts, done: Sequence[Forecast]) -> list[str]:
-    """Say how far to trust the answer, and what it assumes."""
+    """Return notes about the accuracy of the answer and its assumptions."""
     jobs = (f.training_time for f in done if f.training_time)
     return [
         f"A forecast, not a measurement: from {steps.sources(done)}. Ranges are 90% intervals.",
@@ -150,7 +154,10 @@ def _notes(answer: Forecasts, done: Sequence[Forecast]) -> list[str]:
 def verdict(
     rows: Sequence[Forecast], trends: Mapping[str, Trend] | None = None
 ) -> tuple[str, bool | None]:
-    """Return the answer in one to three sentences, and False if nothing fits or can be forecast."""
+    """Return the answer in one to three sentences, and its status.
+
+    The second value is False if nothing fits or nothing can be forecast, else None.
+    """
     done = [row for row in rows if row.step is not None]
     fitting = [row for row in done if row.fits is not False]
     if not done:
@@ -182,8 +189,8 @@ def _fastest(best: Forecast, trend: Trend | None) -> str:
 
 
 def _lengths_verdict(fitting: Sequence[Forecast]) -> str:
-    """Name the longest sequence that fits, and the lengths at which a token is fastest and
-    cheapest.
+    """Describe the longest sequence that fits, and the lengths with the fastest and cheapest
+    tokens.
     """
     longest = max(fitting, key=lambda f: (f.sequence_length or 0, f.tokens_per_second or 0.0))
     best = steps.best_of(fitting) or longest
@@ -200,7 +207,8 @@ def _lengths_verdict(fitting: Sequence[Forecast]) -> str:
         )
     if fitting[0].cost_usd is None:
         return answer
-    # the whole job is cheapest with the shortest samples, which have the fewest tokens
+    # Compared per token. The whole job is cheapest with the shortest samples, only because they
+    # have the fewest tokens.
     cheap = min(fitting, key=lambda f: (f.cost_usd or 0.0) / (f.sequence_length or 1))
     return (
         f"{answer} A token costs least with {cheap.sequence_length:,} tokens: {place(cheap)},"
@@ -252,7 +260,7 @@ def _seconds(f: Forecast) -> float:
 
 
 def _table(answer: Forecasts, several: bool) -> Iterator[Section]:
-    """Show a row per forecast. The short answer has a single forecast in a line instead."""
+    """Show one row per forecast. The short answer shows a single forecast in one line instead."""
     rows = answer.rows
     shown = _deciding(rows, answer.trends)
     priced = any(row.training_time is not None for row in rows)
@@ -276,7 +284,7 @@ def _table(answer: Forecasts, several: bool) -> Iterator[Section]:
 
 
 def _columns(priced: bool, several: bool) -> list[Column]:
-    # with prices, memory matters less than the job, and utilization least
+    # With prices, memory matters less than the job, and utilization matters least.
     return [
         words("GPU"),
         *([Column("tokens")] if several else []),
@@ -300,7 +308,7 @@ def _in_a_line(f: Forecast) -> str:
 
 
 def _deciding(rows: Sequence[Forecast], trends: Mapping[str, Trend]) -> list[Forecast]:
-    """Reduce long sweeps to the ends, powers of two, the best, the knee and the largest that fits."""
+    """Reduce a long sweep to the ends, powers of two, the best, the knee and the largest fitting."""
     groups: dict[tuple[str, int | None], list[Forecast]] = {}
     for row in rows:
         groups.setdefault((row.device, row.sequence_length), []).append(row)
@@ -348,7 +356,7 @@ def _largest(done: Sequence[Forecast]) -> Iterator[str]:
 
 
 def _sweeps(answer: Forecasts) -> Iterator[Section]:
-    """Plot each device's sweep, and describe its jumps and its trend."""
+    """Plot the sweep of each device, and describe its jumps and trend."""
     for name, swept in steps.by_device(answer.rows).items():
         points = [(f.execution.micro_batch, f.step.total_ms) for f in swept if f.step is not None]
         if len(points) < steps.FEWEST_FOR_A_PLOT:
@@ -378,7 +386,7 @@ def _sweeps(answer: Forecasts) -> Iterator[Section]:
 
 
 def _packing_sections(padded: Sequence[PaddedBatch]) -> Iterator[Section]:
-    """Compare packed rows with the same documents in padded batches."""
+    """Compare packed rows with padded batches of the same documents."""
     if not padded:
         return
     columns = (
@@ -403,7 +411,7 @@ def _packing_sections(padded: Sequence[PaddedBatch]) -> Iterator[Section]:
 
 
 def _packing_in_words(padded: Sequence[PaddedBatch]) -> str:
-    """Say what packing saves at the fastest packed rows, and what that depends on."""
+    """Describe what packing saves for the fastest packed rows, and what the result depends on."""
     timed = [one for one in padded if one.saved is not None]
     if not timed:
         return f"Padded batches have no forecast: {padded[0].padded.reason}"
@@ -436,9 +444,9 @@ JOB_WORDS = {
     "transfer_s": "copying data to the servers",
 }
 SHOWN_SHARE = 0.005
-"""Share of the whole training from which a part of it is listed."""
+"""Minimum share of the whole training for a part to be listed."""
 SHOWN_ROLE = 0.01
-"""Share of device time from which a role is named."""
+"""Minimum share of device time for a role to be named."""
 MOST_KEPT_PARTS = 3
 _SHARE = (Column("share"), words("", 1, 8))
 _HEAVIEST = (
@@ -454,7 +462,7 @@ _HEAVIEST = (
 
 
 def _breakdown(f: Forecast) -> Iterator[Section]:
-    """Show where the time of one step and of the whole training goes, and what holds the memory."""
+    """Show the parts of a step, of the whole training, and of the memory."""
     assert f.step is not None
     total = f.step.total_ms
     rows = [
@@ -500,7 +508,7 @@ def _breakdown(f: Forecast) -> Iterator[Section]:
 
 
 def roles_in_words(f: Forecast) -> list[str]:
-    """Return the share of device time of each role of layers, the longest first."""
+    """Return the share of device time by role of layers, the longest first."""
     whole = sum(role.time_ms for role in f.roles)
     return [
         f"{role.role}{f', {role.layers} layers' if role.layers else ''}:"
@@ -548,8 +556,8 @@ def _memory_in_words(f: Forecast) -> list[str]:
     if m is None:
         return []
     total = f"{number(m.allocated_gib)} allocated, in all"
-    if m.device_gib > m.reserved_gib:  # a CPU has no driver context
-        # torch's allocator keeps freed memory as long as there is room
+    if m.device_gib > m.reserved_gib:  # A CPU has no driver context.
+        # torch's allocator keeps freed memory until it needs the room.
         full = f.fits and f.capacity_gib is not None and m.device_gib > f.capacity_gib
         shown = "all of the card" if full else f"{number(m.device_gib)} on the card"
         total = (
@@ -564,7 +572,7 @@ def _memory_in_words(f: Forecast) -> list[str]:
 
 
 def forecast_pictures(answer: Forecasts) -> list[Picture | None]:
-    """Draw all charts of an answer, the most telling first."""
+    """Return all charts of an answer, the most informative first."""
     rows = answer.rows
     over_lengths = steps.lengths_chart(rows)
     pictures: list[Picture | None] = [
@@ -586,7 +594,7 @@ def forecast_pictures(answer: Forecasts) -> list[Picture | None]:
 
 
 def _inside(group: Sweep, best: Forecast) -> list[Picture | None]:
-    """Draw what happens within a step on the best cluster, and its scaling over devices."""
+    """Draw the inside of a step on the best cluster, and its scaling over devices."""
     assert best.step is not None
     where = f"{fleet(best)}, batch {best.execution.micro_batch}"
     forecaster, form = group.forecaster, group.forecaster.workload.form(best.execution.precision)
@@ -612,7 +620,7 @@ BESIDE_THE_STEP = frozenset(
     " provider region max_nodes spot preempted_every machines only_machines num_gpus nodes network"
     " network_latency host hardware software attention transfer_from evidence timeout".split()
 )
-"""Options that a measured step does not depend on, or finds as they are on its machine."""
+"""Options that do not affect a measured step, or that the machine determines itself."""
 
 
 def can_be_measured(
@@ -626,7 +634,7 @@ def can_be_measured(
 def _next(
     done: Sequence[Forecast], workload: Workload, asked: ForecastRequest | None
 ) -> Iterator[Next]:
-    """Suggest real steps of the best forecast, or what would fit. Conditions are carried over."""
+    """Suggest measuring the best forecast, or a setup that fits. Keeps the request's conditions."""
     spec, several = workload.model if asked is None else asked.model_name, steps.lengths_of(done)
     best = steps.best_of(done)
     row = best or max(done, key=lambda row: row.largest_micro_batch or 0)
@@ -669,7 +677,7 @@ def _next_that_fits(
     asked: ForecastRequest | None,
     fixed: Sequence[str],
 ) -> Iterator[Next]:
-    """Suggest the largest batch that fits, or recomputation if not even one sample does."""
+    """Suggest the largest batch that fits, or recomputation if not even one sample fits."""
     if row.largest_micro_batch:
         command = [*again, *forwarded(asked, ForecastRequest, fixed)]
         why = "the largest batch that fits; --accumulate keeps the global batch"
@@ -684,7 +692,7 @@ def _next_that_fits(
 
 
 def _is_this_machine(f: Forecast) -> bool:
-    # a corrected forecast of this machine has no host either: the machine has its own profile
+    # A corrected forecast of this machine has no host, because the machine has its own profile.
     return f.provenance == "calibrated" or (f.provenance == "transferred" and not f.host)
 
 

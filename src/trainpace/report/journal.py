@@ -1,6 +1,7 @@
-"""The journal as sections: your own runs, and the public journal of measurements by others.
+"""Report sections for the journal: the user's own runs, and the public journal of other
+measurements.
 
-Public runs are shown beside a forecast, as a list, and against the forecasts of this version.
+Public runs are shown next to a forecast, as a list, and compared with forecasts of this version.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ _LISTED = (
     words("outcome", 3, least=7),
 )
 _MAYBE_ALIKE = ("device", "precision", "optimizer", "outcome")
-"""Columns that become one line if all rows agree."""
+"""Columns that are merged into one line if all rows agree."""
 
 
 def entries_sections(
@@ -96,7 +97,7 @@ def entries_sections(
 
 
 def _entries_table(rows: Sequence[Sequence[str]]) -> Iterator[Section]:
-    """Show rows. Columns that are the same in all rows become one line."""
+    """Show rows as a table. Columns with the same value in all rows become one line."""
     maybe = [i for i, column in enumerate(_LISTED) if column.name in _MAYBE_ALIKE]
     same = [i for i in maybe if len({row[i] for row in rows}) == 1 < len(rows)]
     others = [i for i in range(len(_LISTED)) if i not in same]
@@ -106,7 +107,7 @@ def _entries_table(rows: Sequence[Sequence[str]]) -> Iterator[Section]:
 
 
 def _place(asked: Request | None) -> list[str]:
-    """Return the option for a journal other than the default one."""
+    """Return the journal option of the request if it is not the default journal."""
     from trainpace.verbs.journal import JournalRequest
 
     return [] if asked is None else forwarded(asked, JournalRequest)
@@ -440,9 +441,9 @@ MOST_BATCHES = 6
 def shared_sections(
     text: str, runs: int, left_out: Mapping[str, int], written: bool = True, again: str = ""
 ) -> Iterator[Section]:
-    """Show a shared file to the letter.
+    """Show the exact content of a shared file.
 
-    `again` is the command that writes it, if it is not written.
+    If the file is not written yet, `again` is the command that writes it.
     """
     yield Verbatim(text.removesuffix("\n"))
     yield Lines(shared_notes(runs, left_out, written))
@@ -451,7 +452,7 @@ def shared_sections(
 
 
 def shared_notes(runs: int, left_out: Mapping[str, int], written: bool = True) -> list[str]:
-    """Say what a shared file contains, and which runs it does not contain."""
+    """Return notes about the contents of a shared file, and about runs that it omits."""
     count = plural(runs, "run")
     if written:
         note = f"The file holds nothing else: {count}. Nothing is sent anywhere; you may share it."
@@ -464,7 +465,7 @@ def shared_notes(runs: int, left_out: Mapping[str, int], written: bool = True) -
 
 
 def lessons_sections(lessons: Lessons) -> Iterator[Section]:
-    """Show what a file of shared runs contains, what is odd in it, and which forecasts change."""
+    """Show a file of shared runs: its contents, its oddities, and the forecasts that it changes."""
     rows = [
         (
             one.model,
@@ -550,9 +551,9 @@ _EVIDENCE = (
 
 
 def evidence_sections(evidence: Sequence[Nearness]) -> Iterator[Section]:
-    """Show the nearest runs with the forecast of the same run.
+    """Show the nearest public runs with the forecasts of the same runs.
 
-    If none is near, name the nearest one.
+    If no run is near, name the closest one.
     """
     shown = [near for nearness in evidence for near in nearness.runs]
     far = [n.closest for n in evidence if not n.runs and n.closest is not None]
@@ -563,7 +564,7 @@ def evidence_sections(evidence: Sequence[Nearness]) -> Iterator[Section]:
 
 
 def nearest_in_brief(evidence: Sequence[Nearness]) -> list[str]:
-    """Return the nearest run in a line. Returns [] if no run is near."""
+    """Return the nearest run in one line, or [] if no run is near."""
     near = next((near for nearness in evidence for near in nearness.runs), None)
     if near is None:
         return []
@@ -575,7 +576,7 @@ def nearest_in_brief(evidence: Sequence[Nearness]) -> list[str]:
 
 
 def _figures_of(near: Near) -> tuple[str, str]:
-    """Return the measured rate and its forecast, marked * if the run was in the fit."""
+    """Return the measured rate and its forecast. "*" marks a run that the model was fitted on."""
     run = near.run
     measured, unit = rate(run, run.step_time_ms)
     if run.forecast_ms is None:
@@ -593,15 +594,16 @@ def _evidence_row(near: Near) -> list[str]:
 
 
 def what(run: PublicRun) -> str:
-    """Return the main conditions of a run."""
+    """Describe the main conditions of a run."""
     mode = {"inference": ", forward", "forward_backward": ", no optimizer"}.get(run.mode, "")
     batch = f", batch {run.micro_batch:,}" if run.micro_batch else ""
     return f"{run.model} on {devices(run.gpus, run.device)}{batch}, {run.precision}{mode}"
 
 
 def rate(run: PublicRun, ms: float) -> tuple[float, str]:
-    """Return (number, unit) of a step: throughput of all GPUs, or milliseconds if the batch is
-    unknown.
+    """Return (number, unit) for a step time.
+
+    The number is the throughput of all GPUs, or milliseconds if the batch size is unknown.
     """
     if not run.global_batch:
         return ms, "ms per step"
@@ -612,7 +614,7 @@ def rate(run: PublicRun, ms: float) -> tuple[float, str]:
 
 
 def differences(near: Near) -> str:
-    """Return the similarities of a run and its largest differences."""
+    """Describe what a run has in common with the request, and the largest differences."""
     return ", ".join((*near.alike, *near.unlike[:MOST_DIFFERENCES])) or "the same"
 
 
@@ -620,11 +622,11 @@ _IN_WHAT = re.compile(
     r"^(batch [\d,]+|[\d,]+ GPUs?|\w*(16|32|8)) instead of | card\b|^a card|a forward pass|the"
     r" optimizer$"
 )
-"""Differences that `what` shows already."""
+"""Differences that the text of `what` already shows."""
 
 
 MOST_POINTS = 3000
-"""Points of an accuracy chart. More would overlap, and make a page of a megabyte."""
+"""Maximum points of an accuracy chart. More would overlap, and the page would exceed a megabyte."""
 _PUBLIC_LISTED = (
     words("id", least=17),
     words("model", least=14),
@@ -680,13 +682,13 @@ def _public_line(run: PublicRun) -> tuple[str, ...]:
 
 
 def _size(run: PublicRun) -> str:
-    """Return the size of a sample: the side of its image, or its length."""
+    """Return the size of a sample: image side or sequence length."""
     sizes = [(run.image_size, "px"), (run.sequence_length, "tokens")]
     return ", ".join(f"{size:,} {unit}" for size, unit in sizes if size) or "-"
 
 
 def public_facts(run: PublicRun) -> list[tuple[str, str]]:
-    """Return (name, value) of everything that is known of a run, including source and licence."""
+    """Return (name, value) of all known facts about a run, including source and license."""
     r, unknown = run, "not stated"
     in_fit = {True: "yes: constants were fitted on it, so its error says little", False: "no"}
     facts = [
@@ -743,7 +745,7 @@ def public_run_sections(run: PublicRun, asked: Request | None = None) -> Iterato
 
 
 def public_score_sections(score: Score) -> Iterator[Section]:
-    """Show the accuracy of the installed version, first of runs that no constant was fitted on."""
+    """Show the accuracy of the installed version, first on runs that no constant was fitted on."""
     s = score.not_in_fit if score.not_in_fit.n else score.in_fit
     if s.mape is None or s.median is None:
         yield Headline("None of the public runs can be forecast.", good=False)
@@ -800,7 +802,7 @@ def _score_table(title: str, lines: Sequence[ScoreLine]) -> Table:
 
 
 def score_meaning() -> str:
-    """Explain the two halves of an accuracy table."""
+    """Explain the two halves of the accuracy table."""
     return (
         "Not in the fit: no constant of Trainpace was fitted on these runs. A run of your own"
         " should be forecast about as well as those of its kind: look at the lines of what you run,"
@@ -823,7 +825,7 @@ def _figures(s: Summary) -> tuple[str, ...]:
 def accuracy_chart(
     runs: Sequence[PublicRun], title: str = "Forecast against measured"
 ) -> Chart | None:
-    """Draw every run at its measured and its forecast step. None for fewer than two runs."""
+    """Draw the measured and forecast step of every run. None for fewer than two runs."""
     known = [run for run in runs if run.forecast_ms]
     if len(known) < 2:
         return None

@@ -1,4 +1,4 @@
-"""This machine as sections: its parts, its calibration, its health, and the hardware catalogue."""
+"""Report sections for this machine: parts, calibration, health, and the hardware catalogue."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from trainpace.verbs.machine import CalibrateRequest, GpusRequest
 
 USUAL = ("RTX 3090", "RTX 4090", "T4", "A100 SXM 40GB", "H100 SXM")
-"""Devices that stay in a table that is cut."""
+"""Devices that stay in a truncated table."""
 STEADY, SHAKY = 0.1, 0.3
-"""Drift and spread: good up to the first value, unreliable beyond the second."""
+"""Limits of drift and spread. Values up to the first are good, and beyond the second unreliable."""
 
 
 def machine_sections(machine: Machine) -> Iterator[Section]:

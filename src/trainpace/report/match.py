@@ -1,4 +1,4 @@
-"""Servers: rankings of them, offers, and how long a schedule takes, as sections and as JSON."""
+"""Report sections and JSON for server rankings, offers and schedules."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ if TYPE_CHECKING:
 
 FEWEST_SHOWN = 3
 MOST_POINTS = 300
-"""Points of the chart besides the Pareto front: the cheapest of the rest."""
+"""Maximum number of chart points besides the Pareto front. The cheapest servers are used."""
 PAGE_ROWS = 60
-"""Rows of a page's ranking besides the Pareto front."""
+"""Number of rows in a page's ranking, besides the Pareto front."""
 MOST_BARS = 8
 MOST_REJECTED = 12
 _UNMET: dict[Binding, str] = {
@@ -120,14 +120,14 @@ def match_sections(
     today: datetime.date | None = None,
     request: MatchRequest | None = None,
 ) -> Iterator[Section]:
-    """Turn a ranking into sections.
+    """Convert a ranking to sections.
 
     Args:
         answer: The ranking.
-        by: What the servers are ranked by.
-        top: Rows of the ranking besides the Pareto front.
-        today: The date to which the age of prices is compared. Today by default.
-        request: The request that the next command continues.
+        by: Criterion of the ranking.
+        top: Number of rows besides the Pareto front.
+        today: Date to compute the age of prices. Today by default.
+        request: The original request. Its options go into the suggested next command.
     """
     ranking, job, picks = answer.ranking, answer.job, answer.picks
     today = today or datetime.date.today()
@@ -159,7 +159,7 @@ def match_sections(
 
 
 def _front(matches: Sequence[Match]) -> Iterator[Bars]:
-    """Draw the options that no other beats in both time and cost, from the fastest to the cheapest."""
+    """Draw the Pareto front of time and cost, from the fastest option to the cheapest."""
     front = sorted((m for m in matches if _is_priced(m) and m.on_front), key=_hours)
     if len(front) >= FEWEST_SHOWN:
         rows = [
@@ -220,7 +220,7 @@ def _three(picks: Sequence[Pick]) -> Iterator[Section]:
 
 
 def _demands(answer: Matches, by: str) -> list[tuple[str, str]]:
-    """Repeat the question, for readers who see the answer only."""
+    """Restate the question, for readers who see only the answer."""
     job, schedule = answer.job, answer.job.schedule
     work = f"{schedule.max_steps or 0:,} steps"
     if schedule.epochs is not None:
@@ -235,7 +235,7 @@ def _demands(answer: Matches, by: str) -> list[tuple[str, str]]:
 
 
 def _rejected(ranking: Ranking) -> Iterator[Section]:
-    """Count the servers that cannot run the job. Pages have the reasons."""
+    """Count the servers that cannot run the job. Pages also list the reasons."""
     if not ranking.rejected:
         return
     short = sum(r.binding == "memory" for r in ranking.rejected)
@@ -251,7 +251,7 @@ def _rejected(ranking: Ranking) -> Iterator[Section]:
 
 
 def asked(answer: Matches, by: str) -> str:
-    """Say what was compared: the training, its number format, and how many servers can do it."""
+    """Describe the comparison: the training, its precision, and the number of suitable servers."""
     workload, job, matches = answer.workload, answer.job, answer.ranking.matches
     formats = dict.fromkeys(m.forecast.execution.precision for m in matches) or job.precisions
     usual = f" (assumed: {USUAL_BATCH} for each GPU of eight; --global-batch)" * answer.usual_batch
@@ -270,7 +270,7 @@ def asked(answer: Matches, by: str) -> str:
 
 
 def three(picks: Sequence[Pick]) -> list[tuple[str, str]]:
-    """Describe each pick: its server, the interval of its time, and the price of an hour less."""
+    """Describe each pick: its server, its time interval, and the cost of an hour saved."""
     lines = []
     for pick in picks:
         m = pick.match
@@ -296,9 +296,7 @@ def _server_and_time(m: Match) -> str:
 
 
 def _against_cheaper(pick: Pick) -> str:
-    """Compare a pick with the one before it: cost of the time saved, and of one hour if it saves
-    hours.
-    """
+    """Compare a pick with the previous one: cost of the time saved, per hour if it saves hours."""
     if pick.hours_less is None or pick.usd_more is None or pick.hour_less_usd is None:
         return ""
     text = (
@@ -311,7 +309,7 @@ def _against_cheaper(pick: Pick) -> str:
 
 
 def within_limits(ranking: Ranking, job: Job) -> list[str]:
-    """Say how many options meet the deadline and the budget."""
+    """Describe how many options meet the deadline and the budget."""
     limits = [f"the deadline of {duration(job.deadline_s)}"] if job.deadline_s is not None else []
     limits += [f"the budget of {usd(job.budget_usd)}"] if job.budget_usd is not None else []
     if not limits:
@@ -324,7 +322,7 @@ def within_limits(ranking: Ranking, job: Job) -> list[str]:
 
 
 def _in_mixed_precision(answer: Matches) -> list[str]:
-    """Say what mixed precision would cost on the cheapest server, if no precision was given."""
+    """Describe the cost with mixed precision on the cheapest server, if no precision was given."""
     m = answer.mixed
     if m is None or not answer.picks or m.mean_usd >= answer.picks[0].match.mean_usd:
         return []
@@ -370,7 +368,7 @@ def _cells(rank: int, m: Match) -> list[str]:
 
 
 def _run(e: Execution) -> str:
-    """Return precision, micro-batch, and sharding with its size if that is not all GPUs."""
+    """Return precision, micro-batch and sharding. The shard size is shown if it is not all GPUs."""
     micro = f"{e.micro_batch}x{e.accumulation}" if e.accumulation > 1 else f"{e.micro_batch}"
     sharding = {0: "", 3: "FSDP"}.get(e.zero_stage, f"ZeRO-{e.zero_stage}")
     size = f"/{e.shard_size}" if e.shard_size else ""
@@ -378,11 +376,12 @@ def _run(e: Execution) -> str:
 
 
 def _shown(matches: Sequence[Match], top: int) -> list[tuple[int, Match]]:
-    """Return the first `top` options and others of the Pareto front, thinned if there are many."""
+    """Return the first `top` options and the rest of the Pareto front, thinned if it is long."""
     ranked = list(enumerate(matches, 1))
     front = [(rank, m) for rank, m in ranked[top:] if m.on_front]
     every = max(1, math.ceil(len(front) / max(FEWEST_SHOWN, top // 2)))
-    return [*ranked[:top], *front[::-every][::-1]]  # counted from the fastest, which is shown
+    # Thinned from the fastest option, which is always shown.
+    return [*ranked[:top], *front[::-every][::-1]]
 
 
 def _overhead(first: Match, job: Job) -> str:
@@ -395,7 +394,7 @@ def _overhead(first: Match, job: Job) -> str:
 
 
 def _none(answer: Matches) -> Iterator[Section]:
-    """Say which limit no server meets, what comes closest, and what to try."""
+    """Name the limit that no server meets, the closest server, and what to try."""
     if answer.nearest is None:
         yield Headline("No server was considered.", good=False)
         return
@@ -464,7 +463,7 @@ def _assumptions(answer: Matches, shown: Sequence[Match]) -> Notes:
 
 
 def _next(first: Match, answer: Matches, asked: MatchRequest | None) -> Iterator[Next]:
-    """Suggest real steps on the first option, or else the parts of its step."""
+    """Suggest measuring the first option, or else showing the parts of its step."""
     e, offer = first.forecast.execution, first.offer
     spec = answer.workload.model if asked is None else asked.model_name
     fixed = ["batch", "precision", "accumulate", "gpu", "global_batch", "timeout"]
@@ -498,9 +497,9 @@ def _next(first: Match, answer: Matches, asked: MatchRequest | None) -> Iterator
 
 
 def cost_against_time(matches: Sequence[Match], picks: Sequence[Pick] = ()) -> Chart | None:
-    """Draw cost over time with the picks named, or else the ends of the front.
+    """Draw cost over time, with names at the picks or else at the ends of the front.
 
-    None if nothing finishes.
+    None if no option finishes.
     """
     able = [m for m in matches if _is_priced(m) and m.mean_usd > 0]
     front = sorted((m for m in able if m.on_front), key=_hours)
@@ -578,7 +577,7 @@ def match_pictures(ranking: Ranking, picks: Sequence[Pick] = ()) -> list[Picture
 
 
 def match_page_json(answer: Matches, today: datetime.date) -> dict[str, Any]:
-    """Return the JSON of a page, which is limited to the rows that the page shows."""
+    """Return the JSON of a page. It is limited to the rows that the page shows."""
     data = answer.as_json(today)
     shown = _shown(answer.ranking.matches, PAGE_ROWS)
     rows = [data["rows"][rank - 1] for rank, _ in shown]
@@ -629,7 +628,7 @@ def offers_sections(
 
 
 def settings_sections(combined: Any) -> Iterator[Section]:
-    """Show the settings that a schedule took from files."""
+    """Show the settings that a schedule read from files."""
     if combined is None:
         return
     columns = (words("setting"), words("value"), words("from", least=16))
@@ -639,7 +638,7 @@ def settings_sections(combined: Any) -> Iterator[Section]:
 
 
 NOT_CARRIED = ("samples", "epochs", "global_batch", "sequence_length", "checkpoint_every", "mtbf")
-"""Options of a schedule that match gets separately, or does not share."""
+"""Schedule options that `match` gets separately or does not support."""
 
 
 def schedule_sections(a: Answer, asked: ScheduleRequest | None = None) -> Iterator[Section]:
@@ -710,7 +709,7 @@ def _schedule_verdict(a: Answer, total_s: float) -> Headline:
 
 
 def _schedule_rows(a: Answer) -> list[tuple[str, str]]:
-    """Return what is known of a schedule. Arrows mark the values that were computed."""
+    """Return the numbers of a schedule. Arrows mark computed values."""
     t, rate, schedule, solved = a.time, a.throughput_samples_per_s, a.schedule, set(a.solved)
     needed = "  <- needed" if "step_time" in solved else ""
     fits = "  <- fits" if "epochs" in solved else ""

@@ -167,7 +167,7 @@ def _next(answer: MeasuredSweep, asked: MeasureRequest | None) -> Next:
     first = answer.measurements[0]
     precision = first.execution.precision
     spec = asked.model if asked is not None and asked.model is not None else first.model
-    gpu = "A100" if "bf16" in precision or precision == "tf32" else "T4"  # a T4 supports neither
+    gpu = "A100" if "bf16" in precision or precision == "tf32" else "T4"  # A T4 supports neither.
     batch = str(answer.analysis.best.best.batch)
     command = ["trainpace", "forecast", spec, "--gpu", gpu, "--batch", batch]
     same = forwarded(asked, ForecastRequest, ["batch", "precision", "timeout", "no_journal"])

@@ -1,8 +1,8 @@
-"""Sections as HTML, by Jinja templates that escape everything.
+"""HTML rendering of sections, by Jinja templates that escape everything.
 
-A page file contains its scripts and styles: `report/vendor/` as released by others,
-`report/assets/` and the palette our own. A server hands out `SCRIPTS` and `STYLES` by name instead,
-so that its pages need no inline script.
+A page file contains its scripts and styles. `report/vendor/` holds third-party releases.
+`report/assets/` and the palette are our own. A server serves `SCRIPTS` and `STYLES` by name
+instead, so its pages need no inline script.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 
 NONE = "–"
-"""Shown for an unknown value."""
+"""Text for an unknown value."""
 SCRIPTS = ("uPlot.iife.min.js", "charts.js")
-"""Scripts of a page with charts, in the order in which they are loaded."""
+"""Scripts of a page with charts, in loading order."""
 STYLES = ("uPlot.min.css", "page.css")
 _VENDORED = ("uPlot.iife.min.js", "uPlot.min.css")
 
 
 def environment(*packages: str) -> jinja2.Environment:
-    """Return the templates of `packages`, then those of this package."""
+    """Return a Jinja environment with the templates of `packages`, then those of this package."""
     import jinja2
 
     loaders = [jinja2.PackageLoader(package) for package in (*packages, "trainpace.report")]
@@ -89,9 +89,7 @@ _own = functools.cache(environment)
 
 @functools.cache
 def asset(name: str) -> str:
-    """Return the text of a script or style sheet. page.css starts with the variables of the
-    palette.
-    """
+    """Return the text of a script or style sheet. page.css starts with the palette's variables."""
     from importlib.resources import files
 
     folder = "vendor" if name in _VENDORED else "assets"
@@ -100,13 +98,14 @@ def asset(name: str) -> str:
 
 
 def page(title: str, sections: Iterable[Section], data: object, shared: bool = False) -> str:
-    """Return an answer as one HTML file that fetches nothing. Its own content policy forbids that.
+    """Return an answer as one HTML file that loads nothing. Its content security policy enforces
+    that.
 
     Args:
         title: Heading of the page.
-        sections: The answer. Short forms for the terminal are skipped.
-        data: The answer's JSON, stored in the page.
-        shared: Skip next commands, which may name files.
+        sections: The answer. Sections for the short terminal answer are skipped.
+        data: The answer's JSON, which is stored in the page.
+        shared: True to skip next commands, because they may contain file names.
     """
     from importlib.metadata import version
 
@@ -141,7 +140,7 @@ def fragment(sections: Iterable[Section]) -> str:
 
 
 def _part(section: Section) -> dict[str, Any]:
-    """Return what the template needs to know of a section."""
+    """Return the template variables of a section."""
     part: dict[str, Any] = {
         "kind": type(section).__name__,
         "section": section,
@@ -166,7 +165,7 @@ def _part(section: Section) -> dict[str, Any]:
 
 
 def _table_part(table: Table) -> dict[str, Any]:
-    """Return a table without its bars, which charts show."""
+    """Return the template variables of a table without its bars. Charts show those."""
     shown = [
         i for i in range(len(table.columns)) if all(isinstance(row[i], str) for row in table.rows)
     ]
@@ -179,7 +178,7 @@ def _table_part(table: Table) -> dict[str, Any]:
 
 
 def rendered(template: str, **context: Any) -> Markup:
-    """Render a template. The result is safe to put into another template."""
+    """Render a template. The result is safe to insert into another template."""
     from markupsafe import Markup
 
     return Markup(_own().get_template(template).render(**context))
@@ -203,12 +202,12 @@ TableRow = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
 
 
 def tables_of(picture: Picture) -> Iterator[TableRow]:
-    """Yield (title, head, rows, number of text columns) for everything that a chart shows."""
+    """Yield (title, header, rows, number of text columns) for all numbers in a chart."""
     if isinstance(picture, BarChart):
         yield from (_bars_table(group, picture) for group in picture.groups)
         return
     if isinstance(picture, HeatMap):
-        return  # a heat map is a table
+        return  # A heat map is already a table.
     x, y = picture.x, picture.y
     for s in picture.series:
         values = [(x.words, s.x, x), (y.words, s.y, y), ("from", s.low, y), ("to", s.high, y)]
@@ -243,7 +242,7 @@ def _bars_table(group: BarGroup, chart: BarChart) -> TableRow:
 
 
 def _by_name(bar: Bar) -> dict[str, float]:
-    """Return the sum of each part. A bar may have a part several times."""
+    """Return the sum of each part of a bar by name. A name may occur several times."""
     return {
         name: math.fsum(s.value for s in bar.segments if s.name == name)
         for name in {s.name for s in bar.segments}

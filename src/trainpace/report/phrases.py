@@ -33,12 +33,12 @@ def percent(share: float | None, none: str = "-", digits: int = 0) -> str:
 
 
 def given(value: object, form: str = "{}") -> str:
-    """Return a value in a text such as "{:g} GiB", or "" if there is no value or it is 0."""
+    """Format a value, for example with "{:g} GiB". Returns "" if there is no value or it is 0."""
     return form.format(value) if value else ""
 
 
 def change(ratio: float, digits: int = 0) -> str:
-    """Return a ratio as a signed difference: 1.1 as "+10%"."""
+    """Format a ratio as a signed difference: 1.1 becomes "+10%"."""
     return f"{100 * (ratio - 1):+.{digits}f}%"
 
 
@@ -51,17 +51,17 @@ def interval(i: Interval | None, none: str = "-", form: Format = format_number) 
 
 
 def bracketed(i: Interval | None, form: Format = format_number, before: str = "") -> str:
-    """Return the interval as " (9 to 11)", to follow a value."""
+    """Format the interval as " (9 to 11)", to follow a value."""
     return "" if i is None else f" ({before}{interval(i, form=form)})"
 
 
 def interval_90(i: Interval | None, form: Format = format_number) -> str:
-    """Return the interval as " (90% interval 9 to 11)", to follow a value."""
+    """Format the interval as " (90% interval 9 to 11)", to follow a value."""
     return bracketed(i, form, "90% interval ")
 
 
 def rate_in_words(samples_per_s: float | None, sequence_length: int | None) -> str:
-    """Return samples per second, and tokens per second for models of token sequences."""
+    """Format samples per second. Models of token sequences also get tokens per second."""
     tokens = (
         f" ({format_count(samples_per_s * sequence_length)} tokens/s)"
         if samples_per_s is not None and sequence_length
@@ -71,7 +71,7 @@ def rate_in_words(samples_per_s: float | None, sequence_length: int | None) -> s
 
 
 ABOVE_ONE = 1.005
-"""Efficiency from which it is printed as more than 100%."""
+"""Efficiency above which it is printed as more than 100%."""
 WHY_ABOVE_ONE = (
     "An efficiency above 100% is no error: among more devices each holds and updates a smaller"
     " share of the states, which takes less time and leaves room for larger micro-batches or less"
@@ -84,7 +84,7 @@ def plural(n: int, noun: str) -> str:
 
 
 def listed(names: Iterable[object], most: int | None = None) -> str:
-    """Return names as in a sentence: "a", "a and b", "a, b and c", "a, b and 5 more"."""
+    """Join names as in a sentence: "a", "a and b", "a, b and c", "a, b and 5 more"."""
     every = [str(name) for name in names]
     if most is not None and len(every) > most:
         every[most:] = [f"{len(every) - most} more"]
@@ -92,7 +92,7 @@ def listed(names: Iterable[object], most: int | None = None) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return the text with a capital at its start. Names inside stay as they are."""
+    """Capitalize the first letter of a text. The rest stays as it is."""
     return text[:1].upper() + text[1:]
 
 
@@ -101,7 +101,7 @@ def when(created_at: str | None, none: str = "-") -> str:
 
 
 def stated(record: Record, always: Collection[str] = ()) -> list[tuple[str, Any]]:
-    """Return names and values of the fields that differ from their defaults or are in `always`."""
+    """Return (name, value) of fields that differ from their default or are listed in `always`."""
     plain, values = type(record)(), structs.asdict(record)
     return [
         (name, value)
@@ -123,7 +123,7 @@ def place(f: Forecast) -> str:
 
 
 def noise_scale(samples: float, low: float, high: float | None, steps: float, batch: int) -> str:
-    """Return a measured gradient noise scale with its 90% interval, without a full stop."""
+    """Format a measured gradient noise scale with its 90% interval, without a full stop."""
     end = number(high, "no upper limit")
     return (
         f"Gradient noise scale: {number(samples)} samples (90% interval {number(low)} to {end}),"
@@ -132,7 +132,7 @@ def noise_scale(samples: float, low: float, high: float | None, steps: float, ba
 
 
 def to_the_same_loss(old: int, new: int, scale: float) -> str:
-    """Say what global batch `new` needs compared to `old` at a gradient noise scale of `scale`."""
+    """Compare the steps and samples of batch `new` with batch `old` at noise scale `scale`."""
     rule = learning_rate_for_noise_scale(old, new, scale)
     return (
         f"Global batch {new:,} needs {steps_factor(scale, old, new):.2f} times the steps and"
@@ -142,11 +142,11 @@ def to_the_same_loss(old: int, new: int, scale: float) -> str:
 
 
 HOST_MATTERS = 0.05
-"""Share of a step spent waiting for the host's launches, from which an assumed host is mentioned."""
+"""Minimum share of a step spent waiting for kernel launches for an assumed host to be mentioned."""
 
 
 def assumed_hosts(rows: Sequence[Forecast]) -> list[str]:
-    """Name assumed hosts if a step depends on its host. The JSON answer names all hosts."""
+    """Name the assumed hosts if a step depends on them. The JSON answer names all hosts."""
     hosts = dict.fromkeys(
         f"{f.host} for {f.device}"
         for f in rows
@@ -158,7 +158,10 @@ def assumed_hosts(rows: Sequence[Forecast]) -> list[str]:
 
 
 def software_lines(rows: Sequence[Forecast]) -> list[str]:
-    """Name the software if it was given or attention depends on it, and options without effect."""
+    """Name the software, and options without effect.
+
+    The software is named if it was given, or if attention depends on it.
+    """
     of = {
         f.device: f for f in rows if f.software and (not f.software_assumed or ", " in f.software)
     }
@@ -172,7 +175,7 @@ def software_lines(rows: Sequence[Forecast]) -> list[str]:
     for device, f in of.items():
         devices_of[f.software].append(device)
     used = next(iter(devices_of))
-    if len(devices_of) > 1:  # the framework is the same on all devices, its kernels are not
+    if len(devices_of) > 1:  # The framework is the same on all devices, but its kernels are not.
         parts = "; ".join(
             f"{software.partition(', ')[2]} on {listed(names)}"
             for software, names in devices_of.items()
@@ -187,5 +190,7 @@ def software_lines(rows: Sequence[Forecast]) -> list[str]:
 
 
 def trace_notes(rows: Sequence[Forecast]) -> list[str]:
-    """Return what the trace of the workload assumed or could not follow."""
+    """Return notes about assumptions of the workload's trace, and about code that it did not
+    follow.
+    """
     return list(dict.fromkeys(note for f in rows for note in f.notes))

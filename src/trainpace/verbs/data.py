@@ -92,7 +92,7 @@ def time_loader(request: LoaderRequest, progress: Progress) -> MeasuredLoader:
 
 
 def loader_file(path: str) -> tuple[LoaderCost, float, int]:
-    """Read (cost, share that can be offline, cores) from the output of `trainpace loader --json`."""
+    """Read (cost, share that can be offline, cores) from a file of `trainpace loader`."""
     from trainpace.measure import LoaderCost
 
     try:
