@@ -1,8 +1,9 @@
-"""The verbs of the command line as functions: same names, same options as keywords, same defaults; records as results.
+"""The commands as Python functions, with the same names, options and defaults. They return records.
 
-Misuse raises `TrainpaceError`, a ValueError whose text says what to try. Progress and notes go to stderr, as on the command
-line; nothing is printed to stdout. A model is a spec as in `trainpace forecast`, a `Workload`, or, for the verbs that
-forecast, a live `nn.Module` with `example` and `loss`.
+Invalid requests raise `TrainpaceError`, a subclass of ValueError. Its text says what to try.
+Progress and notes go to stderr, as on the command line. Nothing is printed to stdout. A model is a
+spec as in `trainpace forecast` or a `Workload`. Verbs that forecast also accept a live `nn.Module`
+with `example` and `loss`.
 """
 
 from __future__ import annotations
@@ -240,10 +241,13 @@ def _words(command: str | Sequence[str]) -> tuple[str, ...]:
 def _request_about(
     kind: type[R], model: object, options: Mapping[str, Any], forms: Sequence[Form] | None = None
 ) -> R:
-    """Make a request about a model. A live model is traced here, since it cannot move to another process."""
+    """Create a request about a model. A live model is traced here; it cannot move to another
+    process.
+    """
     of_task = {name: options.get(name) for name in ("example", "loss", "task_optimizer")}
     options = {name: value for name, value in options.items() if name not in of_task}
-    torch = sys.modules.get("torch")  # with a live module, torch has been imported
+    # If the model is a live module, torch has already been imported.
+    torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):
         if any(value is not None for value in of_task.values()):
             raise TrainpaceError(
@@ -274,7 +278,7 @@ def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) 
 
     import torch  # isort: skip
 
-    if isinstance(example, Mapping):  # tree_leaves does not look into Hugging Face's BatchEncoding
+    if isinstance(example, Mapping):  # tree_leaves does not look into Hugging Face's BatchEncoding.
         example = dict(example)
     tensors = [t for t in tree_leaves(example) if isinstance(t, torch.Tensor) and t.dim()]
     _check_example(example, tensors, loss, mode)
@@ -314,7 +318,8 @@ def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) 
         optimizer,
         f"{length} tokens" if length else shape,
         length,
-        # with a dataset, meta_batch makes the batch here and moves it: the example's tensors are not on the meta device
+        # With a dataset, meta_batch makes the batch here and then moves it. The example's tensors
+        # are not on the meta device.
         dataset=(example,),
     )
 

@@ -1,4 +1,4 @@
-"""Where people work in notebooks: records show themselves as tables there, and `%trainpace` is the command line in a cell.
+"""Notebook support: records are shown as tables, and `%trainpace` runs the command line in a cell.
 
 %load_ext trainpace
 %trainpace forecast resnet50 --gpu T4 --batch {batch}
@@ -22,31 +22,35 @@ from trainpace.report import html_of
 
 T = TypeVar("T")
 WIDTH = "100"
-"""Columns of a notebook's cell, about."""
+"""Approximate number of columns of a notebook cell."""
 OUR_SENTENCE = "trainpace: "
 
 
 class Listed(list[T], Generic[T]):
-    """A list that a notebook shows as a table."""
+    """List that a notebook shows as a table."""
 
     def _repr_html_(self) -> str:
         return html_of(self)
 
 
 def show_records() -> None:
-    """Have a notebook show every record as `html_of` does. Records themselves know of no notebook."""
+    """Make notebooks show every record with `html_of`. The Record class itself does not know
+    notebooks.
+    """
     setattr(Record, "_repr_html_", html_of)  # noqa: B010
 
 
 def shown(answer: T) -> T:
-    """Display wrapper for an answer that is not a record."""
+    """Make notebooks show answers of this type with `html_of`. For answers that are not records."""
     setattr(type(answer), "_repr_html_", html_of)  # noqa: B010
     return answer
 
 
 def magic(line: str) -> Any:
-    """The command line in a cell, in a process of its own: what it prints appears as it comes. With --json the answer is returned
-    as plain Python values. Exit code 1 is an answer, a "no"; 2 ends the cell with one sentence.
+    """Run the command line in a separate process and show its output as it comes.
+
+    With --json, the answer is returned as plain Python values. Exit code 1 is a normal answer, a
+    "no". Exit code 2 ends the cell with one sentence.
     """
     try:
         words = shlex.split(line)
@@ -73,7 +77,7 @@ def magic(line: str) -> Any:
                 for out in running.stdout:
                     print(out, end="", flush=True)
             code = running.wait()
-        except KeyboardInterrupt:  # the kernel alone was interrupted
+        except KeyboardInterrupt:  # Only the kernel was interrupted.
             running.cut_lifeline()
             raise
         finally:
@@ -86,7 +90,7 @@ def magic(line: str) -> Any:
 
 
 def _pass_on(errors: IO[str], refused: list[str]) -> None:
-    """Progress that prints notes in the cell and stores the reason of a failure for the end."""
+    """Print notes in the cell, and store the reason of a failure for the end."""
     for line in errors:
         if line.startswith(OUR_SENTENCE):
             refused.append(line)
@@ -95,7 +99,7 @@ def _pass_on(errors: IO[str], refused: list[str]) -> None:
 
 
 def _usage_error(sentence: str) -> Exception:
-    """IPython shows this error without a traceback."""
+    """Return an error that IPython shows without a traceback."""
     try:
         from IPython.core.error import UsageError
     except ImportError:
@@ -104,5 +108,5 @@ def _usage_error(sentence: str) -> Exception:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Register the magic. IPython calls this for `%load_ext trainpace`."""
+    """Register the magic. IPython calls this function for `%load_ext trainpace`."""
     shell.register_magic_function(magic, "line", "trainpace")

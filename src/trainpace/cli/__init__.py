@@ -1,8 +1,9 @@
-"""The command line: parse, call, render; nothing else.
+"""The command line interface: it parses arguments, calls a verb, and renders the answer.
 
-What a signal handler raises surfaces wherever Python happens to be. In a finalizer it is printed and forgotten, and C code that
-clears errors drops it silently: of 150 interrupts spread over the first two seconds of `import torch`, 6 were lost. `kept` raises
-a lost one again. It is here, before other imports, because interrupts during imports count too.
+This module makes signals reliable. A signal handler raises its exception wherever Python happens to
+be. An exception in a finalizer is only printed. C code that clears errors drops it silently: of 150
+interrupts spread over the first two seconds of `import torch`, 6 were lost. `kept` raises a lost
+exception again. It is defined before other imports, because interrupts during imports count too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 AGAIN_S = 0.05
-"""Seconds after which a lost signal is raised again. By then the finalizer that lost it is most likely over."""
+"""Delay before a lost signal is raised again, in seconds. By then the finalizer that lost it has
+most likely ended.
+"""
 ORDERLY = ("SIGTERM", "SIGHUP")
 
 _lost: list[int] = []
@@ -22,7 +25,7 @@ _kept = False
 
 
 class _Kept(BaseException):
-    """Raised again if it is dropped before the program has ended."""
+    """Exception that is raised again if it is dropped before the program has ended."""
 
     number: int
 
@@ -37,7 +40,7 @@ class Interrupted(KeyboardInterrupt, _Kept):
 
 
 class Left(SystemExit, _Kept):
-    """A signal ended the program; the exit code is 128 + its number, as in shells."""
+    """A signal ended the program. The exit code is 128 + its number, as in shells."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -46,14 +49,16 @@ class Left(SystemExit, _Kept):
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGINT and SystemExit on SIGTERM and SIGHUP, again if lost, so that temporary files are removed.
+    """Raise KeyboardInterrupt on SIGINT, and SystemExit on SIGTERM and SIGHUP.
 
-    An ignored signal stays ignored, as under nohup. Nothing changes outside the main thread or without an interval timer.
+    A lost exception is raised again, which ensures that temporary files are removed. An ignored
+    signal stays ignored, as under nohup. Nothing changes outside the main thread or without an
+    interval timer.
     """
     global _kept
     before = {}
     if hasattr(signal, "setitimer"):
-        with contextlib.suppress(ValueError):  # not in the main thread
+        with contextlib.suppress(ValueError):  # Raised outside the main thread.
             before[signal.SIGALRM] = signal.signal(signal.SIGALRM, _again)
             for number in (signal.SIGINT, *(getattr(signal, name) for name in ORDERLY)):
                 if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
@@ -64,7 +69,7 @@ def kept() -> Iterator[None]:
     finally:
         _kept = False
         if before:
-            # a timer that fires after this would end the process
+            # A timer that fires later would end the process.
             signal.setitimer(signal.ITIMER_REAL, 0)
             _lost.clear()
         for number, handler in before.items():

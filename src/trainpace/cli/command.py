@@ -1,4 +1,4 @@
-"""Commands from requests: the options of a verb are the fields of its `Request`, and those of how its answer is shown."""
+"""click commands from verbs: the fields of a `Request` and of a `View` become options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def _picture(path: str) -> str:
 
 
 class View(Request):
-    """How an answer is shown. Relations are checked by `command_of`, since some are with the verb's request."""
+    """Options for the output of an answer.
+
+    `command_of` checks the relations between options, because some involve the verb's request.
+    """
 
     def __post_init__(self) -> None:
         pass
@@ -77,7 +80,10 @@ class PicturedView(SharedView):
 
 
 def command_of(function: Callable[[Any, Any], int]) -> click.Command:
-    """Make a command from a function of (request, view) that returns the exit code. Its types are the options."""
+    """Make a click command from a function of (request, view) that returns the exit code.
+
+    The types of the two parameters define the options.
+    """
     hints = get_type_hints(function)
     kinds: tuple[type[Request], ...] = (hints["request"], hints["view"])
     fields = {name: field for kind in kinds for name, field in fields_of(kind).items()}
@@ -120,7 +126,9 @@ def command_of(function: Callable[[Any, Any], int]) -> click.Command:
 
 
 CROWDED = 25
-"""Most options that `--help` shows. Commands with more show those with a group, and `--help-all` shows all."""
+"""Maximum number of options in `--help`. Commands with more show only those with a group there, and
+all in `--help-all`.
+"""
 MORE, ALL = "More options", "trainpace.help_all"
 
 
@@ -132,7 +140,7 @@ def _show_all(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 class _Command(click.Command):
-    """A command with options in groups, `--help` shows the common ones."""
+    """Command with grouped options. `--help` shows the common ones."""
 
     def __init__(self, fields: Mapping[str, ResolvedField], name: str, **settings: Any) -> None:
         super().__init__(name, **settings)
@@ -170,7 +178,10 @@ class _Command(click.Command):
 
 
 def _project_defaults(fields: Mapping[str, ResolvedField]) -> ProjectDefaults:
-    """Return what the project's file sets and the command line does not, and print a line about it."""
+    """Return defaults from the project's file for options that are not on the command line.
+
+    Prints a line about them.
+    """
     context = click.get_current_context()
     typed = {
         name: context.params[name]
@@ -184,7 +195,10 @@ def _project_defaults(fields: Mapping[str, ResolvedField]) -> ProjectDefaults:
 
 
 class _Option(click.Option):
-    """An option whose value may come from the project's file, so that `_check_required` looks for missing ones."""
+    """Option that may get its value from the project's file.
+
+    click therefore does not check if it is missing; `_check_required` does.
+    """
 
     def value_is_missing(self, value: Any) -> bool:
         return False
@@ -202,7 +216,7 @@ def _check_required(values: Mapping[str, Any]) -> None:
 
 
 def in_options(text: str, fields: Mapping[str, ResolvedField]) -> str:
-    """Write fields in backquotes as options: `num_gpus` as --num-gpus."""
+    """Replace fields in backquotes by options: `num_gpus` becomes --num-gpus."""
 
     def shown(match: re.Match[str]) -> str:
         field = fields.get(match[1])
@@ -216,7 +230,10 @@ def in_options(text: str, fields: Mapping[str, ResolvedField]) -> str:
 
 
 def json_stdout(view: Any) -> int | None:
-    """Return the stream for the output of a command that the verb runs: stderr if stdout has our JSON."""
+    """Return the file descriptor for the output of a command that the verb runs.
+
+    It is stderr if our JSON goes to stdout, else None.
+    """
     return sys.stderr.fileno() if view.json else None
 
 
@@ -224,7 +241,7 @@ _PASSWORD = re.compile(r"(://[^/@:]*:)[^/]*@")
 
 
 def typed_words() -> list[str]:
-    """Return the typed command line with passwords hidden, or [] if a program runs the command."""
+    """Return the command line with passwords hidden. [] if a program runs the command."""
     typed = click.get_current_context().find_root().obj or []
     return ["trainpace", *(_PASSWORD.sub(r"\1***@", word) for word in typed)] if typed else []
 
@@ -234,7 +251,7 @@ def echo_json(value: Any) -> None:
 
 
 def save_shared(view: SharedView, answer: object) -> None:
-    """Save the page to give away, if requested."""
+    """Save the page to share, if requested."""
     if view.share:
         verb = (click.get_current_context().info_name or "").capitalize()
         write_whole(view.share, report.shared_page(answer, f"{verb}, to be shared"))
@@ -242,7 +259,7 @@ def save_shared(view: SharedView, answer: object) -> None:
 
 
 def print_answer(view: View, sections: Iterable[Section]) -> None:
-    """Print an answer, cut to one screen unless --details is given."""
+    """Print an answer. It is cut to one screen unless --details is given."""
     report.show(sections, view.details)
 
 
@@ -252,7 +269,7 @@ def save_pictures(
     sections: Callable[[], Iterable[Section]],
     data: Callable[[], Any],
 ) -> None:
-    """Make and save the page and the charts that were requested."""
+    """Create and save the page and the charts that were requested."""
     if view.html:
         save_page(view.html, title, sections(), data())
     if view.figure:
@@ -312,7 +329,7 @@ def _parameter(field: ResolvedField, fields: Mapping[str, ResolvedField]) -> cli
     names, help_text = [field.name, f"--{field.option}"], in_options(field.help(fields), fields)
     if field.is_flag:
         return click.Option(names, is_flag=True, default=bool(field.default), help=help_text)
-    if not field.required:  # a default with a unit is shown as text and parsed like any other
+    if not field.required:  # A default with a unit is shown as text and parsed like any other value
         more["default"] = field.default_text if about.unit and field.default_text else field.default
     if about.alone is not None:
         more |= {"is_flag": False, "flag_value": about.alone}

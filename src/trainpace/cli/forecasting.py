@@ -1,4 +1,4 @@
-"""Commands that compute: forecasts, servers, plans, schedules, and forecasts against measured runs."""
+"""Commands that compute forecasts, server rankings, plans, schedules and validations."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
 
 
 def _without_write(typed: Sequence[str]) -> list[str]:
-    """Return the command without its writing options, since its new files exist now."""
+    """Return the command without its options for writing, because its new files now exist."""
     left: list[str] = []
     for word, before in zip(typed, ("", *typed), strict=False):
         if (
@@ -323,7 +323,7 @@ def _files_json(files: Rewritten | None, backups: dict[str, str]) -> dict[str, A
 def _written(
     files: Rewritten | None, backups: dict[str, str], wrote: bool
 ) -> Iterator[report.Section]:
-    """Show the diffs, what no file can express, and what to do next."""
+    """Show the diffs, the settings that no file can express, and what to do next."""
     if files is None:
         nothing = "Nothing to write. Without --write the plan may also change other settings."
         yield report.Lines([nothing])

@@ -1,4 +1,4 @@
-"""The journal, at the terminal and in the browser."""
+"""Commands for the journal, in the terminal and in the browser."""
 
 import runpy
 import shlex
@@ -223,7 +223,7 @@ def serve(request: verbs.journal.ServeRequest, view: Request) -> int:
     trainpace serve
     trainpace serve --port 9000 --journal team.db
     """
-    try:  # a separate program, since interfaces do not import each other
+    try:  # A separate program, because interfaces do not import each other.
         runpy.run_module("trainpace.web", {"REQUEST": request}, run_name="__main__")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("trainpace"):

@@ -1,4 +1,4 @@
-"""Commands that train, time or watch something on this machine or on a cluster."""
+"""Commands that train, time or record something on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _parse_steps(text: str) -> range:
 LONGEST_RANGE = 32
 STEPS = Unit("steps", _parse_steps)
 FEWEST_MEASURED = 2
-"""Fewest measured sizes of a successful sweep if other sizes crashed."""
+"""Minimum number of measured sizes for a sweep to count as successful if other sizes crashed."""
 JsonAlone = Annotated[bool, Field("Print JSON, and send the command's output to stderr.")]
 
 
@@ -405,13 +405,13 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
     baseline = None if view.baseline is None else verbs.watch.pace_of(view.baseline, view.journal)
     if (
         request.command and sys.stderr.isatty()
-    ):  # a progress bar would interfere with the command's own output
+    ):  # A progress bar would interfere with the command's own output.
         tell("Recording. The command's output follows, and the report when it ends.", err=True)
     watched = verbs.watch.run(replace(request, stdout=json_stdout(view)), report.TerminalProgress())
     recording, folder, code = watched.recording, watched.folder, watched.exit_code
     if not watched.reports:
         return code
-    # the exit code is the command's, even if there is nothing to show
+    # The exit code is that of the command, even if there is nothing to show.
     own = bool(request.command) and baseline is None
     with ending_with(code if own else code or TrainpaceError.exit_code):
         comparison = None
@@ -486,7 +486,7 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
 
     def sections() -> Iterable[report.Section]:
         timeline: Iterable[report.Section] = ()
-        with contextlib.suppress(TrainpaceError):  # only some recordings have steps in detail
+        with contextlib.suppress(TrainpaceError):  # Not every recording has detailed steps.
             timeline = report.timeline_sections(timeline_of(watched.folder))
         folder = str(watched.folder)
         return report.diagnosis_sections(diagnosis, folder, timeline=timeline)

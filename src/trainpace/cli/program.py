@@ -17,9 +17,11 @@ MODULES = {
     "forecasting": ("forecast", "match", "offers", "gpus", "plan", "validate", "schedule"),
     "keeping": ("journal", "serve"),
 }
-"""Modules of the commands; all others are in `measuring`."""
+"""Modules of the commands. All other commands are in `measuring`."""
 GARBAGE_EVERY = 100_000
-"""Allocations between garbage collections. Python's default of 700 costs 10% of a command's run time."""
+"""Allocations between garbage collections. Python's default of 700 costs a command 10% of its run
+time.
+"""
 
 
 class _Verbs(click.Group):
@@ -64,7 +66,7 @@ class _Verbs(click.Group):
 
         options = click.Command.shell_complete(
             self, ctx, incomplete
-        )  # the group's own method would import every command
+        )  # The group's own method would import every command.
         return [*options, *verbs_and_scripts(VERBS, incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -72,7 +74,7 @@ class _Verbs(click.Group):
             return super().invoke(ctx)
         except (
             BrokenPipeError
-        ):  # the reader, such as `head`, has closed the pipe; click would exit with 1
+        ):  # The reader, such as `head`, has closed the pipe. click would exit with 1.
             _discard_output()
             return 0
 
@@ -93,7 +95,7 @@ def _cli() -> None:
 
 
 STDOUT_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)
-"""Errors of writing to a full disk or a lost terminal; they have no file name."""
+"""Errors of writing to a full disk or a lost terminal. They have no file name."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -132,7 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _discard_output() -> None:
-    """Send the rest of the output to /dev/null; writing it at exit would fail again."""
+    """Send the rest of the output to /dev/null, because writing it at exit would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,7 +1,8 @@
-"""Incomplete command lines: inference of a missing command, shell completion, and the greeting without arguments.
+"""Incomplete command lines: inference of a missing command, shell completion, and the greeting.
 
-Without a command, a script runs `look`, a model `forecast`, a settings file `schedule` and a trace `diagnose`. click completes words
-at every key press through `_TRAINPACE_COMPLETE`, so heavy imports are inside functions:
+Without a command, a script runs `look`, a model `forecast`, a settings file `schedule` and a trace
+`diagnose`. For shell completion, click runs the program at every key press through
+`_TRAINPACE_COMPLETE`. Heavy imports are therefore inside functions. To enable completion:
 
     eval "$(_TRAINPACE_COMPLETE=bash_source trainpace)"      (zsh_source and fish_source likewise)
 """
@@ -39,10 +40,15 @@ TRACES = (".json", ".gz", ".sqlite", ".nsys-rep", ".qdrep")
 
 
 def meant(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
-    """Prepend the command that the arguments imply. Raises TrainpaceError with the nearest names if none fits."""
+    """Prepend the command that the arguments imply.
+
+    Raises:
+        TrainpaceError: No command fits. The message suggests the nearest names.
+    """
     first, *rest = words
     program = os.path.basename(first)
-    from trainpace.workload import ModelSpec  # imported late: most command lines name their verb
+    # Imported late: most command lines already name a command.
+    from trainpace.workload import ModelSpec
 
     spec = ModelSpec.of(first)
     if spec.kind == "script" or program in LAUNCHERS or program.startswith("python3."):
@@ -74,7 +80,10 @@ def names_a_script(words: Sequence[str]) -> bool:
 
 
 def place_last(words: Sequence[str]) -> list[str]:
-    """Move `diagnose` options in front of the trace or recording folder, because option parsing stops at a command."""
+    """Move the options of `diagnose` in front of the trace or recording folder.
+
+    Option parsing stops at the first argument, because it could be a command to run.
+    """
     verb, *rest = words
     place, *options = rest or [""]
     begins = bool(options) and options[0].startswith("-") and options[0] != "--"
@@ -83,7 +92,12 @@ def place_last(words: Sequence[str]) -> list[str]:
 
 
 def _kind_of(file: str) -> str:
-    """Return the prefix of a model's configuration, "" for a saved workload, or "settings"."""
+    """Return the kind of a settings or model file.
+
+    Returns:
+        The model-spec prefix of a configuration file, "" for a saved workload, "settings" for other
+            files.
+    """
     if not file.endswith(".json"):
         return "settings"
     from trainpace.core.intake import read_json
@@ -124,7 +138,7 @@ def complete(program: click.Group) -> None:
 
 
 def verbs_and_scripts(verbs: Mapping[str, str], incomplete: str) -> list[CompletionItem]:
-    """Complete the first word: verbs with their summaries, models, and scripts in this folder."""
+    """Complete the first word: commands with summaries, models, and scripts in this folder."""
     items = [
         CompletionItem(verb, help=text)
         for verb, text in verbs.items()
@@ -139,7 +153,7 @@ def verbs_and_scripts(verbs: Mapping[str, str], incomplete: str) -> list[Complet
 
 
 def values(name: str, metavar: str | None, incomplete: str) -> list[CompletionItem]:
-    """Complete the value of an option or argument: known names, or a path."""
+    """Complete the value of an option or argument with known names or a path."""
     if name == "gpu":
         from trainpace.core.hardware import catalogue
 

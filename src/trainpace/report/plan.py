@@ -1,5 +1,5 @@
-"""Plans as sections: changes in order, settings before and after, what was rejected, and what could
-change the choice.
+"""Report sections for plans: ordered changes, settings before and after, rejected alternatives, and
+sensitivity of the choice.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ def plan_sections(
     code: Sequence[tuple[int, Change]] = (),
     following: Iterable[Next] = (),
 ) -> Iterator[Section]:
-    """Turn a plan into sections.
+    """Convert a plan to sections.
 
     Args:
-        answer: The plan and what it was made for.
+        answer: The plan and the problem that it solves.
         written: Sections about settings files that were written.
-        code: Numbers and changes that need lines of PyTorch.
-        following: The next command.
+        code: Numbered changes that need PyTorch code.
+        following: Next commands.
     """
     plan, workload = answer.plan, answer.setting.workload
     yield Lines([_about(answer)])
@@ -155,18 +155,21 @@ def plan_sections(
 def plan_next(
     command: Sequence[str], file: str | None, task: str | None, asked: PlanRequest | None = None
 ) -> Next:
-    """Return the command that carries out a plan. `command` made the plan, which is saved first."""
+    """Return the command that carries out a plan.
+
+    `command` is the one that made the plan. If the plan has no file yet, it is repeated to save it.
+    """
     if file is None:
         why = "saves the plan; `trainpace run plan.json` then measures every change"
         return Next([*command, "--output", "plan.json"], why)
-    # in `run` the price is that of a node, and a command runs the script
+    # In `run` the price is per node, and `command` runs the script.
     same = forwarded(asked, RunRequest, ["price", "command", "config"])
     run = ["trainpace", "run", file, *(["--task", task] if task else []), *same]
     return Next(run, "makes the changes one by one, and measures each")
 
 
 def _about(answer: Planned) -> str:
-    """Name the model, the cluster and the current setup, including its defaults."""
+    """Describe the model, the cluster and the current setup, including its defaults."""
     workload, cluster, e = answer.setting.workload, answer.setting.cluster, answer.plan.start
     accumulated = f" x {e.accumulation}" if e.accumulation > 1 else ""
     sample = f"{workload.sample}, " if workload.sequence_length else ""
@@ -179,7 +182,10 @@ def _about(answer: Planned) -> str:
 
 
 def verdict(plan: Plan, target: Projection, in_code: int = 0) -> str:
-    """Return the gain and the changes for it. `in_code` changes are missing in the written files."""
+    """Return the gain of a plan and its number of changes.
+
+    `in_code` is the number of changes that the written files cannot express.
+    """
     if not plan.changes:
         return (
             f"Nothing to change: {job_range(target)}. No other configuration saves more than the"
@@ -204,7 +210,7 @@ def job_range(outlook: Projection) -> str:
 
 
 def _why(plan: Plan) -> list[str]:
-    """Say why the recommended choice is right, and what may go wrong with it."""
+    """Return the reason for the recommended choice, and its possible problems."""
     if plan.target is not plan.best:
         return [
             "The fastest by forecast, as asked for: it is within the forecast's error of the"
@@ -235,7 +241,7 @@ def _to_the_same_loss(answer: Planned, batch: int) -> list[str]:
 
 
 def maybes(plan: Plan) -> list[tuple[str, str]]:
-    """Return changes within the forecast's error, with what they would save and that error."""
+    """Return changes within the forecast's error, with their saving and that error."""
     assert plan.best is not None
     job_s = plan.best.job_s
     return [
@@ -267,7 +273,7 @@ def _changes(plan: Plan) -> Iterator[Section]:
         words("risk", 2),
     ]
     short = [i for i, column in enumerate(columns) if column.name != "so far"]
-    # without "so far" a change takes one line
+    # Without "so far" each change fits on one line.
     shortened = filled_only([columns[i] for i in short], [[row[i] for i in short] for row in rows])
     yield from brief(shortened)
     yield from details("", Table(columns, rows))
@@ -286,9 +292,9 @@ def _changes(plan: Plan) -> Iterator[Section]:
 
 
 def at_least(change: Change) -> str:
-    """Return the lower end of what a change saves.
+    """Return the lower end of a change's saving.
 
-    The recommendation may need one that saves nothing.
+    A recommended change may save nothing by itself, because later changes need it.
     """
     least_s = change.saved_at_least_s
     if least_s is None:
@@ -304,7 +310,7 @@ def settings_of(change: Change) -> str:
 
 
 def _step_and_rate(outlook: Projection, workload: Workload) -> str:
-    """Return the step time, and the throughput of models of token sequences."""
+    """Return the step time. Models of token sequences also get their throughput."""
     step = f"{number(outlook.step_ms)} ms per step"
     if not workload.sequence_length:
         return step
@@ -400,7 +406,7 @@ def plan_pictures(answer: Planned) -> list[Picture | None]:
 
 
 def plan_ladder(plan: Plan) -> BarChart:
-    """Draw the time of the job after each change, and what the change saves."""
+    """Draw the time of the job after each change, with the saving of the change."""
     left = plan.left_s
     bars = [_job_bar("current", duration(left[0]), left[0])] if plan.start_fits else []
     for i, (change, before, after) in enumerate(zip(plan.changes, left, left[1:], strict=False), 1):
@@ -431,7 +437,7 @@ def _job_bar(title: str, end: str, left_s: float, gone_s: float | None = None) -
 
 
 def cluster_chart(points: Sequence[Projection]) -> Chart | None:
-    """Draw hours of the fastest choice over the number of GPUs, beside perfect scaling."""
+    """Draw the hours of the fastest choice over the number of GPUs, next to perfect scaling."""
     if len(points) < 2:
         return None
     points = sorted(points, key=lambda p: p.num_devices)
@@ -476,7 +482,7 @@ SHARDING = (
 def layout_map(plan: Plan, layouts: Sequence[Layout]) -> HeatMap | None:
     """Draw step time over micro-batch and accumulation, by ZeRO stage.
 
-    Returns None for fewer than two layouts, or if none fits.
+    None for fewer than two layouts, or if none fits.
     """
     able = [at for at in layouts if at.fits]
     if len(layouts) < 2 or not able:

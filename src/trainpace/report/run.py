@@ -1,6 +1,4 @@
-"""Changes that were carried out, as sections: measured speed-ups step by step, and equivalent
-training.
-"""
+"""Report sections for tried changes: measured speed-ups by step, and equivalence of trainings."""
 
 from __future__ import annotations
 
@@ -75,11 +73,13 @@ HELD = "Forecast intervals that contain the measurement: {held} of {judged}."
 
 
 class LadderTable(Record):
-    """The table of an experiment.
+    """Table of an experiment.
 
-    `what` is timed. `verdict` has the most important sentence first and the next step last. `total`
-    is the speed-up of the last setup over the first, if both were measured alternately. The rows
-    have the product of the rungs.
+    Attributes:
+        what: The thing that is timed.
+        verdict: Sentences. The most important one is first, and the next step is last.
+        total: Speed-up of the last setup over the first, if both were measured alternately. The
+            totals in the rows are products of the rungs' speed-ups.
     """
 
     title: str
@@ -162,7 +162,7 @@ def _whole(result: LadderResult, first_ms: float, last_ms: float, total: float) 
 
 
 def _validation(result: LadderResult) -> str:
-    """Say how the validation of an epoch is counted."""
+    """Describe how an epoch's validation is counted."""
     c, foreseen = result.ladder.conditions, result.kept_attempt.foreseen
     if c.evaluate_every_steps is not None and c.evaluation_s:
         return " with its validation, whose time was given"
@@ -199,7 +199,7 @@ def _forecasts(result: LadderResult) -> list[str]:
 
 
 def _noise_scale(result: LadderResult) -> list[str]:
-    """Say what the gradient noise scale means for more data parallelism, if it was measured."""
+    """Describe what the gradient noise scale, if measured, means for more data parallelism."""
     gathered = noise_scale_of(result)
     if gathered is None:
         return []
@@ -220,11 +220,11 @@ def _noise_scale(result: LadderResult) -> list[str]:
 
 
 MOST_KEPT = 10
-"""Rungs that stay in a table that is cut."""
+"""Number of rungs that stay in a truncated table."""
 
 
 def ladder_table(t: LadderTable) -> Table:
-    """Return the rungs without the columns that are empty in every row."""
+    """Return the table of rungs without the columns that are empty in every row."""
     columns = (
         words("rung"),
         Column("forecast", 4),
@@ -266,7 +266,7 @@ def _rung_cells(i: int, r: LadderRow) -> list[str]:
 
 
 def _none(row: LadderRow) -> str:
-    """Return "none" if a forecast was asked for and is missing."""
+    """Return "none" if a forecast was requested and is missing, else ""."""
     return "" if not row.no_forecast or row.no_forecast in NOT_ASKED else "none"
 
 
@@ -275,7 +275,7 @@ def _time(ms: float | None) -> str:
 
 
 def _range(ms: float | None, between: Interval | None) -> str:
-    """Return an interval in the unit of its time."""
+    """Format an interval in the unit of its time."""
     if ms is None or between is None or between.low == between.high:
         return ""
     unit, size = ("s", 1e3) if ms >= 1e3 else ("ms", 1.0)
@@ -317,7 +317,7 @@ def ladder_json(result: LadderResult) -> dict[str, Any]:
 def ahead_sections(
     ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]
 ) -> Iterator[Section]:
-    """Show a dry run: the setups of every rung, their forecasts, and the commands that would start."""
+    """Show a dry run: the setups of every rung, their forecasts, and their commands."""
     rows = []
     for rung in ahead:
         for attempt in rung.attempts:
@@ -419,7 +419,7 @@ def rung_times(t: LadderTable) -> BarChart:
 
 
 def _time_bar(name: str, ms: float | None, between: Interval | None) -> tuple[Bar, ...]:
-    """Return a bar in seconds, or none without a time. `name` is also its tone."""
+    """Return a bar in seconds, or () without a time. `name` is also its tone."""
     if ms is None:
         return ()
     in_s = None

@@ -1,7 +1,7 @@
-"""The parts of an answer: headline, lines, tables, notes, charts and next commands.
+"""Building blocks of an answer: headline, lines, tables, notes, charts and next commands.
 
-Every verb has one function that turns its record into sections. The terminal (`terminal.show`),
-pages, pages to be shared (`pages.page`) and notebooks render the same sections.
+Each verb has one function that converts its record to sections. The terminal (`terminal.show`),
+pages, shared pages (`pages.page`) and notebooks all render these sections.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ Points = Sequence[tuple[float, float]]
 
 
 class Column(NamedTuple):
-    """A table column.
+    """Column of a table.
 
-    If the terminal is too narrow, columns with the highest `rank` are hidden first; rank 0 always
-    stays. `least` is the width to which text may be wrapped and bars shortened. 0 marks numbers,
-    which are never wrapped.
+    Attributes:
+        rank: If the terminal is too narrow, columns with the highest rank are hidden first. Rank 0
+            is never hidden.
+        least: Minimum width to which text may be wrapped and bars shortened. 0 marks numbers, which
+            are never wrapped.
     """
 
     name: str
@@ -33,7 +35,7 @@ class Column(NamedTuple):
 
     @property
     def words(self) -> bool:
-        """True if the cells are text: aligned left and wrapped if necessary."""
+        """True if the cells are text. Text is aligned left and wrapped if necessary."""
         return self.least > 0
 
 
@@ -42,11 +44,13 @@ def words(name: str, rank: int = 0, least: int = 10) -> Column:
 
 
 class Section(Record, kw_only=True):
-    """Base of all sections.
+    """Base class of all sections.
 
-    `only` limits a section to the short answer ("brief"), to --details and pages ("details"), or to
-    pages ("page"). `aside` names a section that the short answer lacks, in words that continue
-    "More with --details: ...".
+    Attributes:
+        only: Limits a section to the short answer ("brief"), to --details and pages ("details"), or
+            to pages ("page").
+        aside: Name of a section that the short answer omits. It continues "More with --details:
+            ...".
     """
 
     only: Literal["", "brief", "details", "page"] = ""
@@ -54,34 +58,34 @@ class Section(Record, kw_only=True):
 
 
 class Headline(Section, kw_only=False):
-    """The answer in one to three sentences. `good` is set if the answer is a yes or a no."""
+    """Answer in one to three sentences. `good` is True or False if the answer is a yes or a no."""
 
     text: str
     good: bool | None = None
 
 
 class Lines(Section, kw_only=False):
-    """Sentences, each on a line of its own."""
+    """Sentences, one per line."""
 
     lines: Sequence[str]
 
 
 class Notes(Section, kw_only=False):
-    """Sentences in order of importance. The short answer may cut all but the first."""
+    """Sentences in order of importance. The short answer may drop all but the first."""
 
     lines: Sequence[str]
 
 
 class Verbatim(Section, kw_only=False):
-    """Text to be copied, such as code or a diff. It is never wrapped."""
+    """Text to copy, such as code or a diff. It is never wrapped."""
 
     text: str
 
 
 class Table(Section, kw_only=False):
-    """A table. A cell that is a number is a share of the whole, drawn as a bar in the terminal.
+    """Table. A numeric cell is a share of the whole. The terminal draws it as a bar.
 
-    `keep` numbers the rows that are cut last. `best` numbers the rows that a page highlights.
+    `keep` lists the rows that are cut last. `best` lists the rows that a page highlights.
     """
 
     columns: Sequence[Column]
@@ -92,16 +96,16 @@ class Table(Section, kw_only=False):
 
 
 class Named(Section, kw_only=False):
-    """Names with a sentence or value beside each."""
+    """Names, each with a sentence or value."""
 
     title: str
     items: Sequence[tuple[str, str]]
 
 
 class Plot(Section, kw_only=False):
-    """A curve in characters, for terminals:
+    """Curve in characters, for terminals.
 
-    `points`, a `line`, and a triangle at every x in `marked`.
+    It has `points`, a `line`, and a triangle at every x in `marked`.
     """
 
     title: str
@@ -111,9 +115,9 @@ class Plot(Section, kw_only=False):
 
 
 class Bars(Section, kw_only=False):
-    """Bars in characters, for terminals:
+    """Bars in characters, for terminals.
 
-    (label, value, text at the end, True if the bar counts).
+    Each row is (label, value, text at the end, True if the bar counts).
     """
 
     title: str
@@ -121,15 +125,15 @@ class Bars(Section, kw_only=False):
 
 
 class Charts(Section, kw_only=False):
-    """Charts for pages and figure files. `draw` runs only if one of these was asked for."""
+    """Charts for pages and figure files. `draw` is called only if one of these was requested."""
 
     draw: Callable[[], Sequence[Picture | None]]
 
 
 class Drawing(Section, kw_only=False):
-    """A drawing such as a timeline: `html` for pages, `text` for terminals of a given width.
+    """Drawing such as a timeline: `html` for pages, and `text` for terminals of a given width.
 
-    Both run only if they are needed. `styles` names the style sheets that the HTML contains.
+    Both are called only when needed. `styles` names the style sheets that the HTML needs.
     """
 
     html: Callable[[], Any] | None = None
@@ -138,7 +142,7 @@ class Drawing(Section, kw_only=False):
 
 
 class Next(Section, kw_only=False):
-    """A command to run next, as words or as a ready line, and what it gives."""
+    """Command to run next, as a list of words or as a line, and the reason to run it."""
 
     command: str | Sequence[str]
     why: str = ""
@@ -158,7 +162,7 @@ def brief(*sections: S) -> Iterator[S]:
 
 
 def pictures_of(sections: Iterable[Section]) -> list[Picture | None]:
-    """Return every chart of an answer, the most telling first."""
+    """Return every chart of an answer, the most informative first."""
     return [chart for part in sections if isinstance(part, Charts) for chart in part.draw()]
 
 

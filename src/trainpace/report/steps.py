@@ -1,7 +1,7 @@
-"""Charts and sentences about steps: step time over batch sizes and sequence lengths, and where time
-and memory go.
+"""Charts and sentences about steps.
 
-Sweeps over batch sizes come first, then sequence lengths and scaling, then the inside of one step.
+The module covers sweeps over batch sizes, then sequence lengths and scaling, then the time and
+memory inside one step.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 BATCH = Axis(label="micro-batch size")
 BEYOND = 1.25
-"""A curve shows this many times the batch sizes that fit."""
+"""Length of a curve, as a multiple of the number of batch sizes that fit in memory."""
 FEWEST, FEWEST_FOR_A_PLOT = 3, 8
-"""Fewest batch sizes of a curve, and of a plot in characters."""
+"""Minimum number of batch sizes for a curve, and for a plot in characters."""
 PROVENANCE = {
     "measured": "measured",
     "transferred": "earlier measurements of this or of similar runs",
@@ -53,9 +53,10 @@ PROVENANCE = {
 def forecast_sweep(
     rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]], evidence: Sequence[Nearness] = ()
 ) -> Chart | None:
-    """Draw a line with its interval for each GPU. None for fewer than three batch sizes.
+    """Draw step time over batch size, as a line with its interval for each GPU.
 
-    A single GPU also gets its jumps, and public measurements of the same model (`evidence`).
+    A single GPU also gets its jumps, and public measurements of the same model (`evidence`). None
+    for fewer than three batch sizes.
     """
     groups = list(by_device(rows).items())[: len(SERIES_TONES)]
     curves = {name: _near_what_fits(some) for name, some in groups if len(some) >= FEWEST}
@@ -93,7 +94,7 @@ _SAME_BUT_FOR = re.compile("Keras|batch [\\d,]+ instead of [\\d,]+")
 
 
 def _measured_by_others(rows: Sequence[Forecast], evidence: Sequence[Nearness]) -> list[Series]:
-    """Return public measurements of the same operators, card and conditions, at their batch sizes."""
+    """Return public measurements with the same operators, card and conditions, by batch size."""
     near = [near for n in evidence if n.device == rows[0].device for near in n.runs]
     runs = [one.run for one in near if _is_comparable(one, rows)]
     if not runs or any(f.execution.accumulation > 1 for f in rows):
@@ -110,7 +111,7 @@ def _measured_by_others(rows: Sequence[Forecast], evidence: Sequence[Nearness]) 
 
 
 def _is_comparable(near: Near, rows: Sequence[Forecast]) -> bool:
-    """Return True if a run differs at most by its batch size, which lies within the sweep."""
+    """Return True if a run differs only in batch size, and this size lies within the sweep."""
     batch = near.run.micro_batch or 0
     return (
         set(near.alike) >= SAME
@@ -123,7 +124,7 @@ def _is_comparable(near: Near, rows: Sequence[Forecast]) -> bool:
 def _near_what_fits(rows: Sequence[Forecast]) -> list[Forecast]:
     """Return rows by batch size.
 
-    Sizes far beyond the memory are dropped; they would flatten the plot.
+    Sizes far beyond the memory are dropped, because they would flatten the plot.
     """
     ordered = sorted(rows, key=lambda f: f.execution.micro_batch)
     fitting = sum(f.fits is not False for f in ordered)
@@ -133,7 +134,9 @@ def _near_what_fits(rows: Sequence[Forecast]) -> list[Forecast]:
 def measured_sweep(
     a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()
 ) -> Chart:
-    """Draw measured points with the interval of a repeat, fitted lines, and jumps with their
+    """Draw a measured sweep.
+
+    It shows measured points with the interval of a repeat, fitted lines, and jumps with their
     forecast causes.
     """
     forecasts = [foreseen[b] for b in sorted(foreseen) if foreseen[b].step is not None]
@@ -212,7 +215,7 @@ def throughput(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Chart:
 
 
 def scaling_chart(rows: Sequence[Forecast]) -> Chart | None:
-    """Draw throughput of the same micro-batch over numbers of devices.
+    """Draw throughput over the number of devices, at the same micro-batch.
 
     None for fewer than two forecasts.
     """
@@ -266,7 +269,7 @@ def scaling_chart(rows: Sequence[Forecast]) -> Chart | None:
 
 
 def by_device(rows: Sequence[Forecast]) -> dict[str, list[Forecast]]:
-    """Group the rows that could be forecast by device."""
+    """Group the rows that have a forecast by device."""
     able = [row for row in rows if row.step is not None]
     return {
         name: [row for row in able if row.device == name]
@@ -275,7 +278,9 @@ def by_device(rows: Sequence[Forecast]) -> dict[str, list[Forecast]]:
 
 
 def best_of(rows: Sequence[Forecast]) -> Forecast | None:
-    """Return the row with the highest throughput that fits, in tokens if samples have tokens."""
+    """Return the fitting row with the highest throughput. It is counted in tokens if samples have
+    tokens.
+    """
     able = [row for row in rows if row.step is not None and row.fits is not False]
     return max(
         able, key=lambda row: row.tokens_per_second or row.samples_per_second or 0.0, default=None
@@ -295,7 +300,7 @@ def provenance(rows: Sequence[Forecast], start: str = "From") -> str:
 
 
 def _step_axis(shown: Sequence[Series]) -> Axis:
-    """Return an axis from 0. A wide interval is cut, or it would flatten the curves."""
+    """Return an axis from 0. Wide intervals are truncated; they would flatten the curves."""
     top = max((y for s in shown for y in s.y if y is not None), default=1.0)
     band = max((high for s in shown for high in s.high), default=top)
     return Axis(
@@ -339,12 +344,12 @@ def _cause(jump: Jump | None) -> str:
 
 
 def _where_it_jumps(batches: Sequence[int]) -> str:
-    """Return a sentence that names the first six jumps."""
+    """Name the first six jumps in a sentence."""
     return f" The step jumps after batch {listed(batches, 6)}." if batches else ""
 
 
 def lengths_of(rows: Sequence[Forecast]) -> tuple[int, ...]:
-    """Return the sequence lengths of the rows, shortest first, if there are several."""
+    """Return the sequence lengths of the rows, shortest first. () if there is only one."""
     lengths = sorted({row.sequence_length for row in rows if row.sequence_length is not None})
     return tuple(lengths) if len(lengths) > 1 else ()
 
@@ -352,8 +357,8 @@ def lengths_of(rows: Sequence[Forecast]) -> tuple[int, ...]:
 def lengths_chart(rows: Sequence[Forecast]) -> Chart | None:
     """Draw tokens/s over the sequence length, each at the best batch that fits.
 
-    None for fewer than two lengths. There is a line for each GPU on which something fits. GPUs
-    beyond the number of tones are named in the note.
+    There is one line for each GPU on which something fits. If there are more GPUs than tones, the
+    note names the rest. None for fewer than two lengths.
     """
     if not lengths_of(rows):
         return None
@@ -392,12 +397,12 @@ def lengths_chart(rows: Sequence[Forecast]) -> Chart | None:
 
 
 MOST_JUMPS = 6
-"""Jumps that are described one by one."""
+"""Maximum number of jumps that are described one by one."""
 ROUNDS_TO_1 = 0.99995
 
 
 def jumps_in_words(jumps: Sequence[Jump], rates: Mapping[int, float | None]) -> list[str]:
-    """Describe each jump with its cause and the better sizes. `rates`: samples/s by batch size."""
+    """Describe each jump with its cause and better sizes. `rates` is samples/s by batch size."""
     lines = [_jump_in_words(jump, rates) for jump in jumps[:MOST_JUMPS]]
     others = [str(jump.before) for jump in jumps[MOST_JUMPS:]]
     if others:
@@ -407,7 +412,7 @@ def jumps_in_words(jumps: Sequence[Jump], rates: Mapping[int, float | None]) -> 
 
 
 def jumps_in_brief(jumps: Sequence[Jump]) -> str:
-    """Say where the jumps are and how large they are."""
+    """Describe the position and size of the jumps in one sentence."""
     shown = [
         f"{jump.before:,} (+{100 * jump.excess_ms / jump.before_ms:.1f}%)"
         for jump in jumps[:MOST_JUMPS]
@@ -433,7 +438,7 @@ def _jump_in_words(jump: Jump, rates: Mapping[int, float | None]) -> str:
         if good
         else "no larger size of the sweep that fits does as well"
     )
-    # where a step hardly grows at all, the size behind a jump may still be the better one
+    # If the step time hardly grows at all, the size after a jump may still be better.
     pays = jump.before / jump.before_ms > jump.batch / jump.after_ms
     before, after = (
         f"batch {jump.before:,}{rate(jump.before, ' samples/s')}",
@@ -459,7 +464,7 @@ def _jump_in_words(jump: Jump, rates: Mapping[int, float | None]) -> str:
 
 
 def is_whole(batches: Sequence[int]) -> bool:
-    """Return True if every size between the ends is present."""
+    """Return True if every batch size between the ends is present."""
     return batches[-1] - batches[0] < len(batches)
 
 
@@ -481,7 +486,7 @@ def no_jumps(batches: Sequence[int], trend: Trend | None) -> str:
 
 
 def trend_in_words(t: Trend) -> list[str]:
-    """Say whether the step time is linear, and where throughput stops growing."""
+    """Describe the shape of the step time over batch size, and where throughput stops growing."""
     best = (
         f"Throughput is best at batch {t.best_batch:,} ({number(t.best_samples_per_second)}"
         " samples/s)"
@@ -495,7 +500,7 @@ def trend_in_words(t: Trend) -> list[str]:
 
 
 def shape_in_words(t: Trend) -> str:
-    """Say whether the step time is linear, and how well a line fits."""
+    """Describe if the step time is linear, and how well a line fits."""
     line, parabola, cubic = (f"{100 * error:.1f}%" for error in t.mean_errors)
     shape = {"none of these": "neither linear nor quadratic nor cubic"}.get(t.shape, t.shape)
     r_squared = f"{t.r_squared:.4f}" if t.r_squared < ROUNDS_TO_1 else "over 0.9999"
@@ -508,7 +513,7 @@ def shape_in_words(t: Trend) -> str:
 
 
 def knee(t: Trend) -> str:
-    """Describe the smallest sufficient batch."""
+    """Describe the smallest batch size with nearly the best throughput."""
     return (
         f"the smallest within {100 * KNEE:.0f}% of it ({number(t.knee_samples_per_second)}"
         " samples/s)"
@@ -525,7 +530,7 @@ _TONES = {"data_wait_ms": "data"}
 
 
 class Timed(NamedTuple):
-    """A step with its name and interval. Bars of one group are compared with each other."""
+    """A step with its name and interval. Bars of the same group are compared with each other."""
 
     group: str
     label: str
@@ -534,9 +539,9 @@ class Timed(NamedTuple):
 
 
 def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart | None:
-    """Draw the parts of steps in groups, the fastest step of each group first.
+    """Draw the parts of steps in groups, with the fastest step of each group first.
 
-    None without steps.
+    None if there are no steps.
     """
     if not steps:
         return None
@@ -567,11 +572,14 @@ def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart | None:
 
 LEAST_WAIT = 0.01
 MOST_DRAWN = 8
-"""Micro-steps that a Gantt chart draws one by one. If there are more, all passes become one."""
+"""Maximum number of micro-steps that a Gantt chart draws one by one. More are drawn as one pass."""
 
 
 def step_gantt(f: Forecast, where: str) -> BarChart | None:
-    """Draw when data, host, device and links work in a step. None if the device hardly waits."""
+    """Draw when data loading, host, device and links work in a step.
+
+    None if the device hardly waits.
+    """
     if f.step is None:
         return None
     step, m = f.step, f.execution.accumulation if f.execution.accumulation <= MOST_DRAWN else 1
@@ -626,13 +634,13 @@ def step_gantt(f: Forecast, where: str) -> BarChart | None:
 
 
 LEAST_OF_A_ROLE = 0.01
-"""Share of device time from which a role has its own bar."""
+"""Minimum share of device time for a role to have its own bar."""
 
 
 def role_chart(f: Forecast, where: str) -> BarChart | None:
-    """Draw the device time of layers by their role, the longest first.
+    """Draw the device time of layers by role, the longest first.
 
-    None if there is only one.
+    None if there is only one role.
     """
     whole = sum(role.time_ms for role in f.roles)
     shown = [role for role in f.roles if role.time_ms >= LEAST_OF_A_ROLE * whole]
@@ -673,9 +681,9 @@ def part_words(part: str) -> str:
 
 
 def memory_at_peak(forecasts: Sequence[tuple[str, Forecast]]) -> BarChart | None:
-    """Draw the memory at the peak by kind, and what allocator and driver reserve.
+    """Draw peak memory by kind, and the memory that allocator and driver reserve.
 
-    None without forecasts.
+    None if there are no forecasts.
     """
     memories = [(name, f.memory, f.capacity_gib) for name, f in forecasts if f.memory is not None]
     if not memories:
@@ -720,7 +728,7 @@ def _kinds_gib(m: Memory) -> list[tuple[str, str, float]]:
 def step_and_memory(
     forecasts: Sequence[tuple[str, Forecast]], note: str = ""
 ) -> list[BarChart | None]:
-    """Draw the parts of the step and the memory at its peak, for forecasts with names."""
+    """Draw the parts of the step and the peak memory, for named forecasts."""
     timed = [
         Timed("", name, f.step, f.step_time_interval_ms)
         for name, f in forecasts
@@ -734,7 +742,7 @@ def memory_chart(
 ) -> Chart:
     """Draw memory over the time of a step, by kind.
 
-    `phase_ends_ms`: ends of forward and backward pass.
+    `phase_ends_ms` are the ends of the forward and the backward pass.
     """
     at = tuple(map(float, m.at_ms))
     kinds = [
@@ -794,8 +802,10 @@ def _owners(kinds: Sequence[tuple[str, float]], whole: float) -> str:
 
 
 def roofline_chart(r: Roofline, device: str) -> Chart:
-    """Draw operators as points, sized by their share of time, below the roofs of memory and
+    """Draw a roofline chart: operators as points, below the limits of memory bandwidth and
     arithmetic.
+
+    The size of a point is its share of time.
     """
     ridge = r.peak_tflops * 1e3 / r.bandwidth_gb_per_s
     left = min(ridge / 4, *(p.intensity for p in r.points)) / 1.5

@@ -1,7 +1,7 @@
-"""Standard streams and progress.
+"""Standard streams and progress bars.
 
-Characters that an encoding lacks become ASCII. Long work shows a bar in a terminal, and a line
-every ten seconds in a log file.
+Characters that the encoding lacks are replaced by ASCII. Long work shows a bar in a terminal, and a
+line every ten seconds in a log file.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ if TYPE_CHECKING:
 
 _ERRORS = "trainpace"
 PLAIN = dict(zip("█▓▒░─│└┤┬├┼●○▲▼·…◀▶×µ–—’²", "##=:-|+++++*o^v.~<>xu--'2", strict=True))
-"""ASCII for each drawing character. Each maps to one character, so that columns stay aligned."""
+"""ASCII replacements of drawing characters. All have one character, so columns stay aligned.
+"""
 LOG_EVERY_S = 10.0
 REFRESHES_PER_S = 1.0
-"""Refreshes are rare, because the work is often being timed on the same cores."""
+"""Screen updates per second. The rate is low, because measured work may use the same cores.
+"""
 LEAST_RATE = 1.0
-"""Lowest rate per second that is shown. The time left says more about slower work."""
+"""Lowest rate per second that is shown. For slower work, only the remaining time is useful."""
 WAIT_S = 0.5
 """Seconds before a bar appears."""
 
 
 def plain(text: str) -> str:
-    """Return ASCII text with the same number of characters."""
+    """Replace all non-ASCII characters by ASCII. The number of characters stays the same."""
     return "".join(c if c.isascii() else PLAIN.get(c) or _dots(c) for c in text)
 
 
 def _dots(c: str) -> str:
-    """Return a mark for the place of a braille character's dots, and "?" for any other character."""
+    """Return an ASCII mark for the dots of a braille character. "?" for other characters."""
     bits = ord(c) - 0x2800
     if not 0 < bits < 256:
         return "?"
@@ -57,13 +59,13 @@ _VISIBLE = (
     )
     | {0x7F: "\u2421"}
 )
-"""Pictures of control characters, direction marks and halves of surrogate pairs."""
+"""Visible replacements of control characters, direction marks and surrogates."""
 
 
 def visible(text: str) -> str:
-    """Replace every control character by a picture of it.
+    """Replace every control character by a visible symbol.
 
-    Text from a file or an exception can then not move the cursor, clear the screen or rename the
+    Otherwise text from a file or an exception could move the cursor, clear the screen or rename the
     window.
     """
     return text.translate(_VISIBLE)
@@ -82,8 +84,9 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
 
 
 def open_closed_streams() -> None:
-    """Open closed standard streams on the null device, or the next file that is opened takes their
-    number.
+    """Open closed standard streams on the null device.
+
+    Otherwise the next opened file would get the number of the closed stream.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
@@ -95,7 +98,7 @@ def open_closed_streams() -> None:
 
 
 def never_fail_to_encode() -> None:
-    """Let stdout and stderr write ASCII for characters that their encoding lacks."""
+    """Make stdout and stderr replace characters that their encoding lacks by ASCII."""
     codecs.register_error(_ERRORS, _replace)
     for stream in (sys.stdout, sys.stderr):
         encoding = getattr(stream, "encoding", None) or ""
@@ -104,9 +107,9 @@ def never_fail_to_encode() -> None:
 
 
 def left_s(done: float, total: float | None, new: float, elapsed_s: float) -> float | None:
-    """Return the seconds left at the rate of the `new` part of `done`.
+    """Return the remaining seconds, at the rate of the `new` part of `done`.
 
-    None before there is a rate.
+    None if there is no rate yet.
     """
     if total is None or new <= 0 or elapsed_s <= 0:
         return None
@@ -114,12 +117,12 @@ def left_s(done: float, total: float | None, new: float, elapsed_s: float) -> fl
 
 
 class Bar:
-    """A progress bar:
+    """Progress bar.
 
-    `with Bar("tracing", total) as bar:`, then `bar.to(done)`, and `bar.say(line)` for lines that
-    stay. Without a total it shows the time so far. With `seconds`, the expected duration, progress
-    follows the clock. Of nested bars only the outermost is shown, because two would write over each
-    other.
+    Use `with Bar("tracing", total) as bar:`, then `bar.to(done)`, and `bar.say(line)` for lines
+    that stay on the screen. Without a total it shows the elapsed time. With `seconds`, the expected
+    duration, progress follows the clock. Only the outermost of nested bars is shown, because two
+    bars would overwrite each other.
     """
 
     _outermost: ClassVar[Bar | None] = None
@@ -150,7 +153,7 @@ class Bar:
     def to(
         self, done: float, total: float | None = None, words: str = "", new: float | None = None
     ) -> None:
-        """Report `done` of `total`.
+        """Report that `done` of `total` is finished.
 
         `new` is the part that this run did, and `words` names the current item.
         """
@@ -208,7 +211,7 @@ class Bar:
                 self._shown.start()
 
     def share(self) -> float | None:
-        """Return the share that is done, from 0 to 1. None if the total is unknown."""
+        """Return the finished share from 0 to 1, or None if the total is unknown."""
         if self._seconds is not None:
             return min(1.0, (time.monotonic() - self._begun) / self._seconds)
         return min(1.0, self._done / self._total) if self._total else None
@@ -236,7 +239,7 @@ def _made(bar: Bar) -> Progress:
             task.total, task.completed = (None, 0.0) if share is None else (1.0, share)
             return Text(visible(bar.line()))
 
-    # in a narrow terminal the current item is cut before the progress
+    # In a narrow terminal, the name of the current item is cut before the progress.
     text = Line(table_column=Column(no_wrap=True, overflow="ellipsis"))
     out = Console(stderr=True)
     shown = Progress(

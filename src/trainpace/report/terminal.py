@@ -1,7 +1,7 @@
-"""Sections as text for a terminal or a log file: all of them, or as many as fit on one screen.
+"""Text rendering of sections for a terminal or a log file.
 
-Rows of long tables are cut until the short answer has at most `LINES` lines. The last line names
-what --details adds.
+An answer is printed in full, or shortened to one screen. In the short answer, rows of long tables
+are cut until at most `LINES` lines are left. The last line names what --details adds.
 """
 
 import functools
@@ -40,38 +40,38 @@ from trainpace.report.sections import (
 from trainpace.report.streams import visible
 
 LINES = 24
-"""Height of a terminal as it opens."""
+"""Height of a terminal at its default size."""
 LOG_WIDTH = 118
 LEAST_WIDTH = 20
 BAR_WIDTH = 24
-"""Characters of a bar that shows the whole."""
+"""Width in characters of a bar for 100%."""
 GOOD, BAD, HEAD, BAR = "bold color(28)", "bold color(160)", "bold", "color(32)"
-"""Colors with a contrast of at least 3:1 against white and black, which the tests compute."""
+"""Colors with a contrast of at least 3:1 against white and black. The tests compute it."""
 _BLANK = "    \n"
 _RULE = Box(f"{2 * _BLANK} ── \n{5 * _BLANK}")
 _ASCII_RULE = Box(f"{2 * _BLANK} -- \n{5 * _BLANK}", ascii=True)
 _UNITS = r"%|µs|us|ms|s|min|h|days|d|B|kB|MB|GB|KiB|MiB|GiB|GB/s|GFLOP/s|TFLOP/s|samples|samples/s|epochs|steps|W|x|M|T|kWh"
 _NUMBER_AND_UNIT = re.compile(rf"(?<=[\d.]) (?=(?:{_UNITS})(?![\w/]))")
 _SHELL_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
-_TIED = "\u00a0"  # textwrap does not break a line there
+_TIED = "\u00a0"  # textwrap does not break lines at this character.
 GAP, NARROW_GAP = 3, 2
 LONGEST_WORD = 24
-"""A longer word, such as a path, may be broken."""
+"""Length in characters above which a word, such as a path, may be broken."""
 FEWEST_ROWS, FEWEST_NAMED = 3, 2
-"""Rows of a table and names of a list that are never cut."""
+"""Minimum rows of a table, and minimum names of a list, that are never cut."""
 
 
 class Layout(NamedTuple):
-    """Width of every visible column by its index, and the blanks between two columns."""
+    """Width of each visible column by its index, and the gap between columns."""
 
     widths: dict[int, int]
     gap: int
 
 
 class _Captured(io.StringIO):
-    """Text on its way to stdout.
+    """Buffer for text on its way to stdout.
 
-    It reports stdout's encoding and kind, so that rich draws alike.
+    It reports the encoding and terminal status of stdout, so rich draws in the same way.
     """
 
     @property
@@ -83,7 +83,7 @@ class _Captured(io.StringIO):
 
 
 class _Visible(Console):
-    """A console that replaces control characters of foreign text by pictures of them."""
+    """Console that replaces control characters by visible symbols."""
 
     def render(self, *arguments: Any, **options: Any) -> Iterable[Segment]:
         for segment in super().render(*arguments, **options):
@@ -93,14 +93,17 @@ class _Visible(Console):
         self.print(Text(text) if isinstance(text, str) else text, soft_wrap=True)
 
     def wrap(self, line: str) -> None:
-        """Print a line wrapped to the width. A number stays with its unit."""
+        """Print a line wrapped to the width. A number stays on one line with its unit."""
         self.put(wrapped(line, self.width))
 
 
 def _console() -> _Visible:
-    """Return a console with colors for a terminal or FORCE_COLOR, else plain and of fixed width."""
+    """Return a console. It has colors for a terminal or FORCE_COLOR.
+
+    Otherwise it is plain and has a fixed width.
+    """
     options: dict[str, Any] = {"highlight": False, "file": _Captured()}
-    options["emoji"] = False  # `FILE.py:two:` is not one
+    options["emoji"] = False  # Text such as `FILE.py:two:` must not become an emoji.
     if sys.stdout.isatty():
         return _Visible(**options)
     columns = os.environ.get("COLUMNS", "")
@@ -112,7 +115,7 @@ def _console() -> _Visible:
 
 
 def show(sections: Iterable[Section], details: bool = True) -> None:
-    """Print an answer, whole or cut to one screen."""
+    """Print an answer, either in full or cut to one screen."""
     shown = [s for s in sections if type(s) in _DRAW and s.only != "page" and _size(s) != 0]
     if details:
         text = _tidy("".join(_drawn(s) for s in shown if s.only != "brief"))
@@ -122,7 +125,7 @@ def show(sections: Iterable[Section], details: bool = True) -> None:
 
 
 def _named_aside(shown: Sequence[Section]) -> str:
-    """Return the line that names what --details adds, as far as it fits on one line."""
+    """Return the line that names the additions of --details, shortened to one line."""
     *names, last = dict.fromkeys(s.aside for s in shown if s.only == "details" and s.aside) or [""]
     if not last:
         return ""
@@ -134,7 +137,10 @@ def _named_aside(shown: Sequence[Section]) -> str:
 
 
 def _size(section: Section) -> int | None:
-    """Return the number of rows of a section that has rows. Sections with 0 are not drawn."""
+    """Return the number of rows of a section, or None if it has no rows.
+
+    Sections with 0 rows are not drawn.
+    """
     for name in ("rows", "items", "lines"):
         if (rows := getattr(section, name, None)) is not None:
             return len(rows)
@@ -142,7 +148,7 @@ def _size(section: Section) -> int | None:
 
 
 def _fewest(section: Section) -> int:
-    """Return how many rows stay, however much else is on the screen."""
+    """Return the minimum number of rows of a section that stay on the screen."""
     size = _size(section) or 0
     match section:
         case Table():
@@ -155,7 +161,7 @@ def _fewest(section: Section) -> int:
 
 
 def _one_screen(sections: Sequence[Section], last: str) -> str:
-    """Cut rows, from the tallest section first, until all sections fit on the screen."""
+    """Cut rows of the tallest section until all sections fit on the screen."""
     sizes = {
         i: min(_size(s) or 0, LINES) for i, s in enumerate(sections) if isinstance(s, _CUTTABLE)
     }
@@ -166,7 +172,7 @@ def _one_screen(sections: Sequence[Section], last: str) -> str:
         return int(drawn(i, n).count("\n"))
 
     while True:
-        # if one row more takes the line that says "1 more row", show the row
+        # If one more row takes no more space than the line "1 more row", show the row.
         best = {
             i: n + 1 if n < (_size(sections[i]) or 0) and height(i, n + 1) <= height(i, n) else n
             for i, n in sizes.items()
@@ -181,7 +187,7 @@ def _one_screen(sections: Sequence[Section], last: str) -> str:
 
 
 def _tight(text: str) -> str:
-    """Remove empty lines, the last ones first, and then the rules of tables until the text fits."""
+    """Remove blank lines, the last ones first, then the rules of tables, until the text fits."""
     while text.count("\n") > LINES and "\n\n" in text:
         before, _, after = text.rpartition("\n\n")
         text = f"{before}\n{after}"
@@ -193,7 +199,7 @@ def _tidy(text: str) -> str:
 
 
 def _drawn(section: Section, rows: int | None = None) -> str:
-    """Return a section as text, with its first `rows` rows only."""
+    """Return a section as text, limited to its first `rows` rows."""
     out = _console()
     _DRAW[type(section)](out, section, rows)
     assert isinstance(out.file, _Captured)
@@ -221,9 +227,9 @@ def _count_more(out: _Visible, every: Sequence[Any], rows: int | None, what: str
 
 
 def _draw_table(out: _Visible, table: Table, rows: int | None) -> None:
-    """Draw the columns that fit and name the others below.
+    """Draw the columns that fit, and name the hidden ones below.
 
-    If too few fit, rows become paragraphs.
+    If too few columns fit, each row becomes a paragraph.
     """
     others = [i for i in range(len(table.rows)) if i not in table.keep]
     shown = sorted([*table.keep, *others][:rows])
@@ -240,7 +246,7 @@ def _draw_table(out: _Visible, table: Table, rows: int | None) -> None:
     else:
         with out.capture() as captured:
             out.print(_grid(out, table.columns, cells, chosen))
-        # a log file needs no blanks at the ends of lines
+        # A log file needs no blanks at the ends of lines.
         out.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
     _count_more(out, table.rows, rows, "row")
     if chosen is not None:
@@ -261,7 +267,7 @@ def _draw_paragraphs(
 
 
 def _draw_named(out: _Visible, part: Named, rows: int | None) -> None:
-    """Draw names in a column, with their texts wrapped beside it, or below it if too narrow."""
+    """Draw names in a column, with their wrapped texts next to it, or below if there is no room."""
     if part.title:
         out.wrap(part.title)
     indent, longest = 2 if part.title else 0, max(len(name) for name, _ in part.items)
@@ -281,7 +287,7 @@ def _draw_named(out: _Visible, part: Named, rows: int | None) -> None:
 
 
 def _draw_plot(out: _Visible, part: Plot | Bars, _: int | None) -> None:
-    """Draw lines as they are, and an empty one. Only a title that is too long is wrapped."""
+    """Draw lines without wrapping, followed by a blank line. Only a long title is wrapped."""
     if isinstance(part, Plot):
         lines = plot(part.points, part.marked, part.title, part.line, out.width)
     else:
@@ -302,7 +308,7 @@ def _draw_drawing(out: _Visible, part: Drawing, _: int | None) -> None:
 
 
 def _draw_next(out: _Visible, part: Next, _: int | None) -> None:
-    """Draw a command that can be copied into a shell, and what it gives."""
+    """Draw a command that can be copied into a shell, and its purpose."""
     line = part.command if isinstance(part.command, str) else shlex.join(part.command)
     room = out.width - len("Next: ") - len(line)
     text = Text.assemble((f"Next: {line if room >= 0 else _continued(line, out.width)}", HEAD))
@@ -347,7 +353,7 @@ def _grid(
         wrapped(columns[i].name, width, "", 1).count("\n") for i, width in chosen.widths.items()
     )
     for i, width in chosen.widths.items():
-        # headers align to the rule; vertical="bottom" would also lower the cells
+        # Headers align to the rule. `vertical="bottom"` would lower the cells too.
         name = wrapped(columns[i].name, width, "", 1)
         name = "\n" * (tallest - name.count("\n")) + name
         justify: Literal["left", "right"] = "left" if columns[i].words else "right"
@@ -364,7 +370,7 @@ def _grid(
 
 
 def _cell(text: str, share: float) -> Text:
-    """Return a cell. A bar is shortened to its share of the room."""
+    """Return a table cell. A bar is shortened to its share of the width."""
     if text.strip("█"):
         return Text(text)
     return Text("█" * max(len(text) > 0, round(share * len(text))), style=BAR)
@@ -385,7 +391,7 @@ def wrapped(line: str, width: int, indent: str = "  ", least: int = LEAST_WIDTH)
 
 
 def broken(text: str, width: int) -> str:
-    """Break words that are longer than a line behind a dot, slash, colon or hyphen."""
+    """Break words that are longer than a line, after a dot, slash, colon or hyphen."""
     words = []
     for word in text.split(" "):
         lines = [""]
@@ -398,7 +404,7 @@ def broken(text: str, width: int) -> str:
 
 
 def _continued(command: str, width: int) -> str:
-    """Continue a command with backslashes, as a shell reads it. A long word stays whole."""
+    """Break a shell command with backslashes. Long words are not broken."""
     words, lines = _SHELL_WORD.findall(command), [""]
     for word in words:
         longer = f"{lines[-1]} {word}" if lines[-1].strip() else f"{lines[-1]}{word}"
@@ -411,7 +417,7 @@ def _continued(command: str, width: int) -> str:
 
 
 def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Layout | None:
-    """Choose columns and their widths. None if not even the columns of rank 0 fit."""
+    """Choose columns and their widths. None if even the columns of rank 0 do not fit."""
     cells = [[row[i] for row in rows] for i in range(len(columns))]
     widest = [max(map(cell_len, texts), default=1) for texts in cells]
     natural = [max(1, cell_len(c.name), w) for c, w in zip(columns, widest, strict=True)]
@@ -433,7 +439,7 @@ def _widths(
     least: Sequence[int],
     width: int,
 ) -> Layout | None:
-    """Fit columns as they are, else with headers on several lines, else with wrapped cells."""
+    """Fit columns at full width, or else with wrapped headers, or else with wrapped cells."""
     for gap in (GAP, NARROW_GAP):
         room = width - gap * (len(shown) - 1)
         for wished in (natural, folded):
@@ -448,7 +454,7 @@ def _widths(
 
 
 def _widened(widths: dict[int, int], natural: Sequence[int], room: int) -> dict[int, int]:
-    """Give spare width to headers that then fit on one line, those that need least first."""
+    """Use spare width to show headers on one line. Headers that need the least come first."""
     for i in sorted(widths, key=lambda i: natural[i] - widths[i]):
         if natural[i] - widths[i] <= room - sum(widths.values()):
             widths[i] = natural[i]
@@ -467,7 +473,10 @@ def _longest_word(text: str) -> int:
 
 
 def bars(rows: Sequence[tuple[str, float, str, bool]], width: int = 80) -> list[str]:
-    """Return a bar from zero for each row of a `Bars` section. Bars that do not count are light."""
+    """Return one text bar, starting at zero, for each row of a `Bars` section.
+
+    Bars that do not count are drawn lighter.
+    """
     label = min(max(len(row[0]) for row in rows), max(8, width // 3))
     room = max(8, min(WIDEST, width) - label - max(len(row[2]) for row in rows) - 3)
     longest = max(row[1] for row in rows) or 1.0

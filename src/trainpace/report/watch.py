@@ -1,6 +1,4 @@
-"""A recorded training script as sections: the first answer about it, the parts of its step, and its
-timeline.
-"""
+"""Report sections for recorded training scripts: first look, parts of a step, and timeline."""
 
 from __future__ import annotations
 
@@ -82,10 +80,10 @@ LOOK = {
     "other": ("-", "#c3cbd3", "the script's own code"),
     "fetch": ("#", "#2a8c8c", "preparing a batch"),
 }
-"""Letter, color and name of every part."""
+"""Letter, color and name of each part of a step."""
 
 NEXT_BATCH = "="
-"""Letter of every second batch of a worker, so that adjacent batches are distinguishable."""
+"""Letter of every second batch of a worker, to distinguish adjacent batches."""
 WIDTH, RIGHT, TOP = 920, 16, 34
 ROW, BAR, GROUP_GAP = 26, 20, 30
 DOT = 0.5
@@ -116,7 +114,7 @@ def recording_sections(recording: Recording, folder: str = "") -> Iterator[Secti
     yield from recorded_ranks_sections(recording)
     yield Notes(_remarks(recording, step_ms))
     yield Lines(_doubts(recording))
-    if folder and any(r.blocks for r in ranks):  # `trainpace diagnose` made it
+    if folder and any(r.blocks for r in ranks):  # `trainpace diagnose` made this recording.
         why = "reads this recording again, and says what to change"
         yield Next(["trainpace", "diagnose", folder], why)
     else:
@@ -130,7 +128,7 @@ def trained_on(rank: Rank) -> str:
 
 
 def guarded_sections(guarded: Guarded) -> Iterator[Section]:
-    """Say whether the training got slower than its baseline."""
+    """Report if the training became slower than its baseline."""
     ratio, between, faster = guarded.ratio, "", ""
     if ratio.low is not None and ratio.high is not None:
         between = f" ({change(ratio.low, 1).removesuffix('%')} to {change(ratio.high, 1)})"
@@ -149,7 +147,7 @@ def _pace(pace: Pace) -> str:
 
 
 def step_in_words(rank: Rank) -> str:
-    """Describe what makes up a step. Empty for one batch and one optimizer."""
+    """Describe the batches and optimizers of a step. "" for one batch and one optimizer."""
     if rank.optimizer == "LBFGS":
         return (
             f"an update by LBFGS, which evaluates the loss {number(rank.micro_steps)} times on"
@@ -202,7 +200,7 @@ def _remarks(recording: Recording, step_ms: float) -> list[str]:
 
 
 def _doubts(recording: Recording) -> list[str]:
-    """Say what the recording lacks."""
+    """Return warnings about missing parts of a recording."""
     first, code = recording.ranks[0], recording.exit_code
     lines = []
     if code:
@@ -218,7 +216,10 @@ def _doubts(recording: Recording) -> list[str]:
 
 
 def part_words(part: str, timeline: Timeline) -> str:
-    """Return the name of a part. Without workers the training process loads its data itself."""
+    """Return the name of a part.
+
+    Without workers, the training process loads its data itself.
+    """
     if part == WAITING and not has_workers(timeline):
         return "loading data in the main process"
     return LOOK[part][2]
@@ -293,7 +294,7 @@ def heading(timeline: Timeline) -> str:
 
 
 def timeline_sections(timeline: Timeline, only_page: bool = False) -> Iterator[Section]:
-    """Draw a timeline: letters as wide as the terminal, or a picture with its tables on a page."""
+    """Draw a timeline: letters as wide as the terminal, or a picture with tables on a page."""
     yield Drawing(
         only="page" if only_page else "",
         html=lambda: timeline_svg(timeline),
@@ -310,7 +311,7 @@ def timeline_sections(timeline: Timeline, only_page: bool = False) -> Iterator[S
 
 
 def timeline_tables(timeline: Timeline) -> tuple[list[Sequence[str]], list[Sequence[str]]]:
-    """Return rows about the parts of steps, and rows about loader workers."""
+    """Return table rows for the parts of steps, and for the loader workers."""
     parts: list[Sequence[str]] = []
     workers: list[Sequence[str]] = []
     for lane in timeline.lanes:
@@ -354,14 +355,14 @@ def _timeline_text(timeline: Timeline, width: int) -> Iterator[Any]:
 
 
 def _style(part: str) -> str:
-    """Return the style of a part. Waiting and other code have no background, so that gaps show."""
+    """Return the style of a part. Waiting and other code have no background, so gaps show."""
     if part in ("", "other"):
         return "dim"
     return LOOK[WAITING][1] if part == WAITING else f"#ffffff on {LOOK[part][1]}"
 
 
 def cells(lane: Lane, duration_ms: float, width: int) -> list[tuple[str, str]]:
-    """Return the (letter, part) that takes most of each cell, or (" ", "") if it is idle."""
+    """Return the (letter, part) with the largest share of each cell, or (" ", "") if it is idle."""
     size = duration_ms / width
     spent: list[dict[tuple[str, str], float]] = [defaultdict(float) for _ in range(width)]
     for i, bar in enumerate(lane.bars):
@@ -377,7 +378,7 @@ def cells(lane: Lane, duration_ms: float, width: int) -> list[tuple[str, str]]:
 
 
 def _step_row(lane: Lane, duration_ms: float, width: int) -> str:
-    """Return marks where steps begin, with their numbers if they fit."""
+    """Return a line that marks the beginning of each step, with step numbers if they fit."""
     at = [min(width - 1, int(mark.start_ms / duration_ms * width)) for mark in lane.steps]
     row = [" "] * width
     for begin, end, mark in zip(at, (*at[1:], width), lane.steps, strict=True):
@@ -396,7 +397,7 @@ def _axis(duration_ms: float, width: int) -> tuple[str, str]:
 
 
 def _part_rows(lane: Lane, timeline: Timeline) -> Iterator[Sequence[str]]:
-    """Yield the parts of a training lane, the longest first."""
+    """Yield rows for the parts of a training lane, the longest first."""
     whole = math.fsum(b.end_ms - b.start_ms for b in lane.bars)
     for ms, part in sorted(
         ((lane.ms_of(part), part) for part in {b.part for b in lane.bars}), reverse=True
@@ -424,7 +425,7 @@ def _worker_row(lane: Lane, duration_ms: float) -> Sequence[str]:
 
 
 def timeline_svg(timeline: Timeline) -> Markup:
-    """Return an SVG file: rows on a time axis, steps marked, and waiting for data hatched."""
+    """Return the timeline as SVG: lanes on a time axis, marked steps, and hatched data waits."""
     labels = [label_of(lane, timeline) for lane in timeline.lanes]
     left = 16 + 7.2 * max(map(len, labels))
     scale = (WIDTH - left - RIGHT) / timeline.duration_ms
@@ -496,7 +497,7 @@ def _marks(lane: Lane, left: float, scale: float) -> Iterator[tuple[float, str]]
 def _key(
     timeline: Timeline, left: float, y: float
 ) -> tuple[list[tuple[float, float, str, str, str]], float]:
-    """Return the entries of the key, and the height of the whole picture."""
+    """Return the entries of the legend, and the height of the whole picture."""
     entries, x = [], left
     for part in parts_of(timeline):
         name = part_words(part, timeline)
@@ -510,7 +511,7 @@ def _key(
 MOST_CAUSES = 4
 MOST_CHANGES = 3
 LEAST_SHARE = 0.02
-"""Share of a step from which a cause is listed."""
+"""Minimum share of a step for a cause to be listed."""
 NOTHING_SEEN = (
     f"Nothing seen here saves {percent(WORTH)} of a step. trainpace diagnose tries more than a look"
     " can; a lower precision or a faster device may help too."
@@ -518,15 +519,15 @@ NOTHING_SEEN = (
 
 
 def look_sections(looked: Looked, asked: LookRequest | None = None) -> Iterator[Section]:
-    """Turn a first look at a script into sections.
+    """Convert a first look at a script to sections.
 
-    `asked` is the request that the next command continues.
+    `asked` is the original request. Its options go into the suggested next command.
     """
     d, recording = looked.diagnosis, looked.watched.recording
     step = Interval(low=d.step_ms_low, high=d.step_ms_high, coverage=0.9, basis="blocks of steps")
     yield Headline(f"{_whole(looked)} A step takes {number(d.step_ms)} ms{bracketed(step)}.")
     yield Lines(_conditions(looked))
-    # without an intervention, launching operators cannot be distinguished from computing
+    # Without an intervention, launching operators cannot be distinguished from computing.
     named = {"compute": "forward and backward"}
     shares = [
         (named.get(s.cause, s.in_words), number(s.ms), percent(s.share), s.share)
@@ -585,7 +586,7 @@ def _whole(looked: Looked) -> str:
 
 
 def _conditions(looked: Looked) -> list[str]:
-    """Say what the answer is based on, and what it does not include."""
+    """Return lines about the basis of the answer and its limits."""
     recording, length = looked.watched.recording, looked.length
     first = recording.ranks[0]
     on = trained_on(first)
@@ -666,14 +667,14 @@ def _elsewhere(looked: Looked) -> Iterator[Section]:
 
 
 def _step_ms(chosen: Elsewhere, steps: int) -> float:
-    """Return the step time including the wait for data."""
+    """Return the step time in ms, including the wait for data."""
     step = chosen.match.forecast.step
     assert step is not None
     return step.total_ms + 1000 * chosen.match.time.data_wait_s / steps
 
 
 def restored_notes(recording: Recording, folder: Path) -> Iterator[str]:
-    """Say which overwritten files of earlier runs were restored, and which were not."""
+    """Report which overwritten files of earlier runs were restored, and which were not."""
     if recording.restored:
         have = "has" if len(recording.restored) == 1 else "have"
         yield (
@@ -694,7 +695,7 @@ def _files(paths: Sequence[str]) -> str:
 
 
 def from_home(folder: Path) -> str:
-    """Return a path as a shell reads it, starting with ~ if that needs no quotes."""
+    """Return a path for a shell. It starts with ~ if that needs no quotes."""
     home = Path.home()
     if folder.is_relative_to(home):
         short = folder.relative_to(home).as_posix()

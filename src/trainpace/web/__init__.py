@@ -1,1 +1,4 @@
-"""The dashboard: pages over the journal, and what-if. It reads, computes and renders; it runs no code of a user's."""
+"""The dashboard: web pages about the journal, and the what-if page.
+
+It reads, computes and renders. It never runs user code.
+"""

@@ -1,4 +1,7 @@
-"""The dashboard as a program: serves the `ServeRequest` that its starter puts into `REQUEST`, until interrupted."""
+"""Entry point of the dashboard. It serves until interrupted.
+
+The starting process sets the global `REQUEST` to a `ServeRequest`.
+"""
 
 from trainpace.verbs.journal import ServeRequest
 from trainpace.web.server import serve

@@ -1,4 +1,6 @@
-"""The application: addresses and their pages. Every page is a record, shown by its template or as JSON."""
+"""The web application: its addresses and pages. Each page is a record, rendered by a template or as
+JSON.
+"""
 
 import contextlib
 import sys
@@ -37,10 +39,10 @@ from trainpace.web.whatif import (
 )
 
 THREADS = 8
-"""Pages that are made at the same time. Each may open its own connection to the journal."""
+"""Maximum number of pages computed at the same time. Each may open its own journal connection."""
 
 
-# the first match counts, so subclasses come first
+# The first match counts, so subclasses come first.
 STATUSES: dict[type[TrainpaceError], int] = {
     UnknownName: 404,
     JournalUnusable: 503,
@@ -57,7 +59,7 @@ class State(NamedTuple):
 
 
 class Page(NamedTuple):
-    """An address, the record of its query, and the function that answers it."""
+    """A page: its path, the record type of its query, and the function that answers it."""
 
     path: str
     title: str
@@ -68,19 +70,19 @@ class Page(NamedTuple):
 
 def _whatif(state: State, request: WhatIfRequest) -> WhatIfAnswer:
     device = find_device(request.gpu, state.devices)
-    request = replace(request, gpu=device.name)  # the catalogue's name
+    request = replace(request, gpu=device.name)  # Use the catalogue's name.
     price = price_of(state.offers, device.name, request.gpus, request.nodes)
     return page_of(whatif.run(request, state.models.get(request.model), device, price))
 
 
 def _of_journal(path: str, title: str, answer: Callable[[Journal, Any], Record]) -> Page:
-    """Make a page from a function of the journal and a query. Its types give the records."""
+    """Make a page from a function of (journal, query). Its type hints give the records."""
     hints = get_type_hints(answer)
     return Page(path, title, hints["q"], lambda state, q: answer(state.journal, q), hints["return"])
 
 
 def _of_public(path: str, title: str, answer: Callable[[Any], Record]) -> Page:
-    """Make a page from a function of a query on packaged data."""
+    """Make a page from a function of a query, for packaged data."""
     hints = get_type_hints(answer)
     return Page(path, title, hints["q"], lambda state, q: answer(q), hints["return"])
 
@@ -102,7 +104,7 @@ PAGES = (
 def application(
     journal: Journal, models: Models, own_devices: tuple[Device, ...], offers: tuple[Offer, ...]
 ) -> Starlette:
-    """Make the application for a journal, without access control."""
+    """Create the application for a journal, without access control."""
     devices = (*own_devices, *(d for d in catalogue() if d.kind == "gpu"))
     state = State(journal, models, devices, offers)
     described = msgspec.json.encode(openapi(version("trainpace")))
@@ -219,7 +221,8 @@ def openapi(version: str) -> dict[str, Any]:
             "application/json": {"schema": {"type": "object", "required": ["message", "status"]}}
         },
     }
-    # requests refused before any page sees them (too long, not allowed) get a page with one sentence
+    # Requests that are refused before any page sees them (too long, not allowed) get a page with
+    # one sentence.
     refused = {"description": "Refused.", "content": {"text/html": {"schema": {"type": "string"}}}}
     paths = {}
     for page in PAGES:

@@ -1,4 +1,6 @@
-"""Pages about runs as records: each record is the JSON twin of its page, and what its template shows."""
+"""Pages about runs as records. Each record is the JSON form of its page, and the input of its
+template.
+"""
 
 from typing import Annotated, Literal, get_args
 
@@ -41,7 +43,7 @@ from trainpace.web.whatif import STEP_TIME, Text
 
 PAGE = 25
 MOST_SCORED = 2000
-"""Newest forecast runs to score."""
+"""Maximum number of forecast runs to score, the newest first."""
 MOST_OF_SWEEP = 5000
 MOST_NAMES_SHOWN = 300
 Order = Literal["newest", "oldest", "fastest", "slowest", "model", "device"]
@@ -79,7 +81,7 @@ class RunLine(Record):
 
 
 class RunsQuestion(Record):
-    """Filters and order of runs. `after` is the end of the page before."""
+    """Filters and order of runs. `after` is the end of the previous page."""
 
     model: Text = ""
     device: Text = ""
@@ -97,7 +99,11 @@ class RunsQuestion(Record):
 
 
 class RunsPage(Record):
-    """A page of runs. `count` is the number from here on, None if too many to count; `following` the query of the next page."""
+    """A page of runs.
+
+    `count` is the number of runs from here on, or None if there are too many to count. `following`
+    is the query of the next page.
+    """
 
     question: RunsQuestion
     runs: tuple[RunLine, ...]
@@ -160,7 +166,7 @@ class ScoreQuestion(Record):
 
 
 class ScorePage(Record):
-    """The score of the newest forecasts. `all_of_them` is True if there are no older ones."""
+    """Score of the newest forecasts. `all_of_them` is True if there are no older ones."""
 
     question: ScoreQuestion
     scores: Scores
@@ -372,7 +378,7 @@ Fit = Literal["not_in_fit", "in_fit"]
 
 
 class PublicQuestion(Record):
-    """Filters of public runs; `kind` is the model's kind."""
+    """Filters of public runs. `kind` is the kind of model."""
 
     model: Text = ""
     device: Text = ""
@@ -386,7 +392,10 @@ class PublicQuestion(Record):
 
 
 class PublicPage(Record):
-    """A page of the `count` public runs that match the filters. `following` is the query of the next page."""
+    """A page of public runs.
+
+    `count` is the number of matching runs. `following` is the query of the next page.
+    """
 
     question: PublicQuestion
     runs: tuple[PublicRun, ...]
@@ -410,7 +419,7 @@ class PublicRunPage(Record):
 
 
 class AccuracyQuestion(Record):
-    """`card` and `kind` as in the public journal."""
+    """Filters of the accuracy page. `card` and `kind` are as in the public journal."""
 
     card: Text = ""
     kind: Text = ""
@@ -418,7 +427,10 @@ class AccuracyQuestion(Record):
 
 
 class AccuracyPage(Record):
-    """Forecasts of public runs against measurements. `without_forecast` counts chosen runs that have none."""
+    """Forecasts of public runs compared with measurements.
+
+    `without_forecast` is the number of selected runs that have no forecast.
+    """
 
     question: AccuracyQuestion
     chart: report.Chart | None
@@ -463,7 +475,11 @@ def public_run_page(q: PublicRunQuestion) -> PublicRunPage:
 
 
 def accuracy_page(q: AccuracyQuestion) -> AccuracyPage:
-    """Score public runs. Raises UnknownName for a card or kind without public runs."""
+    """Score public runs.
+
+    Raises:
+        UnknownName: No public run has this card or kind.
+    """
     cards, kinds = _names("device"), _names("model_kind")
     for what, name, known in (("card", q.card, cards), ("kind of model", q.kind, kinds)):
         if name and name not in known:

@@ -1,6 +1,7 @@
-"""The query string of a page as a record.
+"""Conversion between the query string of a page and a record.
 
-It holds the whole state of a page, so that an address can be shared. A bad value gives a one-sentence error.
+The query string holds the whole state of a page, so an address can be shared. A bad value gives an
+error of one sentence.
 """
 
 from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -16,11 +17,15 @@ Q = TypeVar("Q", bound=Record)
 
 
 class BadQuestion(TrainpaceError):
-    """A bad query: status 400."""
+    """Invalid query string (status 400)."""
 
 
 def read_question(kind: type[Q], query: str) -> Q:
-    """Read a query string. Empty fields, as forms send them, are ignored. Raises BadQuestion."""
+    """Parse a query string into a record. Ignores empty fields, which forms send.
+
+    Raises:
+        BadQuestion: A field is unknown, or its value is invalid.
+    """
     try:
         pairs = parse_qsl(
             query, keep_blank_values=True, max_num_fields=MOST_PARAMETERS, errors="strict"
@@ -79,7 +84,7 @@ def _plain(what: str) -> str:
 
 
 def query_of(question: Record, **changed: object) -> str:
-    """Return the shortest query string for a question, with some fields changed."""
+    """Return the shortest query string for a record, with some fields changed."""
     plain = {f.name: f.default for f in msgspec.structs.fields(question)}
     values = msgspec.structs.asdict(question) | changed
     stated = {
@@ -94,5 +99,5 @@ def query_of(question: Record, **changed: object) -> str:
 
 
 def exact(value: float) -> str:
-    """Return the shortest digits that are read back as this number."""
+    """Return the shortest text that parses to exactly this number."""
     return repr(value).removesuffix(".0")

@@ -1,4 +1,4 @@
-"""Records as HTML, with Jinja templates that escape everything, and the scripts and styles of pages."""
+"""HTML rendering of records by Jinja templates that escape everything, and static files."""
 
 import hashlib
 from functools import cache
@@ -53,4 +53,6 @@ FILES = {
         for name in OWN
     },
 }
-"""Static files, read once from the package. A request chooses among these names and opens no file."""
+"""Static files by name, read once from the package. A request can only choose one of these names
+and never opens a file.
+"""

@@ -1,8 +1,9 @@
-"""The server: its socket, its connections, and access control, which every request passes before any page sees it.
+"""The server: socket, connections, and access control for every request.
 
-A server on loopback can still be reached by any page in the user's browser. So the name in Host must be one of the server's (DNS
-rebinding), requests from other origins are refused, and only reading is possible. Any other address than loopback needs a token
-too. Connections that ask nothing, or do not take their answer, are closed, so that they keep nobody out.
+Any page in the user's browser can reach a server on loopback. The server therefore accepts only its
+own names in the Host header (against DNS rebinding), refuses requests from other origins, and
+allows only reading. Addresses other than loopback also need a token. Connections that send no
+request or do not read their answer are closed, so they cannot block others.
 """
 
 from __future__ import annotations
@@ -58,11 +59,16 @@ HEADERS = (
     (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
 )
 NOT_STORED = (b"cache-control", b"no-store")
-"""Browsers and proxies store only the responses that allow it (the vendored files)."""
+"""Caching header. Only responses that allow it (the vendored files) are stored by browsers and
+proxies.
+"""
 
 
 class Policy(NamedTuple):
-    """Host names and the token, or None, that a request needs. `port` separates the cookies of two servers on one host."""
+    """Host names and token that a request needs. A token of None means no token.
+
+    `port` separates the cookies of two servers on one host.
+    """
 
     names: frozenset[str]
     token: str | None
@@ -74,7 +80,7 @@ class Policy(NamedTuple):
 
     @property
     def cookie_value(self) -> str:
-        """A digest of the token, so that the browser does not store the token itself."""
+        """Digest of the token. The browser does not store the token itself."""
         return hashlib.sha256(f"trainpace cookie {self.token}".encode()).hexdigest()
 
 
@@ -113,7 +119,7 @@ class Guarded:
 
 
 def refusal(scope: Scope, policy: Policy) -> Refusal | None:
-    """Return why this request is not answered, or None if it is."""
+    """Return the reason to refuse a request, or None if it is allowed."""
     headers = Headers(scope=scope)
     checks = (_bad_shape(scope, headers), _bad_host(headers, policy), _bad_origin(headers))
     refused = next(filter(None, checks), None)
@@ -149,7 +155,8 @@ def _bad_origin(headers: Headers) -> Refusal | None:
     own = [f"{scheme}://{host}" for scheme in ("http", "https")]
     if any(origin.lower() not in own for origin in headers.getlist("origin")):
         return Refusal(403, "Requests from other origins are refused.")
-    # Another port of this host is the same site. A link that a person followed leads to a whole page, not to a part of another.
+    # Another port of this host counts as the same site. A link that a person followed opens a whole
+    # page, not a part of another page.
     site, mode, destination = (headers.getlist(f"sec-fetch-{n}") for n in ("site", "mode", "dest"))
     followed = mode == ["navigate"] and destination == ["document"]
     if {"cross-site", "same-site"} & set(site) and not followed:
@@ -158,13 +165,13 @@ def _bad_origin(headers: Headers) -> Refusal | None:
 
 
 def host_name(host: str) -> str:
-    """Return the name in a Host header without the port, or "" if it is not a host."""
+    """Return the name in a Host header without its port. "" if the header is invalid."""
     text = host.strip().lower()
     if any(c in text for c in "/?#@\\ \t"):
         return ""
     try:
         parts = urlsplit(f"//{text}")
-        _ = parts.port  # raises if it is not a port
+        _ = parts.port  # Raises ValueError for an invalid port
         return parts.hostname or ""
     except ValueError:
         return ""
@@ -182,15 +189,16 @@ def page(title: str, sentence: str, refresh: str = "") -> str:
 
 
 def _first_use(scope: Scope, policy: Policy) -> HTMLResponse | None:
-    """Move a token from the address into a cookie and redirect.
+    """Move a token from the address into a cookie, and reload the page.
 
-    A page refreshes itself for that, since a strict cookie is not sent when another site's link is redirected.
+    The page reloads itself. With an HTTP redirect, the browser would not send a strict cookie after
+    a link from another site.
     """
     if policy.token is None or not _names_token(scope, policy):
         return None
     rest = urlencode([(k, v) for k, v in _query(scope) if k != TOKEN])
     address = quote(scope["path"], safe="/._-") + (f"?{rest}" if rest else "")
-    # two slashes at the start would name another host
+    # Two slashes at the start would name another host.
     address = "/" + address.lstrip("/")
     secure = "; Secure" if scope.get("scheme") == "https" else ""
     cookie = (
@@ -215,7 +223,8 @@ def _names_token(scope: Scope, policy: Policy) -> bool:
 def _shows_token(scope: Scope, headers: Headers, policy: Policy) -> bool:
     """Return True if the token is in the address, a header or the cookie."""
     bearers = (text.partition("Bearer ") for text in headers.getlist("authorization"))
-    # http.cookies drops every cookie after one that it cannot parse, and other programs on this host set some
+    # http.cookies drops all cookies after one that it cannot parse. Other programs on this host may
+    # set such cookies.
     cookies = (
         part.strip().partition("=")
         for value in headers.getlist("cookie")
@@ -234,24 +243,30 @@ def _shows_token(scope: Scope, headers: Headers, policy: Policy) -> bool:
 def _same(given: str, wanted: str) -> bool:
     return bool(wanted) and hmac.compare_digest(
         given.encode("utf-8", "replace"), wanted.encode()
-    )  # in constant time
+    )  # Compared in constant time
 
 
 MOST_CONNECTIONS = 256
-"""Connections that can be open; further ones get 503."""
+"""Maximum number of open connections. Further ones get status 503."""
 CROWDED = 224
-"""Connections from which on a new one replaces one that asks nothing."""
+"""Number of connections above which a new one replaces an idle one."""
 AT_ONCE = 32
-"""New connections that are accepted before open ones get their turn again, asyncio's meaning of a backlog. As many more wait in
-Linux's queue. Later ones get in a second later, when TCP tries again."""
+"""Number of new connections to accept before open ones get their turn (asyncio's meaning of a
+backlog). As many more wait in Linux's queue. Later ones connect a second later, when TCP tries
+again.
+"""
 ASK_S = 15.0
-"""Seconds for the head of a request, from when the connection is free."""
+"""Time limit for the head of a request in seconds, from when the connection is free."""
 ANSWER_S = 60.0
-"""Seconds for the answer, until its reader has received it."""
+"""Time limit for an answer in seconds, until the client has received it."""
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection with time limits; it would wait forever for the first request and for a reader of its answer."""
+    """uvicorn connection with time limits.
+
+    uvicorn itself would wait forever for the first request, and for a client that does not read its
+    answer.
+    """
 
     _limit: asyncio.TimerHandle | None = None
     free_since_s = 0.0
@@ -270,7 +285,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.is_free:  # a pipelined request may have begun
+        if self.is_free:  # A pipelined request may have begun.
             self._wait_for_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -298,11 +313,16 @@ class Connection(H11Protocol):
 
 
 def make_room(connections: set[Any]) -> None:
-    """Close a free connection: first one that never asked, then one of the address with most of them, then the longest free."""
+    """Close one free connection.
+
+    Connections without any request come first, then those of the address with the most connections,
+    then the one that has been free the longest.
+    """
     free = [c for c in connections if c.is_free]
     if free:
         never = [c for c in free if c.cycle is None] or free
-        # skipped for a crowd from one address, which comes here hundreds of times per second
+        # This is skipped if all come from one address. Such a crowd gets here hundreds of times per
+        # second.
         if len({c.address for c in never}) > 1:
             held = Counter(c.address for c in connections)
             most = max(held[c.address] for c in never)
@@ -323,10 +343,11 @@ def is_loopback(host: str) -> bool:
 
 
 def policy_of(host: str, port: int, names: tuple[str, ...], token: str | None) -> Policy:
-    """Return the host names and token of a server.
+    """Return the host names and token that a server requires.
 
-    Loopback needs no token unless one is given or it has other `names`, as behind a proxy that others can reach. Every other
-    address needs one, and answers to itself and to `names`.
+    Loopback needs a token only if one is given, or if the server has other `names` (for example
+    behind a proxy that others can reach). Every other address needs a token. Such a server accepts
+    its own address and `names`.
     """
     if is_loopback(host):
         token = token or (secrets.token_urlsafe(32) if names else None)
@@ -338,7 +359,7 @@ def policy_of(host: str, port: int, names: tuple[str, ...], token: str | None) -
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Open a listening socket; port 0 is a free one. Raises TrainpaceError if that fails."""
+    """Open a listening socket. Port 0 selects a free port. Raises TrainpaceError on failure."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -373,7 +394,7 @@ def serve(request: ServeRequest) -> None:
         )
         config = uvicorn.Config(
             Guarded(app, policy),
-            # an access log would contain the token; errors of pages are on stderr
+            # An access log would contain the token. Errors of pages go to stderr.
             access_log=False,
             log_level="warning",
             server_header=False,

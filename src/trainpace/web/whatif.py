@@ -1,6 +1,7 @@
-"""What-if: one training, forecast at once for whatever a form says, and the page that shows it.
+"""The what-if page: forecast one training from the values of a form.
 
-No user code runs: a model is either built in (its traces are packaged) or a file of numbers in one folder.
+No user code runs. A model is either built in (its traces are packaged), or a workload file in one
+folder.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,10 @@ Text = Annotated[str, Meta(max_length=200)]
 
 @dataclass(frozen=True)
 class Slider(Field):
-    """A number with a slider from `low` to `high` in forms. Its type has the possible range."""
+    """Number with a slider in forms.
+
+    The slider goes from `low` to `high`. The field's type has the accepted range.
+    """
 
     low: float = 1
     high: float = 1
@@ -55,9 +59,14 @@ class Slider(Field):
 
 
 class WhatIfRequest(Request):
-    """A model, how it is trained, and on what. `host`: empty for one typical of the card; `software`, `attention`: empty for
-    today's torch as it comes; `network`: a node's, in one direction;
-    `price`: None is the cheapest known."""
+    """Model, training setup and hardware of a what-if forecast.
+
+    Attributes:
+        host: "" selects a typical CPU for the GPU.
+        software: "" selects current torch; an `attention` of "" selects its default.
+        network: Bandwidth of a node in one direction, in GB/s.
+        price: None selects the cheapest known price.
+    """
 
     model: Annotated[Text, Field("Model")] = "resnet50"
     gpu: Annotated[Text, Field("GPU")] = "A100 SXM 80GB"
@@ -103,7 +112,10 @@ class BatchCurve(NamedTuple):
 
 
 class WhatIf(NamedTuple):
-    """The forecast with its price, and the curve over batch sizes. `reason` says why there is no forecast."""
+    """Forecast with its price, and a curve over batch sizes.
+
+    `reason` explains a missing forecast.
+    """
 
     request: WhatIfRequest
     forecast: Forecast | None = None
@@ -113,7 +125,9 @@ class WhatIf(NamedTuple):
 
 
 def price_of(offers: Sequence[Offer], device: str, gpus: int, nodes: int) -> Price | None:
-    """Return the price of one GPU and hour on the cheapest known servers for these nodes, as in `match`."""
+    """Return the price per GPU and hour on the cheapest known servers for these nodes, as in
+    `match`.
+    """
     offer = cheapest_offer(offers, device, gpus, nodes)
     if offer is None:
         return None
@@ -135,14 +149,14 @@ def price_of(offers: Sequence[Offer], device: str, gpus: int, nodes: int) -> Pri
 
 
 def forecaster_of(workload: Workload) -> Forecaster:
-    """Return a forecaster that `run` can reuse. Its device does not matter."""
+    """Return a forecaster that `run` can reuse. It works for any device."""
     return Forecaster(workload, Target(Cluster(device=catalogue()[0])))
 
 
 def run(
     request: WhatIfRequest, forecaster: Forecaster, device: Device, price: Price | None
 ) -> WhatIf:
-    """Forecast a request with the forecaster of its model and the device of its GPU."""
+    """Forecast a request with its model's forecaster and its GPU."""
     r, workload = request, forecaster.workload
     if r.price is not None:
         price = Price(usd_per_device_hour=r.price, source="as given")
@@ -164,7 +178,7 @@ def run(
         return WhatIf(r, forecast, price, reason=forecast.reason)
     sizes = sizes_around(execution.micro_batch)
     swept = forecaster.over_batches(execution, sizes)
-    every_size = sizes[-1] == len(sizes)  # jumps between distant sizes are not visible
+    every_size = sizes[-1] == len(sizes)  # If sizes are skipped, jumps between them are not visible
     jumps = (
         forecaster.jumps_in(execution, sizes, swept.step_ms)
         if every_size and swept.timed.all()
@@ -176,7 +190,10 @@ def run(
 
 
 def sizes_around(batch: int) -> list[int]:
-    """Return about CURVE_SIZES batch sizes, evenly spaced up to at least twice this one, and this one."""
+    """Return about CURVE_SIZES batch sizes including `batch`.
+
+    They are evenly spaced up to at least twice `batch`.
+    """
     most = max(CURVE_SIZES, 1 << (2 * batch - 1).bit_length())
     every = max(1, most // CURVE_SIZES)
     return sorted({batch, *range(every, most + 1, every)})
@@ -202,13 +219,16 @@ MOST_LISTED = 500
 
 
 class Models:
-    """The workloads in `folder` by file name, and the built-in ones. All requests share their forecasters."""
+    """Workloads in `folder` by file name, and built-in models.
+
+    All requests share their forecasters.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def saved(self) -> list[str]:
-        """Return the names of saved workloads. Links that lead out of the folder are skipped."""
+        """Return the names of saved workloads. Skips links that lead out of the folder."""
         try:
             root = self._folder.resolve(strict=True)
             names = [
@@ -219,7 +239,12 @@ class Models:
         return sorted(names)
 
     def get(self, name: str) -> Forecaster:
-        """Return the forecaster of a model. Raises UnknownName, or TrainpaceError if its file is not a workload."""
+        """Return the forecaster of a model.
+
+        Raises:
+            UnknownName: There is no such model.
+            TrainpaceError: The file is not a workload.
+        """
         saved = self.saved()
         if name not in saved and name not in BUILT_IN:
             raise UnknownName(
@@ -246,7 +271,7 @@ def _built_in(name: str) -> Forecaster:
 
 @lru_cache(MOST_CACHED)
 def _read(file: Path, mtime_ns: int, size: int) -> Forecaster:
-    """Read a workload, again if its time or size changes."""
+    """Read a workload. The cache key includes modification time and size."""
     try:
         return forecaster_of(load(file, Workload))
     except TrainpaceError as error:
@@ -254,7 +279,7 @@ def _read(file: Path, mtime_ns: int, size: int) -> Forecaster:
 
 
 class WhatIfAnswer(Record):
-    """The forecast with its price, cost interval and charts. `verdict` is the answer in words."""
+    """Forecast with its price, cost interval and charts. `verdict` is the answer in sentences."""
 
     question: WhatIfRequest
     verdict: tuple[str, ...]
