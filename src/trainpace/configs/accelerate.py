@@ -80,7 +80,7 @@ def read_dynamo(reading: Reading, backend: Any, key: str, with_deepspeed: bool) 
 
 
 def _capitals(value: Any) -> Any:
-    """Return a string in upper case. YAML reads an unquoted NO as false, which becomes "NO"."""
+    """Return a string in upper case, and "NO" for False. YAML reads an unquoted NO as false."""
     return "NO" if value is False else value.upper() if isinstance(value, str) else value
 
 
@@ -227,8 +227,7 @@ def _write_mesh(draft: Draft) -> None:
 
 
 def _states_deepspeed(draft: Draft, *names: str) -> bool:
-    """Return True if this file holds DeepSpeed's settings itself, rather than naming a DeepSpeed
-    file."""
+    """Return True if this file states DeepSpeed's settings itself and names no DeepSpeed file."""
     other = draft.get(_OTHER_FILE)
     if other:
         draft.leave(f"{other} states it, and accelerate does not accept it in both files", *names)

@@ -39,8 +39,10 @@ _SECTIONS = {
     "torch_autocast": "",
     "amp": "amp_fp16",
 }
-"""Precision of each section. A section applies if its key `enabled` is true. The first one
-counts."""
+"""Precision of each section.
+
+A section applies if its key `enabled` is true. The first section that applies counts.
+"""
 _AUTOCAST = {
     "bf16": "amp_bf16",
     "bfloat16": "amp_bf16",
@@ -65,8 +67,7 @@ def is_deepspeed(data: dict[str, Any]) -> bool:
 
 
 def read_deepspeed(data: dict[str, Any], file: str) -> ConfigFile:
-    """Read a DeepSpeed file. The value "auto" adds a note and leaves a setting to the other
-    files."""
+    """Read a DeepSpeed file. For "auto", a note is added; the other files state the value."""
     reading = Reading(file, "DeepSpeed", understands_auto=True)
     for key in sorted(data.keys() & REMOVED):
         reading.warn(key, "removed; DeepSpeed 0.19 stops at this key")

@@ -1,7 +1,8 @@
-"""Settings files in any known format: read, rewritten key by key, and created.
+"""Reader, rewriter and generator for settings files in all known formats.
 
-A rewritten file must read back as intended, or the change is not made. A new format needs a module
-in this package, a line in FORMATS, and a line in WRITERS if changes can be written into it.
+A rewritten file must read back with the intended values. If it does not, the change is not made. A
+new format needs a module in this package and a line in FORMATS. It also needs a line in WRITERS if
+changes can be written into it.
 """
 
 import ast
@@ -66,7 +67,11 @@ def syntax_of(text: str, file: str) -> Syntax | None:
 
 
 def parse_config(text: str, file: str) -> ConfigFile:
-    """Read the text of one file. Its format is recognized from its name and content."""
+    """Read the text of one settings file. Its format is recognized from its name and content.
+
+    Raises:
+        UnreadableInput: If the file is too large, empty, damaged or of an unknown format.
+    """
     if len(text.encode("utf-8", "replace")) > LARGEST_FILE_BYTES:
         raise UnreadableInput(f"{file} is larger than 1 MiB, so it is not a settings file.")
     if "\x00" in text:
@@ -119,10 +124,12 @@ WRITERS: dict[str, Callable[[Draft], None]] = {
     "Slurm batch script": write_sbatch,
     "launch command": write_command,
 }
-"""Writers, in the order in which a setting that no file contains is offered to them."""
+"""Writers of the formats. A setting that no file contains is offered to them in this order."""
 _COMPARED = frozenset(("micro_batch", "accumulation", "precision"))
-"""Settings that the Trainer compares with DeepSpeed's file, using its own default if it states
-none."""
+"""Settings that Hugging Face's Trainer compares with DeepSpeed's file.
+
+If its own file does not state such a setting, the Trainer compares its default.
+"""
 BY_HAND = "it cannot be changed here without changing something else: set it by hand"
 PYTHON = "Python code is read but never changed: set it by hand"
 NOT_THERE = "it does not contain the settings that this one depends on"
@@ -137,7 +144,7 @@ _LACKS = {
 
 
 def lacking(text: str, file: str) -> dict[str, str]:
-    """Return the parallelism that the engine of a file or command does not have, with reasons."""
+    """Return the kinds of parallelism that the engine of a file or command lacks, with reasons."""
     read = parse_config(text, file)
     kind = read.format
     if kind == "Lightning CLI" and not any(setting.name == "tp" for setting in read.settings):
@@ -195,12 +202,12 @@ srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=1 --rdzv-id=$SLURM_JOB_ID 
 """
     ),
 }
-"""New files for one process on one node.
+"""Templates of new files for one process on one node.
 
 The batch script starts torchrun once per node, with a rendezvous on the first node and one GPU per
-process. torchrun's command for several nodes meets at $HEAD_NODE. Beside a DeepSpeed file,
-accelerate's file names it and leaves the rest to it, as accelerate demands; the DeepSpeed file must
-then state a stage.
+process. The torchrun command for several nodes uses a rendezvous at $HEAD_NODE. Beside a DeepSpeed
+file, accelerate's file names that file and leaves all other settings to it, as accelerate requires.
+The DeepSpeed file must then state a stage.
 """
 _FORMATS_OF_NEW = {
     "DeepSpeed": "DeepSpeed",
@@ -215,10 +222,14 @@ HAND_OVER = (
 
 
 class Written(Record):
-    """A changed file.
+    """Settings file with its changes.
 
-    `wrote` are the settings that it now states, `left` those that it cannot state, with reasons,
-    and `notes` what the user must do besides.
+    Attributes:
+        before: Old text, or "" for a new file.
+        text: New text.
+        wrote: Settings that the file now states.
+        left: Settings that the file cannot state, with the reasons.
+        notes: Instructions for the user.
     """
 
     file: str
@@ -239,7 +250,10 @@ class Written(Record):
 
 
 class Rewritten(Record):
-    """All changed files. `left` are the settings that no file could take, with reasons."""
+    """All changed files of a training.
+
+    `left` holds the settings that no file could take, with the reasons.
+    """
 
     files: tuple[Written, ...]
     left: dict[str, str]
@@ -253,17 +267,18 @@ def write_changes(
     may_add: frozenset[str] | None = None,
     unchanged: frozenset[str] = frozenset(),
 ) -> Written:
-    """Write `changes` into one file's text.
+    """Write `changes` into the text of one file.
 
-    A group of settings is written whole and reads back as intended, or is left as it was.
+    Settings are written in groups. If a group does not read back as intended, none of it is
+    written.
 
     Args:
-        text: the file's text.
-        file: its name.
-        changes: the old and the new execution.
-        beside: formats of the training's other files.
-        may_add: settings that the file may gain; None for all.
-        unchanged: settings to leave alone.
+        text: Text of the file.
+        file: Name of the file.
+        changes: Old and new execution.
+        beside: Formats of the training's other files.
+        may_add: Settings that may be added to the file. None allows all.
+        unchanged: Settings to leave as they are.
     """
     read = parse_config(text, file)
     names = changes.names - unchanged
@@ -293,8 +308,9 @@ def write_changes(
 def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
     """Write `changes` into all files of a training (file name -> text).
 
-    Each setting goes into the file that contains it, otherwise into a file that can. A setting
-    that some file states but cannot change is written into no file, so that the files still agree.
+    Each setting goes into the file that contains it, or else into a file that can hold it. If a
+    file states a setting but cannot change it, the setting is written into no file. The files then
+    still agree.
     """
     done, wanted = _one_pass(texts, changes, frozenset()), changes.wanted
     stuck = {
@@ -304,7 +320,7 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
         if still_says(f, name, wanted)
     }
     unchanged = frozenset[str]().union(*(group for group in GROUPS if group & stuck.keys()))
-    if "nnodes" in unchanged:  # the global batch stays, so batch sizes follow the processes
+    if "nnodes" in unchanged:  # batch sizes depend on the number of processes
         unchanged |= BATCH
     if unchanged:
         done = _one_pass(texts, changes, unchanged)
@@ -322,7 +338,7 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
 
 
 def _reasons(files: Sequence[Written], wanted: Mapping[str, Value]) -> dict[str, str]:
-    """Return why settings were left: the first file's reason."""
+    """Return why settings were not written. For each setting, the first file's reason is used."""
     stated = {
         s.name
         for f in files
@@ -345,10 +361,10 @@ def why_not_written(
     """Return why a training's files cannot state the new value of a field, or "" if one can.
 
     Args:
-        field: a field of the execution, or "dataloader_workers".
-        changes: the old and the new execution.
-        texts: the existing files (name -> text).
-        new: the files that are to be created (name -> kind in NEW_FILES).
+        field: Field of the execution, or "dataloader_workers".
+        changes: Old and new execution.
+        texts: Existing files (name -> text).
+        new: Files that will be created (name -> kind in NEW_FILES).
     """
     why = rewrite(texts, changes).left.get(field, "")
     if why and any(
@@ -376,7 +392,7 @@ def _one_pass(
 
 
 def _stated_by(files: Sequence[ConfigFile]) -> set[str]:
-    """Return the settings that files state, directly or by another setting."""
+    """Return the settings that files state directly or imply by another setting."""
     stated: set[str] = {s.name for file in files for s in file.settings}
     for group in ({"world_size", "nproc_per_node"}, {"sharding", "zero_stage"}):
         if stated & (group - {"zero_stage"}):
@@ -385,21 +401,21 @@ def _stated_by(files: Sequence[ConfigFile]) -> set[str]:
 
 
 def still_says(written: Written, name: str, wanted: Mapping[str, Value]) -> bool:
-    """Return True if a file that cannot take a setting states another value of it."""
+    """Return True if a file still states another value of a setting that it cannot take."""
     names = {name, "world_size"} if name in ("nnodes", "nproc_per_node") else {name}
     settings = parse_config(written.text, written.file).settings
     return any(s.name in names and normal(s.name, s.value) != wanted[s.name] for s in settings)
 
 
 def save_all(files: Sequence[Written]) -> list[str | None]:
-    """Replace the files, all or none, and keep each old one as FILE.bak, FILE.bak2 and so on.
+    """Replace all files or none. Each old file is kept as FILE.bak, FILE.bak2 and so on.
 
     Returns:
-        The names of the backups: "" for a new file, None if nothing changes.
+        The name of each backup: "" for a new file, and None for an unchanged file.
 
     Raises:
-        TrainpaceError: if a file has changed since it was read, or cannot be written. Nothing has
-            changed then.
+        TrainpaceError: If a file has changed since it was read, or cannot be written. In that case
+            no file is changed.
     """
     backups: list[str | None] = []
     try:
@@ -422,7 +438,7 @@ def _backup(written: Written) -> str | None:
     now = read_bytes(written.file)
     if now != written.before.encode("utf-8"):
         raise TrainpaceError(f"{written.file} has changed since it was read.", "Ask again.")
-    target = Path(written.file).resolve()  # a link stays a link
+    target = Path(written.file).resolve()  # Keep a link as a link.
     mode = target.stat().st_mode
     number = 0
     while True:
@@ -445,7 +461,7 @@ def _backup(written: Written) -> str | None:
 
 
 def _with_group(draft: Draft, kind: str, names: frozenset[str]) -> Draft:
-    """Return the draft with a group of settings written, or unchanged with the reason."""
+    """Return the draft with a group of settings written, or the old draft with the reason."""
     before = dataclasses.replace(
         draft, wrote=set(draft.wrote), left=dict(draft.left), notes=list(draft.notes)
     )
@@ -468,8 +484,8 @@ def _with_group(draft: Draft, kind: str, names: frozenset[str]) -> Draft:
 
 
 def _is_sound(before: ConfigFile, after: ConfigFile, draft: Draft, names: frozenset[str]) -> bool:
-    """Return True if the file now states the wanted values, and everything else as before."""
-    # settings that were open may be set now
+    """Return True if the file now states the wanted values and its other settings are unchanged."""
+    # Settings that the file left open may have a value now.
     touched = names | {note.leaves_open for note in before.notes}
     if "zero_stage" in names:
         touched |= {"sharding"}
@@ -502,14 +518,14 @@ def new_files(
     workers: int | None = None,
     time_limit_s: float | None = None,
 ) -> tuple[Written, ...]:
-    """Create files that together state an execution.
+    """Create new files that together state an execution.
 
     Args:
-        kinds: the new files, each with its kind in NEW_FILES.
-        execution: what they state.
-        texts: the training's existing files (name -> text).
-        workers: loader workers per rank, if known.
-        time_limit_s: the limit of a batch job, if known.
+        kinds: New files (name -> kind in NEW_FILES).
+        execution: Execution that they state.
+        texts: Existing files of the training (name -> text).
+        workers: Loader workers per rank, if known.
+        time_limit_s: Limit of a batch job in seconds, if known.
     """
     formats = {file: parse_config(text, file).format for file, text in (texts or {}).items()}
     formats |= {file: _FORMATS_OF_NEW[kind] for file, kind in kinds.items()}
@@ -536,8 +552,8 @@ def new_file(
 ) -> Written:
     """Create a file of a kind in NEW_FILES that states an execution.
 
-    `beside` are the formats of the training's other files; `deepspeed` is the DeepSpeed file among
-    them.
+    `beside` holds the formats of the training's other files. `deepspeed` is the name of the
+    DeepSpeed file among them, or "".
     """
     several = execution.nnodes > 1
     template = "accelerate with DeepSpeed" if kind == "accelerate" and deepspeed else kind
@@ -552,7 +568,7 @@ def new_file(
     )
     changes = Changes(
         before=Execution(), after=execution, workers=workers, time_limit_s=time_limit_s
-    )  # what they say
+    )  # The template states Execution()'s values.
     return replace(write_changes(text, file, changes, beside), before="")
 
 
@@ -560,14 +576,16 @@ _CORE = frozenset(
     "devices num_nodes strategy precision accumulate_grad_batches max_epochs max_steps"
     " accelerator".split()
 )
-"""Arguments that distinguish Lightning's Trainer from other classes with that name."""
+"""Arguments that distinguish Lightning's Trainer from other classes named Trainer."""
 _CLASSES = ("Arguments", "Args", "Config")
 _NOT_READ = object()
 
 
 class PythonSettings(NamedTuple):
-    """Settings as a settings file would hold them, and a note for each value that is not a
-    literal."""
+    """Settings found in Python code, in the form of a settings file.
+
+    There is a note for each value that is not a literal.
+    """
 
     data: dict[str, Any]
     unread: tuple[Note, ...]
@@ -584,17 +602,17 @@ def is_python(file: str) -> bool:
 
 
 def read_python(text: str, file: str) -> PythonSettings:
-    """Read a trainer's arguments: `TrainingArguments(...)`, `Trainer(devices=2, ...)`, or such a
-    dict.
+    """Read a trainer's arguments from Python code.
 
+    They may be `TrainingArguments(...)`, `Trainer(devices=2, ...)`, or a dict of such arguments.
     The code is parsed and never run, so only literals are read.
 
     Raises:
-        UnreadableInput: for code that does not parse, or that has no such arguments or several.
+        UnreadableInput: If the code does not parse, or has no such arguments, or has several.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in strings, say
+            warnings.simplefilter("ignore")  # for example about escapes in strings
             tree = ast.parse(text)
             found = list(_candidates(tree))
     except SyntaxError as error:
@@ -682,7 +700,7 @@ def _of_trainer(found: _Found) -> _Found:
 
 
 def _literals(node: ast.expr) -> _Found | None:
-    """Return the literal values of a dict or a call's keywords; None if a dict has other keys.
+    """Return the literal values of a dict or of a call's keywords, or None if a key is not text.
 
     A value that is not a literal becomes None, which means "not set".
     """
@@ -712,7 +730,7 @@ def _pairs_of(node: ast.expr) -> list[tuple[str, ast.expr]] | None:
 def _literal(node: ast.expr, key: str, unread: list[tuple[str, ast.expr]]) -> Any:
     """Return a value that JSON can hold, or _NOT_READ.
 
-    Values inside a dict that are not literals go into `unread`.
+    Values inside a dict that are not literals are added to `unread`.
     """
     if isinstance(node, ast.Dict | ast.Call):
         nested = _literals(node)
@@ -730,7 +748,7 @@ def _literal(node: ast.expr, key: str, unread: list[tuple[str, ast.expr]]) -> An
 def _nested_literals(
     node: ast.Dict | ast.Call, nested: _Found, key: str, unread: list[tuple[str, ast.expr]]
 ) -> Any:
-    """Return a nested dict. A strategy's class becomes class_path and init_args."""
+    """Return a nested dict. The class of a strategy becomes class_path and init_args."""
     called = "dict"
     if isinstance(node, ast.Call):
         called = _name_of(node.func)

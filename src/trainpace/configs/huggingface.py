@@ -1,4 +1,7 @@
-"""Hugging Face `TrainingArguments` as JSON, YAML or flags (transformers 5.23, training_args.py)."""
+"""Reader and writer for Hugging Face `TrainingArguments` as JSON, YAML or flags.
+
+Source: transformers 5.23, training_args.py.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +17,7 @@ _RENAMED: dict[str, str] = TOOLS["huggingface"]["renamed"]
 _REMOVED: dict[str, str] = TOOLS["huggingface"]["removed"]
 _KNOWN = NAMES | _RENAMED.keys() | _REMOVED.keys()
 _BESIDE = frozenset(names("huggingface", "beside"))
-"""Arguments that scripts and other trainers keep in the same file."""
+"""Arguments of scripts and other trainers that often stand in the same file."""
 _KEYS: dict[str, SettingName] = {
     "per_device_train_batch_size": "micro_batch",
     "gradient_accumulation_steps": "accumulation",
@@ -50,7 +53,10 @@ NAMES_OF = {
     "compile": ("torch_compile",),
     "dataloader_workers": ("dataloader_num_workers",),
 }
-"""The arguments for a setting. If there is none, the last one is added, which all versions know."""
+"""Arguments for each setting.
+
+If a file has none of them, the last one is added, which all versions of transformers know.
+"""
 _MESH = "TrainingArguments take the device mesh from the code or from accelerate's file"
 _OFFLOAD = "TrainingArguments take it from a DeepSpeed file"
 LACKS = {"pp": "the Trainer has no pipeline parallelism"}
@@ -70,19 +76,19 @@ def is_training_arguments(data: dict[str, Any]) -> bool:
 
 
 def sections_with_arguments(data: dict[str, Any]) -> list[str]:
-    """Return the user's own keys, such as `training:`, under which TrainingArguments stand."""
+    """Return the user's own keys, such as `training:`, that contain TrainingArguments."""
     return [
         key for key, part in data.items() if isinstance(part, dict) and is_training_arguments(part)
     ]
 
 
 def prefix_of(data: dict[str, Any]) -> tuple[str, ...]:
-    """Return the user's own key above the arguments, if any."""
+    """Return the user's own key that contains the arguments, if there is one."""
     return () if is_training_arguments(data) else (sections_with_arguments(data)[0],)
 
 
 def read_training_arguments(data: dict[str, Any], file: str, prefix: str = "") -> ConfigFile:
-    """Read the settings that a file states. Defaults are not filled in."""
+    """Read the settings that a file states. Default values are not filled in."""
     reading = Reading(file, "Hugging Face TrainingArguments", prefix)
     own = [key for key in data if key not in _BESIDE]
     reading.warn_unknown(own, _KNOWN, "not a TrainingArguments name, so it is ignored")
@@ -103,10 +109,10 @@ def put_training_arguments(reading: Reading, data: dict[str, Any], dashes: str =
 
 
 class _Arguments:
-    """Arguments under their current names.
+    """Arguments of one file under their current names.
 
     Attributes:
-        values: the value of each argument.
+        values: Value of each argument.
         dashes: "--" if the arguments were written as flags.
     """
 
@@ -137,7 +143,7 @@ class _Arguments:
 def _read_length(reading: Reading, arguments: _Arguments) -> None:
     steps, epochs = map(arguments.values.get, ("max_steps", "num_train_epochs"))
     key = f"{arguments.dashes}num_train_epochs"
-    if isinstance(steps, bool) or steps not in (None, -1, 0):  # -1 and 0 are off
+    if isinstance(steps, bool) or steps not in (None, -1, 0):  # -1 and 0 mean off.
         reading.read("max_steps", steps, f"{arguments.dashes}max_steps")
         if epochs is not None:
             reading.warn(key, "ignored by Hugging Face, because max_steps is given")
@@ -169,7 +175,7 @@ def _read_optimizer(reading: Reading, arguments: _Arguments) -> None:
     key = f"{arguments.dashes}optim"
     optimizer = reading.word(arguments.values.get("optim"), key)
     if optimizer:
-        # the Trainer uses transformers' own Adafactor, not torch's
+        # The Trainer uses transformers' Adafactor, not torch's.
         own = optimizer == "adafactor"
         name = "adafactor_transformers" if own else optimizer_called(optimizer)
         reading.put("optimizer", name, key)
@@ -184,7 +190,7 @@ def _read_kernels(reading: Reading, arguments: _Arguments) -> None:
     """
     values, key = arguments.values, f"{arguments.dashes}attn_implementation"
     attention = reading.word(values.get("attn_implementation"), key)
-    if attention not in (None, "sdpa"):  # sdpa is torch's own choice
+    if attention not in (None, "sdpa"):  # sdpa is torch's default.
         try:
             reading.put("attention", parse_attention(str(attention)), key)
         except TrainpaceError:
@@ -215,7 +221,7 @@ def _read_interval(
 ) -> None:
     value, strategy = arguments.values.get(steps), arguments.values.get(when)
     key, when_key = arguments.dashes + steps, arguments.written(when)
-    # YAML reads an unquoted `no` as false
+    # YAML reads an unquoted `no` as false.
     strategy = "no" if strategy is False else strategy
     strategy = reading.word(strategy, when_key, ("no", "steps", "epoch", "best"))
     evaluates = steps == "eval_steps"
@@ -262,7 +268,7 @@ def _read_engines(reading: Reading, arguments: _Arguments) -> None:
 
 
 def _sections(reading: Reading, arguments: _Arguments) -> dict[str, dict[str, Any]]:
-    """Return the nested sections. A string in place of a section names a file."""
+    """Return the nested sections of settings. A string in place of a section names a file."""
     sections = {}
     for key in ("fsdp_config", "parallelism_config", "deepspeed"):
         section = arguments.values.get(key)
@@ -304,8 +310,8 @@ def _write_precision(draft: Draft) -> None:
     elif not stated and "precision" not in draft.may_add:
         draft.leave(ELSEWHERE, "precision")
     elif "precision" in draft.names:
-        draft.may_add |= {"precision"}  # all of these arguments belong together
-        if precision == "fp32":  # a file sets fp32 only by turning both half precisions off
+        draft.may_add |= {"precision"}  # These arguments must agree.
+        if precision == "fp32":  # A file states fp32 by turning both half precisions off.
             stated += ["bf16", "fp16"]
         for key, meaning in PRECISION.items():
             if key in stated or meaning == precision:

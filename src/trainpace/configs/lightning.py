@@ -1,6 +1,6 @@
-"""Lightning CLI YAML (Lightning 2.6): `trainer`, `data`, `optimizer`.
+"""Reader and writer for Lightning CLI YAML: the sections `trainer`, `data` and `optimizer`.
 
-Names come from pytorch_lightning/trainer/trainer.py and strategies/deepspeed.py.
+Sources: Lightning 2.6, pytorch_lightning/trainer/trainer.py and strategies/deepspeed.py.
 """
 
 import re
@@ -24,7 +24,7 @@ LIGHTNING_PRECISIONS = {
     "transformer-engine": "fp8",
 }
 _WORD_OF = {precision: word for word, precision in LIGHTNING_PRECISIONS.items()}
-"""Lightning's word for each precision: the last of several, which is the current one."""
+"""Lightning's name for each precision. If there are several, the last one is the current name."""
 _NOT_FORECAST = ("64", "64-true", "transformer-engine-float16")
 _PLAIN = r"auto|single_device|ddp(_spawn|_fork|_notebook)?(_find_unused_parameters_(true|false))?"
 _KEYS: dict[SettingName, str] = {
@@ -56,7 +56,7 @@ def is_lightning(data: dict[str, Any]) -> bool:
 
 
 def read_lightning(data: dict[str, Any], file: str) -> ConfigFile:
-    """Read a Lightning CLI file. `devices` counts per node."""
+    """Read a Lightning CLI file. Its `devices` is the number per node."""
     reading = Reading(file, "Lightning CLI")
     trainer = reading.section(data.get("trainer"), "trainer")
     reading.warn_unknown(
@@ -106,7 +106,7 @@ def _read_devices(reading: Reading, devices: Any) -> None:
 
 
 def _indices(devices: Any) -> list[Any] | None:
-    """Return the device indices of a list or of text such as "0, 1", or None."""
+    """Return the device indices in a list or in text such as "0, 1". None if there are none."""
     if isinstance(devices, str) and "," in devices:
         parts = [part.strip() for part in devices.split(",") if part.strip()]
         return [int(part) if re.fullmatch(r"[0-9]{1,6}", part) else part for part in parts]
@@ -116,7 +116,7 @@ def _indices(devices: Any) -> list[Any] | None:
 def _read_length(reading: Reading, trainer: dict[str, Any]) -> None:
     limits: dict[SettingName, str] = {"epochs": "max_epochs", "max_steps": "max_steps"}
     for name, key in limits.items():
-        value = None if trainer.get(key) == -1 else trainer.get(key)  # -1 is off
+        value = None if trainer.get(key) == -1 else trainer.get(key)  # -1 means off.
         if (count := reading.whole(value, f"trainer.{key}")) is not None:
             reading.put(name, count, f"trainer.{key}")
     if reading.stated("epochs") and reading.stated("max_steps"):
@@ -129,7 +129,7 @@ def _read_length(reading: Reading, trainer: dict[str, Any]) -> None:
 
 
 def _read_limit(reading: Reading, key: str, value: Any) -> None:
-    """Warn of a limit that shortens every epoch."""
+    """Warn about a limit that shortens every epoch."""
     if value is None or _is_off(key, value):
         return
     is_flag = isinstance(value, bool) and key != "fast_dev_run"
@@ -140,8 +140,11 @@ def _read_limit(reading: Reading, key: str, value: Any) -> None:
 
 
 def _is_off(key: str, value: Any) -> bool:
-    """Return True if a limit does nothing: 0 does nothing, and so does 1.0, which means all
-    batches."""
+    """Return True if a limit has no effect.
+
+    limit_train_batches has no effect at 1.0, which means all batches. The other limits have none at
+    0.
+    """
     if key == "limit_train_batches":
         return isinstance(value, float) and value == 1.0
     return (
@@ -152,15 +155,17 @@ def _is_off(key: str, value: Any) -> bool:
 
 
 def _bare(class_path: str) -> str:
-    """Return a strategy's or optimizer's plain name, such as "deepspeed" for DeepSpeedStrategy."""
+    """Return a strategy's or optimizer's plain name: "deepspeed" for DeepSpeedStrategy."""
     return class_path.rpartition(".")[2].removesuffix("Strategy").casefold()
 
 
 def _class_and_arguments(
     reading: Reading, value: Any, key: str
 ) -> tuple[str | None, str, dict[str, Any]]:
-    """Return the class that a name or a section with class_path states, its key, and its
-    init_args."""
+    """Return the class of a setting, its key and its init_args.
+
+    The setting is a name, or a section with class_path.
+    """
     nested = value if isinstance(value, dict) else {"class_path": value}
     name_key = f"{key}.class_path" if nested is value else key
     name = reading.word(nested.get("class_path"), name_key)
@@ -200,7 +205,7 @@ def _read_deepspeed(
         reading.note(key, text, leaves_open="zero_stage")
     if offload:
         reading.put("offload_optimizer", True, key)
-        if stage == "3":  # Lightning's name for both
+        if stage == "3":  # Lightning uses one name for both offloads.
             reading.put("offload_parameters", True, key)
     for name in OFFLOADS:
         reading.read(name, arguments.get(name), f"{key}.init_args.{name}")
@@ -266,7 +271,7 @@ def write_lightning(draft: Draft) -> None:
     _write_precision(draft)
     section = "data.init_args" if draft.get("data.init_args") is not None else "data"
     for name, keys in _DATA.items():
-        # nothing is added: Lightning stops at an argument that the data module lacks
+        # Add nothing: Lightning fails for an argument that the data module does not have.
         if not any(draft.place(name, f"{section}.{key}", adds=False) for key in keys):
             why = "the data module does not state it, and the name of its argument is unknown"
             draft.leave(why, name)
@@ -304,7 +309,7 @@ def _write_devices(draft: Draft) -> None:
 
 
 def _write_accumulation(draft: Draft) -> None:
-    """Write the accumulation. val_check_interval counts micro-batches and changes with it."""
+    """Write the accumulation, and adapt val_check_interval, which counts micro-batches."""
     old, every = draft.get(_KEYS["accumulation"]), draft.get("trainer.val_check_interval")
     if (
         draft.place("accumulation", _KEYS["accumulation"])
@@ -354,8 +359,8 @@ def _write_deepspeed_arguments(draft: Draft) -> None:
 def _write_name(draft: Draft, plain: str) -> None:
     """Write a strategy without arguments, by Lightning's short name if there is one.
 
-    There are names for stages 1 to 3, for stage 2 with the optimizer offloaded, and for stage 3
-    with the parameters offloaded too. Everything else needs a section.
+    Short names exist for stages 1 to 3, for stage 2 with an offloaded optimizer, and for stage 3
+    with offloaded parameters and optimizer. All other strategies need a section.
     """
     stage, *offloads = (draft.want[name] for name in SHARDING)
     named = {

@@ -1,4 +1,4 @@
-"""Settings of all tools under one set of names, and the cross-check of several files."""
+"""Settings of all tools under common names, and the cross-check of several files."""
 
 import math
 import re
@@ -47,7 +47,7 @@ SettingName = Literal[
     "cross_entropy",
     "partition_activations",
 ]
-"""Setting names. Most are fields of `trainpace.core.execution.Execution`.
+"""Names of settings. Most are fields of `trainpace.core.execution.Execution`.
 
 attention, optimizer_implementation and cross_entropy belong to `trainpace.core.software`.
 gpus_per_node is the number of GPUs that Slurm reserves. sharding is "fsdp" if FSDP is on.
@@ -76,12 +76,12 @@ _MOST_SUGGESTIONS = 50
 
 
 def names(tool: str, kind: str) -> tuple[str, ...]:
-    """Return the keys, arguments or flags of a tool, from names.toml."""
+    """Return the keys, arguments or flags of a tool, as listed in names.toml."""
     return tuple(TOOLS[tool][kind].split())
 
 
 class Setting(Record):
-    """One setting with its file and its key, spelled as in the file."""
+    """One setting with its file, and its key as spelled in the file."""
 
     name: SettingName
     value: Value
@@ -90,9 +90,10 @@ class Setting(Record):
 
 
 class Note(Record):
-    """A remark on a key.
+    """Note about a key.
 
-    `leaves_open` names a setting that the key concerns without giving its value ("auto", a range).
+    `leaves_open` names a setting that the key affects without stating its value: "auto", or a
+    range.
     """
 
     file: str
@@ -111,10 +112,11 @@ class ConfigFile(Record):
 
 @dataclass
 class Reading:
-    """The settings and notes of one file while the file is read.
+    """Settings and notes of one file, collected while the file is read.
 
-    `prefix` is put before every key, for a section inside another file. `understands_auto` is
-    True for tools that accept the word "auto" for a value that another file states.
+    Attributes:
+        prefix: Text before every key, for a section inside another file.
+        understands_auto: True for tools that accept "auto" for a value that another file states.
     """
 
     file: str
@@ -133,7 +135,7 @@ class Reading:
         )
 
     def stated(self, name: SettingName) -> Value | None:
-        """Return the first value of a setting that has been read, if any."""
+        """Return the first value read for a setting, or None."""
         return next((s.value for s in self.settings if s.name == name), None)
 
     def note(
@@ -169,9 +171,16 @@ class Reading:
         )
 
     def read(self, name: SettingName, value: Any, key: str) -> None:
-        """Check and record a setting: a device, a flag, a number above 0 or a whole number."""
+        """Check the value of a setting and record it.
+
+        The setting's name decides if it is a device, a flag, a number above 0 or a whole number. A
+        missing value is not recorded.
+
+        Raises:
+            UnreadableInput: If the value is invalid.
+        """
         checked: Value | None
-        if key.endswith("device"):  # the device to offload to
+        if key.endswith("device"):  # target device of the offload
             device = self.word(value, key, ("none", "cpu", "nvme"))
             checked = None if device is None else device != "none"
         elif name in _FLAGS:
@@ -184,14 +193,14 @@ class Reading:
             self.put(name, checked, key)
 
     def read_keys(self, data: dict[str, Any], keys: Mapping[SettingName, str]) -> None:
-        """Read every setting of a table from its dotted key."""
+        """Read all settings of a table (setting -> dotted key)."""
         for name, key in keys.items():
             self.read(name, self.at(data, key), key)
 
     def read_word(
         self, name: SettingName, word: Any, key: str, meanings: Mapping[str, Value]
     ) -> None:
-        """Record the value that a tool's word stands for."""
+        """Record the value that a tool's word stands for, as listed in `meanings`."""
         checked = self.word(word, key, meanings)
         if checked is not None:
             self.put(name, meanings[checked], key)
@@ -204,7 +213,7 @@ class Reading:
         most: int = LARGEST,
         name: SettingName | None = None,
     ) -> int | None:
-        """Return a whole number, or None without a value. Note "8" in quotes."""
+        """Return a whole number, or None if there is no value. A number in quotes adds a note."""
         if self._is_open(value, key, name):
             return None
         number = value
@@ -219,7 +228,10 @@ class Reading:
         return number
 
     def number(self, value: Any, key: str, name: SettingName | None = None) -> float | None:
-        """Return a number above 0. YAML reads 1e-4 as text, and every trainer converts it."""
+        """Return a number above 0, or None if there is no value.
+
+        Text is converted too: YAML reads 1e-4 as text, and every trainer converts it.
+        """
         if self._is_open(value, key, name):
             return None
         try:
@@ -238,7 +250,7 @@ class Reading:
         raise self.fail(key, value, "true or false")
 
     def section(self, value: Any, key: str) -> dict[str, Any]:
-        """Return a nested table, empty if it is missing."""
+        """Return a nested table. It is empty if it is missing."""
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -246,14 +258,15 @@ class Reading:
         return value
 
     def at(self, data: dict[str, Any], path: str) -> Any:
-        """Return the value at a dotted path, or None."""
+        """Return the value at a dotted path, or None if it is missing."""
         *outer, last = path.split(".")
         for depth, key in enumerate(outer):
             data = self.section(data.get(key), ".".join(outer[: depth + 1]))
         return data.get(last)
 
     def word(self, value: Any, key: str, choices: Iterable[str] | None = None) -> str | None:
-        """Return a word, one of `choices` if they are given, or None."""
+        """Return a word, or None if there is no value. If `choices` are given, it must be one of
+        them."""
         if value is None:
             return None
         if choices is not None and value not in (allowed := list(choices)):
@@ -265,16 +278,16 @@ class Reading:
     def warn_unknown(
         self, keys: Iterable[str], known: Iterable[str], text: str, section: str = ""
     ) -> None:
-        """Warn of every key that is not in `known`, with the nearest known names."""
+        """Warn about each key that is not in `known`, and suggest the nearest known names."""
         allowed = set(known)
         unknown = [str(key)[:_LONGEST_NAME] for key in keys if key not in allowed]
         for i, key in enumerate(unknown):
-            # the search takes time, so a file with a thousand unknown keys gets only some of them
+            # The search is slow, so only the first unknown keys get suggestions.
             near = nearest_names(key, sorted(allowed), 2) if i < _MOST_SUGGESTIONS else []
             self.warn(section + key, text + (f"; nearest: {', '.join(near)}" if near else ""))
 
     def _is_open(self, value: Any, key: str, name: SettingName | None) -> bool:
-        """Return True for a missing value, and for "auto", which draws a note."""
+        """Return True if the value is missing or "auto". "auto" adds a note."""
         auto = self.understands_auto and isinstance(value, str) and value == "auto"
         if auto:
             self.note(key, '"auto": another file or the run decides', leaves_open=name)
@@ -282,7 +295,7 @@ class Reading:
 
 
 class Clash(Record):
-    """Settings that contradict each other. `text` names every file and key."""
+    """Settings that contradict each other. `text` names each file and key."""
 
     name: str
     settings: tuple[Setting, ...]
@@ -290,7 +303,7 @@ class Clash(Record):
 
 
 class Combined(Record):
-    """The settings on which all files agree, and the clashes between files."""
+    """Settings on which all files agree, and the clashes between files."""
 
     files: tuple[str, ...]
     values: dict[str, Setting]
@@ -299,7 +312,10 @@ class Combined(Record):
 
 
 def combine(files: Sequence[ConfigFile]) -> Combined:
-    """Cross-check files. `values` holds each setting on which all files that state it agree."""
+    """Cross-check files and return their settings.
+
+    `values` has the settings on which all files that state them agree.
+    """
     values, clashes = _agreeing(files)
     notes = [note for file in files for note in file.notes]
     unsure = {clash.name for clash in clashes}
@@ -318,7 +334,11 @@ def combine(files: Sequence[ConfigFile]) -> Combined:
 
 
 def agreed(files: Sequence[ConfigFile]) -> Combined:
-    """Cross-check files, and raise `Contradiction` with every clash if they disagree."""
+    """Cross-check files.
+
+    Raises:
+        Contradiction: If the files disagree. The message lists every clash.
+    """
     combined = combine(files)
     if combined.clashes:
         text = " ".join(clash.text for clash in combined.clashes)
@@ -353,7 +373,7 @@ def _agree(settings: Sequence[Setting], deepspeed: set[str]) -> bool:
 
 
 def _filled_in(notes: list[Note], values: dict[str, Setting]) -> list[Note]:
-    """Return a note for each setting that one file leaves open and another states."""
+    """Return a note for each setting that one file leaves open and another file states."""
     return [
         Note(file=note.file, key=note.key, text=f"{note.key}: assumed to be {_located(setting)}")
         for note in notes
@@ -363,9 +383,9 @@ def _filled_in(notes: list[Note], values: dict[str, Setting]) -> list[Note]:
 
 
 class _Arithmetic:
-    """The cross-check of counts: of ranks (nodes x processes), and of samples in a global batch.
+    """Cross-check of counts: ranks (nodes x processes), and samples in a global batch.
 
-    `unsure` holds settings that clash or whose values are unknown.
+    `unsure` has the settings that clash or have unknown values.
     """
 
     def __init__(self, values: dict[str, Setting], unsure: set[str]) -> None:
@@ -383,7 +403,10 @@ class _Arithmetic:
         self._found.append(Clash(name=name, settings=settings, text=text))
 
     def _ranks(self) -> tuple[int, list[Setting]] | None:
-        """Return the number of ranks and its settings; None if it is unknown or contradictory."""
+        """Return the number of ranks and the settings that give it.
+
+        Return None if it is unknown or contradictory.
+        """
         world, nodes, processes, gpus = map(
             self._values.get, ("world_size", "nnodes", "nproc_per_node", "gpus_per_node")
         )
@@ -402,7 +425,7 @@ class _Arithmetic:
             return int(world.value), [world]
         if not processes or self._missing & {"world_size", "nnodes"}:
             return None
-        # every launcher starts one node by default
+        # By default, every launcher uses one node.
         used = [processes, nodes] if nodes else [processes]
         return math.prod(int(setting.value) for setting in used), used
 

@@ -1,7 +1,8 @@
-"""Launch commands and Slurm batch scripts: their settings read and written.
+"""Reader and writer for launch commands and Slurm batch scripts.
 
-Launchers are torchrun, python -m torch.distributed.run, accelerate launch and deepspeed. Hugging
-Face flags of the script that they start are read too. The source for Slurm is sbatch's manual.
+The launchers are torchrun, python -m torch.distributed.run, accelerate launch and deepspeed.
+Hugging Face flags of the script that they start are read too. The source for Slurm is the manual of
+sbatch.
 """
 
 import re
@@ -51,7 +52,11 @@ _MEETINGS = {
 
 
 def parse_command(command: str, file: str = "command") -> ConfigFile:
-    """Read a launch command. Raises UnreadableInput for a text without a known launcher."""
+    """Read a launch command.
+
+    Raises:
+        UnreadableInput: If the text has no known launcher.
+    """
     if len(command) > LARGEST_FILE_BYTES:
         raise UnreadableInput(f"{file} is larger than 1 MiB, so it is not a launch command.")
     launch = find_launch(command, file)
@@ -91,7 +96,7 @@ def read_launch(launch: Launch, reading: Reading) -> Reading:
 
 
 def _note_default_processes(launch: Launch, reading: Reading, seen: Any) -> None:
-    """Note how many processes a launcher starts by default, if no flag sets it."""
+    """Add a note on a launcher's default number of processes if no flag sets the number."""
     if launch.launcher is TORCHRUN and "nproc-per-node" not in seen:
         reading.note("--nproc-per-node", "missing; torchrun's default is 1 process per node")
     elif launch.launcher is ACCELERATE and "num-processes" not in seen:
@@ -103,7 +108,7 @@ def _note_default_processes(launch: Launch, reading: Reading, seen: Any) -> None
 
 
 def _read_flag(reading: Reading, name: SettingName, value: str | None, key: str) -> None:
-    if value is None:  # of these flags, only --use-fsdp takes no value
+    if value is None:  # Only --use-fsdp has no value.
         reading.put("sharding", "fsdp", key)
     elif is_open(value):
         reading.note_at_run_time(key, value, name)
@@ -132,7 +137,7 @@ def _read_flag(reading: Reading, name: SettingName, value: str | None, key: str)
 
 
 def _read_include(reading: Reading, value: str, key: str) -> None:
-    """Read the GPU indices of every node from DeepSpeed's `host:0,1,2@other:0,1,2`."""
+    """Read the number of nodes and processes from DeepSpeed's `host:0,1,2@other:0,1,2`."""
     slots = [node.partition(":")[2] for node in value.split("@")]
     counts = {len(indices.split(",")) for indices in slots if indices}
     if "" not in slots and len(counts) == 1:
@@ -144,7 +149,7 @@ def _read_include(reading: Reading, value: str, key: str) -> None:
 
 
 def _read_script(launch: Launch, reading: Reading) -> None:
-    """Read Hugging Face's arguments among the script's flags."""
+    """Read Hugging Face arguments among the script's flags."""
     arguments: dict[str, Any] = {}
     for flag in launch.script:
         name, value = flag.name.replace("-", "_"), flag.value
@@ -187,7 +192,7 @@ def write_command(draft: Draft) -> None:
 
 
 def note_meeting(draft: Draft) -> None:
-    """Note what a launcher needs on several nodes if its command lacks it."""
+    """Add a note on what a launcher needs for several nodes if its command lacks it."""
     launch = draft.launch
     several = "nnodes" in draft.wrote & draft.names and draft.want["nnodes"] != 1
     if several and not launch.flag(*_MEETS):
@@ -195,7 +200,7 @@ def note_meeting(draft: Draft) -> None:
 
 
 def _flag_of(draft: Draft, setting: str) -> str:
-    """Return the launcher's flag for a setting: the one that is given, or the usual one."""
+    """Return the launcher's flag for a setting: the flag in the command, or the usual one."""
     launch = draft.launch
     names = launch.names_of(setting)
     name = next((name for name in names if launch.flag(name)), names[0])
@@ -211,7 +216,7 @@ def _write_world(draft: Draft) -> None:
         draft.leave(f"{include.written} lists the GPUs: choose them by hand", *names)
         return
     for name in names:
-        # a launcher starts one node by default
+        # By default, a launcher uses one node.
         draft.place(name, _flag_of(draft, name), adds=name != "nnodes" or draft.want["nnodes"] != 1)
         if name not in draft.left:
             draft.keep(name)
@@ -260,7 +265,7 @@ def _write_sharding(draft: Draft) -> None:
         if not may_start_deepspeed(draft, draft.get("--dynamo_backend")):
             return
         draft.text = with_flag(draft.text, launch.flags_end, launch.flags, "--use_deepspeed", None)
-        _drop_multi_gpu(draft)  # accelerate accepts only one of the two
+        _drop_multi_gpu(draft)  # accelerate accepts only one of them.
     draft.place_keys({name: _flag_of(draft, name) for name in SHARDING}, SHARDING)
 
 
@@ -272,7 +277,7 @@ _OTHERS = frozenset(names("slurm", "other_options"))
 _DIRECTIVE = re.compile(r"^#SBATCH[ \t]+([^\r\n]*)", re.MULTILINE)
 _GRES = r"^((?:gres/)?gpu(?:[:=][A-Za-z][\w.-]*)?)(?:[:=][0-9]+)?(?=\(|$)"
 Options = dict[str, Word]
-"""Options of sbatch or srun under their long names."""
+"""Options of sbatch or srun by their long names."""
 
 
 def is_sbatch(text: str) -> bool:
@@ -280,7 +285,7 @@ def is_sbatch(text: str) -> bool:
 
 
 class _Asked(NamedTuple):
-    """The resources that a batch script requests. `per_node` and `tasks` are processes."""
+    """Resources that a batch script requests. `per_node` and `tasks` count processes."""
 
     options: dict[str, str]
     nodes: int | None
@@ -289,7 +294,7 @@ class _Asked(NamedTuple):
     gpus: int | None
 
     def values(self) -> dict[str, int | None]:
-        """Return Slurm's variables in the job, as far as they follow from the options."""
+        """Return Slurm's variables in the job, as far as the options determine them."""
         tasks = self.tasks or (self.nodes and self.per_node and self.nodes * self.per_node)
         given = self.options.keys()
         return {
@@ -305,9 +310,10 @@ class _Asked(NamedTuple):
 
 
 def read_sbatch(text: str, file: str) -> ConfigFile:
-    """Read a batch script.
+    """Read a Slurm batch script.
 
-    The processes per node are torchrun's if it is used, otherwise the tasks that srun starts.
+    If the script uses torchrun, torchrun states the processes per node. Otherwise they are the
+    tasks that srun starts.
     """
     reading = Reading(file, "Slurm batch script")
     asked = _read_options(text, reading)
@@ -351,7 +357,7 @@ def _read_options(text: str, reading: Reading) -> _Asked:
 
 
 def _check_launch(launch: Launch, asked: _Asked, own: Options, reading: Reading) -> None:
-    """Warn of launchers that would be started too often, or on their own."""
+    """Warn about launchers that would be started too often, or that would train separately."""
     nodes, per_node = asked.nodes or 1, asked.per_node or 1
     if per_node > 1 and not own.keys() & {"ntasks", "ntasks-per-node"}:
         text = f"each of {per_node} tasks per node would start a launcher; 1 is usual"
@@ -363,7 +369,8 @@ def _check_launch(launch: Launch, asked: _Asked, own: Options, reading: Reading)
 
 
 def _directives(text: str) -> tuple[list[re.Match[str]], list[re.Match[str]]]:
-    """Return the #SBATCH lines before the first command, and the ignored ones after it."""
+    """Return two lists: the #SBATCH lines before the first command, and the ignored ones after
+    it."""
     first = next((start for start, end in lines_of(text) if text[start:end].strip()), len(text))
     matches = list(_DIRECTIVE.finditer(text))
     return [m for m in matches if m.start() < first], [m for m in matches if m.start() >= first]
@@ -392,7 +399,7 @@ def _options(text: str, reading: Reading) -> Options:
 
 
 def _pairs(words: list[Word], reading: Reading) -> Iterator[tuple[str, Word]]:
-    """Yield options by their long names: `-N2 --exclusive` gives nodes "2" and exclusive ""."""
+    """Yield options by their long names. `-N2 --exclusive` gives nodes "2" and exclusive ""."""
     rest = iter(words)
     following = next(rest, None)
     while following is not None:
@@ -415,7 +422,7 @@ def _pairs(words: list[Word], reading: Reading) -> Iterator[tuple[str, Word]]:
 def _gpus_per_node(
     options: dict[str, str], nodes: int | None, reading: Reading
 ) -> tuple[int | None, str]:
-    """Return the GPUs per node, and the option that states them."""
+    """Return the number of GPUs per node, and the option that states it."""
     for key in ("gpus-per-node", "gres"):
         parts = _gpu_parts(options, key)
         if parts:
@@ -434,7 +441,7 @@ def _gpus_per_node(
 
 
 def _gpu_parts(options: dict[str, str], key: str) -> list[str]:
-    """Return the GPUs in an option such as gpu:a100:4(S:0-1), without "gpu"."""
+    """Return the GPU parts of an option such as gpu:a100:4(S:0-1), without "gpu"."""
     if key not in options:
         return []
     parts = re.sub(r"\([^)]*\)", "", options[key]).split(",")
@@ -445,7 +452,7 @@ def _gpu_parts(options: dict[str, str], key: str) -> list[str]:
 
 
 def _gpu_count(written: str, key: str, reading: Reading) -> int:
-    """Return the number of GPUs in `a100:4` or `4`. In --gres, a type alone is one GPU."""
+    """Return the number of GPUs in `a100:4` or `4`. In --gres, a type alone means one GPU."""
     number = written.rpartition(":")[2]
     if key == "#SBATCH --gres" and re.fullmatch(r"([A-Za-z][\w.-]*)?", number):
         return 1
@@ -485,7 +492,7 @@ def _first_launch(text: str, reading: Reading) -> Launch | None:
 
 
 def _srun_line(text: str) -> tuple[int, int]:
-    """Return start and end of the line whose `srun` starts the training, or (0, 0)."""
+    """Return the start and end of the line whose `srun` starts the training, or (0, 0)."""
     lines = [
         line for line in lines_of(text) if re.match(r"\s*(exec\s+)?srun(\s|$)", text[slice(*line)])
     ]
@@ -512,7 +519,10 @@ def _srun_options(text: str, line: tuple[int, int], reading: Reading) -> Options
 
 
 def _read_srun(own: Options, asked: _Asked, reading: Reading) -> None:
-    """Read plain `srun python ...`, one process per task. srun's options override the script's."""
+    """Read a plain `srun python ...` with one process per task.
+
+    srun's own options override those of the script.
+    """
     counts: dict[str, SettingName] = {
         "ntasks-per-node": "nproc_per_node",
         "ntasks": "world_size",
@@ -533,7 +543,7 @@ def _read_srun(own: Options, asked: _Asked, reading: Reading) -> None:
 
 
 def _time_limit_s(value: str, reading: Reading) -> float:
-    """Return a time limit in seconds, 0 for no limit.
+    """Return a time limit in seconds. 0 means no limit.
 
     Slurm accepts minutes, minutes:seconds, hours:minutes:seconds, days-hours and
     days-hours:minutes[:seconds].
@@ -546,7 +556,7 @@ def _time_limit_s(value: str, reading: Reading) -> float:
     if not match:
         raise reading.fail("#SBATCH --time", value, "a time such as 24:00:00 or 2-12")
     days, *parts = (int(part) if part else 0 for part in match.groups())
-    if match[1] is None and match[4] is None:  # no hours
+    if match[1] is None and match[4] is None:  # minutes[:seconds]
         parts = [0, *parts[:2]]
     seconds = 86400.0 * days + 3600 * parts[0] + 60 * parts[1] + parts[2]
     if seconds >= 1e10:
@@ -589,7 +599,7 @@ def _write_job_size(draft: Draft, launched: bool) -> None:
         for key in ("nodes", "ntasks")
     )
     _write_nodes(draft, nodes, "nodes" in options)
-    # a launcher is started once per node
+    # Keep the number of launchers per node, which is usually one.
     starts = tasks // (old_nodes or 1) if launched and tasks else per_node
     if tasks is not None:
         _put(draft, "ntasks", str(starts * nodes))
@@ -612,7 +622,7 @@ def _write_nodes(draft: Draft, nodes: int, stated: bool) -> None:
 
 
 def _write_srun(draft: Draft, counts: dict[str, int]) -> None:
-    """Correct srun's own options if it has them."""
+    """Correct the counts in srun's own options, if it has them."""
     for key, count in counts.items():
         launch = find_launch(draft.text, draft.file)
         line = launch.line if launch is not None else _srun_line(draft.text)
@@ -622,7 +632,7 @@ def _write_srun(draft: Draft, counts: dict[str, int]) -> None:
 
 
 def _write_gpus(draft: Draft, nodes: int, per_node: int) -> None:
-    """Reserve one GPU per process if the script reserves GPUs."""
+    """Reserve one GPU per process, if the script reserves GPUs."""
     for key, count in (("gpus-per-node", per_node), ("gres", per_node), ("gpus", nodes * per_node)):
         gpus = _stated(draft).get(key)
         if gpus is None or "," in gpus.value:
@@ -637,7 +647,7 @@ def _stated(draft: Draft) -> Options:
 
 
 def _put(draft: Draft, key: str, value: str) -> None:
-    """Set an #SBATCH option in place, or on a new line after the last one."""
+    """Set an #SBATCH option in place, or add a line after the last option."""
     text, option = draft.text, _stated(draft).get(key)
     if option is not None:
         draft.text = option.replaced(text, value)

@@ -1,13 +1,13 @@
-"""JSON, YAML and launch commands, parsed with positions, so that one value can be changed in place.
+"""Parsers for JSON, YAML and launch commands that keep positions, to change single values in place.
 
-JSON and YAML are parsed more strictly than usual: a duplicate key is an error, where both parsers
-would keep the last one. Positions come from the parsers that read the file (PyYAML's marks, json's
-scanner). A round-trip library would reformat the document, and ruamel.yaml reads YAML 1.2, in which
-`no` is a word; the tools that own these files read 1.1.
+JSON and YAML are parsed more strictly than usual: a duplicate key is an error. Both standard
+parsers would keep the last one. Positions come from the parsers themselves (PyYAML's marks, json's
+scanner). A round-trip library would reformat the document. ruamel.yaml reads YAML 1.2, in which
+`no` is text, but the tools that own these files read YAML 1.1.
 
-Flags of launchers: torch 2.13's torch/distributed/run.py, accelerate 1.15's commands/launch.py,
-DeepSpeed 0.19's launcher/runner.py. A launcher's own flags end at the first word that is neither a
-flag nor a flag's value: the script.
+The flags of launchers come from torch 2.13 (torch/distributed/run.py), accelerate 1.15
+(commands/launch.py) and DeepSpeed 0.19 (launcher/runner.py). A launcher's own flags end at the
+script, which is the first word that is neither a flag nor the value of a flag.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from trainpace.core.intake import json_of
 LARGEST_FILE_BYTES = 1 << 20
 DEEPEST = 50
 MOST_NODES = 200_000
-"""Limit for keys and values after aliases are expanded. A file of 1 MiB without aliases is far
-below."""
+"""Largest number of keys and values after aliases are expanded.
+
+A file of 1 MiB without aliases is far below this limit.
+"""
 _LONGEST_WHOLE_NUMBER_BITS = 128
 
 
 def parse(text: str, file: str, syntax: str) -> Any:
-    """Parse a text as "json" or "yaml". It may begin with a byte-order mark."""
+    """Parse a text as "json" or "yaml". The text may begin with a byte-order mark."""
     return (parse_json if syntax == "json" else parse_yaml)(text.removeprefix("\ufeff"), file)
 
 
@@ -50,7 +52,7 @@ def parse_json(text: str, file: str) -> Any:
 
 
 def parse_yaml(text: str, file: str) -> Any:
-    """Parse as PyYAML's safe loader does, which Hugging Face, Lightning and accelerate use."""
+    """Parse YAML like PyYAML's safe loader, which Hugging Face, Lightning and accelerate use."""
     import yaml
 
     try:
@@ -71,8 +73,10 @@ def parse_yaml(text: str, file: str) -> Any:
 
 
 def _measure(root: Any, file: str) -> None:
-    """Check a tree of YAML nodes before values are built. Aliases of aliases can stand for 2**50
-    values."""
+    """Raise an error if a tree of YAML nodes is too large or too deep.
+
+    The check runs before values are built, because nested aliases can stand for 2**50 values.
+    """
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
 
@@ -93,7 +97,11 @@ def _measure(root: Any, file: str) -> None:
 
 
 def _parts(node: Any, file: str) -> list[Any]:
-    """Return the nodes inside a node. Raises UnreadableInput for a duplicate key."""
+    """Return the child nodes of a YAML node.
+
+    Raises:
+        UnreadableInput: If a key is duplicated.
+    """
     if not isinstance(node.value, list):
         return []
     if not node.value or not isinstance(node.value[0], tuple):
@@ -108,10 +116,10 @@ def _parts(node: Any, file: str) -> list[Any]:
 
 
 def checked(value: Any, file: str, depth: int = 0) -> Any:
-    """Return a parsed value if a settings file may hold it.
+    """Return a parsed value if a settings file may contain it.
 
     Raises:
-        UnreadableInput: for NaN, infinity, huge integers, lone surrogates, NUL and deep nesting.
+        UnreadableInput: For NaN, infinity, huge integers, lone surrogates, NUL or deep nesting.
     """
     if depth > DEEPEST:
         raise _too_deep(file)
@@ -158,10 +166,10 @@ class Item(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A value at characters `start` to `end`, without comments or space after it.
+    """Position of a value: characters `start` to `end`, without trailing comments or space.
 
-    `flow` is True for braces or brackets. `borrowed` is True for an alias, whose characters stand
-    elsewhere.
+    `items` has the keys of a mapping. `flow` is True if the value is in braces or brackets.
+    `borrowed` is True for an alias, because its characters stand elsewhere.
     """
 
     start: int
@@ -178,13 +186,13 @@ def _after_space(text: str, at: int) -> int:
 
 
 def _json_value(text: str, start: int) -> Node:
-    """Return the positions in a text that `parse_json` accepts."""
+    """Return the positions of the values in a text that `parse_json` accepts."""
     first = text[start]
     if first == '"':
         return Node(start, scanstring(text, start + 1)[1])
     if first not in "{[":
         match = _SCALAR.match(text, start)
-        assert match is not None  # the parser has accepted it
+        assert match is not None  # The parser has accepted the text.
         return Node(start, match.end())
     items, at = [], _after_space(text, start + 1)
     while text[at] not in "}]":
@@ -198,8 +206,11 @@ def _json_value(text: str, start: int) -> Node:
 
 
 def _yaml_root(text: str, file: str) -> Node:
-    """Return the positions in a text that `parse_yaml` accepts. Raises UnreadableInput if it is
-    empty."""
+    """Return the positions of the values in a text that `parse_yaml` accepts.
+
+    Raises:
+        UnreadableInput: If the text is empty.
+    """
     import yaml
 
     root = yaml.compose(text, yaml.SafeLoader)
@@ -209,7 +220,7 @@ def _yaml_root(text: str, file: str) -> Node:
 
 
 def _yaml_value(node: Any, seen: set[int]) -> Node:
-    # the parser resolves an alias to its anchor's node
+    # The parser resolves an alias to the node of its anchor.
     borrowed = id(node) in seen
     seen.add(id(node))
     start, end = node.start_mark.index, node.end_mark.index
@@ -225,23 +236,25 @@ def _yaml_value(node: Any, seen: set[int]) -> Node:
         parts = [item.value for item in items]
     else:
         ends, parts = [], [_yaml_value(part, seen) for part in node.value]
-    # PyYAML's end of a block is behind the space and the comments after it
+    # PyYAML's end of a block includes the space and comments after it.
     ends += [part.end for part in parts if not part.borrowed] or [end]
     return Node(start, end if flow else max(ends), items, flow, borrowed)
 
 
 def set_key(text: str, file: str, syntax: Syntax, path: Path, value: Value) -> str:
-    """Replace the value at `path`, or add it on a line of its own after its last neighbor.
+    """Return the text with a new value at `path`.
+
+    An existing value is replaced in place. A new one gets its own line after its last neighbor.
 
     Raises:
-        TrainpaceError: for a value behind a YAML alias, anchor or tag, which only a person can
+        TrainpaceError: If the value is behind a YAML alias, anchor or tag, which only a person can
             change.
     """
     start = _after_space(text, 1 if text.startswith("\ufeff") else 0)
     node = _json_value(text, start) if syntax == "json" else _yaml_root(text, file)
     before, in_flow = None, node.flow
     depth = 0
-    # a node without items is null or empty, so create the section
+    # A node without items is null or empty, so a section is created below.
     while depth < len(path) and node.items is not None:
         item = next((item for item in node.items if item.key == path[depth]), None)
         depth += 1
@@ -266,7 +279,7 @@ def _nested(path: Path, value: Value) -> Tree:
 def _replaced(
     text: str, node: Node, item: Item | None, tree: Tree, syntax: Syntax, in_flow: bool
 ) -> str:
-    assert item is not None  # a document is a mapping, so a path of one key at least
+    assert item is not None  # A document is a mapping, so the path has at least one key.
     old = text[node.start : node.end]
     if isinstance(tree, dict) and not in_flow:
         indent = _indent(text, item.start)
@@ -286,14 +299,17 @@ def _added(text: str, node: Node, key: str, tree: Tree, syntax: Syntax) -> str:
     items, newline = node.items or (), _newline(text)
     indent = _indent(text, items[0].start)
     last = max(max(i.end, 0 if i.value.borrowed else i.value.end) for i in items)
-    at = text.find("\n", last)  # behind the comment on that line
+    at = text.find("\n", last)  # after a comment on that line
     at = len(text) if at < 0 else at + 1
     lines = _block({key: tree}, indent, newline) + newline
     return text[:at] + ("" if not at or text[at - 1] == "\n" else newline) + lines + text[at:]
 
 
 def _added_in_flow(text: str, node: Node, key: str, tree: Tree, syntax: Syntax) -> str:
-    """Add a pair inside braces, on a line of its own if the braces span several lines."""
+    """Return the text with a new pair inside braces.
+
+    If the braces span several lines, the pair gets its own line.
+    """
     items, newline, unit = node.items or (), _newline(text), _unit(text)
     quoted = f'"{key}"' if syntax == "json" else key
     new_lines = syntax == "json" and "\n" in text.strip() and not items
@@ -311,7 +327,7 @@ def _added_in_flow(text: str, node: Node, key: str, tree: Tree, syntax: Syntax) 
 
 
 def _indent(text: str, at: int) -> str:
-    """Return the indentation of the line at `at`. A key after a list's dash counts from the key."""
+    """Return the indentation of the line at `at`. After a list's dash, it counts from the key."""
     start = text.rfind("\n", 0, at) + 1
     before = text[start:at].removeprefix("\ufeff")
     space = re.match(r"[ \t]*(-[ \t]+)*", before)
@@ -319,7 +335,7 @@ def _indent(text: str, at: int) -> str:
 
 
 def _unit(text: str) -> str:
-    """Return one level of indentation, from the first indented line."""
+    """Return one level of indentation, taken from the first indented line."""
     match = re.search(r"^([ \t]+)[^\s#]", text, re.MULTILINE)
     return match.group(1) if match else "  "
 
@@ -339,7 +355,7 @@ def _block(tree: dict[str, Tree], indent: str, newline: str) -> str:
 
 
 def _braces(tree: Tree, syntax: Syntax, indent: str = "", unit: str = "", newline: str = "") -> str:
-    """Write a value in braces, on one line, or one line per key if a `newline` is given."""
+    """Return a value in braces: on one line, or with one line per key if `newline` is given."""
     if not isinstance(tree, dict):
         return _scalar(tree, "", syntax)
     inner = indent + unit
@@ -353,7 +369,8 @@ def _braces(tree: Tree, syntax: Syntax, indent: str = "", unit: str = "", newlin
 
 
 def _scalar(value: Value, old: str, syntax: Syntax) -> str:
-    """Write a value in the style of the old one: its quotes, its True or true."""
+    """Return a value in the style of the old one, with the same quotes and the same case of
+    True."""
     if syntax == "json":
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, bool):
@@ -379,12 +396,14 @@ _LAUNCHER = re.compile(
 
 
 class Launcher(NamedTuple):
-    """A launcher's flags: those that state settings, those without a value, and all others with
-    one."""
+    """Flags of a launcher.
+
+    They are the flags that state settings, the flags without a value, and all others with a value.
+    """
 
     reads: dict[str, SettingName]
     alone: frozenset[str]
-    others: frozenset[str] | None = None  # None: too many to list
+    others: frozenset[str] | None = None  # None means that there are too many to list.
 
 
 TORCHRUN = Launcher(
@@ -430,8 +449,7 @@ LAUNCHERS = {
 
 
 class Word(NamedTuple):
-    """A word at characters `start` to `end`, and its value after the shell has removed the
-    quotes."""
+    """Word at characters `start` to `end`. `value` has no shell quotes."""
 
     start: int
     end: int
@@ -442,8 +460,10 @@ class Word(NamedTuple):
 
 
 class Flag(NamedTuple):
-    """A flag at characters `start` to `end`, `written` with its dashes. `value` is None if it has
-    none."""
+    """Flag at characters `start` to `end`, `written` with its dashes.
+
+    `value` is None if the flag has no value. `equals` is True for --flag=value.
+    """
 
     start: int
     end: int
@@ -453,15 +473,19 @@ class Flag(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name without leading dashes, with dashes in place of underscores."""
+        """Name without leading dashes, and with dashes instead of underscores."""
         return self.written.lstrip("-").replace("_", "-")
 
 
 class Launch(NamedTuple):
-    """A launch command.
+    """Launch command in a text.
 
-    `line` is the start and end of its line, `flags` are the launcher's, `script` are the flags of
-    the script that it starts. New flags go to `flags_end` and `script_end`.
+    Attributes:
+        line: Start and end of its line.
+        flags: Flags of the launcher.
+        script: Flags of the script that the launcher starts.
+        flags_end: Position for new flags of the launcher.
+        script_end: Position for new flags of the script.
     """
 
     name: str
@@ -476,14 +500,15 @@ class Launch(NamedTuple):
         return LAUNCHERS[self.name]
 
     def flag(self, *names: str) -> Flag | None:
-        """Return the launcher's first flag with one of these names."""
+        """Return the launcher's first flag with one of these names, or None."""
         return next((flag for flag in self.flags if flag.name in names), None)
 
     def names_of(self, setting: str) -> tuple[str, ...]:
         return tuple(flag for flag, name in self.launcher.reads.items() if name == setting)
 
     def find(self, path: str) -> Flag | None:
-        """Return the launcher's `--flag`, or the script's flag for an `argument` without dashes."""
+        """Return the launcher's flag for `--flag`, or the script's flag for `argument` without
+        dashes."""
         flags = self.flags if path.startswith("-") else self.script
         return next(
             (flag for flag in flags if flag.name == path.lstrip("-").replace("_", "-")), None
@@ -491,15 +516,15 @@ class Launch(NamedTuple):
 
 
 def is_open(value: str) -> bool:
-    """Return True if only the shell knows the value, at run time."""
+    """Return True if a value is known only to the shell at run time."""
     return "$" in value or "`" in value
 
 
 def words_of(text: str, start: int = 0, end: int | None = None) -> list[Word]:
-    """Split a text as a shell would, up to a comment. A substitution stays one word.
+    """Split a text into words as a shell would, up to a comment. A substitution stays one word.
 
     Raises:
-        ValueError: if a quote is not closed.
+        ValueError: If a quote is not closed.
     """
     words, at = [], start
     end = len(text) if end is None else end
@@ -522,14 +547,18 @@ def words_of(text: str, start: int = 0, end: int | None = None) -> list[Word]:
 
 
 def lines_of(text: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of every command line. Lines continued by a backslash are one."""
+    """Yield start and end of each command line. Lines continued with a backslash count as one."""
     for match in _LINE.finditer(text):
         if not match.group().lstrip().startswith("#"):
             yield match.span()
 
 
 def find_launch(text: str, file: str) -> Launch | None:
-    """Return the first launch command in a text. Raises UnreadableInput for an unclosed quote."""
+    """Return the first launch command in a text, or None.
+
+    Raises:
+        UnreadableInput: If a quote is not closed.
+    """
     for start, end in lines_of(text):
         try:
             launch = launch_in(text, start, end)
@@ -543,7 +572,11 @@ def find_launch(text: str, file: str) -> Launch | None:
 
 
 def launch_in(text: str, start: int, end: int) -> Launch | None:
-    """Return the launch command in one line. Raises ValueError for an unclosed quote."""
+    """Return the launch command in one line, or None.
+
+    Raises:
+        ValueError: If a quote is not closed.
+    """
     if not _LAUNCHER.search(text, start, end):
         return None
     words = words_of(text, start, end)
@@ -579,7 +612,7 @@ def _starts_at(names: list[str], i: int) -> bool:
 
 
 def _flag_at(words: list[Word], alone: frozenset[str] = frozenset()) -> tuple[Flag, int]:
-    """Return the flag that begins with the first word, and its number of words.
+    """Return the flag that starts at the first word, and the number of words that it covers.
 
     Flags in `alone` have no value.
     """
@@ -601,7 +634,10 @@ def flag_text(value: Value) -> str:
 
 
 def with_setting(text: str, launch: Launch, path: str, value: str) -> str:
-    """Return `text` with the flag at `path` (see `Launch.find`) set, in place or as a new flag."""
+    """Return `text` with the flag at `path` (see `Launch.find`) set to `value`.
+
+    The flag is changed in place, or added.
+    """
     flag = launch.find(path)
     if flag is None and path.startswith("-"):
         return with_flag(text, launch.flags_end, launch.flags, path, value)
@@ -609,14 +645,16 @@ def with_setting(text: str, launch: Launch, path: str, value: str) -> str:
         return with_flag(text, launch.script_end, launch.script, f"--{path}", value)
     if flag.value is None:
         return f"{text[: flag.end]} {value}{text[flag.end :]}"
-    if flag.equals:  # quotes may enclose the value or the whole argument
+    if flag.equals:  # Quotes may enclose the value or the whole argument.
         return f"{text[: flag.start]}{flag.written}={value}{text[flag.end :]}"
     return flag.value.replaced(text, value)
 
 
 def with_flag(text: str, at: int, others: tuple[Flag, ...], written: str, value: str | None) -> str:
-    """Return `text` with a new flag at `at`, spelled like the `others`: = or space, dashes or
-    underscores."""
+    """Return `text` with a new flag at position `at`.
+
+    It is spelled like the `others`: with = or a space, with dashes or underscores.
+    """
     equals = any(flag.equals for flag in others)
     if any("_" in flag.written for flag in others) != any(
         "-" in flag.written.lstrip("-") for flag in others
