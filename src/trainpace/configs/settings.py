@@ -265,8 +265,10 @@ class Reading:
         return data.get(last)
 
     def word(self, value: Any, key: str, choices: Iterable[str] | None = None) -> str | None:
-        """Return a word, or None if there is no value. If `choices` are given, it must be one of
-        them."""
+        """Return a word, or None if there is no value.
+
+        If `choices` are given, the word must be one of them.
+        """
         if value is None:
             return None
         if choices is not None and value not in (allowed := list(choices)):

@@ -369,8 +369,7 @@ def _check_launch(launch: Launch, asked: _Asked, own: Options, reading: Reading)
 
 
 def _directives(text: str) -> tuple[list[re.Match[str]], list[re.Match[str]]]:
-    """Return two lists: the #SBATCH lines before the first command, and the ignored ones after
-    it."""
+    """Return the #SBATCH lines before the first command, and the ignored #SBATCH lines after it."""
     first = next((start for start, end in lines_of(text) if text[start:end].strip()), len(text))
     matches = list(_DIRECTIVE.finditer(text))
     return [m for m in matches if m.start() < first], [m for m in matches if m.start() >= first]

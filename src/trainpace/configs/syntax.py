@@ -369,8 +369,7 @@ def _braces(tree: Tree, syntax: Syntax, indent: str = "", unit: str = "", newlin
 
 
 def _scalar(value: Value, old: str, syntax: Syntax) -> str:
-    """Return a value in the style of the old one, with the same quotes and the same case of
-    True."""
+    """Return a value in the style of the old one: the same quotes, and the same case of True."""
     if syntax == "json":
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, bool):
@@ -507,8 +506,10 @@ class Launch(NamedTuple):
         return tuple(flag for flag, name in self.launcher.reads.items() if name == setting)
 
     def find(self, path: str) -> Flag | None:
-        """Return the launcher's flag for `--flag`, or the script's flag for `argument` without
-        dashes."""
+        """Return the launcher's flag for a path like `--flag`, or else the script's flag.
+
+        A path without dashes names a flag of the script.
+        """
         flags = self.flags if path.startswith("-") else self.script
         return next(
             (flag for flag in flags if flag.name == path.lstrip("-").replace("_", "-")), None

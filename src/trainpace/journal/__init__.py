@@ -1,4 +1,4 @@
-"""The journal of measured runs, on SQLite or PostgreSQL. Its import loads no database."""
+"""Journal of measured runs on SQLite or PostgreSQL. Importing it loads no database driver."""
 
 from typing import TYPE_CHECKING
 

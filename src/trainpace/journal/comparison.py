@@ -1,4 +1,4 @@
-"""Measured runs compared: with each other, with their forecasts, and with packaged public runs."""
+"""Comparisons of measured runs: with each other, with their forecasts, and with public runs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ from trainpace.journal.store import Journal, Query, names_of
 from trainpace.workload import ModelSpec
 
 TOLERANCE = 0.05
-"""Allowed slowdown. Steps differ by a few percent between processes, more than within one
-process."""
+"""Default allowed slowdown, as a share of the step time.
+
+Step times differ by a few percent between processes, which is more than within one process.
+"""
 _CONDITIONS = (
     "model device num_devices sequence_length image_size mode loss seed commit workload_key".split()
 )
@@ -42,7 +44,7 @@ _MEMORY = ("peak_memory_gib", "reserved_memory_gib")
 
 
 class Ratio(Record):
-    """Step time of B divided by that of A, with its interval if both runs have one.
+    """Step time of B divided by step time of A, with its interval if both runs have one.
 
     `beyond_noise` is True if the interval excludes 1. Steps within one process vary less than runs
     on different days, so a ratio near 1 beyond the noise may still be chance.
@@ -58,8 +60,10 @@ class Ratio(Record):
 
 
 class Difference(Record):
-    """A condition, a part of the step in ms, or memory in GiB, of A and of B; "" if it is
-    missing."""
+    """Value of one property of A and of B: a condition, a part of the step in ms, or memory in GiB.
+
+    A missing value is "".
+    """
 
     name: str
     a: str | float
@@ -67,10 +71,11 @@ class Difference(Record):
 
 
 class Comparison(Record):
-    """A compared with B. Each is a run (one entry) or a sweep (one entry per batch size).
+    """Comparison of A and B. Each is a run (one entry) or a sweep (entries for several batch
+    sizes).
 
-    `ratios` has one item per micro-batch size of both. `samples_per_second` is at each side's best
-    batch.
+    `ratios` has one item per micro-batch size that both have. `samples_per_second` compares the
+    best batch of each side.
     """
 
     a: tuple[str, ...]
@@ -86,7 +91,7 @@ class Comparison(Record):
 def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
     """Compare two runs, or the runs of two sweeps.
 
-    Of each batch size of a sweep the middle run counts, with the interval of the sweep's repeats.
+    For each batch size of a sweep, the middle run counts, with the interval of the sweep's repeats.
     """
     single = len(a) == 1 and len(b) == 1
     pairs = [(a[0], b[0])] if single else _same_batch(a, b)
@@ -120,7 +125,10 @@ def _rates(a: float, b: float) -> Difference | None:
 
 
 def ratio_of(a: Entry, b: Entry, intervals: Mapping[str, Interval] | None = None) -> Ratio | None:
-    """Return step time B / step time A, or None. `intervals` override those of the runs, by id."""
+    """Return step time B / step time A, or None if one is missing.
+
+    `intervals` (run id -> interval) override the intervals of the runs.
+    """
     if not a.step_time_ms or not b.step_time_ms:
         return None
     one, other = ((intervals or {}).get(entry.id, entry.interval_ms) for entry in (a, b))
@@ -134,8 +142,10 @@ def ratio_between(
     b_interval: Interval | None,
     batch: int = 0,
 ) -> Ratio:
-    """Return B / A. The intervals are independent: their half-widths in logarithms add in
-    squares."""
+    """Return the ratio B / A and its interval.
+
+    The two intervals are independent, so their half-widths in logarithms add in squares.
+    """
     ratio = b_ms / a_ms
     low = high = None
     if a_interval and b_interval and a_interval.low > 0 and b_interval.low > 0:
@@ -177,7 +187,7 @@ def _middle(entries: Sequence[Entry]) -> Entry:
 
 
 def _repeat_intervals(side: Sequence[Entry]) -> dict[str, Interval]:
-    """Return the interval for one more run, by the id of the middle run of each batch size."""
+    """Return the interval for one more run of each batch size, by the id of its middle run."""
     groups = _by_batch(side)
     medians = {
         batch: [e.step_time_ms for e in some if e.step_time_ms] for batch, some in groups.items()
@@ -193,7 +203,7 @@ def _repeat_intervals(side: Sequence[Entry]) -> dict[str, Interval]:
 def _conditions(a: Entry, b: Entry, single: bool) -> tuple[Difference, ...]:
     """Return the differences between two runs, their executions and their environments.
 
-    For sweeps the batch size does not count.
+    For sweeps, the batch size is ignored.
     """
 
     def facts(entry: Entry) -> dict[str, str]:
@@ -221,7 +231,7 @@ def _conditions(a: Entry, b: Entry, single: bool) -> tuple[Difference, ...]:
 def _side_by_side(
     a: object, b: object, names: Iterable[str], suffix: str
 ) -> tuple[Difference, ...]:
-    """Return the numbers that both sides have, unless both are 0. Names lose the suffix."""
+    """Return the numbers that both sides have, unless both are 0. Names lose their suffix."""
     return tuple(
         Difference(name=name.removesuffix(suffix), a=left, b=right)
         for name in names
@@ -232,8 +242,10 @@ def _side_by_side(
 
 
 class Pace(Record):
-    """The median step of a run's slowest rank, and the samples per step over all ranks (0 if
-    unknown)."""
+    """Speed of a run: the median step of its slowest rank, with an interval.
+
+    `samples` is the number of samples per step over all ranks, or 0 if it is unknown.
+    """
 
     run: str
     step_ms: float
@@ -243,10 +255,10 @@ class Pace(Record):
 
 
 class Guarded(Record):
-    """Two paces compared.
+    """Comparison of a run's pace with a baseline.
 
-    `regressed` is True if the lower end of the ratio's interval is above 1 + tolerance; without
-    intervals, if the ratio itself is.
+    `regressed` is True if the lower end of the ratio's interval is above 1 + tolerance. Without an
+    interval, the ratio itself is used.
     """
 
     baseline: Pace
@@ -257,7 +269,11 @@ class Guarded(Record):
 
 
 def pace_of_recording(recording: Recording, run: str) -> Pace:
-    """Return the pace of a recording. Raises UnreadableInput if it has no training steps."""
+    """Return the pace of a recording.
+
+    Raises:
+        UnreadableInput: If the recording has no training steps.
+    """
     if not recording.ranks:
         raise UnreadableInput(f"{run} contains no training steps: {recording.seen}")
     slowest = max(recording.ranks, key=lambda r: r.median_ms)
@@ -278,8 +294,11 @@ def pace_of_recording(recording: Recording, run: str) -> Pace:
 
 
 def pace_of_entry(entry: Entry) -> Pace:
-    """Return the pace of a run in the journal. Raises TrainpaceError for a run without a step
-    time."""
+    """Return the pace of a run in the journal.
+
+    Raises:
+        TrainpaceError: If the run has no step time.
+    """
     if not entry.step_time_ms:
         raise TrainpaceError(
             f"run {entry.id[:8]} has no step time ({entry.reason or entry.outcome})."
@@ -294,8 +313,11 @@ def pace_of_entry(entry: Entry) -> Pace:
 
 
 def guard(baseline: Pace, now: Pace, tolerance: float = TOLERANCE) -> Guarded:
-    """Compare two paces. Raises Contradiction if their samples per step or numbers of ranks
-    differ."""
+    """Compare the pace of a run with a baseline.
+
+    Raises:
+        Contradiction: If the samples per step or the numbers of ranks differ.
+    """
     if baseline.samples and now.samples and abs(baseline.samples - now.samples) > 0.5:
         raise Contradiction(
             (
@@ -321,14 +343,15 @@ def guard(baseline: Pace, now: Pace, tolerance: float = TOLERANCE) -> Guarded:
 
 
 LATELY = 20
-"""Number of runs that count as the latest."""
+"""Number of runs that count as the latest ones."""
 
 
 class Score(Record):
     """Errors of `n` forecasts in percent of the measured step: (forecast - measured) / measured.
 
-    `bias_pct` is the median of the signed errors. `coverage_pct` is the share of measurements
-    inside their forecast's interval, over the `n_with_interval` that have one.
+    `mean_pct` and `median_pct` are of the absolute errors, and `bias_pct` is the median of the
+    signed errors. `coverage_pct` is the share of measurements inside their forecast's interval,
+    among the `n_with_interval` that have one.
     """
 
     name: str
@@ -341,7 +364,7 @@ class Score(Record):
 
 
 class Point(Record):
-    """The mean absolute error in percent over the last `LATELY` runs, and over all runs so far."""
+    """Mean absolute error in percent over the last `LATELY` runs, and over all runs so far."""
 
     created_at: str
     lately_pct: float
@@ -349,7 +372,7 @@ class Point(Record):
 
 
 class Scores(Record):
-    """Scores over all runs, over the last `LATELY`, by device and model, and over time."""
+    """Scores of all runs, of the last `LATELY` runs, by device, by model, and over time."""
 
     overall: Score
     lately: Score
@@ -359,16 +382,17 @@ class Scores(Record):
 
 
 def error_pct(entry: Entry) -> float | None:
-    """Return the signed error of an entry's forecast in percent, or None."""
+    """Return the signed error of an entry's forecast in percent, or None if it cannot be
+    computed."""
     if entry.forecast_ms is None or not entry.step_time_ms:
         return None
     return 100 * (entry.forecast_ms - entry.step_time_ms) / entry.step_time_ms
 
 
 def scores(entries: Iterable[Entry]) -> Scores:
-    """Score the entries that have both a forecast and a measured time.
+    """Score the entries that have both a forecast and a measured step time.
 
-    Imported runs do not count: their forecasts were made at the import.
+    Imported runs do not count, because their forecasts were made at the import.
     """
     scored = sorted(
         (e for e in entries if error_pct(e) is not None and e.kind != "import"),
@@ -400,7 +424,7 @@ def score(name: str, entries: Sequence[Entry]) -> Score:
 
 
 def _inside(bounds: Iterable[tuple[float | None, float | None, float | None]]) -> list[bool]:
-    """Return, for each complete (low, measured, high), whether the interval contains it."""
+    """Return a flag for each complete (low, measured, high): True if the interval has the value."""
     return [low <= ms <= high for low, ms, high in bounds if low is not None and ms and high]
 
 
@@ -422,16 +446,17 @@ def _over_time(entries: Sequence[Entry]) -> tuple[Point, ...]:
 
 
 PUBLIC = "public:"
-"""Prefix of the id of a public run."""
+"""Prefix of the ids of public runs."""
 MINE = "mine"
-"""Name in a comparison for the newest own run that is most like the other side."""
+"""Name in a comparison for the user's own run that is most similar to the other side."""
 
 
 class PublicQuery(Record):
-    """Filters that must all hold, as in `Query`.
+    """Filters for public runs. All of them must hold, as in `Query`.
 
-    `source`, `model` and `device` match a part in any case, and `optimizer` whole words, unless
-    `exact`. Spaces, "-" and "_" make no difference in a model or an optimizer.
+    `source`, `model` and `device` match a part of the text in any case. `optimizer` matches whole
+    words, unless `exact` is True. Spaces, "-" and "_" make no difference in a model or an
+    optimizer.
     """
 
     model: str = ""
@@ -447,8 +472,10 @@ class PublicQuery(Record):
 
 
 def matching(query: PublicQuery, runs: Sequence[PublicRun] | None = None) -> list[PublicRun]:
-    """Return the matching public runs, by collection, model, card and batch. `kind` is the
-    model's."""
+    """Return the matching public runs, sorted by collection, model, card and batch.
+
+    `kind` filters by the kind of model.
+    """
     q = query
     parts = {name: getattr(q, name).casefold() for name in ("source", "text")}
     names = {"model": _folded(q.model), "device": q.device.casefold()}
@@ -476,20 +503,25 @@ def matching(query: PublicQuery, runs: Sequence[PublicRun] | None = None) -> lis
 
 
 def _folded(name: str) -> str:
-    """Return one spelling of a name: ResNet-50, resnet_50 and resnet50 are the same."""
+    """Return a normalized name: ResNet-50, resnet_50 and resnet50 become equal."""
     return re.sub(r"[-_\s]", "", name.casefold()) or name.casefold()
 
 
 def _spaced(name: str) -> str:
-    """Return the words of a name between spaces: "sgd" is part of "SGD momentum", "adam" not of
-    "AdamW"."""
+    """Return the words of a name with spaces around them, to search for whole words.
+
+    "sgd" is then a part of "SGD momentum", but "adam" is not a part of "AdamW".
+    """
     words = re.findall(r"[^\W_]+", name.casefold())
     return f" {' '.join(words)} " if words else ""
 
 
 def public_query(query: Query, kind: str = "") -> PublicQuery:
-    """Return the same filters for public runs. Raises TrainpaceError for one that only own runs
-    have."""
+    """Return the same filters for public runs.
+
+    Raises:
+        TrainpaceError: If a filter only applies to own runs.
+    """
     for name in ("outcome", "sweep", "workload_key", "since", "kind"):
         if getattr(query, name):
             raise TrainpaceError(f"public runs cannot be filtered by `{name}`.")
@@ -507,8 +539,8 @@ def public_run(id_: str) -> PublicRun:
     """Return the public run whose id begins with these digits, with or without ``public:``.
 
     Raises:
-        UnknownName: if there is none.
-        TrainpaceError: if there are several.
+        UnknownName: If no run matches.
+        TrainpaceError: If several runs match.
     """
     wanted = id_.strip().lower().removeprefix(PUBLIC)
     found = (
@@ -526,7 +558,7 @@ def public_run(id_: str) -> PublicRun:
 
 
 def compared(journal: Journal, a: str, b: str) -> Comparison:
-    """Compare two sides, each a run or sweep of the journal, ``public:ID``, or ``mine``."""
+    """Compare two sides: each is a run or sweep of the journal, ``public:ID``, or ``mine``."""
     public = [public_run(side) if is_public(side) else None for side in (a, b)]
     left, right = _sides(journal, a, b)
     made = compare(left, right)
@@ -545,7 +577,7 @@ def compared(journal: Journal, a: str, b: str) -> Comparison:
 
 
 def _sides(journal: Journal, a: str, b: str) -> list[list[Entry]]:
-    """Return the runs of both sides. ``mine`` depends on the other side."""
+    """Return the runs of both sides. ``mine`` is chosen by the other side."""
     sides = [[] if side.strip().lower() == MINE else _side(journal, side) for side in (a, b)]
     if sides == [[], []]:
         raise TrainpaceError(
@@ -558,16 +590,17 @@ def _sides(journal: Journal, a: str, b: str) -> list[list[Entry]]:
 
 
 def _global_batch(run: PublicRun | None, entry: Entry) -> int:
-    """Return the samples per step. A public run's source may state a number that nothing else
-    gives."""
+    """Return the samples per step.
+
+    The source of a public run may state a number that does not follow from its other fields.
+    """
     return (
         run.global_batch if run is not None and run.global_batch else entry.execution.global_batch
     )
 
 
 def _with_global_batch(made: Comparison, a: int, b: int) -> Comparison:
-    """Add the samples per step of both sides if they differ, and the throughputs that follow from
-    them."""
+    """Add the samples per step of both sides if they differ. Compute the throughput from them."""
     conditions = (
         *made.conditions,
         *([Difference(name="global_batch", a=str(a), b=str(b))] if a != b else []),
@@ -591,9 +624,13 @@ def _side(journal: Journal, id_: str) -> list[Entry]:
 
 
 def _mine(journal: Journal, other: Entry) -> Entry:
-    """Return the newest own run of the same model.
+    """Return the own run of the same model that is most similar to another run.
 
-    Runs are preferred with the same sample size, then card, batch and precision.
+    Similarity is judged by sample size first, then card, batch and precision. The newest run wins a
+    tie.
+
+    Raises:
+        TrainpaceError: If the journal has no run of this model.
     """
     plain = _folded(ModelSpec.of(other.model).plain_name)
     names = [
@@ -619,18 +656,18 @@ def _mine(journal: Journal, other: Entry) -> Entry:
             x.precision != y.precision,
         )
 
-    return min(runs, key=unlike)  # the newest if several are equally similar
+    return min(runs, key=unlike)  # The newest run wins a tie.
 
 
 def _other_size(a: Entry, b: Entry) -> int:
-    """Return 0 for samples of the same size, 1 if a run does not state it, 2 for different
+    """Return 0 for equal sample sizes, 1 if a run does not state its size, and 2 for other
     sizes."""
     sizes = (a.image_size, b.image_size), (a.sequence_length, b.sequence_length)
     return max(0 if one == other else 1 if None in (one, other) else 2 for one, other in sizes)
 
 
 def entry_of_public(run: PublicRun) -> Entry:
-    """Return a public run as an entry for comparisons. It is never stored."""
+    """Return a public run as an entry for comparisons. The entry is never stored."""
     return Entry(
         **shared_fields(run, Entry)
         | {
@@ -674,7 +711,7 @@ def _public_execution(run: PublicRun) -> Execution:
 
 
 def _time(date: str | None) -> str:
-    """Return the first moment of a date that may be only a year or a month."""
+    """Return the first moment of a date, which may be only a year or a month."""
     parts = re.fullmatch(r"(\d{4})(?:-(\d\d))?(?:-(\d\d))?.*", date or "")
     year, month, day = (
         (parts[1], parts[2] or "01", parts[3] or "01") if parts else ("1970", "01", "01")
@@ -683,8 +720,10 @@ def _time(date: str | None) -> str:
 
 
 class Accuracy(Record):
-    """Errors of `n` forecasts in percent of the measured step. `inside_pct` is the interval's
-    coverage."""
+    """Errors of `n` forecasts in percent of the measured step.
+
+    `inside_pct` is the share of measurements inside their forecast's interval.
+    """
 
     n: int
     mean_pct: float | None
@@ -693,7 +732,10 @@ class Accuracy(Record):
 
 
 class AccuracyLine(Record):
-    """Accuracy on runs outside the fit, which shows how far to trust a forecast, and on others."""
+    """Accuracy of forecasts on runs outside the fit and on runs of the fit.
+
+    Only the runs outside the fit show how far to trust a forecast.
+    """
 
     name: str
     not_in_fit: Accuracy
@@ -701,7 +743,7 @@ class AccuracyLine(Record):
 
 
 def accuracy(name: str, runs: Sequence[PublicRun]) -> AccuracyLine:
-    """Return the accuracy over the runs that have a forecast."""
+    """Return the accuracy on the runs that have a forecast."""
     apart = [
         [run for run in runs if run.forecast_ms is not None and run.in_fit is in_fit]
         for in_fit in (False, True)
@@ -710,7 +752,7 @@ def accuracy(name: str, runs: Sequence[PublicRun]) -> AccuracyLine:
 
 
 def accuracy_by(runs: Sequence[PublicRun], field: str) -> tuple[AccuracyLine, ...]:
-    """Return lines by a field of `PublicRun`, sorted by name."""
+    """Return one line per value of a field of `PublicRun`, sorted by name."""
     groups: dict[str, list[PublicRun]] = {}
     for run in runs:
         if run.forecast_ms is not None:

@@ -1,8 +1,9 @@
-"""A measured run, the sweep that it may belong to, and the removal of private names from both.
+"""Entries of the journal: measured runs, sweeps, and the removal of private names from both.
 
-Journals are made to be shared. Paths shrink to their last component; home folders, user names, host
-names, addresses, secrets in commands and serial numbers of devices are removed. A folder with a
-space in its name is only recognized inside quotes. Public model names (``timm:resnet50``) stay.
+Journals are made to be shared. Paths are cut to their last component. Home folders, user names,
+host names, addresses, secrets in commands and serial numbers of devices are removed. A folder with
+a space in its name is only recognized inside quotes. Names of public models (``timm:resnet50``)
+stay.
 """
 
 import contextlib
@@ -29,8 +30,10 @@ from trainpace.core.outcome import FailedProbe, Interval, Measurement, StepTime
 from trainpace.core.records import Record
 
 UNKNOWN = "unknown"
-"""A condition that the source does not state. It is not guessed, because forecasts would use the
-guess."""
+"""Value of a condition that the source does not state.
+
+The condition is not guessed, because forecasts would use the guess.
+"""
 Kind = Literal["measure", "watch", "run", "import"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Outcome = Literal["ok", "out_of_memory", "timeout", "crashed"]
@@ -39,22 +42,22 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 _ID = re.compile(r"[0-9a-f]{32}")
 _LARGEST = 2**53
-"""Largest integer that all JSON readers parse exactly."""
+"""Largest integer that every JSON reader parses exactly."""
 
 
 class Entry(Record):
-    """One run.
+    """One measured run.
 
     Attributes:
-        created_at: UTC in a form that sorts as text, ``2026-11-21T07:45:36.000000Z``.
-        step_time_ms: the median step. `step` holds its parts and `step_times_ms` the single steps,
-            if they were measured.
-        forecast_ms: the forecast for this run, made before it was measured, with its interval.
-        forecast_factor: the correction in it from earlier runs in the journal.
-        forecast_shares: the forecast's parts (`forecast.intervals.PARTS`); empty if not stored.
-        workload_key: equal for runs that compute the same.
-        source: the file that an import came from.
-        loss: the name of the loss, if known.
+        created_at: UTC time in a form that sorts as text: ``2026-11-21T07:45:36.000000Z``.
+        step_time_ms: Median step time. `step` has its parts and `step_times_ms` has the single
+            steps, if they were measured.
+        forecast_ms: Forecast for this run with its interval, made before the measurement.
+        forecast_factor: Correction in the forecast that came from earlier runs in the journal.
+        forecast_shares: Parts of the forecast (`forecast.intervals.PARTS`). Empty if not stored.
+        workload_key: Key that is equal for runs that compute the same.
+        source: File that an import came from.
+        loss: Name of the loss, if known.
     """
 
     id: str
@@ -105,13 +108,15 @@ class Entry(Record):
 
     @property
     def samples_per_second(self) -> float | None:
-        """The throughput at the median step."""
+        """Throughput at the median step time, or None if there is no step time."""
         return 1e3 * self.execution.global_batch / self.step_time_ms if self.step_time_ms else None
 
 
 class Sweep(Record):
-    """Several batch sizes measured together. An unfinished sweep with the same `key` can be
-    resumed."""
+    """Several batch sizes that were measured together.
+
+    An unfinished sweep with the same `key` can be resumed.
+    """
 
     id: str
     created_at: str
@@ -135,8 +140,10 @@ def new_id() -> str:
 
 
 def content_id(content: str | bytes) -> str:
-    """Return the id of imported content. Equal content has an equal id, so a second import adds
-    nothing."""
+    """Return the id of imported content.
+
+    Equal content has the same id, so a second import adds nothing.
+    """
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[
         :32
     ]
@@ -147,7 +154,7 @@ def now_utc() -> str:
 
 
 def utc_text(moment: datetime.datetime) -> str:
-    """Return a time in the form of `created_at`. A time without a zone is UTC."""
+    """Return a time in the form of `created_at`. A time without a zone counts as UTC."""
     aware = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
     text = aware.astimezone(datetime.UTC).isoformat(timespec="microseconds")
     return text.replace("+00:00", "Z").rjust(27, "0")
@@ -156,12 +163,12 @@ def utc_text(moment: datetime.datetime) -> str:
 def entry_of(
     probe: Measurement | FailedProbe, *, keep_identity: bool = False, **rest: Any
 ) -> Entry:
-    """Return the entry of a measurement or a failed probe.
+    """Return the entry of a measurement or of a failed probe.
 
     Args:
-        probe: the measurement.
-        keep_identity: keep paths, user names and host names (see `anonymous`).
-        rest: other fields of `Entry`.
+        probe: Measurement or failed probe.
+        keep_identity: If True, keep paths, user names and host names (see `anonymous`).
+        rest: Other fields of `Entry`.
     """
     fields: dict[str, Any] = {
         "id": new_id(),
@@ -180,10 +187,10 @@ def entry_of(
 
 
 def probe_of(entry: Entry) -> Measurement | FailedProbe:
-    """Return the measurement or failed probe behind an entry.
+    """Return the measurement or failed probe that an entry was made from.
 
     Raises:
-        TrainpaceError: for a run without parts or interval.
+        TrainpaceError: If the run has no parts or no interval.
     """
     if entry.outcome != "ok":
         return FailedProbe(**shared_fields(entry, FailedProbe), failure=entry.outcome)
@@ -216,7 +223,7 @@ def printable(text: str) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Return True if a database can store the text: it has no NUL and no lone surrogates."""
+    """Return True if a database can store the text. It cannot store NUL or lone surrogates."""
     return "\x00" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
@@ -229,7 +236,7 @@ def _check_head(id_: str, created_at: str) -> None:
 
 
 def _check_plain(record: Record) -> None:
-    """Raise TrainpaceError for values that a database or JSON would change."""
+    """Raise TrainpaceError if a database or JSON would change a value of the record."""
     for name in record.__struct_fields__:
         for value in _leaves(msgspec.to_builtins(getattr(record, name))):
             if problem := _problem_of(value, may_be_negative=name == "losses"):
@@ -247,7 +254,7 @@ def _problem_of(value: Any, may_be_negative: bool) -> str:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yield the texts and numbers in nested dicts and lists."""
+    """Yield the text and number values in nested dicts and lists."""
     if isinstance(value, dict):
         value = [*value, *value.values()]
     if isinstance(value, list | tuple):
@@ -258,7 +265,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 MEASURED_BY = "TRAINPACE_MEASURED_BY"
-"""Variable with a name for the team's journal: a person's, a group's or a machine's."""
+"""Environment variable that names who measured a run: a person, a group or a machine."""
 LONGEST_NAME = 80
 _NOBODY = {
     "root",
@@ -274,7 +281,7 @@ _NOBODY = {
     "nobody",
     "me",
 }
-"""Names that identify nobody. Removing them would only garble sentences."""
+"""User and host names that identify nobody. Removing them would only garble sentences."""
 
 ROUNDS = 10
 _IDENTIFYING_KEYS = re.compile(
@@ -300,7 +307,7 @@ _DEVICE_UUID = re.compile(
     r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE
 )
 _MAC = re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5}\b", re.IGNORECASE)
-# a person's name may contain spaces if the folder is followed by another separator
+# A home folder's name may contain spaces if another path separator follows it.
 _SPACED_HOME = re.compile(
     r"(?i)(?:[a-z]:)?[\\/]+(?:users|home|documents and settings)[\\/]+"
     r"[^\\/\s\"':=,;]{1,60}(?: [^\\/\s\"':=,;\-][^\\/\s\"':=,;]{0,60}){0,2}(?=[\\/])"
@@ -324,11 +331,11 @@ _PUBLIC_SPEC = re.compile(r"(?:timm|torchvision):[\w.\-]+")
 def anonymous(text: str, names: Iterable[str] | None = None) -> str:
     """Return `text` without paths, names, addresses and secrets.
 
-    `names` are the user and host names to remove, by default this machine's. A second call changes
-    nothing.
+    `names` are the user and host names to remove. By default, they are this machine's. A second
+    call does not change the text again.
     """
     patterns = _patterns(tuple(this_machines_names() if names is None else names))
-    for _ in range(ROUNDS):  # a shortened path may reveal another one
+    for _ in range(ROUNDS):  # A shortened path may reveal another path.
         before, text = text, _pass(text, patterns)
         if text == before:
             break
@@ -353,7 +360,8 @@ def _pass(text: str, names: tuple[re.Pattern[str], ...]) -> str:
 
 
 def anonymous_entry(entry: Entry, names: Iterable[str] | None = None) -> Entry:
-    """Return the entry with all free text anonymized, and without identifying environment facts."""
+    """Return the entry with anonymized text and without environment facts that identify a
+    machine."""
     clean = functools.partial(anonymous, names=None if names is None else tuple(names))
     return replace(
         entry,
@@ -372,9 +380,9 @@ def anonymous_entry(entry: Entry, names: Iterable[str] | None = None) -> Entry:
 
 
 def signed(entry: Entry, keep_identity: bool = False) -> Entry:
-    """Return a run with who measured it ($TRAINPACE_MEASURED_BY).
+    """Return a run that says who measured it ($TRAINPACE_MEASURED_BY).
 
-    If identities are included, this machine's name is added. Shared runs have neither.
+    With `keep_identity`, this machine's name is added. Shared runs have neither.
     """
     who = printable(os.environ.get(MEASURED_BY, "")).strip()[:LONGEST_NAME]
     said = {"measured_by": who} if who and is_text(who) else {}
@@ -390,7 +398,9 @@ def this_machines_names() -> tuple[str, ...]:
         os.environ.get(name, "")
         for name in ("USER", "LOGNAME", "USERNAME", "SUDO_USER", "HOSTNAME")
     }
-    with contextlib.suppress(OSError, KeyError, ImportError):  # a container's user without a name
+    with contextlib.suppress(
+        OSError, KeyError, ImportError
+    ):  # A container's user may have no name.
         names.add(getpass.getuser())
     with contextlib.suppress(RuntimeError):
         names.add(Path.home().name)
@@ -421,13 +431,13 @@ def _short_url(match: re.Match[str]) -> str:
 
 
 def _last_of(path: str) -> str:
-    """Return the last component of a path; ~ for a home folder."""
+    """Return the last component of a path, or ~ for a home folder."""
     parts = [part for part in re.split(r"[\\/]+", path) if part not in ("", ".", "..")]
     return "~" if not parts or parts[-1].startswith("~") else parts[-1]
 
 
 def _is_file_path(text: str) -> bool:
-    """Return True for a path, and False for a name such as facebook/opt-125m, 3/4 or tokens/s."""
+    """Return True for a path, and False for a name like facebook/opt-125m, 3/4 or tokens/s."""
     return (
         text.startswith((".", "~"))
         or "\\" in text

@@ -1,8 +1,8 @@
-"""Runs written to files (JSON, CSV, Parquet) and to experiment trackers (MLflow, Weights & Biases).
+"""Export of runs to files (JSON, CSV, Parquet) and to trackers (MLflow, Weights & Biases).
 
-All file formats hold every record whole. JSON is a list with one record per line, so that long
-files are written and read line by line. The tables have the columns that ``trainpace validate``
-reads, and a column `record` from which runs are imported.
+All file formats contain every complete record. JSON is a list with one record per line, so long
+files are written and read line by line. CSV and Parquet have the columns that ``trainpace
+validate`` reads. Their column `record` is used to import the runs again.
 """
 
 import csv
@@ -33,9 +33,9 @@ COLUMNS = (*_TEXTS, *_COUNTS, *_NUMBERS, "record")
 
 
 def export(path: Path, records: Iterable[Entry | Sweep]) -> int:
-    """Write records to FILE.json, .csv or .parquet, whole or not at all; return their number.
+    """Write records to FILE.json, .csv or .parquet, all or none, and return their number.
 
-    Only a few thousand are in memory at a time.
+    Only a few thousand records are in memory at a time.
     """
     writers = {".json": _write_json, ".csv": _write_csv, ".parquet": _write_parquet}
     write = writers.get(path.suffix.lower())
@@ -51,7 +51,7 @@ def export(path: Path, records: Iterable[Entry | Sweep]) -> int:
 
 
 def columns_of(record: Entry | Sweep) -> dict[str, Any]:
-    """Return the columns of a record. A sweep has only its head and the record."""
+    """Return the columns of a record. For a sweep, only its head and the record are filled in."""
     head = {"id": record.id, "created_at": record.created_at, "record": to_json(record)}
     if isinstance(record, Sweep):
         return head | {"kind": "sweep"}
@@ -124,7 +124,7 @@ def _write_parquet(path: Path, records: Iterable[Entry | Sweep]) -> None:
 EXPERIMENT = "trainpace"
 ID_TAG = "trainpace.id"
 LONGEST = 5000
-"""Longest tag or parameter, in characters, that every version of MLflow accepts."""
+"""Maximum length of a tag or parameter, in characters, that every version of MLflow accepts."""
 AT_ONCE = 1000
 _EXECUTION = (
     "nnodes nproc_per_node tp pp cp precision optimizer engine zero_stage shard_size"
@@ -140,9 +140,9 @@ _WORDS = "id kind outcome reason notes command commit source sweep".split()
 
 
 def export_mlflow(where: str, entries: Iterable[Entry], experiment: str = EXPERIMENT) -> int:
-    """Add runs to the experiment of a tracking store; return how many were new (by id).
+    """Add runs to an experiment in an MLflow tracking store, and return the number of new runs.
 
-    The store is a folder, a database or a server.
+    `where` is a folder, a database or a server. A run with an id that is already there is skipped.
     """
     try:
         from mlflow import MlflowClient
@@ -188,9 +188,9 @@ def _add_to_mlflow(client: Any, experiment: str, entry: Entry) -> int:
 
 
 def export_wandb(project: str, entries: Iterable[Entry]) -> int:
-    """Add runs to a project, NAME or ENTITY/NAME; return their number.
+    """Add runs to a Weights & Biases project, NAME or ENTITY/NAME, and return their number.
 
-    With WANDB_MODE=offline they go to a folder for `wandb sync`. A run keeps its id, so a second
+    With WANDB_MODE=offline, they go to a folder for `wandb sync`. A run keeps its id, so a second
     export adds nothing.
     """
     try:
@@ -237,7 +237,7 @@ def _add_to_wandb(wandb: Any, project: str, entity: str | None, entry: Entry) ->
 
 
 def settings_of(entry: Entry) -> dict[str, str | int | bool]:
-    """Return the conditions of the run that apply."""
+    """Return the conditions that apply to the run."""
     settings: dict[str, Any] = {
         "model_name": entry.model,
         "device_name": entry.device,
@@ -262,9 +262,9 @@ def numbers_of(entry: Entry) -> dict[str, float]:
 
 
 def series_of(entry: Entry) -> dict[str, list[tuple[int, float]]]:
-    """Return (step, value) pairs of everything recorded per step.
+    """Return (step, value) pairs of all values recorded per step.
 
-    A run without single steps has its median as the only one.
+    If single steps were not recorded, the median is the only value.
     """
     times = entry.step_times_ms or (() if entry.step_time_ms is None else (entry.step_time_ms,))
     return {
@@ -274,11 +274,11 @@ def series_of(entry: Entry) -> dict[str, list[tuple[int, float]]]:
 
 
 def words_of(entry: Entry) -> dict[str, str]:
-    """Return the texts on the run's origin and outcome."""
+    """Return the texts about the run's origin and outcome."""
     texts = {name: getattr(entry, name) for name in _WORDS} | entry.environment
     return {name: text for name, text in texts.items() if text}
 
 
 def start_ms(entry: Entry) -> int:
-    """Return the run's start in milliseconds since 1970."""
+    """Return the start of the run in milliseconds since 1970."""
     return round(datetime.datetime.fromisoformat(entry.created_at).timestamp() * 1e3)

@@ -1,12 +1,11 @@
-"""Runs imported from files: Trainpace's own, tables, timm's benchmark, Hugging Face's results,
-MLflow.
+"""Import of runs from files: Trainpace's own, tables, timm, Hugging Face and MLflow.
 
 A format is a function that yields the runs of a file, and a line in FORMATS.
 
-An MLflow store is a folder ``mlruns`` (meta.yaml, params/, metrics/) or ``mlflow.db``; both are
-read without mlflow. A run is imported if it states a model, a batch size and a precision, and if it
-logged a step time or a throughput under one of the names below, which Hugging Face's, Lightning's
-and our own loggers use. Only a name's last component counts.
+An MLflow store is a folder ``mlruns`` (meta.yaml, params/, metrics/) or a file ``mlflow.db``. Both
+are read without mlflow. A run is imported if it states a model, a batch size and a precision. It
+must also have logged a step time or a throughput under one of the names below. The loggers of
+Hugging Face, Lightning and Trainpace use these names. Only the last component of a name counts.
 """
 
 import contextlib
@@ -71,13 +70,16 @@ PRECISION_NAMES: dict[str, Precision] = {
     "bf16-true": "bf16",
     "bfloat16": "bf16",
 }
-"""Precisions by the names that timm, Lightning and torch give them."""
+"""Precision for each name that timm, Lightning and torch use."""
 
 
 def read_json_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON list, or one object.
+    """Yield the objects of a JSON list, or a single object.
 
-    A list with one object per line is read line by line. Raises UnreadableInput for anything else.
+    A list with one object per line is read line by line.
+
+    Raises:
+        UnreadableInput: If the file has any other content.
     """
     try:
         with opened_text(path) as file:
@@ -101,7 +103,7 @@ def read_json_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _lines(path: Path, file: TextIO) -> Iterator[Any]:
-    """Yield the objects of a list that `exporting` has written."""
+    """Yield the objects of a list written by `exporting`."""
     closed = False
     for line in itertools.islice(file, 1, None):
         if closed and line.strip():
@@ -116,9 +118,11 @@ def _lines(path: Path, file: TextIO) -> Iterator[Any]:
 class Given(NamedTuple):
     """Facts that the user states about a file.
 
-    `device` and `precision` are used if the file does not state them. With `keep_identity`, names
-    and paths are stored as they are. With `accept_odd`, shared runs far off their forecast are
-    accepted.
+    Attributes:
+        device: Device to use if the file does not state one.
+        precision: Precision to use if the file does not state one.
+        keep_identity: If True, names and paths are stored as they are.
+        accept_odd: If True, shared runs far off their forecast are accepted.
     """
 
     device: str = ""
@@ -133,7 +137,7 @@ Item = Entry | Sweep | Skipped
 def content_ids() -> Callable[[Any], str]:
     """Return a function that makes ids from JSON-serializable content.
 
-    Another read of a file gives the same ids. Two equal rows of one file are two runs.
+    If a file is read again, the ids are the same. Two equal rows of one file get different ids.
     """
     counts: Counter[str] = Counter()
 
@@ -154,7 +158,7 @@ def imported(given: Given, id_: str, device: str, **fields: Any) -> Entry:
 
 
 def run_or_reason(run_of: Callable[..., Entry], *arguments: Any) -> Item:
-    """Return the run that `run_of` makes of its arguments, or the reason why it is skipped."""
+    """Return `run_of(*arguments)`, or the reason why the run is skipped."""
     try:
         return run_of(*arguments)
     except TrainpaceError as error:
@@ -162,8 +166,11 @@ def run_or_reason(run_of: Callable[..., Entry], *arguments: Any) -> Item:
 
 
 def columns_and_rows(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
-    """Return a table's columns and an iterator over its rows. Raises UnreadableInput for other
-    files."""
+    """Return a table's columns and an iterator over its rows.
+
+    Raises:
+        UnreadableInput: If the file is not a table.
+    """
     if first_bytes(path).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"[", b"{"):
         return read_table(path)
     rows = read_json_records(path)
@@ -172,9 +179,9 @@ def columns_and_rows(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
 
 
 _DAMAGED = (sqlite3.Error, UnicodeDecodeError)
-"""Errors for a damaged file. sqlite3 cannot always say what is wrong."""
+"""Errors that mean a damaged file. sqlite3 cannot always say what is wrong."""
 LARGEST_VALUE = 1 << 20
-"""Characters of a param that are read."""
+"""Maximum number of characters that are read of an MLflow param."""
 _NAMES = {
     "model": "model_name_or_path model_name _name_or_path model architecture arch backbone",
     "batch": "per_device_train_batch_size micro_batch_size micro_batch train_batch_size batch_size",
@@ -186,7 +193,7 @@ _NAMES = {
     "image": "image_size img_size",
     "seed": "seed",
 }
-"""Names of params that state a condition, the most reliable first."""
+"""Names of MLflow params for each condition, the most reliable first."""
 _STEP_MS = "step_time_ms train_step_time_ms".split()
 _STEPS_PER_S = "train_steps_per_second steps_per_second steps_per_sec".split()
 _SAMPLES_PER_S = "train_samples_per_second samples_per_second samples_per_sec".split()
@@ -194,7 +201,7 @@ _MIXED: dict[str, Precision] = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_b
 
 
 class Logged(NamedTuple):
-    """One run of MLflow."""
+    """One run as MLflow logged it."""
 
     run_id: str
     start_ms: float
@@ -203,7 +210,7 @@ class Logged(NamedTuple):
 
 
 def is_mlruns(path: Path) -> bool:
-    """Return True if the folder holds experiments, is one experiment, or is one run."""
+    """Return True if the folder holds MLflow experiments, one experiment or one run."""
     return (path / "meta.yaml").is_file() or any(
         child.is_file() for child in path.glob("*/meta.yaml")
     )
@@ -224,7 +231,7 @@ def is_mlflow_db(path: Path) -> bool:
 
 
 def read_mlflow(path: Path, given: Given) -> Iterator[Item]:
-    """Yield every run of a store that is not deleted."""
+    """Yield every run of an MLflow store that is not deleted."""
     for logged in _folder_runs(path) if path.is_dir() else _database_runs(path):
         yield run_or_reason(_entry, logged, given)
 
@@ -287,7 +294,7 @@ def _precision(params: dict[str, str]) -> Precision:
     elif word := params.get("precision") or params.get("dtype") or "":
         word = word.lower().removeprefix("torch.")
         return PRECISION_NAMES.get(word) or as_precision(word)
-    elif params.keys() & {"fp16", "bf16"}:  # Hugging Face: neither means fp32
+    elif params.keys() & {"fp16", "bf16"}:  # Hugging Face: fp32 if neither is on.
         on = (name for name in ("fp16", "bf16") if params.get(name, "").lower() in ("true", "1"))
         return _MIXED[next(on, "no")]
     raise TrainpaceError("the run states no known precision: pass --precision.")
@@ -313,7 +320,7 @@ def _folder_runs(path: Path) -> Iterator[Logged]:
     for meta in sorted(path.rglob("meta.yaml")):
         params, metrics = meta.parent / "params", meta.parent / "metrics"
         if ".trash" in meta.parts or not (params.is_dir() or metrics.is_dir()):
-            continue  # an experiment, a model, or a deleted run
+            continue  # Skip experiments, models and deleted runs.
         data = parse_yaml(_text(meta)[:LARGEST_VALUE], str(meta))
         if not isinstance(data, dict) or data.get("lifecycle_stage") == "deleted":
             continue
@@ -327,8 +334,10 @@ def _folder_runs(path: Path) -> Iterator[Logged]:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield keys and their files. A key with slashes is a file in folders. Links are not
-    followed."""
+    """Yield keys and their files. A key with slashes is a file in subfolders.
+
+    Links are not followed.
+    """
     for root, _, names in os.walk(folder, followlinks=False):
         for name in sorted(names):
             file = Path(root, name)
@@ -341,7 +350,7 @@ def _text(file: Path) -> str:
 
 
 def _values(text: str) -> list[float]:
-    """Return the values in lines of ``timestamp value step``."""
+    """Return the values from lines of ``timestamp value step``."""
     values = []
     for line in text.splitlines():
         with contextlib.suppress(IndexError, ValueError):
@@ -382,17 +391,20 @@ RECORDS: dict[str, type[Entry | Sweep | Measurement | FailedProbe]] = {
 }
 _OUT_OF_MEMORY = re.compile(r"\bOOM\b|out[ -]of[ -]memory", re.IGNORECASE)
 SHARED = "shared"
-"""Format of `trainpace journal share`. Its runs are checked before they enter the journal."""
+"""Format of files from `trainpace journal share`. Their runs are checked before the import."""
 _SHARED_HEAD = re.compile(rb'[\xef\xbb\xbf\s]*\{\s*"record"\s*:\s*"SharedRuns"')
 _ROUNDED_BELOW = 0.1
-"""Steps per second are rounded to three decimals. Below this value that exceeds half a percent."""
+"""Smallest steps per second that are precise enough to use.
+
+They are rounded to three decimals. Below this value, the error exceeds half a percent.
+"""
 
 
 def read_own(path: Path, given: Given) -> Iterator[Item]:
     """Yield the runs and sweeps of an export. A measurement becomes a run with a hash as its id.
 
     Raises:
-        UnreadableInput: for a damaged record, so that no file is imported in part.
+        UnreadableInput: If a record is damaged. No file is then imported in part.
     """
     _, rows = columns_and_rows(path)
     id_of = content_ids()
@@ -429,7 +441,10 @@ def _record_column(text: str, where: str) -> dict[str, Any]:
 
 
 def read_published(path: Path, given: Given) -> Iterator[Item]:
-    """Yield one run per row. An invalid number rejects the file; an incomplete row is skipped."""
+    """Yield one run per row of a table.
+
+    An invalid number rejects the whole file. A row without a required field is skipped.
+    """
     columns, rows = columns_and_rows(path)
     if not {"model_spec", "model"} & set(columns):
         raise UnreadableInput(f"{path} has no model_spec or model column.")
@@ -481,7 +496,7 @@ def _published_outcome(run: MeasuredRun, execution: Execution) -> dict[str, Any]
 
 
 class FileName(NamedTuple):
-    """Conditions parsed from the name of a benchmark file."""
+    """Conditions parsed from the name of a benchmark file of timm."""
 
     precision: Precision | None
     channels_last: bool
@@ -526,8 +541,8 @@ def is_timm(columns: list[str]) -> bool:
 def read_timm(path: Path, given: Given) -> Iterator[Item]:
     """Yield a run for each row and phase (train, infer) that has a time.
 
-    The file's name states the conditions: benchmark-train-amp-nhwc-pt210-cu121-rtx3090.csv. A
-    training time is a whole step of SGD with momentum on a batch that is already on the device.
+    The file's name states the conditions, as in benchmark-train-amp-nhwc-pt210-cu121-rtx3090.csv. A
+    training time covers a whole step of SGD with momentum on a batch that is already on the device.
     """
     columns, rows = columns_and_rows(path)
     if not is_timm(columns):
@@ -584,11 +599,11 @@ def is_huggingface(data: Any) -> bool:
 
 
 def read_huggingface(path: Path, given: Given) -> Iterator[Item]:
-    """Yield the run of a file. A file without training is skipped with its reason.
+    """Yield the run of a Hugging Face results file. A file without training is skipped.
 
-    The step time is the run's wall-clock time divided by its steps, so it includes evaluation,
-    checkpoints and the first steps. Device, precision and optimizer are only in training_args.bin,
-    a pickle that is never opened.
+    The step time is the run's wall-clock time divided by its number of steps. It therefore includes
+    evaluation, checkpoints and the first steps. Device, precision and optimizer are only in
+    training_args.bin, which is a pickle and is never opened.
     """
     data = read_json(path)
     if not is_huggingface(data):
@@ -636,7 +651,7 @@ def _huggingface_entry(path: Path, data: dict[str, Any], given: Given, id_: str)
 
 
 def _logs_of(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the logs in trainer_state.json; all_results.json is one log itself."""
+    """Return the logs in trainer_state.json. all_results.json is itself a single log."""
     history = data.get("log_history")
     return (
         [log for log in history if isinstance(log, dict)] if isinstance(history, list) else [data]
@@ -649,7 +664,10 @@ def _losses(logs: list[dict[str, Any]]) -> tuple[float | None, ...]:
 
 
 def _huggingface_ms(summary: dict[str, Any], data: dict[str, Any]) -> float:
-    """Return the time of a step: the runtime over the steps if steps per second is too rounded."""
+    """Return the time per step in ms.
+
+    If steps per second is too coarsely rounded, it is the runtime divided by the number of steps.
+    """
     per_second, runtime = map(number, map(summary.get, ("train_steps_per_second", "train_runtime")))
     steps = number(data.get("global_step"))
     if per_second and (per_second >= _ROUNDED_BELOW or not steps):
@@ -660,7 +678,7 @@ def _huggingface_ms(summary: dict[str, Any], data: dict[str, Any]) -> float:
 
 
 def _huggingface_model(config: Path) -> str:
-    """Return the model's name in the config.json beside the results."""
+    """Return the model's name from the config.json beside the results."""
     data = read_json(config) if config.is_file() else {}
     if not isinstance(data, dict):
         return UNKNOWN
@@ -669,10 +687,10 @@ def _huggingface_model(config: Path) -> str:
 
 
 class Imported(Record):
-    """The result of importing one file.
+    """Result of importing one file.
 
-    Runs were new, already in the journal, or skipped (by reason). `lessons` says what a file of
-    shared runs taught.
+    A run was new, already in the journal, or skipped for a reason. `lessons` describes what the
+    journal learned from a file of shared runs.
     """
 
     file: str
@@ -686,7 +704,7 @@ class Imported(Record):
 def import_file(
     journal: Journal, path: Path, format_: str = "auto", given: Given | None = None
 ) -> Imported:
-    """Import a file (or MLflow's folder) into the journal, whole or not at all."""
+    """Import a file or an MLflow folder into the journal, completely or not at all."""
     name = format_of(path) if format_ == "auto" else format_
     if name not in (*FORMATS, SHARED):
         raise UnknownName("format", name, (*FORMATS, SHARED))
@@ -716,7 +734,11 @@ def import_file(
 
 
 def format_of(path: Path) -> str:
-    """Return the name of a file's format. Raises UnreadableInput for an unknown one."""
+    """Return the name of a file's format.
+
+    Raises:
+        UnreadableInput: If the format is unknown.
+    """
     if path.is_dir():
         if is_mlruns(path):
             return "mlflow"
@@ -729,10 +751,10 @@ def format_of(path: Path) -> str:
             f"{path} is a database.", f"If it is a journal: trainpace journal merge {path}."
         )
     if _SHARED_HEAD.match(head):
-        return SHARED  # its own reader checks the whole file
+        return SHARED  # Its own reader checks the file.
     columns, rows = columns_and_rows(path)
     if not columns and head.lstrip()[:1] == b"[":
-        return "trainpace"  # an empty export
+        return "trainpace"  # empty export
     named = set(columns)
     formats = (
         ("timm", lambda: is_timm(columns)),
