@@ -130,8 +130,7 @@ class TimeLeft(Reporter, TrainerCallback):
         )
 
     def _times_left(self, what: str, control: Any) -> int:
-        """Return the number of remaining evaluations or checkpoints, including one due at this
-        step.
+        """Return the number of remaining evaluations or checkpoints, with one due now included.
 
         Args:
             what: "eval" or "save".

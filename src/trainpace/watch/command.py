@@ -73,8 +73,8 @@ def watch(
     signals are forwarded. If the command is killed, the recording so far survives.
 
     If this process is one of several tasks, the first task waits for the others to end, for a
-    limited time, and stores how they ended. With `trials`, every task waits. If one task fails, the
-    commands of the others are ended, with its exit code.
+    limited time. It then stores how they ended. With `trials` or `stop_after_s`, every task waits.
+    With `trials`, if one task fails, the commands of the others are ended, with its exit code.
 
     Args:
         command: The program and its arguments.
@@ -275,8 +275,9 @@ _PATIENCE_S = 1.0
 
 
 def notes_in(folder: Path, of: Callable[[dict[str, Any]], bool] | None = None) -> Notes:
-    """Return the notes of the command's processes. With `of`, only logs with an accepted header
-    count.
+    """Return the notes of the command's processes.
+
+    With `of`, only logs with an accepted header count.
     """
     paths = [
         path for path in folder.glob("process-*.trail") if of is None or of(header_of(path) or {})

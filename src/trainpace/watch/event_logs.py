@@ -135,9 +135,7 @@ class Notes:
             self.add(record)
 
     def add(self, record: Any) -> None:
-        """Add a record of a log. Notes are kept, and steps set the step number of the notes after
-        them.
-        """
+        """Add a record of a log. A step sets the step number of the notes that follow it."""
         if isinstance(record, Step):
             self._after = record.number
         elif isinstance(record, dict):
@@ -166,8 +164,9 @@ class Notes:
 
 
 def inputs_of(notes: Notes) -> dict[int, int]:
-    """Return the input size of each step, keyed by step number. Steps that were not counted are
-    missing.
+    """Return the input size of each step, keyed by step number.
+
+    Steps that were not counted are missing.
     """
     return notes.by_step("input_elements")
 

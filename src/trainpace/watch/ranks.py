@@ -81,8 +81,7 @@ class Counted(NamedTuple):
         if not among or not any(every):
             return 0.0
         outside, rest = median([ns for ns, _ in among]), median([whole - ns for ns, whole in among])
-        # The median, because the counted steps are usual ones, and one step in sixteen may be a
-        # rollout.
+        # The median, because counted steps are usual steps. One step in sixteen may be a rollout.
         return min(outside, max(0.0, median(every) - max(0.0, rest))) / fmean(every)
 
 
@@ -502,9 +501,7 @@ def half_width_ms(times: Sequence[float], blocks: int = 10) -> float:
 
 
 def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, float]:
-    """Return (median, low, high) milliseconds of a step without occasional parts, with 90%
-    interval.
-    """
+    """Return the median step time without occasional parts, and its 90% interval, in ms."""
     occasional = [PARTS.index(part) for part in OCCASIONAL]
     times = [ms(s) - sum(s.parts_ns[i] for i in occasional) / 1e6 for s in steps]
     low, high = median_interval([median(block) for block in consecutive_blocks(times, blocks)])

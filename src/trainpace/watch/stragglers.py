@@ -137,9 +137,7 @@ def _rank_step(step: Step, spans: Sequence[Span], names: Mapping[int, str], size
 
 
 def common(ranks: Mapping[int, Mapping[int, RankStep]]) -> dict[int, list[RankStep]]:
-    """Return the steps, by rank, that all ranks recorded with the same collectives in the same
-    order.
-    """
+    """Return, by rank, the steps with the same collectives in the same order on all ranks."""
     first, *rest = ranks.values()
 
     def alike(number: int) -> bool:

@@ -1,5 +1,4 @@
-"""Coordinate several `trainpace watch` processes: tasks of a job step of srun, or nodes of
-torchrun.
+"""Coordinate several `trainpace watch` processes: tasks of srun, or nodes of torchrun.
 
 All tasks record into one shared folder, and the first task reports for all. With interventions, the
 tasks begin together. Each task writes a file when it ends, and the others wait for that file, for a

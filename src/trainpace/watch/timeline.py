@@ -99,8 +99,9 @@ def read_processes(folder: Path) -> list[Process]:
 
 
 def _clock_offsets_ns(processes: Sequence[Process]) -> dict[str, int]:
-    """Return by how many ns each host's clock is ahead of the first rank's, from common
-    collectives.
+    """Return how far each host's clock is ahead of the first rank's, in nanoseconds.
+
+    The offsets come from common collectives.
 
     The result is empty without common collectives. Wall clocks are used then.
     """

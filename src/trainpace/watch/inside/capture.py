@@ -52,8 +52,9 @@ class Shape(NamedTuple):
         )
 
     def made(self, n: int, of: int) -> Any:
-        """Return such a tensor on the meta device for `n` samples. The recorded call had `of`
-        samples.
+        """Return such a tensor on the meta device for `n` samples.
+
+        The recorded call had `of` samples.
         """
         import torch
 

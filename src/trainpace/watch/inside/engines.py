@@ -243,7 +243,7 @@ def _deepspeed(module: ModuleType, recorder: Recorder) -> None:
     def beginning(init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(init)
         def call(*args: Any, **kwargs: Any) -> None:
-            # DeepSpeed's optimizer steps once per parameter group, and ZeRO's once to create its
+            # DeepSpeed's optimizer steps once per parameter group. ZeRO's also steps to create its
             # states.
             recorder.step_is_the_engines = True
             init(*args, **kwargs)

@@ -125,8 +125,9 @@ class Earlier:
         self.written: set[str] = set()
         """Paths that this run has written."""
         self.saved: dict[str, tuple[int, ...]] = {}
-        """State of each checkpoint as this run saved it. If it differs, another program wrote the
-        file.
+        """State of each checkpoint as this run saved it.
+
+        If it differs, another program wrote the file.
         """
         self.holding: dict[str, bool] = {}
         self.copies = Copies(recorder, self.written)
@@ -224,9 +225,7 @@ class Copies:
         )
 
     def note(self) -> None:
-        """Log the write counts of this process, to separate its writes from those of other
-        programs.
-        """
+        """Log the write counts of this process, to tell them from writes of other programs."""
         # A forked process shares the inotify queue and must not read it.
         if os.getpid() != self.process:
             return
@@ -311,8 +310,7 @@ class Writers:
         """Begin to count for the file at this path. Return False if that is not possible."""
         if self._inotify < 0:
             return False
-        # Events for openings and changes are requested only so that the kernel does not merge two
-        # equal closings.
+        # Openings and changes are included only to keep the kernel from merging equal closings.
         mask = _MODIFIED | _CLOSED_WRITTEN | _OPENED
         watch = self._libc.inotify_add_watch(self._inotify, os.fsencode(place), mask)
         if watch < 0:

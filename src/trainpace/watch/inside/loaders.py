@@ -213,9 +213,7 @@ def _worker_log(logs: dict[int, EventLogWriter], folder: str, worker: int) -> Ev
 
 
 def ray_data(module: Any, recorder: Recorder) -> None:
-    """Hook into the iterables of Ray Data, such as those of `iter_batches` and
-    `iter_torch_batches`.
-    """
+    """Hook into iterables of Ray Data, as from `iter_batches` and `iter_torch_batches`."""
     kind = getattr(module, "_IterableFromIterator", None)
     if kind is None:
         return
@@ -376,9 +374,7 @@ class Padding:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.sums: list[Any] = []
-        """(tokens, tokens with samples padded to the longest of the batch, positions) of each
-        input.
-        """
+        """Counts per input: (tokens, tokens if padded to the longest sample, positions)."""
         recorder.after_detailed_step.append(self.at_step)
 
     def sees(self, inputs: dict[str, Any]) -> None:

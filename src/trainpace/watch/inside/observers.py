@@ -417,8 +417,7 @@ class Losses:
 SETTLED_STEP = 3
 """Step after which delays are counted. Before it, other programs import and compile."""
 DELAYED = 0.1
-"""Least share of its runnable time waiting for a core at which the training thread counts as
-delayed.
+"""Least share of runnable time waiting for a core that counts as a delayed thread.
 
 A judgement, not a measurement. In recordings of a busy day, the share was 0 to 0.03 without
 disturbance. The share that makes a verdict wrong was never measured.

@@ -218,8 +218,9 @@ class Optimizers:
         self.stepped: Counter[int] = Counter()
         self.most = 1
         self.were_first: dict[int, weakref.ref[Any]] = {}
-        """Optimizers that have ended steps, by id. If one of them does so again, no new training
-        begins.
+        """Optimizers that have ended steps, by id.
+
+        If one of them does so again, no new training begins.
         """
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
@@ -256,8 +257,7 @@ class Optimizers:
             self.known.add(id(optimizer))
             recorder.optimizers.append(weakref.ref(optimizer))
         for i, (owner, depth) in enumerate(self.depths):
-            # The optimizer's last step raised an exception, as when out of memory, and the script
-            # continued.
+            # Its last step raised an exception, such as out of memory, and the script continued.
             if owner() is None or owner() is optimizer:
                 recorder.leave(depth, type(optimizer).__name__)
                 del self.depths[i:]
@@ -477,8 +477,7 @@ class _Calls:
             if recorder.calls_as is not None:
                 run = recorder.calls_as(run)
             try:
-                # Few function calls of the recorder, because its code is not in the processor's
-                # caches.
+                # The recorder makes few calls here: its code is not in the processor's caches.
                 usual = id(module) in self.usual and module.training and not recorder.spans_on
                 usual = usual and self.torch.is_grad_enabled() and not recorder.undecided
                 depth = recorder.enters_training() if usual else self.enters(module, args, kwargs)
@@ -883,7 +882,6 @@ def _parameters(modules: Iterable[Any]) -> set[int]:
 def holding(parameters: set[int]) -> list[Any]:
     """Return all modules that hold one of these parameters (ids), directly or in a submodule."""
     every: Any = sys.modules["torch"].nn.Module
-    # Check the type, because attributes of foreign objects, such as a proxy's __class__, may run
-    # code.
+    # Check the type: attributes of foreign objects, such as a proxy's __class__, may run code.
     modules = [found for found in gc.get_objects() if issubclass(type(found), every)]
     return [module for module in modules if parameters & _parameters([module])]

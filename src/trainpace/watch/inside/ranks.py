@@ -143,15 +143,15 @@ class Gradients:
 
 
 def elements(args: Any, kwargs: Any) -> int:
-    """Return the size of the largest input tensor. For a language model, this is the number of
-    tokens.
+    """Return the size of the largest input tensor.
+
+    For a language model, this is the number of tokens.
     """
     return max((_elements(value, 2) for value in (*args, *kwargs.values())), default=0)
 
 
 def _elements(value: Any, deeper: int) -> int:
-    # A subclass of Tensor may belong to a traced graph, and calling a method would extend the
-    # graph.
+    # A subclass of Tensor may belong to a traced graph. A method call would extend the graph.
     if type(value) is sys.modules["torch"].Tensor:
         return int(value.numel())
     if deeper and isinstance(value, list | tuple | dict):

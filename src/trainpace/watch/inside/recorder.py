@@ -138,8 +138,9 @@ class Recorder:
         self.training_loaders: set[int] = set()
         """Loaders with at least one trained batch, by id."""
         self.begins_again: Callable[[], None] | None = None
-        """Callback for a process that was forked before any step. It is called if the process
-        trains.
+        """Callback for a process that was forked before any step.
+
+        It is called if the process trains.
         """
         self._evaluates_with_gradients = False
         self.sampler: Any = None

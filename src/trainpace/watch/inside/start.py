@@ -42,8 +42,9 @@ def begin() -> None:
 
 
 def on_torch(torch: ModuleType) -> None:
-    """Start the recorder in this process and install all hooks. Called after the import of
-    torch.
+    """Start the recorder in this process and install all hooks.
+
+    Called after the import of torch.
     """
     recorder = Recorder(_new_log(torch))
     settings = trials.settings_of(os.environ)

@@ -95,7 +95,7 @@ class Trials:
         self.budget_s: float | None = settings.get("budget_s")
         """Seconds for all trials, counted from the first step.
 
-        If None, `limit_s` counts from now.
+        If None, `limit_s` counts from the start of the recorder.
         """
         self.deadline_ns: float = (
             math.inf if self.budget_s is not None else now_ns() + int(self.limit_s * 1e9)
@@ -457,8 +457,7 @@ def warm_up_steps(asked: int, budget_s: float, step_s: float) -> int:
 def fitted(
     steps: float, blocks_per_round: int, settling: int, block: int, rounds: int
 ) -> tuple[int, int]:
-    """Return the largest (steps per block, rounds) that fit into `steps`, at most the requested
-    ones.
+    """Return (steps per block, rounds) that fit into `steps`, at most the requested numbers.
 
     Blocks get shorter before rounds get fewer. The minimum values are `LEAST_BLOCK` and
     `LEAST_ROUNDS`.
