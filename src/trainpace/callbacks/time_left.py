@@ -7,8 +7,9 @@ The current pace comes from looking back in doubling blocks. The first block wit
 ends the window (the smallest of the windows that agree, after Lepski 1991). The window then starts
 where two levels fit best.
 
-A pace that has held for w steps is expected to hold for as long again. Of R remaining steps, w ln(1
-+ R / w) run at that pace (Gott 1993, doi:10.1038/363315a0). The rest run at the mean of all steps.
+A pace that has held for w steps is expected to hold for as long again. Of R remaining steps,
+w ln(1 + R / w) run at that pace (Gott 1993, doi:10.1038/363315a0). The rest run at the mean of all
+steps.
 Thus a lasting change soon counts, and ten quick steps do not.
 
 The first steps, which may compile, are skipped as warm-up. Rare spikes are winsorised (Tukey 1962):
@@ -41,8 +42,11 @@ from trainpace.core.stats import (
 from trainpace.core.units import format_duration
 
 COVERAGE = 0.9
+"""Coverage of all intervals."""
 LEAST_BLOCK = 8
+"""Steps in the first of the doubling blocks."""
 BLOCKS = 8
+"""Number of blocks of steps, and of latest durations of other work, for an interval."""
 SHIFT = 0.08
 """Smallest relative change between medians of neighbouring blocks that counts as a new pace.
 
@@ -385,8 +389,11 @@ def _evaluations(s: FitState, batches: int) -> int:
 
 
 FIRST_S = 5.0
+"""Seconds until the first report, or less if reports are more frequent."""
 FIRST_STEPS = 5
+"""Least number of steps before the first report."""
 KEPT_IN_JOURNAL = 1000
+"""Largest number of step times that are stored."""
 FORWARD_SHARE = 1 / 3
 """Forward pass as a share of a sample's forward and backward pass.
 

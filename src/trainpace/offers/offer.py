@@ -26,6 +26,7 @@ from trainpace.core.records import Record
 from trainpace.job import JobConditions
 
 STALE_AFTER_DAYS = 90
+"""Age in days above which a price counts as old."""
 OWN = "own"
 """Provider name of a user's own machines."""
 HOURS_PER_YEAR = 8766.0

@@ -33,6 +33,7 @@ from trainpace.watch.inside.event_log import (
 from trainpace.watch.inside.ranks import GRADIENTS
 
 WARM_UP_STEPS = 3
+"""Number of first steps that count as warm-up."""
 LEAVE_TOGETHER = (
     GRADIENTS,
     "all_reduce",
@@ -276,7 +277,7 @@ as much.
 LEAST_BUSY_US = 20_000
 """Least busy time for a rate. The kernel counts in ticks of up to 10 ms."""
 SLOW = 1.5
-"""Slow links take more than this many times as long as the usual link for the same bytes."""
+"""Ratio to the usual link's time for the same bytes above which a link is slow."""
 
 
 class LinkRate(Record):
@@ -408,11 +409,13 @@ def slow_links(rates: Sequence[LinkRate]) -> tuple[SlowLink, ...]:
 
 
 LEAST_STEPS = 5
+"""Least number of common steps for a comparison of ranks."""
 BEHIND = 0.05
 """Least share of a step for a straggler's delay or a waiting time to be reported."""
 MORE = 1.1
 """Least ratio of input sizes that counts as a larger input."""
 ROUNDING_MS = 1e-6
+"""Smaller times are rounding errors."""
 COMPUTE, DATA_PARTS = (FORWARD, BACKWARD, OPTIMIZER), (DATA, LOADER_START)
 Cause = Literal["data", "inputs", "compute", "host"]
 

@@ -23,6 +23,7 @@ from trainpace.watch.inside.recorder import COVERING
 from trainpace.watch.stragglers import WARM_UP_STEPS, common, offsets, rank_steps
 
 STEPS_SHOWN = 10
+"""Steps in a window if no steps are requested."""
 TYPICAL = 1.25
 """Largest ratio of a shown window to the median window, so that no evaluation dwarfs the rest."""
 
@@ -432,6 +433,7 @@ def coarsened(bars: Sequence[Bar], at_least_ms: float) -> list[Bar]:
 
 STEPS, TRAINING, FIRST_WORKER, FIRST_THREAD = 1, 2, 10, 1000
 _HELD = 20_000
+"""Largest number of events that are held for sorting."""
 APART_NS = 2
 """Nanoseconds between events that would touch.
 

@@ -288,6 +288,7 @@ def tensors_of(value: Any) -> list[Any]:
 
 
 CAPTURED_IN_STEP = 1
+"""Number of the step in which the model is captured, counted from 0."""
 WORKLOAD_FILE = "workload.json"
 OTHER_FORMS: Any = ("amp", "half")
 """Precision policies. A model may support only some of them."""

@@ -32,6 +32,7 @@ Shorter operators mostly wait for their launch. The thread's CPU clock is used, 
 includes other programs that take the core.
 """
 REPEATS = 5
+"""Runs of each measurement. The optimizer gets fewer if time is short."""
 SIDE, SIDE_ON_ACCELERATOR = 1024, 8192
 """Side of the matmuls that measure a rate. It is large enough to fill the device."""
 LARGEST_COPY_BYTES = 2**30
@@ -514,6 +515,7 @@ def _trains(path: str) -> bool:
 # page again when the next tensor needs it.
 
 PAGES = 16 * 2**20 // mmap.PAGESIZE
+"""Pages in one round of the measurement: 16 MiB."""
 ROUNDS = 3
 GLIBC_SETTING = "MALLOC_MMAP_MAX_"
 """Environment variable that makes glibc keep freed memory."""

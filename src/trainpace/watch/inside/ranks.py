@@ -20,6 +20,7 @@ GRADIENTS = "gradients"
 IN_A_GROUP, STARTED = " in a group", " started"
 """Suffixes of a collective's name: only some ranks take part, or the script waits for it later."""
 LINKS_AT, LINKS_AGAIN_EVERY = (3, 10, 20, 40, 80), 1000
+"""Steps after which the traffic of the connections is logged, and the later interval."""
 _TCP_INFO_BYTES, _ACKED, _BUSY = 192, 120, 168
 """Size of struct tcp_info and offsets of two fields (linux/tcp.h, Linux 4.10 and later).
 

@@ -28,6 +28,7 @@ now_ns = time.perf_counter_ns
 get_ident = threading.get_ident
 
 FLUSH_NS = 300_000_000
+"""Nanoseconds between writes to the event log."""
 ASK_ALLOCATOR_NS, ASK_FIRST_STEPS = 100_000_000, 3
 """Interval between queries of the allocator, and number of first steps that are always queried.
 
@@ -36,7 +37,7 @@ an H200 with two queries. It cost 87 us, of a larger step, without queries.
 """
 SPANS_FOR_STEPS = 100
 SPANS_AGAIN_EVERY, SPANS_AGAIN_FOR = 1000, 10
-"""Spans are recorded in the first steps and periodically later.
+"""Steps with recorded spans: the first 100 steps, and later 10 of every 1,000 steps.
 
 Totals are recorded in all steps.
 """

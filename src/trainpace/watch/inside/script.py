@@ -36,6 +36,7 @@ def is_installed(file: str) -> bool:
 
 
 INTERVAL_S, INTERVAL_UNDER_TRIALS_S = 0.1, 0.02
+"""Seconds between stack samples."""
 LOOKS_FOR_LOOP = 20
 """Samples after which the function with the training loop is known."""
 OFTEN_LOOKS, SELDOM = 200, 5
@@ -201,6 +202,7 @@ Hugging Face and Megatron-LM. Names in `ENDING_STEPS` always mean a whole traini
 the others may also mean the steps of an epoch or of a rollout.
 """
 LARGEST_LENGTH = 1e15
+"""Larger numbers are not the length of a training."""
 _NUMBER = re.compile(r"\d[\d_]*(\.\d+)?([eE]\+?\d{1,3})?")
 
 

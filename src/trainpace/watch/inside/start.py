@@ -27,6 +27,7 @@ from trainpace.watch.inside.recorder import Recorder, now_ns, warn
 RAY_WORKER = "default_worker.py"
 """Script of Ray's workers. They train in a thread, and Ray kills them after the training."""
 DDP_NOTED_AFTER = (20, 100, 500)
+"""Steps after which DDP's counters are logged."""
 
 
 def begin() -> None:

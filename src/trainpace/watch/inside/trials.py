@@ -44,6 +44,7 @@ from trainpace.watch.inside.ranks import agreed, is_distributed, process_group
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 
 SETTLE_STEPS = 2
+"""Settling steps before each block."""
 COUNTED_STEPS = 4
 """Number of steps whose operators are counted.
 
@@ -63,6 +64,7 @@ MOST_FOR_BF16 = 0.3
 LOOKING = 0.1
 """Share of the remaining time for timing the optimizer's implementations, which may be slow."""
 LEAST_LOGGING_NS = 100_000
+"""Least mean logging time per step, in ns, for the trial `muted`."""
 INTERRUPTING = (LOADER_START, CHECKPOINT, EVALUATION, TRAINPACE)
 """Occasional parts. They do not count in the time of a block of steps."""
 
@@ -432,6 +434,7 @@ def end(recorder: Recorder, with_workload: bool = False) -> None:
 LEAST_BLOCK, LEAST_ROUNDS = 2, 2
 """Least number of steps per block and of rounds. Below it, a difference proves nothing."""
 LEAST_WARM_UP = 3
+"""Least number of steps before the first intervention."""
 WARM_UP_SHARE = 0.25
 """Share of the budget for the steps before the first intervention."""
 MOST_ROUNDS = 4
