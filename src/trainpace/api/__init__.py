@@ -241,9 +241,7 @@ def _words(command: str | Sequence[str]) -> tuple[str, ...]:
 def _request_about(
     kind: type[R], model: object, options: Mapping[str, Any], forms: Sequence[Form] | None = None
 ) -> R:
-    """Create a request about a model. A live model is traced here; it cannot move to another
-    process.
-    """
+    """Create a request about a model. A live model is traced in this process."""
     of_task = {name: options.get(name) for name in ("example", "loss", "task_optimizer")}
     options = {name: value for name, value in options.items() if name not in of_task}
     # If the model is a live module, torch has already been imported.

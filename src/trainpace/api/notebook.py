@@ -34,9 +34,7 @@ class Listed(list[T], Generic[T]):
 
 
 def show_records() -> None:
-    """Make notebooks show every record with `html_of`. The Record class itself does not know
-    notebooks.
-    """
+    """Make notebooks show every record with `html_of`. The class itself does not know notebooks."""
     setattr(Record, "_repr_html_", html_of)  # noqa: B010
 
 

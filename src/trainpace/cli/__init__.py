@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 AGAIN_S = 0.05
-"""Delay before a lost signal is raised again, in seconds. By then the finalizer that lost it has
-most likely ended.
+"""Seconds before a lost signal is raised again. By then its finalizer has most likely ended.
 """
 ORDERLY = ("SIGTERM", "SIGHUP")
 

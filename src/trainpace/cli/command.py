@@ -126,8 +126,7 @@ def command_of(function: Callable[[Any, Any], int]) -> click.Command:
 
 
 CROWDED = 25
-"""Maximum number of options in `--help`. Commands with more show only those with a group there, and
-all in `--help-all`.
+"""Maximum number of options in `--help`. Longer lists show only grouped options there.
 """
 MORE, ALL = "More options", "trainpace.help_all"
 

@@ -19,8 +19,7 @@ MODULES = {
 }
 """Modules of the commands. All other commands are in `measuring`."""
 GARBAGE_EVERY = 100_000
-"""Allocations between garbage collections. Python's default of 700 costs a command 10% of its run
-time.
+"""Allocations between garbage collections. Python's default, 700, costs 10% of the run time.
 """
 
 

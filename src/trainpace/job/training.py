@@ -52,8 +52,7 @@ number. Google's preemptible machines live at most 24 h. Other spot instances li
 weeks (Wu et al., "Can't Be Late", NSDI 2024).
 """
 STORAGE_GB_PER_S = 1.0
-"""Bandwidth of the shared storage for checkpoints. Assumed: one client's share of a cloud's network
-file system.
+"""Bandwidth of checkpoint storage. Assumed: one client's share of a cloud's network file system.
 """
 CORE_SPREAD = 1.4
 """Factor by which a server's CPU core may be faster or slower than the timed core. Assumed: the
@@ -245,8 +244,7 @@ Numbers = Any
 """A float, or an array of floats."""
 
 MOST_EXPONENT = 500.0
-"""Largest exponent that is evaluated. A run of more than e^500 mean times between failures never
-ends.
+"""Largest evaluated exponent. A run of over e^500 mean times between failures never ends.
 """
 
 
@@ -435,9 +433,7 @@ class Training(NamedTuple):
     def parts(
         self, step_s: Floats, forward_s: Floats | None, core_speed: Numbers = 1.0
     ) -> dict[str, Floats]:
-        """Return the times in JOB_PARTS, the number of checkpoints and the work between
-        checkpoints.
-        """
+        """Return the times in JOB_PARTS, the number of checkpoints and the work between them."""
         if not (np.isfinite(step_s) & (step_s > 0)).all():
             raise TrainpaceError(f"the step time is {float(np.min(step_s))} s; it must be above 0.")
         c, steps = self.conditions, np.asarray(self.steps, dtype=np.float64)

@@ -14,8 +14,7 @@ range of a double.
 
 
 class Schedule(Record):
-    """The amount of work in one run. `trainpace.job.JobConditions` describes everything besides the
-    steps.
+    """The amount of work in one run. See `trainpace.job.JobConditions` for everything else.
 
     The size of an epoch is given as `samples`, or as `tokens` with `sequence_length` (packed into
     tokens // length samples). `epochs` may be fractional, as in Hugging Face's `num_train_epochs`.

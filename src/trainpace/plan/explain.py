@@ -93,9 +93,7 @@ def _forbidden(
 
 
 def _value_subjects(grid: Grid, chosen: Execution, needless: str) -> Iterator[_Subject]:
-    """Yield the alternative values of single fields. `needless` says why more sharding is not
-    needed.
-    """
+    """Yield alternative values of fields. `needless` says why more sharding is not needed."""
     for precision in _others(grid, chosen, "precision"):
         yield _Subject(precision, grid.has("precision", precision))
     for stage in _others(grid, chosen, "zero_stage"):
@@ -205,9 +203,7 @@ def _impossible(result: SearchResult, subject: _Subject) -> str:
 
 
 def _against(result: SearchResult, best: Index, other: Index) -> tuple[str, float | None]:
-    """Return (comparison with the best choice, lost seconds). The text is "" if the other is
-    faster.
-    """
+    """Return (comparison with the best, lost seconds). The text is "" if the other is faster."""
     best_s, other_s = float(result.job_s[best]), float(result.job_s[other])
     if not math.isfinite(other_s):
         return "does not fit", None

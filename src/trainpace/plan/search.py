@@ -41,8 +41,7 @@ MOST_MICRO_BATCHES = 24
 """Number of micro-batch sizes to try, spread evenly up to the largest. The current size is added.
 """
 LEAST_TOKENS_A_RANK = 2048
-"""Minimum tokens per rank for context parallelism. With fewer, communication costs more than it
-saves.
+"""Minimum tokens per rank for context parallelism. With fewer, its communication does not pay.
 """
 LARGEST_VIRTUAL = 8
 ROUNDING = 1e-9
@@ -222,9 +221,7 @@ def _layouts(
 
 
 def _tensor_sizes(blocks: Blocks, most: int) -> list[int]:
-    """Return tensor-parallel sizes that divide the heads. Key-value heads are divided or replicated
-    evenly.
-    """
+    """Return tensor-parallel sizes that fit the heads. Key-value heads may be replicated."""
     heads = max(1, blocks.heads)
     groups = blocks.key_value_heads or heads
     sizes = [t for t in divisors(most) if heads % t == 0]
@@ -384,9 +381,7 @@ class SearchResult(NamedTuple):
         return self.recommended() if elsewhere else self.best()
 
     def _simplest(self, among: NDArray[np.bool_]) -> tuple[int, int]:
-        """Return the choice with the fewest points, then the fewest changes, then the shortest
-        time.
-        """
+        """Return the choice with the fewest points, then fewest changes, then shortest time."""
         rows, paths = np.nonzero(among)
         keys = [values[rows, paths] for values in (self.job_s, self.changes, self.points)]
         pick = np.lexsort(keys)[0]
@@ -403,9 +398,7 @@ class SearchResult(NamedTuple):
         return (int(row), int(path)) if beyond[row, path] > ROUNDING else None
 
     def as_fast_as(self, index: tuple[int, int]) -> NDArray[np.bool_]:
-        """Return a mask (executions, data paths) of choices as fast as this one within the
-        resolution.
-        """
+        """Return a mask (executions, data paths) of choices that are not distinguishably slower."""
         job_s = self.job_s[index]
         return np.asarray(
             self.job_s / job_s - 1 <= self._least_share(job_s, self.resolutions(index)) + ROUNDING
@@ -433,9 +426,7 @@ class SearchResult(NamedTuple):
         )
 
     def one_setting_away(self, index: tuple[int, int]) -> dict[str, tuple[int, int]]:
-        """Return for each setting the fastest choice that differs from `index` in that setting
-        alone.
-        """
+        """Return for each setting the fastest choice that differs only in that setting."""
         row, path = index
         differ = differing_rows(self.grid, self.grid.execution(row))
         count = np.sum(list(differ.values()), axis=0)

@@ -258,9 +258,7 @@ def differing(a: Choice, b: Choice) -> tuple[Setting, ...]:
 
 
 def differing_rows(grid: Grid, other: Execution) -> dict[str, NDArray[np.bool_]]:
-    """Return for each setting a mask of the executions that differ from `other`. Ignores data
-    paths.
-    """
+    """Return for each setting a mask of executions that differ from `other`. Ignores data paths."""
     differ = {
         s.name: np.any([~grid.has(field, getattr(other, field)) for field in s.fields], axis=0)
         for s in SETTINGS

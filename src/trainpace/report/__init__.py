@@ -1,5 +1,4 @@
-"""Rendering of answers: records become sections, and sections become text, pages, cells and
-figures.
+"""Rendering of answers: records become sections; sections become text, pages and figures.
 
 This package computes nothing. Other packages import from here. Names are loaded on first use,
 because some need rich, numpy or a whole verb.

@@ -466,7 +466,7 @@ def _public_named_tuple(value: Any) -> Any:
 
 
 def _public_workload(workload: Workload) -> Workload:
-    """Remove private texts but keep the operator tables. Charts need them; pages do not show them."""
+    """Remove private texts. The operator tables stay: charts need them, and pages hide them."""
     length = workload.sequence_length
     return replace(
         workload,

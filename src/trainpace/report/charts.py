@@ -54,8 +54,7 @@ TEXTURES = {
     "states": "dots",
     "host_overhead": "dots",
 }
-"""Textures for tones that look like their neighbor in a stack to a color-blind reader, or on gray
-paper.
+"""Textures for tones that resemble their neighbor to color-blind readers or on gray paper.
 """
 TONES = {tone: pair for tones, pair in _HUES for tone in tones.split()}
 """Colors by meaning, as (on a light page, on a dark page)."""
@@ -409,8 +408,7 @@ def check_suffix(path: str) -> None:
 
 
 def save_figures(charts: Sequence[Picture | None], path: str) -> list[Path]:
-    """Save the first chart as `path`. Other charts go next to it, with their titles in the file
-    names.
+    """Save the first chart as `path`, and the others next to it with their titles as names.
 
     Returns:
         The paths of the files.

@@ -164,9 +164,7 @@ def _not_worth(a: Advice, d: Diagnosis) -> str:
 
 
 def savings(a: Advice, d: Diagnosis) -> list[str]:
-    """Return what a change saves per step, per epoch and in the whole job, and its upper limit per
-    step.
-    """
+    """Return a change's saving per step, per epoch and per job, and its upper limit per step."""
     epoch, job = d.seconds_an_epoch(a.saves_ms), d.seconds_a_job(a.saves_ms)
     return [
         f"{saved_ms(a)} ({percent(a.saves_ms / d.step_ms)})",

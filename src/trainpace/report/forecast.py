@@ -1,6 +1,4 @@
-"""Report sections for forecasts: verdict, table, step breakdown, jumps, assumptions and next
-commands.
-"""
+"""Report sections for forecasts: verdict, table, breakdown, jumps, assumptions, next commands."""
 
 from __future__ import annotations
 
@@ -189,9 +187,7 @@ def _fastest(best: Forecast, trend: Trend | None) -> str:
 
 
 def _lengths_verdict(fitting: Sequence[Forecast]) -> str:
-    """Describe the longest sequence that fits, and the lengths with the fastest and cheapest
-    tokens.
-    """
+    """Describe the longest fitting sequence, and the lengths with fastest and cheapest tokens."""
     longest = max(fitting, key=lambda f: (f.sequence_length or 0, f.tokens_per_second or 0.0))
     best = steps.best_of(fitting) or longest
     answer = (
@@ -308,7 +304,7 @@ def _in_a_line(f: Forecast) -> str:
 
 
 def _deciding(rows: Sequence[Forecast], trends: Mapping[str, Trend]) -> list[Forecast]:
-    """Reduce a long sweep to the ends, powers of two, the best, the knee and the largest fitting."""
+    """Reduce a long sweep to ends, powers of two, the best, the knee and the largest that fits."""
     groups: dict[tuple[str, int | None], list[Forecast]] = {}
     for row in rows:
         groups.setdefault((row.device, row.sequence_length), []).append(row)

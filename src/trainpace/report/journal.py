@@ -1,5 +1,4 @@
-"""Report sections for the journal: the user's own runs, and the public journal of other
-measurements.
+"""Report sections for the journal: the user's own runs, and public measurements by others.
 
 Public runs are shown next to a forecast, as a list, and compared with forecasts of this version.
 """

@@ -98,8 +98,7 @@ def asset(name: str) -> str:
 
 
 def page(title: str, sections: Iterable[Section], data: object, shared: bool = False) -> str:
-    """Return an answer as one HTML file that loads nothing. Its content security policy enforces
-    that.
+    """Return an answer as one HTML file. Its content security policy forbids loading anything.
 
     Args:
         title: Heading of the page.

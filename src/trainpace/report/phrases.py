@@ -190,7 +190,5 @@ def software_lines(rows: Sequence[Forecast]) -> list[str]:
 
 
 def trace_notes(rows: Sequence[Forecast]) -> list[str]:
-    """Return notes about assumptions of the workload's trace, and about code that it did not
-    follow.
-    """
+    """Return notes about the trace's assumptions, and about code that it did not follow."""
     return list(dict.fromkeys(note for f in rows for note in f.notes))

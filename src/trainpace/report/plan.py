@@ -1,6 +1,4 @@
-"""Report sections for plans: ordered changes, settings before and after, rejected alternatives, and
-sensitivity of the choice.
-"""
+"""Report sections for plans: changes, settings, rejected alternatives and sensitivity."""
 
 from __future__ import annotations
 

@@ -278,9 +278,7 @@ def by_device(rows: Sequence[Forecast]) -> dict[str, list[Forecast]]:
 
 
 def best_of(rows: Sequence[Forecast]) -> Forecast | None:
-    """Return the fitting row with the highest throughput. It is counted in tokens if samples have
-    tokens.
-    """
+    """Return the fitting row with the highest throughput, in tokens if samples have tokens."""
     able = [row for row in rows if row.step is not None and row.fits is not False]
     return max(
         able, key=lambda row: row.tokens_per_second or row.samples_per_second or 0.0, default=None
@@ -802,8 +800,7 @@ def _owners(kinds: Sequence[tuple[str, float]], whole: float) -> str:
 
 
 def roofline_chart(r: Roofline, device: str) -> Chart:
-    """Draw a roofline chart: operators as points, below the limits of memory bandwidth and
-    arithmetic.
+    """Draw a roofline chart: operators as points below the limits of bandwidth and arithmetic.
 
     The size of a point is its share of time.
     """

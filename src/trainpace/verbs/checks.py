@@ -1,6 +1,4 @@
-"""`verify` and `validate`: check that ways to train are equivalent, and compare forecasts with
-measured runs.
-"""
+"""`verify` and `validate`: compare ways to train, and compare forecasts with measured runs."""
 
 from pathlib import Path
 from typing import Annotated, Literal

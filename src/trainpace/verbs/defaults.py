@@ -1,5 +1,4 @@
-"""Project defaults: `trainpace.toml`, or `[tool.trainpace]` of `pyproject.toml`, found
-automatically.
+"""Project defaults from `trainpace.toml`, or from `[tool.trainpace]` in `pyproject.toml`.
 
     gpu = ["A100", "H100"]      # for every verb that has the option
     epochs = 90
@@ -41,8 +40,7 @@ SETTABLE = FILES | frozenset(
     " step_variation timeout tokens top tp zero".split()
 )
 ONLY_JOURNAL = ("journal", "serve")
-"""Verbs that use only the journal's place from the file. Their other options select runs or open a
-port.
+"""Verbs that use only the journal from the file. Their other options select runs or open a port.
 """
 CONSULT_JOURNAL = ("forecast", "match", "plan")
 MOST_VALUES = 100
@@ -199,8 +197,7 @@ REFUSED = frozenset(
     " sbatch launcher partition account name port no_journal watched recorded from baseline lengths"
     " calibrated transfer_from noise_scale refresh models".split()
 )
-"""Options that a file must not set. They get their own error message; options in neither list are
-unknown.
+"""Options that a file must not set. They have their own error message.
 """
 
 

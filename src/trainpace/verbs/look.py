@@ -1,5 +1,4 @@
-"""`look`: estimate the training time of a script, its bottlenecks, fixes and rental alternatives in
-half a minute.
+"""`look`: estimate a script's training time, bottlenecks and rental alternatives in half a minute.
 
 It combines other commands. `watch` records a few seconds of steps, `diagnose` finds bottlenecks and
 gives advice, and `match` forecasts the same training on rented GPUs.
@@ -235,7 +234,7 @@ def started_with_python(command: Sequence[str]) -> tuple[str, ...]:
 def length_of(
     diagnosis: Diagnosis, stated: StatedLength | None, epochs: float | None, max_steps: int | None
 ) -> Length:
-    """Return the training length from the request, or else the command, one epoch, or `USUAL_STEPS`."""
+    """Return the training length: from the request, the command, one epoch, or `USUAL_STEPS`."""
     if max_steps is not None:
         return Length(steps=max_steps, of="training", words="as given")
     each = diagnosis.steps_per_epoch

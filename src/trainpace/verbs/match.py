@@ -1,6 +1,4 @@
-"""`match` and `offers`: list servers with prices, and rank them by cost or time of a whole
-training.
-"""
+"""`match` and `offers`: list servers with prices, and rank them by a training's cost or time."""
 
 from __future__ import annotations
 
@@ -379,9 +377,7 @@ class Matches(Record):
     usual_batch: bool = False
 
     def as_json(self, today: datetime.date) -> dict[str, Any]:
-        """Return what `trainpace match --json` prints. `today` determines which prices are
-        outdated.
-        """
+        """Return what `trainpace match --json` prints. `today` decides which prices are old."""
         binds = None
         if self.nearest is not None:
             binding, reason, choice = self.nearest

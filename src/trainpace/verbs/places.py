@@ -121,9 +121,7 @@ def detected(progress: Progress) -> Machine:
 
 
 def profile_or_brief(progress: Progress) -> MachineProfile:
-    """Return the profile from `trainpace calibrate`, or else a brief calibration, which is not
-    saved.
-    """
+    """Return the profile from `trainpace calibrate`, or else a brief, unsaved calibration."""
     profile = profile_here(progress)
     if profile is not None:
         return profile

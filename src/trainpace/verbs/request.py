@@ -49,8 +49,7 @@ from trainpace.core.units import (
 
 MOST_BATCHES = 10_000
 MOST_NAMED = 3
-"""Help lists a condition only if it has at most this many alternatives. Otherwise only the error
-message names them.
+"""Limit for alternatives of a condition in help. Longer conditions appear only in error messages.
 """
 MOST_DEVICES = 1_000_000
 ABOVE_0 = 5e-324
@@ -404,9 +403,7 @@ def fields_of(request: type[Request]) -> dict[str, ResolvedField]:
 def _holds(
     condition: str, fields: Mapping[str, ResolvedField], value_of: Callable[[str], Any]
 ) -> bool:
-    """Return True if any alternative of a condition holds, or if the request has none of its
-    fields.
-    """
+    """Return True if any alternative of a condition holds, or if the request has no such field."""
     known = False
     for alternative in condition.split("|"):
         name, _, wanted = alternative.partition("=")

@@ -65,9 +65,7 @@ class SettingsSource(NamedTuple):
         return None if setting is None else setting.value
 
     def pick(self, name: str, option: Any) -> Any:
-        """Return the option's value, or else the one in the files. Raises Contradiction if they
-        differ.
-        """
+        """Return the option's value, or else the files'. Raises Contradiction if they differ."""
         stated = self.value(name)
         if option is not None and stated is not None and option != stated:
             setting = self.combined.values[name]

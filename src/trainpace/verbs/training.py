@@ -257,8 +257,7 @@ EXECUTION_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "checkpointing": {"default": None, "alone": "full", "group": Group.PARALLEL},
 }
-"""Options that set a field of `Execution`. Each entry overrides the field's type, default, unit or
-help.
+"""Options for fields of `Execution`, with overrides of the field's type, default, unit or help.
 """
 _KINDS: dict[str, Any] = {"count": int, "optional count": int, "number": float, "flag": bool}
 

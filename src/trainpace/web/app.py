@@ -1,6 +1,4 @@
-"""The web application: its addresses and pages. Each page is a record, rendered by a template or as
-JSON.
-"""
+"""The web application: addresses and pages. A template or JSON renders each page's record."""
 
 import contextlib
 import sys

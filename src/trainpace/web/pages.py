@@ -1,6 +1,4 @@
-"""Pages about runs as records. Each record is the JSON form of its page, and the input of its
-template.
-"""
+"""Pages about runs as records. A record is the page's JSON, and the input of its template."""
 
 from typing import Annotated, Literal, get_args
 

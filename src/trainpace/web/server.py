@@ -59,8 +59,7 @@ HEADERS = (
     (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
 )
 NOT_STORED = (b"cache-control", b"no-store")
-"""Caching header. Only responses that allow it (the vendored files) are stored by browsers and
-proxies.
+"""Default caching header. Only responses with their own (the vendored files) are stored.
 """
 
 

@@ -125,9 +125,7 @@ class WhatIf(NamedTuple):
 
 
 def price_of(offers: Sequence[Offer], device: str, gpus: int, nodes: int) -> Price | None:
-    """Return the price per GPU and hour on the cheapest known servers for these nodes, as in
-    `match`.
-    """
+    """Return the price per GPU and hour on the cheapest known servers, as in `match`."""
     offer = cheapest_offer(offers, device, gpus, nodes)
     if offer is None:
         return None
