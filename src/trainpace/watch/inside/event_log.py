@@ -1,4 +1,6 @@
-"""Event log: a file that a watched process writes while it runs. It survives a killed process.
+"""Event log: a file that a watched process writes while it runs.
+
+Records that were written survive if the process is killed.
 
 Each process has one file. The file starts with a JSON header line. Binary records follow, each
 after a letter for its kind. Times are ``time.perf_counter_ns``, which is the same clock for all
@@ -153,8 +155,8 @@ class Fetch(NamedTuple):
 class EventLogWriter:
     """Appends records to a log.
 
-    `flush` writes them to the file, where they survive a killed process. Any thread may append: a
-    deque needs no lock, and a fork could leave a lock locked. A forked child closes its parent's
+    `flush` writes them to the file, so a killed process does not lose them. Any thread may append:
+    a deque needs no lock, and a fork could leave a lock locked. A forked child closes its parent's
     log, which needs no lock either.
     """
 

@@ -418,7 +418,7 @@ class Losses:
 SETTLED_STEP = 3
 """Step after which delays are counted. Before it, other programs import and compile."""
 DELAYED = 0.1
-"""Least share of runnable time waiting for a core that counts as a delayed thread.
+"""Least share of runnable time without a core at which a thread counts as delayed.
 
 A judgement, not a measurement. In recordings of a busy day, the share was 0 to 0.03 without
 disturbance. The share that makes a verdict wrong was never measured.

@@ -440,7 +440,7 @@ WARM_UP_SHARE = 0.25
 MOST_ROUNDS = 4
 """Largest number of rounds, as a multiple of the requested rounds."""
 PRECISE = 0.03
-"""Share of a step. If the uncertainty is smaller, "no time saved" is a valid result."""
+"""Uncertainty, as a share of a step, below which "no time saved" is a valid result."""
 T_95 = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.80, 1.78, 1.77, 1.76, 1.75)
 """Student's t, one-sided 95%, by degrees of freedom from 1.
 
