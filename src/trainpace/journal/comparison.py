@@ -71,8 +71,7 @@ class Difference(Record):
 
 
 class Comparison(Record):
-    """Comparison of A and B. Each is a run (one entry) or a sweep (entries for several batch
-    sizes).
+    """Comparison of A and B. Each is a run, or a sweep with one or more entries per batch size.
 
     `ratios` has one item per micro-batch size that both have. `samples_per_second` compares the
     best batch of each side.
@@ -382,8 +381,7 @@ class Scores(Record):
 
 
 def error_pct(entry: Entry) -> float | None:
-    """Return the signed error of an entry's forecast in percent, or None if it cannot be
-    computed."""
+    """Return the signed error of an entry's forecast in percent, or None if it has none."""
     if entry.forecast_ms is None or not entry.step_time_ms:
         return None
     return 100 * (entry.forecast_ms - entry.step_time_ms) / entry.step_time_ms
@@ -454,9 +452,9 @@ MINE = "mine"
 class PublicQuery(Record):
     """Filters for public runs. All of them must hold, as in `Query`.
 
-    `source`, `model` and `device` match a part of the text in any case. `optimizer` matches whole
-    words, unless `exact` is True. Spaces, "-" and "_" make no difference in a model or an
-    optimizer.
+    `model` and `device` match a part of the name, and `optimizer` matches whole words. With
+    `exact`, each of them must match completely. `source` and `text` always match a part. Case never
+    matters. Spaces, "-" and "_" make no difference in a model or an optimizer.
     """
 
     model: str = ""
@@ -660,8 +658,7 @@ def _mine(journal: Journal, other: Entry) -> Entry:
 
 
 def _other_size(a: Entry, b: Entry) -> int:
-    """Return 0 for equal sample sizes, 1 if a run does not state its size, and 2 for other
-    sizes."""
+    """Return 0 for equal sample sizes, 1 if a size is unknown, and 2 for different sizes."""
     sizes = (a.image_size, b.image_size), (a.sequence_length, b.sequence_length)
     return max(0 if one == other else 1 if None in (one, other) else 2 for one, other in sizes)
 

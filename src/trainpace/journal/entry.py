@@ -360,8 +360,7 @@ def _pass(text: str, names: tuple[re.Pattern[str], ...]) -> str:
 
 
 def anonymous_entry(entry: Entry, names: Iterable[str] | None = None) -> Entry:
-    """Return the entry with anonymized text and without environment facts that identify a
-    machine."""
+    """Return the entry with anonymized text and without identifying facts on the environment."""
     clean = functools.partial(anonymous, names=None if names is None else tuple(names))
     return replace(
         entry,

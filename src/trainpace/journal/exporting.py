@@ -96,7 +96,7 @@ def _write_json(path: Path, records: Iterable[Entry | Sweep]) -> None:
 
 def _write_csv(path: Path, records: Iterable[Entry | Sweep]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)  # its \r\n is what makes it quote a lone \r
+        writer = csv.DictWriter(file, COLUMNS)  # With \r\n as line end, a lone \r is quoted.
         writer.writeheader()
         writer.writerows(map(columns_of, records))
 

@@ -1,6 +1,6 @@
-"""Knowledge from the journal about a workload, for forecasts on any target.
+"""Runs of the journal that improve forecasts of a workload on any target.
 
-`forecast`, `match`, `plan` and `measure` use it.
+`forecast`, `match`, `plan` and `measure` use them.
 """
 
 from __future__ import annotations
@@ -32,24 +32,28 @@ from trainpace.forecast import (
 from trainpace.journal.entry import anonymous, default_place
 from trainpace.workload import ModelSpec, Workload, form_of
 
-if TYPE_CHECKING:  # a forecast without a journal loads no database
+if TYPE_CHECKING:  # A forecast without a journal must not load the database packages.
     from trainpace.journal.entry import Entry
     from trainpace.journal.store import Journal
 
 MOST = 2000
-"""Number of runs examined, the newest first."""
+"""Maximum number of runs to examine, the newest first."""
 MOST_MODELS, MOST_SIZES = 24, 4
-"""Other models on a device, and batch sizes of each, that count. More would add little."""
+"""Maximum number of other models per device, and of batch sizes per model.
+
+More of them would add little.
+"""
 
 Where = tuple[str, str, int]
-"""Device, execution without the batch, and batch size of a run."""
+"""Key of a run: its device, its execution without the batch, and its batch size."""
 
 
 def may_know(place: str | None, devices: Collection[str], models: Collection[str] = ()) -> bool:
     """Return True if a journal may contain runs on one of the devices or of one of the models.
 
-    An SQLite file is read without SQLAlchemy, whose import takes longer than a forecast. True for
-    anything that cannot be read this way (a server, a damaged file); `Journal` then reports errors.
+    An SQLite file is read without SQLAlchemy, because importing SQLAlchemy takes longer than a
+    forecast. If a journal cannot be read this way (a server, a damaged file), the result is True.
+    `Journal` then reports the error.
     """
     where = place or default_place()
     if "://" in where:
@@ -79,12 +83,11 @@ class _Known(NamedTuple):
 
 
 class Knowledge:
-    """Runs of a workload, and of other models on the same devices, beside their forecasts.
+    """Runs of a workload, and runs of other models on the same devices, with their forecasts.
 
-    `trainpace.forecast.posterior` weighs them: the same card tells more than another card, the same
-    execution more than another one. `sequence_length` and `image_size` are the requested sizes, if
-    the
-    workload has none. Runs with other sizes do not count.
+    `trainpace.forecast.posterior` weights them: the same card counts more than another card, and
+    the same execution more than another execution. `sequence_length` and `image_size` are the
+    requested sizes, if the workload has none. Runs with other sizes do not count.
     """
 
     def __init__(
@@ -108,21 +111,22 @@ class Knowledge:
         self._known: dict[Any, _Known] = {}
 
     def posterior(self, forecaster: Forecaster) -> Posterior | None:
-        """Return what is known for a forecaster's target, or None."""
+        """Return the posterior for a forecaster's target, or None if the journal has no relevant
+        runs."""
         return self._for(forecaster).posterior
 
     def source(self, forecaster: Forecaster) -> str:
-        """Return the source for the basis of intervals."""
+        """Return the words that name the journal as the source of an interval."""
         return f"{self._for(forecaster).words} (journal)"
 
     def in_words(self, forecaster: Forecaster) -> str:
-        """Return one sentence on the journal's part in a target's forecasts, or ""."""
+        """Return a sentence on how the journal corrects a target's forecasts, or ""."""
         words = self._for(forecaster).words
         return f"corrected by the journal: {words}." if words else ""
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices on which the workload was measured."""
+        """Devices on which the workload was measured."""
         return tuple(sorted({device for device, _, _ in self._runs}))
 
     def _for(self, forecaster: Forecaster) -> _Known:
@@ -175,8 +179,10 @@ def _listed(sizes: Sequence[int], most: int = 8) -> str:
 
 
 def _observed(runs: Mapping[Where, Sequence[Entry]], plain: Forecaster) -> dict[Where, Observed]:
-    """Return the median run of each batch size beside today's forecast, with the noise of the
-    repeats."""
+    """Return the middle run of each batch size with today's forecast.
+
+    The noise comes from the repeats.
+    """
     repeats: dict[tuple[str, str], dict[int, list[float]]] = {}
     for (device, variant, batch), some in runs.items():
         repeats.setdefault((device, variant), {})[batch] = [
@@ -196,10 +202,10 @@ def _observed(runs: Mapping[Where, Sequence[Entry]], plain: Forecaster) -> dict[
 
 
 def _again(entry: Entry, plain: Forecaster) -> Observed | None:
-    """Return a run beside today's forecast for its own card and number of cards, or None.
+    """Return a run with today's forecast for its own card and number of cards, or None.
 
-    A run cannot be forecast here on another machine's CPU, on nodes with an unknown network, or in
-    a number format that was not traced.
+    No forecast is possible here for another machine's CPU, for nodes with an unknown network, or
+    for a precision that was not traced.
     """
     target, e = plain.target, entry.execution
     here = target.cluster
@@ -220,9 +226,9 @@ def _again(entry: Entry, plain: Forecaster) -> Observed | None:
 
 
 def _beside(entry: Entry, plain: Forecaster) -> Observed | None:
-    """Return a run of another model beside the forecast made for it, or None for an unknown card.
+    """Return a run of another model with the forecast made for it, or None for an unknown card.
 
-    The forecast does not include the journal's correction.
+    The journal's correction is removed from the forecast.
     """
     here, e = plain.target.cluster.device, entry.execution
     assert entry.step_time_ms
@@ -250,9 +256,10 @@ def _beside(entry: Entry, plain: Forecaster) -> Observed | None:
 def newest_repeats(
     newest_first: Iterable[Entry], device: str = ""
 ) -> dict[tuple[str, str, int], list[Entry]]:
-    """Return the newest run and its repeats (of its sweep) by device, execution and batch size.
+    """Return the newest run and its repeats by device, execution and batch size.
 
-    Runs on a device with another name for `device` count as runs on `device`.
+    Repeats are runs of the same sweep. If a run's device is another name of `device`, it counts as
+    a run on `device`.
     """
     groups: dict[tuple[str, str, int], list[Entry]] = {}
     for entry in newest_first:
@@ -279,8 +286,11 @@ def of_workload(
     sequence_length: int | None = None,
     image_size: int | None = None,
 ) -> list[Entry]:
-    """Return trainings of a workload, the newest first: of that model, or with one of the
-    `keys`."""
+    """Return the training runs of a workload, the newest first.
+
+    They are runs of this model, or runs whose workload key is one of `keys`. Runs with another
+    sequence length or image size do not count.
+    """
     names = ModelSpec.of(model).aliases
     candidates = {entry.id: entry for name in names for entry in _newest_first(journal, model=name)}
     for key in keys:
@@ -301,7 +311,8 @@ def of_workload(
 def other_models(journal: Journal, device: str, without: Collection[str] = ()) -> tuple[Entry, ...]:
     """Return runs of other workloads on a device, with their forecasts.
 
-    Of each workload a few batch sizes of its newest sweep count. `without` are ids of runs.
+    For each workload, a few batch sizes of its newest sweep count. Runs with an id in `without` do
+    not count.
     """
     sweeps: dict[tuple[str, int | None, int | None], list[Entry]] = {}
     for entry in _newest_first(journal, device=device, with_forecast=True):
@@ -319,13 +330,16 @@ def other_models(journal: Journal, device: str, without: Collection[str] = ()) -
 
 
 def _can_teach(entry: Entry) -> bool:
-    """Return True for a training with a forecast whose parts are known."""
+    """Return True if the entry is a training run with a forecast whose parts are known."""
     parts = len(entry.forecast_shares) == len(PARTS) and sum(entry.forecast_shares) > 0
     return bool(entry.mode == "train" and parts and entry.forecast_ms and entry.step_time_ms)
 
 
 def _spread_out(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the middle run of at most MOST_SIZES batch sizes, from the smallest to the largest."""
+    """Return the middle run for each of at most MOST_SIZES batch sizes, the smallest first.
+
+    The batch sizes are spread from the smallest to the largest.
+    """
     repeats: dict[int, list[Entry]] = {}
     for entry in entries:
         repeats.setdefault(entry.execution.global_batch, []).append(entry)
@@ -341,12 +355,12 @@ def _newest_first(journal: Journal, **filters: Any) -> list[Entry]:
 
 
 def _variant(execution: Execution) -> str:
-    """Return what identifies an execution without its batch."""
+    """Return text that identifies an execution without its batch."""
     return repr(replace(execution, micro_batch=1, accumulation=1))
 
 
 def _catalogued(name: str, device: str) -> str:
-    """Return `device` if the name is another of its names, such as the driver's; else the name."""
+    """Return `device` if `name` is another name of it, such as the driver's. Else return `name`."""
     try:
         return device if name == device or find_device(name).name == device else name
     except TrainpaceError:

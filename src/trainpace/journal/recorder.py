@@ -1,4 +1,4 @@
-"""Sweeps recorded in the journal probe by probe, so that an interrupted sweep can be resumed."""
+"""Recording of sweeps in the journal, probe by probe, so that they can be resumed."""
 
 import hashlib
 import shlex
@@ -26,9 +26,9 @@ from trainpace.measure import Conditions, Outcome, SweepPlan, run_sweep
 
 
 class Circumstances(NamedTuple):
-    """Facts stored with every run of a sweep.
+    """Facts that are stored with every run of a sweep.
 
-    `command` started the sweep; it is "" if there was none. With `keep_identity`, names and paths
+    `command` is the command that started the sweep, or "". With `keep_identity`, names and paths
     are stored as they are.
     """
 
@@ -41,9 +41,9 @@ class Circumstances(NamedTuple):
 
 
 def program_command() -> str:
-    """Return the command that started this Python program, for the runs that it measures.
+    """Return the command that started this Python program, to store with its runs.
 
-    It is "" in a notebook, an interactive session and `python -c`.
+    It is "" in a notebook, in an interactive session and for `python -c`.
     """
     main = sys.modules.get("__main__")
     notebook = "ipykernel" in sys.modules or hasattr(sys, "ps1")
@@ -51,8 +51,10 @@ def program_command() -> str:
 
 
 class RecordedSweep(NamedTuple):
-    """A sweep's id, all its outcomes, and how many of them an earlier, interrupted run had
-    measured."""
+    """A sweep's id and all its outcomes.
+
+    `resumed` is the number of outcomes that an earlier, interrupted sweep had measured.
+    """
 
     id: str
     outcomes: list[Outcome]
@@ -69,8 +71,10 @@ def record_sweep(
     tell: Callable[[int, int], None] = lambda batch, finished: None,
     fresh: bool = False,
 ) -> RecordedSweep:
-    """Measure into the journal. An unfinished sweep of the same conditions is resumed, unless
-    `fresh`."""
+    """Measure a sweep and store each outcome in the journal.
+
+    An unfinished sweep with the same conditions is resumed, unless `fresh` is True.
+    """
     c = circumstances
     key = sweep_key(conditions, plan, c, forecaster)
     sweep = None if fresh else journal.open_sweep(key)
@@ -113,8 +117,10 @@ def sweep_key(
     circumstances: Circumstances,
     forecaster: Forecaster | None,
 ) -> str:
-    """Return a key that is equal for sweeps on one curve: same conditions, machine, software and
-    code."""
+    """Return a key that is equal for sweeps whose runs belong to the same curve.
+
+    The conditions, the machine, the software and the code must be the same.
+    """
     question = msgspec.json.encode((conditions, plan, circumstances.device, circumstances.versions))
     workload = (
         "" if forecaster is None else workload_key(forecaster.workload, conditions.execution(1))

@@ -1,13 +1,13 @@
-"""Runs shared with others: an anonymous file that people can read, and the check of such a file.
+"""Files of runs that are shared with others: writing them anonymously, and checking them.
 
-Sharing uses an allow-list. Only named fields leave. Text leaves only if Trainpace knows it already:
-a card or a host CPU of the catalogue, a public model, an optimizer, a version number. A run holds
-no path, name, host, command, note, time of day or id of its journal. `docs/shared_runs.schema.json`
-is `schema()`.
+Sharing uses an allow-list: only named fields are written. Text is written only if Trainpace already
+knows it: a card or a host CPU of the catalogue, a public model, an optimizer, a version number. A
+shared run has no path, name, host, command, note, time of day or id from its journal.
+`docs/shared_runs.schema.json` is the output of `schema()`.
 
-Nothing in a foreign file is believed. A run enters if its fields match the schema, if its card
-could have done it, and if it is new. A run that is ODD times off today's forecast is rejected,
-unless the user accepts it.
+A file from others is not trusted. A run is imported only if its fields match the schema, its card
+could have run it, and it is new. A run that differs from today's forecast by a factor of ODD is
+rejected, unless the user accepts it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ TORCHVISION = frozenset(
     " vit_h_14 vit_l_16 vit_l_32 wide_resnet101_2 wide_resnet50_2 mobilenet_v1 vgg11_keras"
     " vgg13_keras vgg16_keras vgg19_keras".split()
 )
-"""torchvision's classifiers, and the built-in models of other origin."""
+"""torchvision's classifiers, and the built-in models from other sources."""
 
 _Ms = Annotated[float, Meta(gt=0, le=1e10, description="milliseconds")]
 _Gib = Annotated[float, Meta(ge=0, le=1e6, description="GiB of one device")]
@@ -82,7 +82,7 @@ _Share = Annotated[float, Meta(ge=0, le=1.001)]
 
 
 class Skipped(NamedTuple):
-    """Content of a file that is not a run, with the reason."""
+    """Item of a file that was skipped, with the reason."""
 
     reason: str
 
@@ -142,7 +142,7 @@ class SharedRun(Record, omit_defaults=True):
 
 
 def _check_counts(execution: Execution) -> None:
-    """Raise TrainpaceError for an execution that no real run has."""
+    """Raise TrainpaceError if an execution has numbers that no real run has."""
     if execution.optimizer not in OPTIMIZER_NAMES:
         raise TrainpaceError("unknown optimizer.")
     for name, field in EXECUTION_FIELDS.items():
@@ -153,22 +153,24 @@ def _check_counts(execution: Execution) -> None:
 
 
 class SharedRuns(Record):
-    """A file of shared runs. `trainpace` is the version that wrote it."""
+    """File of shared runs. `trainpace` is the version that wrote it."""
 
     trainpace: Annotated[str, Meta(max_length=40)]
     runs: tuple[SharedRun, ...]
 
 
 class Sharing(NamedTuple):
-    """The runs to share, and the number of runs that are not shared, by reason."""
+    """Runs to share, and the number of runs that are not shared for each reason."""
 
     runs: SharedRuns
     left_out: dict[str, int]
 
 
 def share(entries: Iterable[Entry]) -> Sharing:
-    """Return the runs of a journal that can be shared. Own models become "own model 1", "own model
-    2", ..."""
+    """Return the runs of a journal that can be shared.
+
+    Own models are renamed to "own model 1", "own model 2" and so on.
+    """
     runs: list[SharedRun] = []
     left_out: dict[str, int] = {}
     numbers: dict[str, int] = {}
@@ -184,9 +186,9 @@ def share(entries: Iterable[Entry]) -> Sharing:
 
 
 def shared_of(entry: Entry, numbers: dict[str, int]) -> SharedRun | str:
-    """Return the shareable part of a run, or the reason for none.
+    """Return the shareable part of a run, or the reason why it cannot be shared.
 
-    `numbers` holds the numbers of own models so far, and grows.
+    `numbers` maps own models to their numbers. New models are added to it.
     """
     e = entry
     if reason := _why_private(e):
@@ -213,12 +215,12 @@ def shared_of(entry: Entry, numbers: dict[str, int]) -> SharedRun | str:
     except (msgspec.ValidationError, TrainpaceError):
         return "with values that no shared run may have"
     if public is None:
-        numbers[e.model] = number  # only now, because a run that is not shared needs no number
+        numbers[e.model] = number  # Only a shared run needs a number.
     return run
 
 
 def _why_private(entry: Entry) -> str:
-    """Return why a run cannot be shared, or ""."""
+    """Return the reason why a run cannot be shared, or ""."""
     if entry.kind == "import":
         return "imported from tables or shared files, so not your own measurements"
     if entry.outcome not in get_args(SharedOutcome):
@@ -233,9 +235,9 @@ def _why_private(entry: Entry) -> str:
 
 
 def public_name(model: str) -> str | None:
-    """Return the name of a public model, or None for an own one.
+    """Return the name of a public model, or None for an own model.
 
-    A name that contains a person's or a machine's name is not public.
+    A name that contains the name of a person or a machine is not public.
     """
     spec = ModelSpec.of(model)
     is_name = spec.kind in ("built_in", "timm", "torchvision")
@@ -245,7 +247,7 @@ def public_name(model: str) -> str | None:
 
 @cache
 def _names_of_others() -> frozenset[str]:
-    from trainpace.forecast import public_runs  # imported late: the import takes 0.1 s
+    from trainpace.forecast import public_runs  # This import takes 0.1 s.
 
     return frozenset(run.model for run in public_runs())
 
@@ -259,7 +261,7 @@ def _known(execution: Execution) -> Execution:
 
 
 def _software(environment: dict[str, str]) -> dict[str, str]:
-    """Return versions without a build's suffix (2.4.1+cu121)."""
+    """Return the versions of known libraries without a build suffix (2.4.1+cu121 gives 2.4.1)."""
     names = Library.__args__  # type: ignore[attr-defined]
     return {name: release for name in names if (release := _release(environment.get(name, "")))}
 
@@ -290,7 +292,7 @@ def fingerprint(run: SharedRun) -> str:
 
 
 def text_of(shared: SharedRuns) -> str:
-    """Return the file's text. Default values are omitted, so that people can read it."""
+    """Return the text of the file. Default values are omitted to keep it readable."""
     head = {"record": KIND, "schema_version": SCHEMA_VERSION, "trainpace": shared.trainpace}
     return (
         json.dumps(
@@ -314,7 +316,7 @@ def _plain(run: SharedRun) -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of the file, made from the records."""
+    """Return the JSON Schema (2020-12) of the file, generated from the records."""
     made: dict[str, Any] = msgspec.json.schema(SharedRuns)
     whole = made["$defs"].pop(KIND)
     made["$defs"]["Execution"]["properties"]["optimizer"]["enum"] = list(OPTIMIZER_NAMES)
@@ -335,11 +337,16 @@ def schema() -> dict[str, Any]:
 
 
 ODD = 3.0
-"""Factor off the forecast at which a run is odd. Three of a thousand public runs are
-(docs/sharing.md)."""
+"""Ratio of measured and forecast time from which a run is rejected as odd.
+
+Three of a thousand public runs are odd (docs/sharing.md).
+"""
 MOST_RUNS = 100_000
 MOST_TRACING_S, MOST_TRACE_S = 120.0, 30.0
-"""Limits for tracing the models of a file, in total and each. Further models stay unchecked."""
+"""Time limits in seconds for tracing all models of a file, and for tracing one model.
+
+After the first limit, the runs of further models are not checked.
+"""
 MOST_REASONS = 12
 FROM_SHARED = "a file of shared runs"
 
@@ -347,12 +354,13 @@ WorkloadOf = Callable[[str, Precision, Variant], Workload]
 
 
 class Lesson(Record):
-    """The new runs of a file for one model on one card.
+    """New runs of a file for one model on one card.
 
     Attributes:
-        batches: micro-batch sizes of the new runs.
-        traced: True if the forecasts are of this version, False if they come from the file.
-        forecast_off_pct: the median of (forecast - measured) / measured.
+        new: Number of new runs.
+        batches: Micro-batch sizes of the new runs.
+        traced: True if the forecasts come from this version, False if they come from the file.
+        forecast_off_pct: Median of (forecast - measured) / measured, in percent.
         corrects: True if forecasts use these runs.
     """
 
@@ -366,7 +374,7 @@ class Lesson(Record):
 
 
 class Odd(Record):
-    """A run that was rejected. `times` is measured / forecast."""
+    """Run far off its forecast. `times` is measured / forecast."""
 
     model: str
     device: str
@@ -378,10 +386,10 @@ class Odd(Record):
 
 
 class Lessons(Record):
-    """The effect of a file of shared runs on the journal.
+    """Effect of a file of shared runs on the journal.
 
-    `odd` are runs that were rejected, or accepted on request. `unchecked` counts new runs that
-    could be not compared with physics or with a forecast.
+    `odd` holds the runs far off their forecast, which are rejected unless `accepted_odd` is True.
+    `unchecked` counts new runs that could not be compared with physics or a forecast.
     """
 
     by: tuple[Lesson, ...]
@@ -391,14 +399,17 @@ class Lessons(Record):
 
 
 class Received(NamedTuple):
-    """The items of a file in order, and the lessons from the new ones."""
+    """Items of a file in order, and the lessons from the new runs."""
 
     items: tuple[Entry | Sweep | Skipped, ...]
     lessons: Lessons
 
 
 class _Seen(NamedTuple):
-    """A new run, its entry, and whether today's forecast is of its own operators."""
+    """New run with its entry.
+
+    `traced` is True if today's forecast uses the run's own operators.
+    """
 
     run: SharedRun
     entry: Entry
@@ -413,16 +424,17 @@ def is_shared(data: Any) -> bool:
 def receive(
     journal: Journal, path: Path, accept_odd: bool = False, workload_of: WorkloadOf | None = None
 ) -> Received:
-    """Read and check a file.
+    """Read and check a file of shared runs.
 
     Args:
-        journal: the journal that is to receive the runs.
-        path: the file.
-        accept_odd: accept runs that are far off their forecast.
-        workload_of: returns a model's workload; by default from the package, the cache, or a trace.
+        journal: Journal that will receive the runs.
+        path: Path of the file.
+        accept_odd: If True, accept runs far off their forecast.
+        workload_of: Returns a model's workload. By default it comes from the package, the cache or
+            a trace.
 
     Raises:
-        UnreadableInput: for another kind of file, or a newer version.
+        UnreadableInput: If the file is of another kind, or from a newer version.
     """
     runs = [_run_or_reason(item) for item in _items(path)]
     good = [run for run in runs if isinstance(run, SharedRun)]
@@ -502,9 +514,10 @@ def _few_reasons(items: Iterable[Entry | Sweep | Skipped]) -> Iterator[Entry | S
 
 
 class _Ids:
-    """Ids of one sharer's runs: fingerprints, made distinguishable for several own models.
+    """Generator of ids for the runs of one sharer.
 
-    Own models have equal fingerprints if they ran out of memory at the same batch on the same day.
+    An id is the run's fingerprint. Own models can have equal fingerprints if they ran out of memory
+    at the same batch on the same day. Their ids are made different.
     """
 
     def __init__(self) -> None:
@@ -518,8 +531,10 @@ class _Ids:
 
 
 def _already(journal: Journal, runs: Iterable[SharedRun]) -> dict[str, Entry]:
-    """Return, by id, the runs that the journal has: imported before, or measured here and
-    shared."""
+    """Return the runs that the journal already has, by id.
+
+    They were imported before, or measured here and shared.
+    """
     runs = list(runs)
     ids = set(map(_Ids(), runs))
     there = {entry.id: entry for entry in journal.with_ids(ids)}
@@ -537,7 +552,7 @@ def _already(journal: Journal, runs: Iterable[SharedRun]) -> dict[str, Entry]:
 
 
 def _entry_of(run: SharedRun, id_: str, tag: str) -> Entry:
-    """Return the run as the journal stores it. `tag` is for own models of different files."""
+    """Return a shared run as a journal entry. `tag` distinguishes own models of different files."""
     interval = None
     if run.low_ms is not None and run.high_ms is not None:
         interval = Interval(low=run.low_ms, high=run.high_ms, coverage=0.9, basis="as shared")
@@ -566,7 +581,7 @@ def _entry_of(run: SharedRun, id_: str, tag: str) -> Entry:
 
 
 class _Forecasts:
-    """Today's forecasts of shared runs. Each workload is traced once."""
+    """Forecaster for shared runs with this version. Each workload is traced once."""
 
     def __init__(self, workload_of: WorkloadOf) -> None:
         self._workload_of = workload_of
@@ -575,7 +590,10 @@ class _Forecasts:
         self._traced_s = 0.0
 
     def check(self, run: SharedRun, entry: Entry) -> _Seen | Skipped:
-        """Compare a run with physics and with its forecast, or return why it cannot be true."""
+        """Compare a run with physical limits and with its forecast.
+
+        Return `Skipped` with the reason if the run cannot be true.
+        """
         device, ms = find_device(run.device), run.step_time_ms
         memory = device.memory_gib
         used = max(run.peak_memory_gib or 0.0, run.reserved_memory_gib or 0.0)
@@ -610,7 +628,7 @@ class _Forecasts:
     def _forecaster(self, run: SharedRun, device: Device) -> Forecaster | None:
         e, train = run.execution, run.mode == "train"
         unknown = e.optimizer == OTHER_OPTIMIZER or (train and e.optimizer == NO_OPTIMIZER)
-        if unknown or public_name(run.model) is None:  # other names could name a file
+        if unknown or public_name(run.model) is None:  # Another name could be a file.
             return None
         optimizer = e.optimizer if train and e.optimizer != NO_OPTIMIZER else None
         recomputes = e.activation_checkpointing == "full" and e.tp * e.pp * e.cp == 1
@@ -649,7 +667,7 @@ class _Forecasts:
             forecaster = self._forecaster(run, device)
             return None if forecaster is None else forecaster.forecast(run.execution)
         except (TrainpaceError, AssertionError):
-            # an assertion is a bug in the forecast, which then cannot check anything
+            # A failed assertion is a bug in the forecast. The run then stays unchecked.
             return None
 
 
@@ -689,7 +707,7 @@ def _lesson(model: str, device: str, group: list[_Seen]) -> Lesson:
 
 
 def _odd(entry: Entry, measured_ms: float) -> Odd | None:
-    """Return the run as odd if it is far off the forecast in its entry."""
+    """Return the run as `Odd` if it is far off the forecast in its entry, otherwise None."""
     times = measured_ms / entry.forecast_ms if entry.forecast_ms else 1.0
     if 1 / ODD < times < ODD:
         return None

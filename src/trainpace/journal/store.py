@@ -1,9 +1,9 @@
-"""Storage of the journal: adding, finding, paging and changing runs, on SQLite and PostgreSQL.
+"""Storage of the journal: adds, finds, pages and changes runs in SQLite and PostgreSQL.
 
-A page starts after the last run of the previous page (keyset paging), so the thousandth costs as
-much as the first. A filter with few matches examines all runs; the index `runs_list` holds all
-filtered columns in order of time, so this reads a tenth of the table. A part of a name is first
-looked up among the few names.
+A page starts after the last run of the previous page (keyset paging), so page 1000 is as fast as
+page 1. A filter with few matches must examine all runs. The index `runs_list` has all filtered
+columns in order of time, so only a tenth of the table is read. A part of a name is first looked up
+in the list of names, which is short.
 """
 
 from __future__ import annotations
@@ -64,14 +64,17 @@ from trainpace.journal.entry import (
 )
 
 MOST_COUNTED = 200
-"""Limit up to which matching runs are counted."""
+"""Maximum number of matching runs that are counted."""
 MOST_NAMES = 2000
-"""Number of models or devices above which a part of a name is searched in every run."""
+"""Maximum number of models or devices in the list of names.
+
+If there are more, a part of a name is searched in every run.
+"""
 LARGEST = 1e308
-"""Larger than any step time, and within the range of a database's numbers."""
+"""Number larger than any step time, but within the range of a database."""
 
 _BEGINNING = re.compile("[0-9A-Fa-f]{1,31}")
-"""The first digits of an id."""
+"""Pattern of the first digits of an id."""
 
 ORDERS: dict[str, tuple[str, ...]] = {
     "time": ("created_at", "id"),
@@ -79,18 +82,18 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "device": ("device", "created_at", "id"),
     "step": ("step_time_ms", "id"),
 }
-"""Orders of a list, as columns. Runs without a step time are absent from the order by step."""
+"""Sort orders of a list, as columns. In the order by step, runs without a step time are absent."""
 
 _EQUAL = "model device precision optimizer kind outcome sweep workload_key".split()
 INDEXES = {"model": "runs_model_newest", "device": "runs_device", "step": "runs_step"}
 
 
 class Query(Record):
-    """Filters that must all hold.
+    """Filters for runs. All of them must hold.
 
-    `model` and `device` match a part of the name in any case, or with `exact` the whole name.
+    `model` and `device` match a part of the name in any case, or the whole name if `exact` is True.
     `source` matches a part of the source's name. `sweep` is an id or its first digits. `text` is
-    searched in names, notes, reason, command and source. `since` is a time in UTC.
+    searched in model, device, notes, reason, command and source. `since` is a time in UTC.
     """
 
     model: str = ""
@@ -122,8 +125,13 @@ class Query(Record):
 
 
 def since_text(text: str) -> str:
-    """Return ``2026-11-21`` or any ISO 8601 time in the journal's form. A time without a zone is
-    UTC."""
+    """Return a date like ``2026-11-21``, or any ISO 8601 time, in the journal's form.
+
+    A time without a zone counts as UTC.
+
+    Raises:
+        TrainpaceError: If the text is not a date.
+    """
     try:
         return utc_text(datetime.datetime.fromisoformat(text.strip()))
     except (ValueError, OverflowError):
@@ -144,7 +152,7 @@ def conditions(query: Query) -> list[ColumnElement[bool]]:
             filters.append(column == wanted)
     part = json.dumps(query.source, ensure_ascii=False)[1:-1]
     part = part.replace("/", "//").replace("%", "/%").replace("_", "/_")
-    record = runs.c.record  # mode and source have no column of their own
+    record = runs.c.record  # Mode and source have no column.
     others: dict[str, Callable[[], ColumnElement[bool]]] = {
         "micro_batch": lambda: runs.c.micro_batch == query.micro_batch,
         "since": lambda: runs.c.created_at >= since_text(query.since),
@@ -161,15 +169,18 @@ def conditions(query: Query) -> list[ColumnElement[bool]]:
 
 
 def _beginning(column: ColumnElement[Any], digits: str) -> list[ColumnElement[bool]]:
-    """Return the conditions that an id begins with some digits ("g" sorts after all of them)."""
+    """Return the conditions for ids that begin with `digits`.
+
+    "g" sorts after all hexadecimal digits.
+    """
     return [column >= digits.lower(), column < digits.lower() + "g"]
 
 
 class Page(NamedTuple):
-    """A page of runs.
+    """Page of runs.
 
-    `matches` counts the matching runs from here on; None for more than `most`. The next page starts
-    after `after`, which is "" on the last page.
+    `matches` is the number of matching runs from this page on, or None if there are too many. The
+    next page starts after `after`, which is "" on the last page.
     """
 
     entries: list[Entry]
@@ -186,7 +197,20 @@ def page(
     size: int = 25,
     most: int = MOST_COUNTED,
 ) -> Page:
-    """Return a page of runs. Raises TrainpaceError for an `after` from another list."""
+    """Return a page of runs.
+
+    Args:
+        journal: Open journal.
+        query: Filters.
+        order: Key of ORDERS.
+        descending: If True, start with the newest or largest.
+        after: `Page.after` of the previous page, or "" for the first page.
+        size: Number of runs per page.
+        most: Number of matching runs up to which they are counted.
+
+    Raises:
+        TrainpaceError: If `after` comes from another list.
+    """
     columns = [runs.c[name] for name in ORDERS[order]]
     wanted = _narrowed(journal, query)
     if order == "step":
@@ -217,8 +241,10 @@ def page(
 
 
 def names_of(journal: Journal, column: str) -> list[str] | None:
-    """Return all models or devices in the journal, sorted; None if there are more than
-    MOST_NAMES."""
+    """Return all models or devices in the journal, sorted.
+
+    Return None if there are more than MOST_NAMES.
+    """
     name = runs.c[column]
     first = select(func.min(name).label("name"))
     walk = first.cte("names", recursive=True)
@@ -230,8 +256,10 @@ def names_of(journal: Journal, column: str) -> list[str] | None:
 
 
 def _narrowed(journal: Journal, query: Query) -> list[ColumnElement[bool]]:
-    """Return the conditions of a query, with parts of names replaced by the names that contain
-    them."""
+    """Return the conditions of a query.
+
+    A part of a name is replaced by the full names that contain it.
+    """
     narrowed, rest = [], {}
     for column in ("model", "device"):
         part: str = getattr(query, column)
@@ -244,7 +272,7 @@ def _narrowed(journal: Journal, query: Query) -> list[ColumnElement[bool]]:
         rest[column] = ""
         if len(having) < len(names):
             narrowed.append(runs.c[column].in_(having) if having else false())
-    # SQLite evaluates them in this order, so cheap ones come first
+    # SQLite evaluates conditions in this order, so the cheap ones come first.
     return [*conditions(replace(query, **rest)), *narrowed]
 
 
@@ -257,12 +285,16 @@ def _text_of(key: tuple[Any, ...]) -> str:
 
 
 def _position(after: str, names: tuple[str, ...]) -> list[ColumnElement[Any]]:
-    """Return the values of the columns at the end of the previous page."""
+    """Decode `after` into the column values at the end of the previous page.
+
+    Raises:
+        TrainpaceError: If `after` comes from another list.
+    """
     kinds = tuple(float if name == "step_time_ms" else str for name in names)
     try:
         text = base64.b64decode(after.encode() + b"=" * (-len(after) % 4), b"-_", validate=True)
         values = msgspec.json.decode(text, type=tuple[kinds])  # type: ignore[valid-type]
-        # raises an error for text that no database stores
+        # Raises an error for text that no database can store.
         Query(text="".join(value for value in values if isinstance(value, str)))
     except (binascii.Error, ValueError, RecursionError):
         values = ()
@@ -275,16 +307,19 @@ def _position(after: str, names: tuple[str, ...]) -> list[ColumnElement[Any]]:
 
 CHUNK = 1000
 MANY = 10_000
-"""After this many new runs the database refreshes the statistics from which it chooses indexes."""
+"""Number of new runs after which the database refreshes its statistics.
+
+The database chooses indexes by these statistics.
+"""
 ALL = Query()
 T = TypeVar("T")
 R = TypeVar("R", Entry, Sweep)
 
 
 class Journal(contextlib.AbstractContextManager["Journal"]):
-    """An open journal, for one process and one ``with`` block.
+    """Open journal, for one process and one ``with`` block.
 
-    Errors of the database (a full disk, a server that is down, a damaged file) raise
+    Errors of the database (a full disk, a server that is down, a damaged file) are raised as
     UnreadableInput.
     """
 
@@ -294,12 +329,12 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     @classmethod
     def open(cls, where: str | None = None, create: bool = True, read_only: bool = False) -> Self:
-        """Open the journal at a path or URL, by default the user's own.
+        """Open the journal at a path or URL. By default, open the user's own journal.
 
         Args:
-            where: the path or URL.
-            create: create a missing journal; otherwise that is an error.
-            read_only: the database refuses every change.
+            where: Path or URL.
+            create: If True, create a missing journal. If False, a missing journal is an error.
+            read_only: If True, the database rejects every write.
         """
         url = url_of(where or default_place())
         with plainly(url):
@@ -325,7 +360,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     @property
     def place(self) -> str:
-        """The journal's path, or its URL without the password."""
+        """Path of the journal, or its URL with the password hidden."""
         return shown(self._url)
 
     @property
@@ -333,18 +368,18 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return self._engine.dialect.name
 
     def add(self, record: Entry | Sweep) -> bool:
-        """Store a run or a sweep; return False if its id exists. On return it is on disk."""
+        """Store a run or a sweep. Return False if its id exists. On return, it is on disk."""
         return self.add_many((record,)) == 1
 
     def add_many(self, entries: Iterable[Entry | Sweep]) -> int:
-        """Store runs and sweeps in one transaction, all or none; return how many were new."""
+        """Store runs and sweeps in one transaction, all or none. Return how many were new."""
         remaining = iter(entries)
         first = list(itertools.islice(remaining, CHUNK))
         begun = False
 
         def work(connection: Connection) -> int:
             nonlocal begun
-            if begun:  # `remaining` cannot be read twice
+            if begun:  # The iterator cannot be read twice.
                 raise UnreadableInput(
                     "the journal is locked by another process; nothing was saved.", "Try again."
                 )
@@ -364,8 +399,10 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return new
 
     def _check_there(self) -> None:
-        """Raise an error if the SQLite file was removed. SQLite would go on in a file that nobody
-        finds."""
+        """Raise an error if the SQLite file was removed.
+
+        SQLite would silently write to the deleted file.
+        """
         if self._url.drivername == "sqlite" and not os.path.exists(str(self._url.database)):
             raise JournalUnusable(
                 f"the journal at {self.place} was removed in the meantime; the new runs are lost."
@@ -375,8 +412,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         """Return the run whose id begins with these digits.
 
         Raises:
-            UnknownName: if there is none.
-            TrainpaceError: if there are several.
+            UnknownName: If no run matches.
+            TrainpaceError: If several runs match.
         """
         prefix = id_or_prefix.strip().lower()
         entries = []
@@ -394,14 +431,14 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     def find(
         self, query: Query = ALL, limit: int | None = 20, offset: int = 0, newest_first: bool = True
     ) -> list[Entry]:
-        """Return matching runs in order of time. `limit` is None for all."""
+        """Return matching runs in order of time. If `limit` is None, all are returned."""
         order = (runs.c.created_at, runs.c.id)
         by = [column.desc() if newest_first else column for column in order]
         chosen = select(runs.c.record).where(*conditions(query)).order_by(*by)
         return self._records(chosen.limit(limit).offset(offset), Entry)
 
     def with_ids(self, ids: Iterable[str]) -> list[Entry]:
-        """Return the runs with these ids, as far as they exist."""
+        """Return the runs with these ids. Unknown ids are ignored."""
         return self._where_in(runs.c.id, ids)
 
     def with_step_times(self, step_times_ms: Iterable[float]) -> list[Entry]:
@@ -409,7 +446,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return self._where_in(runs.c.step_time_ms, step_times_ms)
 
     def every(self, query: Query = ALL) -> Iterator[Entry]:
-        """Yield all matching runs, the oldest first, read in chunks."""
+        """Yield all matching runs, the oldest first. They are read in chunks."""
         chosen = (
             select(runs.c.record).where(*conditions(query)).order_by(runs.c.created_at, runs.c.id)
         )
@@ -436,7 +473,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return entry
 
     def open_sweep(self, key: str) -> Sweep | None:
-        """Return the newest unfinished sweep with this key."""
+        """Return the newest unfinished sweep with this key, or None."""
         unfinished = select(sweeps.c.record).where(
             sweeps.c.key == key, sweeps.c.finished_at.is_(None)
         )
@@ -471,8 +508,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         """Return a run, or the runs of a sweep, by the first digits of an id.
 
         Raises:
-            UnknownName: if there is none.
-            TrainpaceError: if several match, or a sweep has no runs.
+            UnknownName: If nothing matches.
+            TrainpaceError: If several match, or a sweep has no runs.
         """
         try:
             return [self.get(id_)]
@@ -490,8 +527,11 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return entries
 
     def _changed(self, table: Table, record: R, **changes: Any) -> R:
-        """Change fields of a stored record, and return it. Raises UnknownName if it does not
-        exist."""
+        """Change fields of a stored record, and return the changed record.
+
+        Raises:
+            UnknownName: If the record does not exist.
+        """
 
         def work(connection: Connection) -> R:
             chosen = select(table.c.record).where(table.c.id == record.id).with_for_update()
@@ -534,6 +574,6 @@ def _insert(connection: Connection, records: list[Entry | Sweep]) -> int:
                 .on_conflict_do_nothing(index_elements=["id"])
                 .returning(table.c.id)
             )
-            # drivers disagree on the rowcount of many rows
+            # Drivers disagree on the rowcount of many rows.
             new += len(connection.execute(statement, rows).all())
     return new
