@@ -1,24 +1,32 @@
-"""Times of collectives: latency + bytes / bandwidth of every algorithm; the fastest counts.
+"""Times of collectives with NCCL and gloo.
 
-The algorithms are NCCL's (NVIDIA/nccl src/graph/tuning.cc; Hu et al. 2025, "Demystifying NCCL"):
-ring (Patarasuk and Yuan 2009), double binary tree, reduction in the switch; NCCL runs what its
-model finds fastest, and so does this one. Wire bytes follow Thakur et al. 2005. NCCL's protocols
-(LL starts quickly and wastes the link, Simple is the reverse, LL128 between them) and its chunks
-make the bandwidth rise with the payload: one ramp stands for their envelope (`Group.ramp`).
+The time of an algorithm is latency + bytes / bandwidth. The model uses the fastest algorithm, as
+NCCL's own model does. NCCL's algorithms are ring (Patarasuk and Yuan 2009), double binary tree and
+reduction in the switch (NVIDIA/nccl src/graph/tuning.cc; Hu et al. 2025, "Demystifying NCCL"). The
+bytes on the wire follow Thakur et al. 2005. The reached bandwidth rises with the payload, because
+of NCCL's protocols and chunks. The LL protocol has a low latency and a low bandwidth, Simple is the
+reverse, and LL128 is between them. One curve models all of them (`Group.ramp`).
 
-NVLink joins all devices of a node through switches (A100 and newer boards of eight; GB200 and
-GB300: 72 devices over all their nodes), only pairs through a bridge (PCIe boards), or some devices
-by wires without a switch (V100 and P100 boards, four GH200s). Everything else goes over PCIe:
-straight from device to device if the driver allows it, else through the host's memory.
+NVLink connects devices in one of three ways:
 
-Limits: fitted on groups of 2 to 8 ranks of one node, and on up to 64 of one NVLink domain
-(fitting/links.py); many nodes and slow networks are extrapolation. Congestion between nodes,
-unequal nodes and other jobs on the network are not modelled.
+- Switches connect all devices of a node (A100 and newer boards with eight GPUs), or 72 devices of
+  several nodes (GB200 and GB300).
+- A bridge connects a pair of PCIe boards.
+- Wires connect some devices without a switch (V100 and P100 boards, four GH200s).
 
-CPU hosts talk through gloo, with the figures that `trainpace calibrate --hosts` measured. From
-pytorch/gloo (gloo/allreduce.cc, allgather.cc) and torch's ProcessGroupGloo: all-reduce is a ring
-that scatters, then gathers, in segments of at most 1 MiB; all-gather is half of that;
-reduce-scatter is an all-reduce in which each rank keeps its part, so it costs the same.
+All other traffic uses PCIe. It goes directly from device to device if the driver allows it, and
+otherwise through host memory.
+
+CPU hosts use gloo, with the figures that `trainpace calibrate --hosts` measures. The algorithms are
+from pytorch/gloo (gloo/allreduce.cc, allgather.cc) and torch's ProcessGroupGloo. An all-reduce is a
+ring that scatters and then gathers, in segments of at most 1 MiB. An all-gather is half of that. A
+reduce-scatter is an all-reduce after which each rank keeps only its part, so it costs the same.
+
+Limits: the constants were fitted on groups of 2 to 8 ranks in one node, and of up to 64 ranks in
+one NVLink domain (fitting/links.py). Many nodes and slow networks are extrapolations. The model
+ignores congestion between nodes, unequal nodes and other jobs on the network.
+
+Shapes: all functions are elementwise. Payloads and group sizes broadcast against each other.
 """
 
 from collections.abc import Callable
@@ -36,54 +44,75 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all",
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 
 TREE_EFFICIENCY = 0.9
-"""A tree's bandwidth as a share of a ring's (NCCL's tuning.cc)."""
+"""Bandwidth of a tree relative to a ring (NCCL's tuning.cc)."""
 TCP_SHARE = 1448 / 1514
-"""Payload in an Ethernet frame of 1500 bytes under TCP with time stamps, of the 1514 that a shaped
-link counts."""
+"""Share of payload in an Ethernet frame with TCP and time stamps.
+
+The frame carries 1500 bytes. A link with traffic shaping counts 1514.
+"""
 PCIE_EFFICIENCY = 0.30
-"""Share of PCIe's bandwidth of a ring through host memory, and of one device's copies: four and
-eight 2080 Ti and Titan RTX keep 0.31 to 0.34 (Sailor's tables), three RTX 3090 0.27 to 0.37
-(NVIDIA's BERT, what more GPUs add to a step)."""
+"""Share of the PCIe bandwidth that a ring through host memory reaches, or one device's copies.
+
+Four and eight 2080 Ti and Titan RTX reach 0.31 to 0.34 (Sailor's tables). Three RTX 3090 reach 0.27
+to 0.37 (NVIDIA's BERT, from the time that more GPUs add to a step).
+"""
 PCIE_PEER_EFFICIENCY = 0.75
-"""The same if devices read each other's memory: four A100 and four H100 with bridged pairs keep
-0.75 and 0.76 (Vidur's tables), RTX A5000, A5500 and A40 0.6 to 1.0 (NVIDIA's BERT). Servers differ
-by more than all else together: in one, four L40S keep 0.17 and eight 0.05 (aiconfigurator's), in
-another two RTX 6000 Ada 0.36 (PipeWeave's); but training steps on four and eight RTX 6000 Ada
-(lambda's, n 8) are 8% slower against those on one with 0.75, and 28% with 0.17 and 96% with 0.05.
-So no figure of the card predicts what a host's root complexes let through."""
+"""Share of the PCIe bandwidth that a ring reaches if devices read each other's memory.
+
+Four A100 and four H100 with bridged pairs reach 0.75 and 0.76 (Vidur's tables). RTX A5000, A5500 and
+A40 reach 0.6 to 1.0 (NVIDIA's BERT). The server matters more than anything else. In one server, four
+L40S reach 0.17 and eight 0.05 (aiconfigurator's tables). In another, two RTX 6000 Ada reach 0.36
+(PipeWeave's). But training steps on four and eight RTX 6000 Ada (lambda's, n 8), relative to steps
+on one, are 8% slower with 0.75, 28% with 0.17 and 96% with 0.05. So no property of the card predicts
+the bandwidth of a host's root complexes.
+"""
 NETWORK_EFFICIENCY = 0.95
-"""Share of a node's network bandwidth that a ring reaches with the largest payloads: 365 of 400
-GB/s over four H200 nodes with 4 GiB (collectives.csv), where NVLink was the limit, so at least this
-before the ramp."""
+"""Share of a node's network bandwidth that a ring reaches with the largest payloads.
+
+Four H200 nodes reach 365 of 400 GB/s with 4 GiB (collectives.csv). NVLink was the limit there, so
+the share before the ramp is at least this large.
+"""
 NETWORK_SEND_EFFICIENCY = 0.75
-"""The same for one send: 35.4 of 50 GB/s between two H100 nodes with 64 MiB (Vidur's tables)."""
+"""Share of a network card's bandwidth that one send reaches.
+
+Two H100 nodes reach 35.4 of 50 GB/s with 64 MiB (Vidur's tables).
+"""
 NETWORK_LATENCY_US = 2.5
-"""One message over InfiniBand, as in NCCL's latencies of a hop between nodes (tuning.cc)."""
+"""Latency of one message over InfiniBand, from NCCL's latency of a hop between nodes (tuning.cc)."""
 NETWORK_HOP_US = 4.5
-"""A hop between nodes in a collective, in NCCL's model of LL and LL128 (tuning.cc: 2.7 to 8.5)."""
+"""Latency of a hop between nodes in a collective.
+
+NCCL's model of LL and LL128 has 2.7 to 8.5 microseconds (tuning.cc).
+"""
 NETWORK_START_US = 9.0
-"""Extra start latency of a collective over the network versus inside a node. With a hop, sends
-between two nodes take 12 (H100), 16 (A100) and 17 (A40) microseconds longer than inside (Vidur's
-tables, up to 16 KiB)."""
+"""Extra start latency of a collective over the network, compared to one inside a node.
+
+Together with a hop, sends between two nodes take 12 (H100), 16 (A100) and 17 (A40) microseconds
+longer than sends inside a node (Vidur's tables, up to 16 KiB).
+"""
 MULTICAST_ARCHITECTURES = frozenset({"hopper", "blackwell"})
-"""Architectures with NVSwitch of the third generation or later, which reduces in the switch
-(NVLS)."""
+"""Architectures whose NVSwitch (third generation or later) can reduce in the switch (NVLS)."""
 SWITCHED_FORM_FACTORS = ("sxm", "oam", "module")
-"""Boards whose links reach every device of the node. On PCIe boards a bridge joins two."""
+"""Board types whose links reach every device of the node. On PCIe boards, a bridge joins two."""
 WIRED_SHARES = {"sxm2": ((2, 4, 8), (0.52, 0.67, 1.0)), "module": ((2, 4), (0.33, 1.0))}
-"""Share of a device's links that lead to others of its group, by ranks, on boards without a switch.
-V100 in the hybrid cube mesh has four of six links to its half of eight (NVIDIA's DGX-1 whitepaper),
-and two ranks keep 0.42 of the datasheet where four keep 0.53 (Sailor's tables); each of four GH200s
-has a third to each other one."""
+"""Share of a device's links that lead to other devices of its group, on boards without a switch.
+
+The first tuple has group sizes, and the second the shares. A V100 in the hybrid cube mesh has four of
+six links to its half of eight GPUs (NVIDIA's DGX-1 whitepaper). Two ranks reach 0.42 of the datasheet
+and four reach 0.53 (Sailor's tables). Each of four GH200s has a third of its links to each other one.
+"""
 
 
 class Generation(Record):
-    """One generation of NVLink, or PCIe.
+    """Constants of one generation of NVLink, or of PCIe.
 
-    `start_us` counts once per collective, `hop_us` for each step of its algorithm. `efficiency` is
-    the share of the datasheet's bandwidth (one direction) that a ring approaches with large
-    payloads. `switch_start_us` and `switch_efficiency` (relative to what a reduction in the switch
-    could reach at most) are those of NVLS.
+    Attributes:
+        start_us: Latency once per collective, in microseconds.
+        hop_us: Latency of each step of the algorithm, in microseconds.
+        efficiency: Share of the datasheet's bandwidth in one direction that a ring reaches with
+            large payloads.
+        switch_start_us: Latency once per reduction in the switch (NVLS), in microseconds.
+        switch_efficiency: Share of the maximum bandwidth that a reduction in the switch reaches.
     """
 
     start_us: float
@@ -94,16 +123,24 @@ class Generation(Record):
 
 
 class LinkConstants(Record):
-    """Constants fitted by fitting/links.py on collectives of eight cards with NVLink.
+    """Constants of links, fitted by fitting/links.py on collectives of eight cards with NVLink.
 
-    1,632 rows, median 7% off; `*_us` in microseconds. `generations`: NVLink's by number; others get
-    their mean. `pcie`: its efficiency is relative to PCIE_EFFICIENCY or PCIE_PEER_EFFICIENCY.
-    `ramp_us`: bytes that take t at the full bandwidth take t + sqrt(ramp t), as a pipeline of
-    chunks of the best size does; `send_ramp_us` is that of point-to-point sends.
-    `pair_efficiency`: of a gather, scatter or all-to-all between two ranks, relative to more;
-    `pair_sum_efficiency`: of an all-reduce. `eager_us`: what ranks wait for each other at a
-    collective's start if no CUDA graph launches it. `peer_us`: another peer in an all-to-all;
-    `far_peer_us`: one beyond the node, within a domain of NVLink.
+    The fit has 1,632 rows and a median error of 7%. Fields that end in `_us` are in microseconds.
+
+    Attributes:
+        generations: Constants of NVLink by generation. Other generations get the mean.
+        pcie: Constants of PCIe. Its efficiency is relative to `PCIE_EFFICIENCY` or
+            `PCIE_PEER_EFFICIENCY`.
+        ramp_us: Constant r of the ramp. A transfer that takes t at full bandwidth takes
+            t + sqrt(r t). A pipeline of chunks of the best size behaves like this.
+        send_ramp_us: The same for point-to-point sends.
+        pair_efficiency: Bandwidth of a gather, scatter or all-to-all between two ranks, relative to
+            larger groups.
+        pair_sum_efficiency: The same for an all-reduce.
+        eager_us: Time that ranks wait for each other at the start of a collective, if it is not
+            launched by a CUDA graph.
+        peer_us: Time that each further peer adds to an all-to-all.
+        far_peer_us: Time that a peer outside the node, but in the same NVLink domain, adds.
     """
 
     generations: dict[int, Generation]
@@ -117,7 +154,7 @@ class LinkConstants(Record):
     far_peer_us: float
 
     def generation(self, number: float | None) -> Generation:
-        """Return a generation of NVLink; the mean of all if it was not fitted."""
+        """Return the constants of a generation of NVLink, or the mean of all if it is unknown."""
         known = self.generations.get(int(number or 0))
         if known is not None:
             return known
@@ -162,20 +199,23 @@ def collective_ms(
     cluster: Cluster,
     constants: LinkConstants = CONSTANTS,
 ) -> Floats | str:
-    """Return the milliseconds of one collective, or the reason if it is unknown.
+    """Return the milliseconds of one collective, or the reason if they are unknown.
 
-    Arguments broadcast against each other. One rank, or nothing to send, takes 0. A cluster with
-    measured `host_links` is one of CPU hosts that talk through gloo.
+    Array arguments broadcast against each other. One rank or an empty payload takes 0 ms. A cluster
+    with measured `host_links` consists of CPU hosts that use gloo.
 
     Args:
-        collective: what is done.
-        payload_bytes: the whole tensor: for all_gather and reduce_scatter the gathered size, for
-            all_to_all what one rank has, for send what one rank sends another.
-        ranks: the size of the group.
-        ranks_per_node: ranks of the group that share a node, or a domain of NVLink. The group
-            crosses the network with the network cards of that many devices.
-        cluster: its devices and links.
-        constants: fitted figures of links.
+        collective: Name of the collective.
+        payload_bytes: Size of the whole tensor. For all_gather and reduce_scatter, this is the
+            gathered size. For all_to_all it is the tensor of one rank. For send it is the message.
+        ranks: Size of the group.
+        ranks_per_node: Ranks of the group that share a node or an NVLink domain. The group crosses
+            the network with the network cards of that many devices.
+        cluster: Devices and links.
+        constants: Fitted constants of links.
+
+    Raises:
+        UnknownName: If the collective is unknown.
     """
     if collective not in COLLECTIVES:
         raise UnknownName(
@@ -201,9 +241,10 @@ def collective_ms(
 
 
 def pcie_gb_per_s(cluster: Cluster) -> float:
-    """Return one direction of the device's PCIe link after encoding.
+    """Return the bandwidth of the device's PCIe link in one direction, in GB/s.
 
-    0.985 GB/s per lane in generation 3, doubling with each generation (PCI-SIG).
+    A lane of generation 3 has 0.985 GB/s after encoding. The rate doubles with each generation
+    (PCI-SIG). Unknown links are assumed to have 16 lanes of generation 3.
     """
     device = cluster.device
     generation = device.pcie_generation.value if device.pcie_generation else 3.0
@@ -214,14 +255,20 @@ def pcie_gb_per_s(cluster: Cluster) -> float:
 def has_peer_access(cluster: Cluster) -> bool:
     """Return True if devices read each other's memory over PCIe.
 
-    GeForce and Titan cards do not (NVIDIA's driver), others mostly do.
+    NVIDIA's driver does not allow it on GeForce and Titan cards. Most other cards have it.
     """
     given = cluster.pcie_peer_access
     return not cluster.device.is_consumer if given is None else given
 
 
 def missing_link(cluster: Cluster, within: bool, across: bool) -> str:
-    """Return which figure is missing for communication within and across nodes, as a sentence."""
+    """Return a sentence that names the missing link figure, or "" if all are known.
+
+    Args:
+        cluster: Devices and links.
+        within: True if ranks communicate within a node.
+        across: True if ranks communicate across nodes.
+    """
     device = cluster.device
     if within and device.link_gb_per_s is None and device.pcie_generation is None:
         return (
@@ -234,12 +281,22 @@ def missing_link(cluster: Cluster, within: bool, across: bool) -> str:
 
 
 class Group(NamedTuple):
-    """Groups of `n` ranks, `inside` of them joined by a node or a domain of NVLink.
+    """Process groups and their links, as arrays of one shape. Bandwidths are in bytes per second.
 
-    within, across, card: bytes/s of a rank's links inside, of a group's network cards, and of one
-    of those. start_s, hop_s: seconds. far_hop_s: of a hop between nodes. multicast: groups that
-    reduce in the switch. far_peers: ranks inside but beyond the node, which only a domain of NVLink
-    has.
+    Attributes:
+        n: Number of ranks in the group.
+        inside: Ranks of the group that share a node or an NVLink domain.
+        nodes: Number of nodes or NVLink domains.
+        within: Bandwidth of a rank's links inside the node.
+        across: Bandwidth of the group's network cards on a node. Infinite for one node.
+        card: Bandwidth of one network card.
+        start_s: Latency once per collective, in seconds.
+        hop_s: Latency of a hop inside the node, in seconds.
+        far_hop_s: Latency of a hop between nodes, in seconds.
+        multicast: Mask of groups that can reduce in the switch.
+        far_peers: Ranks outside the node but in the same NVLink domain.
+        switch: Constants of the NVLink generation.
+        constants: Fitted constants of links.
     """
 
     n: Floats
@@ -258,28 +315,28 @@ class Group(NamedTuple):
 
     @property
     def ring(self) -> Floats:
-        """The slowest link of a ring.
+        """Bandwidth of the slowest link of a ring.
 
-        A ring enters and leaves each node once, over all of the group's network cards there.
+        A ring enters and leaves each node once, over all network cards of the group on the node.
         """
         return np.where(self.inside > 1, np.minimum(self.within, self.across), self.across)
 
     @property
     def waits_s(self) -> Floats:
-        """Seconds before anything moves: the start, and the wait for the last rank."""
+        """Seconds before data moves: the start latency, and the wait for the last rank."""
         return self.start_s + 1e-6 * self.constants.eager_us
 
     def ramp(self, seconds: Floats, ramp_us: float | None = None) -> Floats:
-        """Return the seconds on a link from those at its full bandwidth.
+        """Convert seconds at full bandwidth to actual seconds on a link.
 
-        The more chunks there are, the better they fill its pipeline.
+        Larger transfers have more chunks, which fill the pipeline of the link better.
         """
         late = 1e-6 * (self.constants.ramp_us if ramp_us is None else ramp_us)
         return np.asarray(seconds + np.sqrt(late * seconds))
 
 
 def group_of(n: Floats, inside: Floats, cluster: Cluster, constants: LinkConstants) -> Group:
-    """Return the links of groups of `n` ranks, `inside` of them in each node or domain."""
+    """Return the links of groups of `n` ranks, with `inside` ranks per node or NVLink domain."""
     device = cluster.device
     linked, link = _nvlink(n, inside, cluster)
     number = device.nvlink_generation.value if device.nvlink_generation else None
@@ -314,13 +371,13 @@ def group_of(n: Floats, inside: Floats, cluster: Cluster, constants: LinkConstan
 
 
 def _nvlink(n: Floats, inside: Floats, cluster: Cluster) -> tuple[Flags, Floats]:
-    """Return (groups with links other than PCIe, GB/s of a rank's links in one direction)."""
+    """Return a mask of groups with NVLink, and the GB/s of a rank's links in one direction."""
     device = cluster.device
     if device.link_gb_per_s is None:
         return np.zeros(n.shape, dtype=bool), np.zeros_like(n)
     link = device.link_gb_per_s.value / 2
     if not device.form_factor.lower().startswith(SWITCHED_FORM_FACTORS):
-        # a bridge is an accessory, which GeForce and Titan cards are mostly without
+        # A bridge is an accessory. Most GeForce and Titan cards have none.
         return (inside <= 2) & (not device.is_consumer), np.full_like(n, link)
     links = np.full_like(n, link)
     if _is_wired(device):
@@ -329,7 +386,7 @@ def _nvlink(n: Floats, inside: Floats, cluster: Cluster) -> tuple[Flags, Floats]
 
 
 def _is_wired(device: Device) -> bool:
-    """Return True if the board's links lead from device to device without a switch."""
+    """Return True if links connect the devices of the board without a switch."""
     return device.form_factor.lower() in WIRED_SHARES and device.nvlink_domain is None
 
 
@@ -343,15 +400,18 @@ def _all_reduce(payload: Floats, group: Group) -> Floats:
 
 
 def _halves(payload: Floats, group: Group) -> Floats:
-    """Return all-gather and reduce-scatter: once round the ring.
+    """Return the seconds of an all-gather or reduce-scatter: one pass around the ring.
 
-    Two ranks use fewer of NCCL's channels.
+    Groups of two ranks use fewer of NCCL's channels.
     """
     return _ring(payload / np.where(group.n == 2, group.constants.pair_efficiency, 1.0), group)
 
 
 def _ring(payload: Floats, group: Group, passes: int = 1) -> Floats:
-    """Return `passes` times round the ring: 1 gathers or scatters, 2 reduce."""
+    """Return the seconds of `passes` passes around the ring.
+
+    A gather or a scatter needs one pass, and an all-reduce needs two.
+    """
     wire = passes * (group.n - 1) / group.n * payload
     between = passes * (group.nodes - 1)
     near = passes * (group.n - 1) - between
@@ -360,10 +420,11 @@ def _ring(payload: Floats, group: Group, passes: int = 1) -> Floats:
 
 
 def _tree(payload: Floats, group: Group) -> Floats:
-    """Return a double binary tree over nodes, a chain inside each (Sanders et al. 2009).
+    """Return the seconds of a double binary tree over nodes, with a chain inside each node.
 
-    It goes up and down again, pipelined. Inside, every rank passes the tensor on twice. Between
-    nodes, 2 (nodes - 1) half tensors per edge are spread evenly.
+    Data goes up the tree and down again, pipelined (Sanders et al. 2009). Inside a node, every rank
+    passes the tensor on twice. Between nodes, the traffic of 2 (nodes - 1) half tensors per edge is
+    spread evenly over the nodes.
     """
     nodes, inside = group.nodes, group.inside
     between = 2 * (nodes - 1) / np.maximum(nodes, 1) * payload / group.across
@@ -375,11 +436,12 @@ def _tree(payload: Floats, group: Group) -> Floats:
 
 
 def _in_switch(payload: Floats, group: Group) -> Floats:
-    """Return an all-reduce whose sums the NVSwitch makes (NVLS).
+    """Return the seconds of an all-reduce in the NVSwitch (NVLS). Infinite without multicast.
 
-    Over nodes, each rank reduces its part across in between. A rank sends its tensor once and 1/n
-    of the result, so it moves (n + 1) / n of the payload each way, while a ring moves 2 (n - 1) /
-    n: no gain below four ranks. The three phases over nodes are not pipelined here.
+    A rank sends its tensor once, and 1/n of the result. It therefore moves (n + 1) / n of the
+    payload in each direction, while a ring moves 2 (n - 1) / n. There is no gain below four ranks.
+    With several nodes, each rank also reduces its part across nodes, between the two phases inside
+    the node. The model does not pipeline these three phases.
     """
     g, nodes = group.inside, group.nodes
     within = group.ramp((g + 1) / g * payload / (group.within * group.switch.switch_efficiency))
@@ -391,10 +453,10 @@ def _in_switch(payload: Floats, group: Group) -> Floats:
 
 
 def _all_to_all(payload: Floats, group: Group) -> Floats:
-    """Return the time for every rank to send 1/n of its tensor to each other one at once.
+    """Return the seconds of an all-to-all: every rank sends 1/n of its tensor to each other rank.
 
-    Within a domain of NVLink, sends to peers beyond the node go out one after the other, under the
-    transfer.
+    In an NVLink domain, sends to peers outside the node start one after the other. This overlaps
+    with the transfer.
     """
     c = group.constants
     near_share, far_share = (group.inside - 1) / group.n, (group.n - group.inside) / group.n
@@ -406,9 +468,10 @@ def _all_to_all(payload: Floats, group: Group) -> Floats:
 
 
 def _send(payload: Floats, group: Group) -> Floats:
-    """Return one rank's send to another, inside the node if the group shares one.
+    """Return the seconds of a send from one rank to another.
 
-    The receiver waits for it in any case.
+    The send stays inside the node if the group does. It has no `eager_us`, because the receiver
+    waits for the sender in any case.
     """
     same = group.inside >= group.n
     far = group.card * NETWORK_SEND_EFFICIENCY / NETWORK_EFFICIENCY
@@ -429,14 +492,14 @@ _SECONDS: dict[Collective, Callable[[Floats, Group], Floats]] = {
 
 
 def steps(collective: str, ranks: Floats) -> Floats:
-    """Return the number of messages that wait for one another."""
+    """Return the number of messages of a gloo collective that run one after the other."""
     if collective == "send":
         return np.ones_like(ranks)
     return (2 if collective in ("all_reduce", "reduce_scatter") else 1) * (ranks - 1)
 
 
 def wire_bytes(collective: str, payload_bytes: Floats, ranks: Floats) -> Floats:
-    """Return the bytes that each rank sends."""
+    """Return the bytes that each rank sends in a gloo collective."""
     if collective == "send":
         return payload_bytes * np.ones_like(ranks)
     return steps(collective, ranks) * payload_bytes / ranks
@@ -450,9 +513,15 @@ def gloo_seconds(
     gb_per_s: float,
     links: HostLinks,
 ) -> Floats:
-    """Return the seconds of one collective of hosts that may send `gb_per_s` each.
+    """Return the seconds of one gloo collective.
 
-    `across` are the groups that span hosts.
+    Args:
+        collective: Name of the collective.
+        payload_bytes: Size of the whole tensor.
+        ranks: Size of the group.
+        across: Mask of groups that span several hosts.
+        gb_per_s: Bandwidth of each host in one direction.
+        links: Measured figures of the hosts.
     """
     wire = wire_bytes(collective, payload_bytes, ranks)
     host_us = links.host_us_per_mib.get(collective, links.host_us_per_mib.get("all_reduce", 0.0))

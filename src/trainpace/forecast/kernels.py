@@ -1,11 +1,13 @@
-"""Device time of every operator: a physical form per class, bounded by what the device achieves.
+"""Device time of every operator, from its arithmetic, memory traffic and kernel launches.
 
     time = (compute^p + memory^p)^(1/p) + launches x latency        p = SMOOTHNESS
 
-Matmuls, convolutions and fused attention compute as the modules of their names say. Everything else
-moves bytes at a share of the bandwidth that its class reaches, more if it fits in L2, or works on
-every element for longer than that takes. Every array broadcasts: operators along the last axis,
-batch sizes and devices along axes before it.
+The modules `matmul` and `attention` give the arithmetic time of matmuls, convolutions and fused
+attention. All other operators either move bytes or work on elements, whichever takes longer. Each
+class of operators reaches its own share of the memory bandwidth, and more if the data fits in L2.
+
+Shapes: arrays broadcast. The last axis has the operators of the table. Axes before it have batch
+sizes and devices. A batch size is therefore an array of shape (batches, 1).
 """
 
 from __future__ import annotations
@@ -51,16 +53,21 @@ from trainpace.workload import (
 )
 
 SMOOTHNESS = 5.0
-"""Exponent p: how sharply compute-bound turns into memory-bound."""
+"""Exponent p of the smooth maximum of compute and memory time. Larger is sharper."""
 
 SUMMED_US = 0.15
-"""Microseconds that a sum, mean or norm takes for the square root of the numbers that go into each
-result, besides moving them: torch's reduction shares them among threads, blocks and a second pass
-of whichever block ends last (ATen/native/cuda/Reduce.cuh). Fitted on the lent H100's profiled sums
-and means (n 1360); the H200's (286) it then forecasts with a bias of -6%, of -57% without."""
+"""Extra microseconds of a sum, mean or norm, times the square root of the inputs per result.
+
+torch's reduction divides the inputs among threads and blocks. The block that ends last makes a
+second pass (ATen/native/cuda/Reduce.cuh). Fitted on profiled sums and means of an H100 (n 1360). The
+bias on an H200 (n 286) is then -6%, and -57% without this term.
+"""
 MOST_SUMMED = 160_000.0
-"""Above this, more numbers take more blocks instead: sums of 590,000 into each of 16 to 64 results
-start no later (n 7)."""
+"""Largest number of inputs per result that adds to the time of a reduction.
+
+Above it, torch uses more blocks. Sums of 590,000 inputs into each of 16 to 64 results do not start
+later (n 7).
+"""
 UPDATES_MOVED = {
     "_foreach_mul_": 2.0,
     "_foreach_div_": 2.0,
@@ -73,21 +80,30 @@ UPDATES_MOVED = {
     "_fused_adamw_": 7 / 4,
     "_fused_sgd_": 5 / 3,
 }
-"""Bytes that an update of many tensors moves for each byte that its trace says it reads. It writes
-one of the lists that it reads (fused, all but the gradients), while the trace counts a fourth of
-what is read. Adam's addcmul_ is given the gradient twice and reads it once; add_ is assumed to read
-a list besides its own, as SGD's does. Counted in this way, all seven calls of AdamW move 2.6 to 2.8
-TB/s on the lent H100 and 3.4 to 3.9 on the H200 (medians of 60 and 19 steps of models above 50
-million parameters), SGD's 2.7."""
+"""Bytes that a multi-tensor update moves, per byte that its trace says it reads.
+
+An update writes one of the lists that it reads. A fused update writes all of them except the
+gradients. The trace instead counts a fourth of the read bytes as written. Adam's addcmul_ gets the
+gradient twice and reads it once. add_ is assumed to read one other list, as SGD's does. With these
+factors, all seven calls of AdamW move 2.6 to 2.8 TB/s on an H100 and 3.4 to 3.9 TB/s on an H200
+(medians of 60 and 19 steps of models above 50 million parameters). SGD's calls move 2.7 TB/s.
+"""
 
 PADDED_ROWS = 16
-"""An expert's rows, over which its weight's gradient sums, are padded to a multiple of this number:
-for 16-byte strides of grouped matmuls (torch._grouped_mm), in FP8 to 16 or 32 (Megatron-Core's
-moe_router_padding_for_quantization, torchao's pad_token_groups)."""
+"""Multiple to which the rows (tokens) of an expert are padded.
+
+The gradient of an expert's weight sums over these rows. Grouped matmuls need 16-byte strides
+(torch._grouped_mm). In FP8, rows are padded to 16 or 32 (Megatron-Core's
+moe_router_padding_for_quantization, torchao's pad_token_groups).
+"""
 
 
 class KernelTimes(NamedTuple):
-    """Seconds per row (all of its `count` operators together), and what bounds them."""
+    """Seconds of each row, with all of its `count` operators together.
+
+    device_s is the total. compute_s, memory_s and latency_s are the terms of the formula in the
+    module's docstring.
+    """
 
     device_s: Floats
     compute_s: Floats
@@ -98,14 +114,24 @@ class KernelTimes(NamedTuple):
 def host_us(
     operators: Operators, launch_us: Floats | float, view_us: float, module_us: float
 ) -> Floats:
-    """Return the host's microseconds for every row, all of its operators together."""
+    """Return the host time of every row in microseconds, shape (rows,).
+
+    Args:
+        operators: Table of operators.
+        launch_us: Time per kernel launch, as a number or per row.
+        view_us: Time of a view, which launches no kernel.
+        module_us: Time to enter a module.
+    """
     kind, launches = np.asarray(operators.kind), launch_us * operators.launches
     each = np.where(kind == "module", module_us, np.where(kind == "view", view_us, launches))
     return each * operators.count
 
 
 class _Affine:
-    """A column of coefficients over the batch size, stored so that evaluating it is cheap."""
+    """Sizes of all rows as affine functions of the batch size.
+
+    Columns that do not depend on the batch are evaluated without arithmetic.
+    """
 
     def __init__(self, coefficients: Floats) -> None:
         self._constant, self._slope = (
@@ -118,7 +144,13 @@ class _Affine:
 
 
 class _ClassConstants(NamedTuple):
-    """Constants of the classes of memory traffic, by row: in NCHW, and in NHWC."""
+    """Constants of each row's class of memory traffic, as pairs for NCHW and NHWC.
+
+    Attributes:
+        share: Share of the memory bandwidth that the class reaches.
+        work: Relative arithmetic per element.
+        row_work: Relative arithmetic per normalized row.
+    """
 
     share: tuple[Floats, Floats]
     work: tuple[Floats, Floats]
@@ -126,9 +158,10 @@ class _ClassConstants(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Seconds of one operator of every row, before what bounds it is known.
+    """Intermediate times of every row, in seconds.
 
-    latency_s is that of all `count` operators of a row together.
+    busy_s, compute_s and memory_s are times of one operator of the row. busy_s is the smooth
+    maximum of the other two. latency_s is the time of all `count` operators of the row together.
     """
 
     busy_s: Floats
@@ -138,10 +171,10 @@ class _Columns(NamedTuple):
 
 
 class KernelTable:
-    """The operators of a workload, sorted into classes once, and their times on any device.
+    """Table of the operators of a workload, which computes their times on any device.
 
-    Every method takes a `batch` that broadcasts against the operators in the last axis, as do the
-    arrays of `Rates` and the flags `channels_last` and `compiled`.
+    `batch`, the arrays of `Rates` and the flags `channels_last` and `compiled` broadcast against the
+    operators on the last axis.
     """
 
     def __init__(
@@ -150,8 +183,14 @@ class KernelTable:
         compiled_to: Fused | None = None,
         like: KernelTable | None = None,
     ) -> None:
-        """`compiled_to` is what torch.compile leaves of the rows, if they are not those of one
-        workload in their order; `like` is a table for which it leaves the same."""
+        """Sort the operators into classes.
+
+        Args:
+            operators: Operators of the table.
+            compiled_to: Effect of torch.compile on the rows. Required if the rows are not those of
+                one workload in their order. By default, `fusion.fused` computes it.
+            like: Table with the same rows, whose effect of torch.compile is reused.
+        """
         self.operators, self._compiled_to, self._like = operators, compiled_to, like
         self._classes: tuple[KernelConstants, _ClassConstants] | None = None
         self._kind = np.array(operators.kind)
@@ -177,7 +216,7 @@ class KernelTable:
         self.traffic = [
             KINDS[kind].functions.get(name) or KINDS[kind].usual_traffic for kind, name in calls
         ]
-        """The class of every row's memory traffic: a name of the constants' `traffic_*`."""
+        """Class of every row's memory traffic. The constants `traffic_*` have these names."""
         self._class_names, self._class_of_row = np.unique(self.traffic, return_inverse=True)
         self._dims = [_Affine(operators.dims[:, i]) for i in range(MOST_SIZES)]
         self._flops, self._read, self._written = map(
@@ -186,7 +225,7 @@ class KernelTable:
 
     @cached_property
     def fused(self) -> Fused:
-        """Remaining bytes and kernels of every row under torch.compile."""
+        """Shares of bytes and kernels that remain of every row under torch.compile."""
         if self._like is not None:
             return self._like.fused
         return fused(self.operators) if self._compiled_to is None else self._compiled_to
@@ -202,7 +241,14 @@ class KernelTable:
     ) -> KernelTimes:
         """Return the times of every row.
 
-        `matmuls` is what `matmul_times` returns for the same batch and rates, if it is known.
+        Args:
+            batch: Micro-batch sizes.
+            rates: Rates of the devices.
+            c: Fitted constants.
+            channels_last: True for the NHWC layout.
+            compiled: True for torch.compile.
+            matmuls: Result of `matmul_times` for the same batch and rates, to avoid computing it
+                again.
         """
         table, compiled = self.operators, np.asarray(compiled)
         batch = np.asarray(batch, dtype=np.float64)
@@ -210,10 +256,10 @@ class KernelTable:
         classes = self._constants_of_classes(c)
         compute = self._compute_s(sizes, self._flops.at(batch), classes, rates, c)
         read_bytes, written_bytes = self._read.at(batch), self._written.at(batch)
-        # traces count the whole table; only the rows that are written have been read
+        # A lookup reads only the rows that it writes. The trace counts the whole embedding table.
         read_bytes = np.where(self._gathers, np.minimum(read_bytes, written_bytes), read_bytes)
         moved = np.where(self._updates > 0, read_bytes * self._updates, read_bytes + written_bytes)
-        # NCHW convolutions on matrix units are transposed to NHWC and back
+        # Matrix units need NHWC, so NCHW convolutions are transposed to NHWC and back.
         dense = self._is_convolution & ~self._depthwise
         transposed = dense & sizes.tensor & ~sizes.channels_last
         moved = np.where(transposed, moved * (1.0 + 2.0 * c.transposes), moved)
@@ -223,14 +269,14 @@ class KernelTable:
         launches = table.launches
         if compiled.any():
             joined = compiled & self.fused.joined
-            # whatever Inductor fuses, it writes kernels that stream; the work per element is that
-            # of ATen's norms and softmax
+            # Fused kernels of Inductor only stream data. The arithmetic per element was fitted for
+            # the norms and the softmax of ATen, so it does not apply to them.
             left = self.fused.traffic * c.compile_traffic
             streamed = moved * left / (rates.bytes_per_s * c.traffic_elementwise * in_l2)
             memory = np.where(joined, np.minimum(streamed, memory), memory)
             compute = np.where(joined, 0.0, compute)
             launches = launches * np.where(joined, self.fused.launches * c.compile_launches, 1.0)
-        # the two transposes are kernels of their own
+        # Each of the two transposes is a separate kernel.
         launches = launches + 2.0 * transposed
         dims = sizes.dims
         summed = np.maximum(dims[OTHER.elements_in], 1.0) / np.maximum(
@@ -239,8 +285,8 @@ class KernelTable:
         summing_us = SUMMED_US * np.sqrt(np.minimum(summed, MOST_SUMMED))
         start_us = c.latency_us + np.where(self._sums & ~compiled, summing_us, 0.0)
         latency = np.broadcast_to(count * launches * start_us * 1e-6, sizes.shape)
-        # in 8 bits both operands of a weight's matmul are cast first, which moves about as much as
-        # reading them in 16; compilers and hand-fused kernels cast on the way
+        # Both operands of an 8-bit matmul with a weight are cast first. This moves about as many
+        # bytes as reading them in 16 bits. torch.compile fuses the cast into other kernels.
         cast = self._matmuls & self._has_weights & (rates.casts > 0) & ~compiled
         cast_s = np.where(cast, read_bytes / (rates.bytes_per_s * c.traffic_elementwise), 0.0)
         if self.has_attention:
@@ -271,8 +317,8 @@ class KernelTable:
         )
         tensor = np.where(half, rates.half_on_tensor_cores, full_on_tensor_cores) > 0
         dims = [size.at(batch) for size in self._dims]
-        # torch.compile turns convolutions to channels-last by itself, except for grouped ones
-        # (torch._inductor.graph, GraphLowering.decide_layout_opt)
+        # torch.compile changes convolutions to channels-last, except for grouped convolutions
+        # (torch._inductor.graph, GraphLowering.decide_layout_opt).
         by_itself = (dims[CONV.channels_last] > 0) | (np.asarray(compiled) & ~self._grouped)
         turned = np.broadcast_to(np.asarray(channels_last) | (convolves & by_itself), shape)
         return OperatorSizes(
@@ -287,7 +333,10 @@ class KernelTable:
         channels_last: Flags | bool = False,
         compiled: Flags | bool = False,
     ) -> Tiling:
-        """Return how matmuls and convolutions are divided into tiles and waves, for all rows."""
+        """Return the division of matmuls and convolutions into tiles and waves, for all rows.
+
+        Arguments are those of `times`.
+        """
         batch = np.asarray(batch, dtype=np.float64)
         sizes, half = self._sizes(batch, rates, channels_last, compiled), self.operators.half
         tiling = Tiling(*(np.zeros(sizes.shape) for _ in Tiling._fields))
@@ -314,7 +363,7 @@ class KernelTable:
     def _matmul_sizes(
         self, batch: Floats, rates: Rates
     ) -> tuple[Floats, Floats, Floats, Floats, MatmulFigures]:
-        """Return sizes and figures of the rows that multiply in 16 or 8 bits."""
+        """Return b, m, n, k and the device's figures for the rows of 16-bit and 8-bit matmuls."""
         rows, at = self._matmuls, part(batch, self._matmuls)
         b, m, n, k = (at_batch(self.operators.dims[rows, i], at) for i in GEMM)
         k = np.where(self._grouped_matmuls, np.ceil(k / PADDED_ROWS) * PADDED_ROWS, k)
@@ -326,9 +375,9 @@ class KernelTable:
     def matmul_times(
         self, batch: Floats, rates: Rates, model: MatmulModel | None = None
     ) -> MatmulTimes:
-        """Return the times of one matmul of every row that multiplies in 16 or 8 bits.
+        """Return the time of one matmul for each row of 16-bit or 8-bit matmuls.
 
-        They do not depend on the kernel constants.
+        The times depend on the fitted matmul model, but not on the kernel constants.
         """
         sizes = self._matmul_sizes(np.asarray(batch, dtype=np.float64), rates)
         return matmul_times(*sizes, model, self._grouped_matmuls)
@@ -341,7 +390,7 @@ class KernelTable:
         sizes: OperatorSizes,
         c: KernelConstants,
     ) -> _Columns:
-        """Return the columns with measured matmuls in them, if the device's are known."""
+        """Return the columns with the times of the matmul model, if it covers the device."""
         rows = self._matmuls
         b, n, k = (part(sizes.dims[i], rows) for i in (GEMM.batch, GEMM.n, GEMM.k))
         of_weights, of_batches = part(rates.weights.known, rows), part(rates.batched.known, rows)
@@ -352,7 +401,7 @@ class KernelTable:
         work = matmuls.seconds - matmuls.latency_s
         bound = matmuls.compute_s**SMOOTHNESS
         bound = bound / (bound + matmuls.memory_s**SMOOTHNESS)
-        # long steps heat a card; short bursts of kernels do not
+        # Long steps heat the card, which lowers its clock. The matmuls of the fit were short bursts.
         steady = c.products_sustained * part(rates.products_boost, rows)
         work = work * (1.0 + (1.0 / steady - 1.0) * bound)
         latency_s = matmuls.latency_s * self.operators.count[rows]
@@ -372,9 +421,9 @@ class KernelTable:
         rates: Rates,
         c: KernelConstants,
     ) -> Floats:
-        """Return the seconds of arithmetic of one operator of every row.
+        """Return the arithmetic seconds of one operator of every row.
 
-        The FLOPs of a traced row without matmuls are one for two elements.
+        For operators other than matmuls, the trace counts one FLOP per two elements.
         """
         work, row_work = (
             np.where(sizes.channels_last, nhwc, nchw)
@@ -404,7 +453,7 @@ class KernelTable:
     def _attention_s(
         self, kind: str, rows: Flags, dims: list[Floats], moved: Floats, rates: Rates
     ) -> AttentionTimes:
-        """Return the times of fused attention, which has its own memory traffic and start."""
+        """Return the times of fused attention, with its own memory traffic and start latency."""
         half = self.operators.half[rows]
         which = np.select([~half, self._masked[rows], self._uneven[rows]], [2, 1, 3], 0)
         of_kind = zip(*rates.attention.of(kind), strict=True)
@@ -416,7 +465,7 @@ class KernelTable:
         return attention_s(kind, sizes, part(moved, rows), figures, *device)
 
     def _constants_of_classes(self, c: KernelConstants) -> _ClassConstants:
-        """Return the classes' constants by row. The latest are cached for sweeps."""
+        """Return the constants of each row's class. The last result is cached for sweeps."""
         if self._classes is None or self._classes[0] is not c:
 
             def by_row(prefix: str, default: float) -> tuple[Floats, Floats]:

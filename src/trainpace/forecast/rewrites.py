@@ -1,8 +1,12 @@
-"""Rewrites of a traced workload: other operators that do the same work, without another trace.
+"""Rewrites of a traced workload: replace operators by others that compute the same result.
 
-The bytes that are kept between the operators follow. What a step computes for its loss stays the
-same. This module has the mechanism, attention in kernels of its own, and the optimizer's update;
-`losses` has cross-entropy, `software` applies all of them.
+A rewrite shows the effect of other software without another trace. It also updates the memory that
+is kept between operators. This module contains the mechanism, unfused attention and the optimizer
+update. `losses` contains cross-entropy. `software` applies all rewrites.
+
+Shapes: a `Pair` has shape (2,), the constant part and the part per sample of a size that is affine
+in the batch size. Columns of a table of operators have one row per operator, and columns of sizes
+one `Pair` per row.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from trainpace.workload import (
 )
 
 Pair = Floats
-"""A size that is affine in the batch size: (constant, per sample)."""
+"""Size that is affine in the batch size: (constant, per sample)."""
 
 
 def times(*sizes: Pair) -> Pair | None:
@@ -50,10 +54,20 @@ def fixed(size: float) -> Pair:
 
 
 class Part(NamedTuple):
-    """`each` operators of one kind that replace one of the trace.
+    """New operators of one kind that replace an operator of the trace.
 
-    They take over its phase, module and role. flops, read_bytes, written_bytes and the sizes
-    `dims`, in the order of the kind's, are of one operator.
+    They inherit its phase, module and role.
+
+    Attributes:
+        kind: Kind of the operators.
+        function: Name of the function.
+        half: True for 16-bit operators.
+        flops: FLOPs of one operator.
+        read_bytes: Bytes that one operator reads.
+        written_bytes: Bytes that one operator writes.
+        dims: Sizes of one operator, in the order of its kind.
+        each: Number of these operators per replaced operator.
+        launches: Kernel launches of one operator.
     """
 
     kind: str
@@ -80,19 +94,19 @@ def passes(
     also_in: Pair | None = None,
     also_read: Pair | None = None,
 ) -> Part:
-    """Return an operator that reads and writes `elements`.
+    """Return an operator that reads and writes `elements` once.
 
     Args:
-        kind: its kind.
-        function: its name.
-        elements: elements of its result.
-        read: bytes read per element.
-        written: bytes written per element.
-        half: whether it is a 16-bit operator; by default, if it writes 2 bytes per element.
-        extent: the length of the rows that it normalises.
-        each: how many such operators there are.
-        also_in: elements of its other operands.
-        also_read: bytes read besides.
+        kind: Kind of the operator.
+        function: Name of the function.
+        elements: Number of elements of the result.
+        read: Bytes read per element.
+        written: Bytes written per element.
+        half: True for a 16-bit operator. By default, True if it writes 2 bytes per element.
+        extent: Length of the rows that it normalizes.
+        each: Number of such operators.
+        also_in: Number of elements of other operands.
+        also_read: Bytes read from other operands.
     """
     into = elements if also_in is None else elements + also_in
     read_bytes = read * elements if also_read is None else read * elements + also_read
@@ -102,7 +116,12 @@ def passes(
 
 
 def replaced(form: TracedForm, parts: Mapping[int, Sequence[Part]]) -> TracedForm:
-    """Return the form with other operators in place of some rows. No parts remove a row."""
+    """Return the form with some rows replaced.
+
+    Args:
+        form: Traced form.
+        parts: New operators by row index. An empty sequence removes the row.
+    """
     if not parts:
         return form
     old, blocks = form.operators, form.blocks
@@ -143,12 +162,14 @@ def _picked(old: Operators, picks: Sequence[tuple[int, Part | None]], name: str)
 def _keeping(
     memory: MemoryProfile, blocks: Blocks | None, kept: Pair, at_once: Pair
 ) -> MemoryProfile:
-    """Return the profile with more bytes.
+    """Return the memory profile with more bytes for activations.
 
-    `kept` more bytes (fewer if negative) are kept by all layers together for the backward pass.
-    `at_once` more are alive at every moment of the passes. How much of `kept` is alive at a moment
-    follows from the activations that are: all of it if they are as many as the blocks keep, less as
-    the backward pass uses them up.
+    Args:
+        memory: Profile of the trace.
+        blocks: Repeated blocks of the model, or None.
+        kept: Bytes that all layers together keep in addition for the backward pass. May be
+            negative. At each moment, the same share of them is alive as of the other activations.
+        at_once: Bytes that are alive in addition at every moment of the passes.
     """
 
     def with_more(rows: Floats) -> Floats:
@@ -168,20 +189,31 @@ def _keeping(
 # ---- attention in kernels of its own (transformers' attn_implementation="eager")
 
 COPIES = 4
-"""Copies of queries, keys, values and the result in each pass; half of them if keys and values were
-copied before."""
+"""Number of copies of queries, keys, values and the result per pass.
+
+There are half as many if keys and values were copied before.
+"""
 VIEWS = 10
-"""Reshapes and transposes of one attention in one pass."""
+"""Number of reshapes and transposes of one attention per pass."""
 LOG_SUM_BYTES = 4.0
-"""Value that a fused kernel saves per query instead of the scores: the logarithm of a sum of
-exponentials in fp32."""
+"""Bytes of the log-sum-exp in fp32 that a fused kernel saves per query instead of the scores."""
 
 
 class _Attention(NamedTuple):
-    """One attention: sizes as pairs, lengths, and how its kernels run.
+    """Sizes of one attention operator, and options of its unfused kernels.
 
-    `heads` counts samples times heads. `width` and `softmax` are bytes per number of the operands
-    and inside the softmax.
+    Attributes:
+        heads: Number of samples times heads.
+        scores: Elements of the score matrix. of_queries, of_keys, of_values and of_results are the
+            elements of the other tensors.
+        queries: Number of queries per head.
+        keys: Number of keys per head.
+        head: Size of a head of queries and keys.
+        value: Size of a head of values.
+        width: Bytes per element of the operands.
+        softmax: Bytes per element in the softmax.
+        autocast: True if the form was traced under autocast.
+        drops_out: True if attention has dropout.
     """
 
     heads: Pair
@@ -201,9 +233,10 @@ class _Attention(NamedTuple):
 
     @property
     def kept_per_score(self) -> float:
-        """Bytes kept for the backward pass.
+        """Bytes kept per score for the backward pass.
 
-        These are softmax's result, its cast for the matmul, dropout's result and its mask.
+        These are the result of the softmax, its cast for the matmul, and the result and the mask of
+        dropout.
         """
         if self.drops_out:
             return self.softmax + self.width + 1.0
@@ -219,14 +252,21 @@ class _Attention(NamedTuple):
 def eager(form: TracedForm, name: Form, checkpointed: bool) -> TracedForm:
     """Return the form with every fused attention replaced by separate operators.
 
-    Forward: copies that make queries, keys and values contiguous, Q K^T, scale, mask, softmax,
-    dropout, times V. Backward: five matmuls become four, since the scores were kept, with softmax's
-    and dropout's gradients between them. Each works on all of the scores: batch x heads x queries x
-    keys, masked ones included. The operators are those that torch 2.13 with transformers 5 calls
-    for BERT, GPT-2 and Llama; softmax runs in fp32 under autocast, and in models with RMS norm
-    (Llama and those after it). The trace does not have the probability of dropout inside attention:
-    it is assumed to drop out if the model does elsewhere. `checkpointed`: the trace recomputes its
-    blocks.
+    The forward pass makes queries, keys and values contiguous. It then runs Q K^T, scale, mask,
+    softmax, dropout and the matmul with V. The backward pass has four matmuls instead of five,
+    because the scores were kept, and the gradients of softmax and dropout between them. All
+    operators work on the full score matrix (batch x heads x queries x keys), including masked
+    scores.
+
+    The operators are those that torch 2.13 with transformers 5 calls for BERT, GPT-2 and Llama. The
+    softmax is in fp32 under autocast and in models with RMS norm (Llama and later models). The
+    trace does not record the dropout probability of attention. Attention is assumed to have dropout
+    if the model has dropout elsewhere.
+
+    Args:
+        form: Traced form with fused attention.
+        name: Name of the form.
+        checkpointed: True if the trace recomputes its blocks.
     """
     operators, blocks = form.operators, form.blocks
     rows = np.flatnonzero(np.isin(operators.kind, ATTENTION_KINDS)).tolist()
@@ -277,7 +317,8 @@ def _attention(operators: Operators, i: int, name: Form) -> _Attention | None:
     v = v if v.any() else d
     heads = times(b, h)
     if heads is None or (q[1], k[1], d[1], v[1]) != (0, 0, 0, 0):
-        return None  # several lengths that grow with the batch, which no known model has
+        # Several sizes grow with the batch. No known model has such attention.
+        return None
     sizes: list[Any] = [
         heads * rows[0] * columns[0] for rows, columns in ((q, k), (q, d), (k, d), (k, v), (q, v))
     ]
@@ -290,7 +331,7 @@ def _attention(operators: Operators, i: int, name: Form) -> _Attention | None:
 
 
 def _has_mask(operators: Operators, i: int, a: _Attention) -> bool:
-    """Return True if it is causal, or reads more than queries, keys and values."""
+    """Return True if attention `i` is causal, or reads more than queries, keys and values."""
     plain = float((a.of_queries + a.of_keys + a.of_values).sum()) * a.width
     return (
         operators.dims[i, [ATTENTION.causal, ATTENTION.seen]].sum() > 0
@@ -299,9 +340,9 @@ def _has_mask(operators: Operators, i: int, a: _Attention) -> bool:
 
 
 def _copies(operators: Operators, i: int, a: _Attention) -> int:
-    """Return the copies in a forward pass.
+    """Return the number of copies in a forward pass.
 
-    Keys and values that the model joined or repeated are contiguous already.
+    Keys and values are already contiguous if the model concatenated or repeated them before.
     """
     same = (np.array(operators.module) == operators.module[i]) & (
         np.array(operators.kind) == "copy"
@@ -328,7 +369,7 @@ def _forward(a: _Attention, copies: int, masked: bool) -> list[Part]:
     ]
     wide = w
     if masked:
-        # the mask is in fp32 under autocast, and so is the sum
+        # Under autocast, the mask is in fp32, and so is the sum.
         wide = 4.0 if a.autocast else w
         mask = fixed(q * k)
         parts.append(
@@ -381,8 +422,10 @@ ALGORITHMS: dict[str, tuple[tuple[str, int], ...]] = {
     ),
 }
 ALGORITHMS["adamw"] = (("mul_", 1), *ALGORITHMS["adam"])
-"""Calls of torch.optim for each algorithm, and the count of numbers that each reads for every
-parameter; it writes one."""
+"""Calls of torch.optim by algorithm, as (name, values read per parameter).
+
+Each call writes one value per parameter.
+"""
 FUSED_NAMES = {
     "sgd": "_fused_sgd_",
     "sgd_momentum": "_fused_sgd_",
@@ -392,8 +435,7 @@ FUSED_NAMES = {
 
 TENSORS_PER_LAUNCH = 36
 ELEMENTS_PER_LAUNCH = 320 * 65536
-"""Limits of one multi-tensor launch (ATen/native/cuda/MultiTensorApply.cuh, with four
-lists)."""
+"""Limits of one multi-tensor launch with four lists (ATen/native/cuda/MultiTensorApply.cuh)."""
 GRADIENTS = {
     "native_layer_norm_backward": 2,
     "native_group_norm_backward": 2,
@@ -403,11 +445,14 @@ GRADIENTS = {
     "conv_bias_backward": 1,
     "sum": 1,
 }
-"""Parameters whose gradients a call of the backward pass makes."""
+"""Number of parameter tensors whose gradient a call in the backward pass computes."""
 
 
 def traced_implementations(workload: Workload) -> set[str]:
-    """Return "fused" or "foreach" as the trace has them; empty if it updates tensor by tensor."""
+    """Return the set of "fused" and "foreach" that the traced update contains.
+
+    The set is empty if the update processes one tensor at a time.
+    """
     rows = [
         name
         for form in workload.forms.values()
@@ -418,7 +463,10 @@ def traced_implementations(workload: Workload) -> set[str]:
 
 
 def can_be(workload: Workload, implementation: OptimizerImplementation) -> bool:
-    """Return True if the update has this implementation, and was traced as another one."""
+    """Return True if the update can be rewritten to this implementation.
+
+    The optimizer must have the implementation, and the trace must have another one.
+    """
     now = traced_implementations(workload)
     return workload.optimizer in ALGORITHMS and bool(now) and now != {implementation}
 
@@ -426,14 +474,16 @@ def can_be(workload: Workload, implementation: OptimizerImplementation) -> bool:
 def updated(
     workload: Workload, form: TracedForm, implementation: OptimizerImplementation
 ) -> TracedForm:
-    """Return the form with its update made by `implementation`.
+    """Return the form with another implementation of the optimizer update.
 
-    One algorithm makes the same passes over parameters, gradients and states whether it launches
-    them for many tensors at once (foreach) or for each (for_loop); fused, it reads all of them
-    once. For an update of many tensors the tracer counts a fourth of what is read as written; so
-    does this, and `kernels.UPDATES_MOVED` corrects it. AdamW on an H100 then updates 383 million
-    bytes of parameters per millisecond fused, 134 with foreach; measured are 356 and 131 (n 4, 2;
-    fitting/data).
+    With foreach and for_loop, an algorithm makes the same passes over parameters, gradients and
+    states. foreach launches them for many tensors at once, for_loop for one tensor at a time. A
+    fused update reads everything only once.
+
+    For updates of many tensors, the tracer counts a fourth of the read bytes as written. This
+    function does the same, and `kernels.UPDATES_MOVED` corrects both. With that, AdamW on an H100
+    updates 383 million bytes of parameters per millisecond if fused, and 134 million with foreach.
+    The measured values are 356 and 131 (n 4, 2; fitting/data).
     """
     operators = form.operators
     phase = np.array(operators.phase) == "optimizer"
@@ -442,14 +492,14 @@ def updated(
         return form
     numbers = float(workload.trainable_parameters)
     width = 2.0 if operators.half[rows].any() else 4.0
-    # every algorithm has a call that it makes once
+    # Each algorithm makes one of its calls only once. Put the new operators in place of its row.
     once = min(rows, key=lambda i: operators.count[i])
     parts: dict[int, Sequence[Part]] = dict.fromkeys(rows, ())
     parts[once] = _update_parts(workload.optimizer, implementation, numbers, width, operators)
     result = replaced(form, parts)
     if "_foreach_sqrt" not in operators.function or implementation == "foreach":
         return result
-    # roots of all parameters at once are alive only in a foreach update
+    # Only a foreach update keeps the square roots of all parameters alive at once.
     peaks = form.memory.peaks.astype(np.float64)
     updates = peaks[:, 2] == 0
     peaks[updates, 1] = np.maximum(peaks[updates, 1] - numbers * width, 0.0)
@@ -485,12 +535,12 @@ def _update_parts(
 
 
 def tensors_of(operators: Operators) -> int:
-    """Return about how many parameter tensors a model has.
+    """Estimate the number of parameter tensors of a model.
 
-    The table does not say it, but each has a gradient in the backward pass.
+    The table does not contain it. Each tensor has a gradient in the backward pass, so count those.
     """
     backward, dims = np.array(operators.phase) == "backward", operators.dims
-    # a weight's gradient sums over what grows with the batch
+    # The gradient of a weight is a matmul that sums over a size that grows with the batch.
     weights = (
         (np.array(operators.kind) == "gemm") & (dims[:, GEMM.k, 1] > 0) & (dims[:, GEMM.m, 1] == 0)
     )
