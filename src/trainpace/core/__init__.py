@@ -1,4 +1,4 @@
-"""Records, units, errors, safe reading of foreign files, statistics and facts about the host.
+"""Records, units, errors, safe reading of users' files, statistics and facts about the host.
 
 Import its modules by name: `from trainpace.core.records import Record`.
 """

@@ -1,4 +1,4 @@
-"""Starts commands: guarded in a session of their own, or in the foreground of this one."""
+"""Start commands: guarded in their own session, or in the foreground of this one."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from trainpace.core import guard
 from trainpace.core.errors import TrainpaceError, os_reason
 
 GRACE_S = 15.0
-"""Time limit for the guard to end everything below it, in seconds."""
+"""Time limit for the guard to end all processes below it, in seconds."""
 _PR_SET_PDEATHSIG = 1
 
 
 class Limits(NamedTuple):
-    """Memory that has to stay free in the machine, and processes that may run at a time."""
+    """Limits of a command: memory that must stay free, and processes that may run at a time."""
 
     least_free_bytes: int
     most_processes: int
 
 
 class Overstep(NamedTuple):
-    """By how much a command overstepped a limit: its processes, or the memory it held.
+    """Report of a command that exceeded a limit. Either `processes` is set or both sizes are.
 
-    `free_bytes` were left when it held `held_bytes`.
+    Attributes:
+        processes: Number of processes that ran at a time.
+        held_bytes: Memory that the command used.
+        free_bytes: Memory that was still free on the machine.
     """
 
     processes: int = 0
@@ -39,15 +42,18 @@ class Overstep(NamedTuple):
 
 
 def usual_limits(root: str = "/") -> Limits:
-    """Keep a hundredth of the memory free. 2,000 processes are more than any training starts."""
+    """Return the default limits: 1% of the memory stays free (at most 1 GiB), 2,000 processes.
+
+    No training starts as many processes.
+    """
     return Limits(min(guard.meminfo(root).get("MemTotal", 0) // 100, 1 << 30), 2000)
 
 
 class Child:
-    """A running command in a session of its own. Leaving its context ends all of its processes.
+    """Running command in its own session. Leaving its context ends all of its processes.
 
-    The command runs under a guard (`trainpace.core.guard`), which watches a socket whose other end
-    is open here. The socket closes when this process is gone, even if it was killed.
+    The command runs under a guard (`trainpace.core.guard`). The guard watches a socket whose other
+    end is open in this process. The socket closes when this process ends, even if it is killed.
     """
 
     def __init__(
@@ -61,11 +67,11 @@ class Child:
         """Start the command.
 
         Args:
-            command: the program and its arguments
-            environment: its whole environment, by default this process's
-            cwd: its working directory
-            limits: the command is ended if it oversteps them
-            streams: further arguments of `subprocess.Popen`; by default no standard input
+            command: The program and its arguments.
+            environment: All environment variables of the command. None means those of this process.
+            cwd: Working directory.
+            limits: Limits. The command is ended if it exceeds one.
+            streams: Further arguments of `subprocess.Popen`. By default there is no standard input.
         """
         self._lifeline, theirs = socket.socketpair()
         numbers = "" if limits is None else ",".join(map(str, limits))
@@ -95,7 +101,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, 128 + N if signal N killed the command, None while it runs."""
+        """Exit code: 128 + N if signal N killed the command. None while the command runs."""
         return self._guard.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
@@ -105,7 +111,10 @@ class Child:
 
     @property
     def overstep(self) -> Overstep | None:
-        """The limit for which the guard ended the command. Ask before the context is left."""
+        """Report of the limit for which the guard ended the command, or None.
+
+        Read it before leaving the context.
+        """
         try:
             sent = self._lifeline.recv(200, socket.MSG_DONTWAIT | socket.MSG_PEEK)
         except OSError:
@@ -113,7 +122,7 @@ class Child:
         return Overstep(*map(int, sent.split(b","))) if sent else None
 
     def cut_lifeline(self) -> None:
-        """Tell the guard to end the command, and do not wait."""
+        """Tell the guard to end the command, without waiting for it."""
         self._lifeline.close()
 
     def end(self) -> None:
@@ -124,7 +133,7 @@ class Child:
         except BaseException:
             self._kill_session()
             raise
-        if not gone:  # the guard itself was killed, or hangs
+        if not gone:  # the guard was killed itself, or hangs
             self._kill_session()
         for pipe in (self.stdin, self.stdout, self.stderr):
             if pipe is not None:
@@ -140,10 +149,13 @@ class Child:
 def start_in_foreground(
     command: Sequence[str], environment: Mapping[str, str], **streams: Any
 ) -> subprocess.Popen[bytes]:
-    """Start a command that keeps this process's terminal, input and process group.
+    """Start a command that shares the terminal, input and process group of this process.
 
-    A guard would take those away. On Linux the command gets SIGTERM if this process is killed
-    (prctl(2), PR_SET_PDEATHSIG). Raises TrainpaceError if it cannot be started.
+    A guarded command would lose them. On Linux the command gets SIGTERM if this process is killed
+    (prctl(2), PR_SET_PDEATHSIG).
+
+    Raises:
+        TrainpaceError: If the command cannot be started.
     """
     us, arrange = os.getpid(), None
     if sys.platform.startswith("linux"):
@@ -161,9 +173,10 @@ def start_in_foreground(
 
 
 def ending_of(exit_code: int) -> str:
-    """Return how a process ended, as the predicate of a sentence.
+    """Describe how a process ended, as the predicate of a sentence.
 
-    A signal's exit code is 128 + N, or -N in Python.
+    Args:
+        exit_code: The exit code. For signal N it is 128 + N, or -N in Python.
     """
     number = -exit_code if exit_code < 0 else exit_code - 128
     if not 0 < number < signal.NSIG:
@@ -175,7 +188,7 @@ def ending_of(exit_code: int) -> str:
 def no_command(program: str) -> TrainpaceError:
     """Return the error for a program that is not on the PATH.
 
-    The environment of this Python may have it, and then the error names that environment.
+    If the environment of this Python has the program, the error names the environment.
     """
     beside = os.path.join(os.path.dirname(sys.executable), program)
     if os.path.basename(program) == program and os.access(beside, os.X_OK):

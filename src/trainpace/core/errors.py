@@ -1,15 +1,15 @@
-"""Errors that a user can cause.
+"""Exceptions for errors that a user can cause.
 
     TrainpaceError (a ValueError)   misuse: one sentence, what to try, exit code 2
-     ├── UnknownName                a name that is not in a catalogue; gives the nearest
+     ├── UnknownName                a name that is not in a catalogue; lists similar names
      ├── Contradiction              numbers or files that cannot all be right
      ├── UnreadableInput            a file, config or record that cannot be read
      └── UserCodeError              the user's model or data raised or died
           ├── OutOfMemory           ... out of memory
           └── TimedOut              ... or exceeded its time limit
 
-A result of "no" (does not fit, misses the deadline) is a value, not an error; a bug is an
-``assert``.
+A negative result (does not fit, misses the deadline) is a value, not an exception. Bugs are caught
+by ``assert``.
 """
 
 import contextlib
@@ -18,7 +18,10 @@ from collections.abc import Iterable, Iterator
 
 
 class TrainpaceError(ValueError):
-    """Unusable input. The message is one sentence for the user; ``hint`` says what to try."""
+    """Error for unusable input.
+
+    The message is one sentence for the user, and ``hint`` says what to try.
+    """
 
     exit_code = 2
 
@@ -32,27 +35,27 @@ class TrainpaceError(ValueError):
 
 
 class Contradiction(TrainpaceError):
-    """Numbers, options or files that cannot all be right."""
+    """Error for numbers, options or files that contradict each other."""
 
 
 class UnreadableInput(TrainpaceError):
-    """A file or record that is missing, malformed or of another schema version."""
+    """Error for a file or record that is missing, malformed or of another schema version."""
 
 
 class UserCodeError(TrainpaceError):
-    """The user's own code raised, ran out of time or ended its process."""
+    """Error for the user's own code that raised, ran out of time or ended its process."""
 
 
 class OutOfMemory(UserCodeError):
-    """The device, the machine or a limit had too little memory."""
+    """Error for the user's own code that ran out of memory of the device, the machine or a limit."""
 
 
 class TimedOut(UserCodeError):
-    """The user's own code exceeded its time limit."""
+    """Error for the user's own code that exceeded its time limit."""
 
 
 class UnknownName(TrainpaceError):
-    """An unknown name; the message lists the nearest known ones."""
+    """Error for an unknown name. The message lists the most similar known names."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
         near = nearest_names(name, known)
@@ -63,7 +66,7 @@ class UnknownName(TrainpaceError):
 
 @contextlib.contextmanager
 def ending_with(exit_code: int) -> Iterator[None]:
-    """Give errors of the block this exit code, the one of a command that ended before."""
+    """Give errors raised in this context the exit code of a command that ended before."""
     try:
         yield
     except TrainpaceError as error:
@@ -72,12 +75,15 @@ def ending_with(exit_code: int) -> Iterator[None]:
 
 
 def os_reason(error: OSError) -> str:
-    """Return the operating system's reason in lower case, for the middle of a sentence."""
+    """Return the reason of an OSError in lower case, for the middle of a sentence."""
     return (error.strerror or str(error)).lower()
 
 
 def nearest_names(name: str, known: Iterable[str], limit: int = 5) -> list[str]:
-    """Return known names that resemble `name`, the most similar first. Case is ignored."""
+    """Return at most `limit` known names that resemble `name`, the most similar first.
+
+    Case is ignored.
+    """
     by_folded = {k.casefold(): k for k in known}
     folded = name.casefold()
     close = difflib.get_close_matches(folded, by_folded, n=limit, cutoff=0.45)

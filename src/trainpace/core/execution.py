@@ -1,7 +1,7 @@
-"""How a step is executed: batches, parallelism, precision, memory savings and the optimizer.
+"""Settings of a step's execution: batches, parallelism, precision, memory savings and optimizer.
 
-A *micro-batch* is the samples that one data-parallel rank processes in one forward and backward
-pass. The *global batch* (effective batch) is the samples of one optimizer update.
+A *micro-batch* contains the samples that one data-parallel rank processes in one forward and
+backward pass. The *global batch* (effective batch) contains the samples of one optimizer update.
 """
 
 from collections.abc import Callable
@@ -13,22 +13,37 @@ from trainpace.core.errors import Contradiction, UnknownName
 from trainpace.core.records import Record, check_fields
 
 Precision = Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
-"""fp32: everything in fp32, TF32 off. torch_fp32: torch's default, convolutions in TF32 on cards
-that have it (`torch.backends.cudnn.allow_tf32`) and everything else in fp32. tf32: fp32 storage,
-matmuls in TF32. amp_*: fp32 weights under autocast (FSDP: MixedPrecision). bf16, fp16:
-weights, gradients and activations in that format; the engine decides about optimizer states
-(`trainpace.forecast.memory`). fp8: bf16 with matmuls in FP8."""
+"""Number format of weights and matmuls.
+
+- fp32: Everything in fp32, with TF32 off.
+- torch_fp32: torch's default. Convolutions run in TF32 on cards that support it
+  (`torch.backends.cudnn.allow_tf32`), everything else in fp32.
+- tf32: fp32 storage with matmuls in TF32.
+- amp_fp16, amp_bf16: fp32 weights under autocast (FSDP: MixedPrecision).
+- bf16, fp16: Weights, gradients and activations in this format. The engine decides the format of
+  the optimizer states (`trainpace.forecast.memory`).
+- fp8: bf16 with matmuls in FP8.
+"""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 Form = Literal["fp32", "amp", "half"]
-"""How numbers are stored. fp32: everything in fp32. amp: fp32 weights under autocast. half: weights
-and activations in a 16-bit format. Casts and upcasts differ between the forms, so each is
-traced."""
+"""Number format of a trace. The casts differ between the formats, so each is traced separately.
+
+- fp32: Everything in fp32.
+- amp: fp32 weights under autocast.
+- half: Weights and activations in a 16-bit format.
+"""
 FORMS: tuple[Form, ...] = get_args(Form)
 
 
 class NumberFormat(NamedTuple):
-    """Number formats of a precision: traced `form`, matmuls, and convolutions of fp32 inputs."""
+    """Number formats of a precision.
+
+    Attributes:
+        form: Number format of the trace.
+        products: Number format of matmuls.
+        convolutions: Number format of convolutions with fp32 inputs.
+    """
 
     form: Form
     products: Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
@@ -54,32 +69,50 @@ NUMBER_FORMATS: dict[Precision, NumberFormat] = {
 ZeroStage = Literal[0, 1, 2, 3]
 
 Engine = Literal["ddp", "unoverlapped", "data_parallel", "megatron_core"]
-"""ddp: one process per device, gradients reduced during the backward pass (FSDP and ZeRO shard on
-top). unoverlapped: the same, reduced after the backward pass. data_parallel: torch's old
-nn.DataParallel, one process for all devices of a node. megatron_core: ddp with more overlap: ZeRO 1
-gathers parameters during the next forward pass, interleaved stages compute while they send, and
-tensor-parallel communication hides under sequence parallelism (--overlap-param-gather,
---overlap-p2p-communication, --tp-comm-overlap, which NeMo's recipes set)."""
+"""Engine that communicates gradients and parameters.
+
+- ddp: One process per device. Gradients are reduced during the backward pass. FSDP and ZeRO shard
+  on top of it.
+- unoverlapped: Like ddp, but gradients are reduced after the backward pass.
+- data_parallel: torch's old nn.DataParallel, with one process for all devices of a node.
+- megatron_core: Like ddp, with more overlap. ZeRO 1 gathers parameters during the next forward
+  pass, interleaved stages compute while they send, and with sequence parallelism, tensor-parallel
+  communication is hidden (--overlap-param-gather, --overlap-p2p-communication, --tp-comm-overlap,
+  which NeMo's recipes set).
+"""
 
 Checkpointing = Literal["none", "selective", "full"]
-"""Activations that are recomputed in the backward pass. selective: large, cheap ones: the
-matmuls inside attention (Korthikanti et al. 2022). full: everything except the input of each
-repeated block."""
+"""Activations that are recomputed in the backward pass.
+
+- none: No activations.
+- selective: Large activations that are cheap to recompute: the matmuls inside attention
+  (Korthikanti et al. 2022).
+- full: All activations except the input of each repeated block.
+"""
 
 ExpertExchange = Literal["all_to_all", "deep_ep", "overlapped", "overlapped_fp8"]
-"""How tokens reach the ranks of their experts and return. all_to_all: NCCL's; each token is sent
-once per expert, and computation waits. deep_ep: each token is sent once to every rank with one of
-its experts, and once per node over the network (DeepSeek's DeepEP). overlapped: deep_ep
-during the computation of another micro-batch (DualPipe; Megatron-Core's
---overlap-moe-expert-parallel-comm). overlapped_fp8: the same, with tokens sent in FP8 with a scale
-per 128 numbers and results in 16 bits (DeepSeek-V3's report, section 3.3.3)."""
+"""Communication that sends tokens to the ranks of their experts and back.
+
+- all_to_all: NCCL's all-to-all. Each token is sent once per expert, and computation waits.
+- deep_ep: DeepSeek's DeepEP. Each token is sent once to every rank with one of its experts, and
+  once per node over the network.
+- overlapped: deep_ep during the computation of another micro-batch (DualPipe; Megatron-Core's
+  --overlap-moe-expert-parallel-comm).
+- overlapped_fp8: Like overlapped. Tokens are sent in FP8 with a scale per 128 numbers, and results
+  in 16 bits (DeepSeek-V3's report, section 3.3.3).
+"""
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "dualpipe"]
-"""gpipe: all forward passes, then all backward passes. 1f1b: alternates both passes, which stores
-fewer activations. interleaved: 1f1b over several smaller stages per device (`virtual_stages`;
-Narayanan et al. 2021). dualpipe: micro-batches enter at both ends, each device has two stages, and
-a forward and a backward pass run together and hide each other's communication (DeepSeek-V3's
-report, arXiv:2412.19437, section 3.2.1)."""
+"""Order of the forward and backward passes in a pipeline.
+
+- gpipe: All forward passes, then all backward passes.
+- 1f1b: Forward and backward passes alternate, so fewer activations are stored.
+- interleaved: 1f1b with several smaller stages per device (`virtual_stages`; Narayanan et al.
+  2021).
+- dualpipe: Micro-batches enter at both ends, and each device has two stages. A forward and a
+  backward pass run together and hide each other's communication (DeepSeek-V3's report,
+  arXiv:2412.19437, section 3.2.1).
+"""
 
 
 def _help(text: str) -> msgspec.Meta:
@@ -87,25 +120,33 @@ def _help(text: str) -> msgspec.Meta:
 
 
 class Execution(Record):
-    """One way to execute a workload. Sizes are counts of 1 or more.
+    """Settings to execute a workload. All counts are 1 or more.
 
-    With plain data parallelism every process is a data-parallel rank. Tensor (`tp`), pipeline
-    (`pp`) and context parallelism (`cp`) divide that number; nodes are not pipeline stages, and the
-    GPUs of a node are not tensor shards. Expert parallelism does not divide it: `ep` x `expert_tp`
-    ranks of a pipeline stage share its experts, and the stage has world size / (pp x ep x
-    expert_tp) copies of them (Megatron-Core's parallel folding, arXiv:2504.14960). `expert_load` is
-    the load of the busiest ep rank over the mean, 1 for a balanced router. `expert_nodes` limits
-    the nodes of one token's experts (DeepSeek-V3's node-limited routing).
+    The number of data-parallel ranks is world size / (`tp` x `pp` x `cp`). Any rank may have any
+    role: nodes need not be pipeline stages, and the GPUs of a node need not be tensor-parallel
+    ranks.
 
-    `zero_stage` 1, 2 and 3 shard optimizer states, gradients and parameters over the data-parallel
-    ranks, or over `shard_size` of them (hybrid sharding). FSDP is stage 3. Without
-    `reshard_after_forward` it stores the gathered parameters until the backward pass
-    (SHARD_GRAD_OP). `sequence_parallel` divides norms and residuals along the sequence over the
-    tensor-parallel ranks. `partition_activations` (DeepSpeed's ZeRO-R) divides the activations of
-    full checkpointing over these ranks, and gathers them before a block is recomputed.
-    `async_tensor_parallel` splits matmuls to hide their communication. With `pure_16_bit` there is
-    no fp32 copy of sharded 16-bit weights, and states are in 16 bits (FSDP of a model loaded in 16
-    bits).
+    Expert parallelism does not reduce the number of data-parallel ranks. In each pipeline stage,
+    `ep` x `expert_tp` ranks share the experts. The stage therefore has world size / (pp x ep x
+    expert_tp) copies of its experts (Megatron-Core's parallel folding, arXiv:2504.14960).
+
+    Some settings in more detail than their help texts:
+
+    - `expert_load`: Load of the busiest ep rank divided by the mean. 1 for a balanced router.
+    - `expert_nodes`: Maximum number of nodes with experts of one token (DeepSeek-V3's node-limited
+      routing).
+    - `zero_stage`: Stage 1 shards optimizer states, stage 2 also gradients, and stage 3 (FSDP) also
+      parameters. They are sharded over the data-parallel ranks, or over `shard_size` of them
+      (hybrid sharding).
+    - `reshard_after_forward`: If False, FSDP stores the gathered parameters until the backward pass
+      (SHARD_GRAD_OP).
+    - `sequence_parallel`: Splits norms and residuals along the sequence over the tensor-parallel
+      ranks.
+    - `partition_activations`: Splits the activations of full checkpointing over the tensor-parallel
+      ranks, and gathers them before a block is recomputed (DeepSpeed's ZeRO-R).
+    - `async_tensor_parallel`: Splits matmuls to hide their communication.
+    - `pure_16_bit`: Sharded 16-bit weights have no fp32 copy, and optimizer states are in 16 bits
+      (FSDP of a model loaded in 16 bits).
     """
 
     micro_batch: Annotated[int, _help("Samples per GPU in one forward pass.")] = 1
@@ -206,7 +247,7 @@ class Execution(Record):
                 raise Contradiction(*rule.words(self, None))
 
     def has(self, name: str, value: Any) -> bool:
-        """Return True if a field has this value. `Grid` has the same method for arrays."""
+        """Return True if a field has a value. `Grid` has the same method for arrays."""
         return bool(getattr(self, name) == value)
 
     @property
@@ -216,17 +257,17 @@ class Execution(Record):
 
     @property
     def data_parallel_size(self) -> int:
-        """Ranks that see different samples: world size / (tp x pp x cp)."""
+        """Number of ranks that process different samples: world size / (tp x pp x cp)."""
         return self.world_size // (self.tp * self.pp * self.cp)
 
     @property
     def experts_tp(self) -> int:
-        """Tensor-parallel ranks of each expert."""
+        """Number of tensor-parallel ranks of each expert."""
         return self.expert_tp or self.tp
 
     @property
     def shard_ranks(self) -> int:
-        """Data-parallel ranks that share the sharded states."""
+        """Number of data-parallel ranks over which states are sharded."""
         return self.shard_size or self.data_parallel_size
 
     @property
@@ -236,11 +277,14 @@ class Execution(Record):
 
 
 class Rule(NamedTuple):
-    """Condition that the sizes of an execution must meet.
+    """Condition that the settings of an execution must meet.
 
-    `is_broken` takes one `Execution` or a whole `trainpace.forecast.Grid`, which have the same
-    fields and derived sizes. The second argument describes model and cluster; the rules of this
-    module do not read it. `words` returns (problem, hint).
+    Attributes:
+        name: Name of the rule.
+        is_broken: Function of (execution, context) that is True if the rule is broken. The
+            execution may also be a `trainpace.forecast.Grid`, an array of executions with the same
+            fields. The context describes model and cluster. The rules of this module ignore it.
+        words: Function of (execution, context) that returns (problem, hint).
     """
 
     name: str
@@ -290,15 +334,14 @@ EXECUTION_RULES = (
         ),
     ),
 )
-"""Rules for every execution, independent of model and cluster. The first broken rule
-is reported."""
+"""Rules that do not depend on model and cluster. Only the first broken rule is reported."""
 
 
 class ExecutionField(NamedTuple):
-    """A field of `Execution`, from which columns, options and forms are derived.
+    """Description of a field of `Execution`, from which columns, options and forms are derived.
 
-    `choices` lists the allowed values; the code of a value is its index. Code 0 of an optional
-    count stands for None.
+    `choices` lists the allowed values. In arrays, a choice is encoded as its index, and None of an
+    optional count as 0.
     """
 
     name: str
@@ -308,13 +351,13 @@ class ExecutionField(NamedTuple):
     choices: tuple[Any, ...] = ()
 
     def encode(self, value: Any) -> int | float | bool:
-        """Return the numeric code of a value."""
+        """Encode a value as a number for an array."""
         if self.kind == "choice":
             return self.choices.index(value)
         return 0 if value is None else value
 
     def decode(self, code: int | float | bool) -> Any:
-        """Return the value of a numeric code."""
+        """Decode a number from an array."""
         if self.kind == "choice":
             return self.choices[int(code)]
         return None if self.kind == "optional count" and not code else code
@@ -337,8 +380,11 @@ def _field(info: msgspec.structs.FieldInfo) -> ExecutionField:
 EXECUTION_FIELDS: dict[str, ExecutionField] = {
     info.name: _field(info) for info in msgspec.structs.fields(Execution)
 }
-"""Every field of `Execution` by its name, in order. Arrays of executions
-(`trainpace.forecast.Grid`) and options of verbs are derived from this table."""
+"""All fields of `Execution` by name, in order.
+
+Arrays of executions (`trainpace.forecast.Grid`) and options of commands are derived from this
+table.
+"""
 _COUNTS = tuple(field.name for field in EXECUTION_FIELDS.values() if field.kind == "count")
 
 
@@ -348,13 +394,17 @@ Library = Literal["torch", "transformers", "bitsandbytes", "torchao"]
 
 
 class OptimizerKind(NamedTuple):
-    """A kind of optimizer.
+    """Properties of an optimizer.
 
-    states: state elements per parameter, 0 if factored states are negligible. bits: bits per state
-    element, None if states have the dtype of their parameter, as in torch.optim. is_paged: CUDA
-    pages the states to the host if the device is full. on_host: an engine can update on the host's
-    CPU (DeepSpeed's cpu_adam, cpu_lion and cpu_adagrad; plain SGD only moves bytes).
-    whole_matrices: needs every gradient as an undivided matrix.
+    Attributes:
+        library: Library that implements it.
+        states: State elements per parameter. 0 if factored states are negligible.
+        bits: Bits per state element. None if states have the dtype of their parameter, as in
+            torch.optim.
+        is_paged: True if CUDA pages the states to the host when the device is full.
+        on_host: True if an engine can run the update on the host's CPU (DeepSpeed's cpu_adam,
+            cpu_lion and cpu_adagrad; plain SGD only moves bytes).
+        whole_matrices: True if the update needs every gradient as a whole matrix.
     """
 
     library: Library
@@ -405,9 +455,12 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     "adamw_torch_8bit": OptimizerKind("torchao", 2, 8),
     "adamw_torch_4bit": OptimizerKind("torchao", 2, 4),
 }
-"""Every known optimizer. muon is torch.optim's, with AdamW for everything except hidden matrices,
-as its documentation demands. adafactor_transformers is what transformers' Trainer uses for `optim:
-adafactor`."""
+"""All known optimizers by name.
+
+muon is torch.optim's Muon for hidden matrices, with AdamW for other parameters, as its
+documentation requires. adafactor_transformers is the optimizer of transformers' Trainer for
+`optim: adafactor`.
+"""
 
 _ALIASES = {
     "adamw_torch": "adamw",
@@ -434,7 +487,7 @@ _ALIASES = {
     "sgd_8bit": "sgd_momentum_8bit",
     "sgd_32bit": "sgd_momentum_32bit",
 }
-"""Aliases from Hugging Face's `optim`, DeepSpeed and bitsandbytes."""
+"""Names of the same optimizers in Hugging Face's `optim`, DeepSpeed and bitsandbytes."""
 FOR_LANGUAGE, FOR_OTHERS = "adamw", "sgd_momentum"
 """Default optimizers for language models and for other models."""
 
@@ -449,13 +502,19 @@ _KNOWN = {_folded(name): name for name in OPTIMIZERS} | {
 
 
 def optimizer_called(name: str) -> str:
-    """Return Trainpace's name of an optimizer (adamw_torch, AdamW8bit), or an unknown name
-    unchanged."""
+    """Return Trainpace's name of an optimizer from any alias, such as adamw_torch or AdamW8bit.
+
+    An unknown name is returned unchanged.
+    """
     return _KNOWN.get(_folded(name), name)
 
 
 def find_optimizer(name: str) -> tuple[str, OptimizerKind]:
-    """Return (Trainpace's name, kind) of an optimizer. Raises UnknownName if it is unknown."""
+    """Return (Trainpace's name, properties) of an optimizer.
+
+    Raises:
+        UnknownName: If the optimizer is unknown.
+    """
     known = optimizer_called(name)
     if known not in OPTIMIZERS:
         raise UnknownName(
@@ -465,17 +524,22 @@ def find_optimizer(name: str) -> tuple[str, OptimizerKind]:
 
 
 def widens(name: str) -> bool:
-    """Return True if states use their parameter's dtype, so that an fp32 weight copy widens
-    them."""
+    """Return True if the optimizer states have the dtype of their parameter.
+
+    With an fp32 copy of 16-bit weights, such states are in fp32 too.
+    """
     kind = OPTIMIZERS.get(name)
     return kind is None or kind.bits is None
 
 
 def host_update_bytes(name: str) -> float | None:
-    """Return the bytes of host memory that an update on the CPU moves per parameter, or None.
+    """Return the bytes of host memory that an update on the CPU moves per parameter.
 
-    It reads gradient, weight and states in fp32, and writes weight and states and a 16-bit copy of
-    the weight (Ren et al. 2021: 30 for Adam). None if no engine has such an update.
+    The update reads the gradient, the weight and the states in fp32. It writes the weight and the
+    states, and a 16-bit copy of the weight (Ren et al. 2021: 30 for Adam).
+
+    Returns:
+        The bytes, or None if no engine runs this optimizer on the CPU.
     """
     kind = OPTIMIZERS.get(name)
     return (

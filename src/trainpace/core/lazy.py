@@ -1,4 +1,4 @@
-"""Exports of a package whose modules are imported when a name is first used."""
+"""Lazy exports of a package. Its modules are imported when one of their names is first used."""
 
 import importlib
 import re
@@ -10,10 +10,10 @@ _IMPORT = re.compile(r"^    from (trainpace\.\S+) import (?:\(([^)]*)\)|(.*))$",
 
 
 def exports(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
-    """Return `__getattr__` and `__all__` of a package from its imports under TYPE_CHECKING.
+    """Return (`__getattr__`, `__all__`) of a package, from its imports under TYPE_CHECKING.
 
-    The imports are read as text, a tenth of a millisecond per package. Parsing them with `ast` would
-    take longer than the rest of `trainpace --help`.
+    The imports are read as text, which takes a tenth of a millisecond per package. Parsing them
+    with `ast` would take longer than the rest of `trainpace --help`.
     """
     homes = {
         name.split()[-1]: module

@@ -385,7 +385,7 @@ def _runs(forms: Sequence[object], period: int) -> Iterator[tuple[int, int, int]
 
 
 class Layout(NamedTuple):
-    """A chain whose blocks ran in order, and the division of calls inside and outside the blocks."""
+    """Chain whose blocks ran in order, and the division of calls inside and outside the blocks."""
 
     chain: Chain
     inside: Division

@@ -219,7 +219,7 @@ def _convolution(call: Call) -> list[Row]:
     row = _convolution_row("conv", x, weight, stride, transposed, groups, out)
     if bias is None:
         return [row]
-    # cuDNN's result gets its bias from another kernel
+    # after cuDNN's convolution, another kernel adds the bias
     size, n = _bytes([out]), out.numel()
     sizes, half = OtherSizes(n, n), _is_half([out])
     return [row, Row("elementwise", "conv_bias", half, 1, float(n), size, size, sizes)]

@@ -1,12 +1,13 @@
-"""Optimizers by name, and their recorded update on the meta device.
+"""Create optimizers by name, and record their update on the meta device.
 
-bitsandbytes (Dettmers et al. 2022, arXiv:2110.02861) and torchao cannot run on the meta device.
-`BlockwiseOptimizer` has their states in shape and dtype. Where they launch a kernel, one per
-tensor, it calls an operator of this package that reads parameter, gradient and states, and writes
-all but the gradient.
+Optimizers of bitsandbytes (Dettmers et al. 2022, arXiv:2110.02861) and torchao cannot run on the
+meta device. `BlockwiseOptimizer` stands in for them. Its states have the same shapes and dtypes.
+For each kernel, one per tensor, it calls an operator of this package. The operator reads the
+parameter, the gradient and the states, and writes all of them except the gradient.
 
-A saved workload can get another optimizer. Only the update is traced again, with parameters of the
-stored shapes: what the passes compute does not depend on the optimizer.
+The optimizer of a saved workload can be replaced (`with_optimizer`). The forward and backward pass
+do not depend on the optimizer. Therefore only the update is traced again, with parameters of the
+stored shapes.
 """
 
 import contextlib
@@ -60,13 +61,17 @@ _BITSANDBYTES = {
     "sgd_momentum": "SGD",
 }
 _TORCHAO_BLOCKS = {8: 256, 4: 128}
-"""Numbers that share a scale in AdamW8bit and AdamW4bit of torchao.optim, by bits."""
+"""State elements per scale in AdamW8bit and AdamW4bit of torchao.optim, by bits."""
 
 
 def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer of a model's trainable parameters. Raises UnknownName.
+    """Return an optimizer for the trainable parameters of a model.
 
-    On the meta device it may be a stand-in with the same states and kernels.
+    It may be a stand-in for the meta device, with the same states and kernels.
+
+    Raises:
+        UnknownName: If the optimizer is unknown.
+        TrainpaceError: If the model has no trainable parameters.
     """
     name, kind = find_optimizer(name)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -100,7 +105,7 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
-    """Return the name of an optimizer: its class in lower case, or sgd_momentum."""
+    """Return the name of an optimizer: its class in lower case. SGD with momentum: sgd_momentum."""
     if isinstance(optimizer, _Together):
         return optimizer.name
     has_momentum = any(group.get("momentum") for group in optimizer.param_groups)
@@ -111,7 +116,7 @@ def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
 
 
 class _Together(torch.optim.Optimizer):
-    """Optimizers of different parameters, stepped in turn."""
+    """Optimizer that steps several optimizers of different parameters one after the other."""
 
     def __init__(self, name: str, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.name, self.optimizers = name, optimizers
@@ -130,9 +135,9 @@ class _Together(torch.optim.Optimizer):
 
 
 def _muon(model: nn.Module, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return Muon for hidden matrices and AdamW for the rest (Jordan et al. 2024).
+    """Return Muon for hidden matrices, and AdamW for other parameters (Jordan et al. 2024).
 
-    The rest are vocabularies, their heads, biases and norms.
+    The other parameters are embeddings, heads, biases and norms.
     """
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     vocabularies = {table.shape[0] for table in tables}
@@ -156,7 +161,10 @@ def _muon(model: nn.Module, parameters: Sequence[nn.Parameter]) -> torch.optim.O
 
 
 class ScalarsReadAsOne(TorchFunctionMode):
-    """Mode that lets torch's optimizers read a norm (Adafactor) or a count on the meta device."""
+    """Mode in which `item()` of a meta tensor returns 1.0.
+
+    Some optimizers of torch read a norm (Adafactor) or a step count.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.item and args[0].device.type == "meta":
@@ -165,12 +173,16 @@ class ScalarsReadAsOne(TorchFunctionMode):
 
 
 def is_torchs(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True for optimizers of torch.optim, whose kernels do not depend on values."""
+    """Return True for an optimizer of torch.optim. Its kernels do not depend on values."""
     return type(optimizer).__module__.startswith("torch.optim")
 
 
 def _new_in_torch(name: str) -> Any:
-    """Return an optimizer that older versions of torch lack."""
+    """Return an optimizer class of torch.optim.
+
+    Raises:
+        TrainpaceError: If this version of torch does not have it.
+    """
     if not hasattr(torch.optim, name):
         raise TrainpaceError(
             f"torch {torch.__version__} has no torch.optim.{name}.",
@@ -180,9 +192,11 @@ def _new_in_torch(name: str) -> Any:
 
 
 SMALLEST_QUANTISED = 4096
-"""Minimum tensor size for 8-bit states (`min_8bit_size` of bitsandbytes; same in torchao)."""
+"""Minimum elements of a tensor with quantized states (bitsandbytes' `min_8bit_size`; torchao too).
+"""
 SMALLEST_PAGED = 100_000
-"""Smaller states stay on the device (bitsandbytes' get_state_buffer)."""
+"""Minimum elements of a paged state. Smaller states stay on the device (get_state_buffer of
+bitsandbytes)."""
 UPDATE = "blockwise_update_"
 
 _library = torch.library.Library("trainpace", "FRAGMENT")
@@ -194,15 +208,15 @@ _library.impl(UPDATE, lambda *_: None, "Meta")
 
 
 class StateLayout(NamedTuple):
-    """States of a quantised optimizer.
+    """Layout of the states of a quantized optimizer.
 
     Attributes:
-        states: States per number.
-        bits: Bits of each state.
-        block: Numbers that share an fp32 scale.
-        is_paged: CUDA pages the states to the host if the device is full.
-        needs_whole_blocks: A tensor that is not a multiple of `block` keeps its dtype (torchao).
-            bitsandbytes has a short last block.
+        states: Number of state elements per parameter element.
+        bits: Bits per state element.
+        block: Number of state elements that share an fp32 scale.
+        is_paged: True if CUDA pages the states to the host when the device is full.
+        needs_whole_blocks: True if states are quantized only for tensors with a multiple of `block`
+            elements, as in torchao. In bitsandbytes, the last block may be shorter.
     """
 
     states: int
@@ -213,7 +227,7 @@ class StateLayout(NamedTuple):
 
 
 class BlockwiseOptimizer(torch.optim.Optimizer):
-    """An optimizer with states of a layout that computes no values."""
+    """Stand-in for a quantized optimizer. It has the states, but does not compute values."""
 
     def __init__(self, parameters: Iterable[Any], layout: StateLayout) -> None:
         super().__init__(parameters, {"lr": 1e-4})
@@ -244,7 +258,7 @@ class BlockwiseOptimizer(torch.optim.Optimizer):
         ]
 
     def paged_bytes(self) -> float:
-        """Return the bytes of states that CUDA pages to the host if the device is full."""
+        """Return the bytes of states that CUDA pages to the host when the device is full."""
         if not self.layout.is_paged:
             return 0.0
         large = (s["states"] for p, s in self.state.items() if p.numel() >= SMALLEST_PAGED)
@@ -252,10 +266,10 @@ class BlockwiseOptimizer(torch.optim.Optimizer):
 
 
 def launch_together(stepper: torch.optim.Optimizer, together: bool) -> None:
-    """Let an optimizer launch kernels for many tensors at once, or tensor by tensor.
+    """Select the foreach or the for-loop implementation of an optimizer.
 
-    Many at once is CUDA's default since torch 2.0, except in Adafactor, whose temporaries are as
-    large as the parameters it handles at once.
+    foreach launches kernels for many tensors at once. It is the default on CUDA since torch 2.0.
+    Adafactor is the exception, since its temporaries are as large as the tensors of one launch.
     """
     if is_torchs(stepper) and type(stepper).__name__ == "Adafactor":
         return
@@ -265,7 +279,7 @@ def launch_together(stepper: torch.optim.Optimizer, together: bool) -> None:
 
 
 def step_like(first: Recorder, recorder: Recorder) -> None:
-    """Copy the update from the recorder of another batch size. It does not depend on the batch."""
+    """Copy the recorded update of another batch size, since it does not depend on the batch."""
     shift = recorder.activation_bytes - first.before_update
     for one in first.recorded:
         if one.phase == "optimizer":
@@ -276,18 +290,18 @@ def step_like(first: Recorder, recorder: Recorder) -> None:
 
 
 def step_once(stepper: torch.optim.Optimizer, recorder: Recorder) -> None:
-    """Record one step, and store the bytes of its states."""
+    """Record one optimizer step, and store the bytes of the optimizer states."""
     recorder.phase, recorder.before_update = "optimizer", recorder.activation_bytes
     with ScalarsReadAsOne() if is_torchs(stepper) else contextlib.nullcontext():
         recorder.recording = False
-        stepper.step()  # creates the states, which later steps do not
+        stepper.step()  # the first step creates the states, and is not recorded
         recorder.recording = True
         stepper.step()
     recorder.optimizer_bytes = storage_bytes(
         tensors_in([dict(state) for state in stepper.state.values()])
     )
     recorder.paged_bytes = stepper.paged_bytes() if isinstance(stepper, BlockwiseOptimizer) else 0.0
-    # the states were made in this step, but exist before every other one
+    # the recorder counts the new states as activations, but they outlive the step
     for recorded in recorder.recorded:
         if recorded.phase == "optimizer":
             recorded.activation_bytes = max(
@@ -296,7 +310,7 @@ def step_once(stepper: torch.optim.Optimizer, recorder: Recorder) -> None:
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> float:
-    """Return the bytes of meta tensors. Shared storages count once."""
+    """Return the total bytes of meta tensors. A shared storage counts once."""
     storages = {
         t.untyped_storage()._cdata: t.untyped_storage().nbytes()
         for t in tensors
@@ -309,7 +323,7 @@ OPTIMIZER = float(PHASES.index("optimizer"))
 
 
 def trained_shapes(model: nn.Module) -> tuple[TrainedShape, ...]:
-    """Return the shapes of trainable parameters with their counts."""
+    """Return the distinct shapes of the trainable parameters, with the count of each."""
     tables = {
         id(m.weight): m.weight.shape[0] for m in model.modules() if isinstance(m, nn.Embedding)
     }
@@ -330,7 +344,7 @@ def trained_shapes(model: nn.Module) -> tuple[TrainedShape, ...]:
 
 
 def with_optimizer(workload: Workload, name: str) -> Workload:
-    """Return the workload with another optimizer.
+    """Return a workload with another optimizer, without tracing the model again.
 
     Raises:
         UnknownName: If the optimizer is unknown.
@@ -355,7 +369,7 @@ def with_optimizer(workload: Workload, name: str) -> Workload:
 
 
 class _Parameters(nn.Module):
-    """Parameters of given shapes with gradients, on the meta device."""
+    """Module with parameters of given shapes and their gradients, on the meta device."""
 
     def __init__(self, shapes: tuple[TrainedShape, ...], dtype: torch.dtype) -> None:
         super().__init__()
@@ -416,7 +430,13 @@ def _updated(
 
 
 def _remembered(memory: MemoryProfile, recorder: Recorder, temporary: np.ndarray) -> MemoryProfile:
-    """Return the profile with the states and the temporaries of the recorded update."""
+    """Return a memory profile with the states and temporaries of another optimizer's update.
+
+    Args:
+        memory: Profile with the previous optimizer.
+        recorder: Recorder of the new update.
+        temporary: Bytes of temporaries at each operator of the update.
+    """
     gradients = float(memory.peaks[:, 0].max())
     most = float(temporary.max(initial=0.0))
     peaks = np.concatenate([memory.peaks[memory.peaks[:, 2] != 0], [[gradients, most, 0.0]]])

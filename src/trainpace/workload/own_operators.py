@@ -1,13 +1,14 @@
-"""Operators of this package that stand for kernels without a meta implementation.
+"""Define stand-in operators for GPU kernels that have no meta implementation.
 
-Matmul of a sparse matrix, such as a graph's adjacency, with a dense one: on a GPU one kernel reads
-a row of the dense matrix for each value of the sparse one. Its time is limited by memory, and it
-computes two FLOPs per number read. The gradient of the dense matrix is a product with the
-transposed matrix. Trained sparse matrices are not supported.
+Sparse matmul: a sparse matrix, such as a graph's adjacency matrix, times a dense one. On a GPU, one
+kernel reads a row of the dense matrix for each value of the sparse matrix. The kernel is limited by
+memory traffic, and computes two FLOPs per number that it reads. The gradient of the dense matrix is
+a matmul with the transposed sparse matrix. Trainable sparse matrices are not supported.
 
-Fused attention that skips masked keys: windows and chunks in FlashAttention, block masks in
-FlexAttention. These kernels exist only on GPUs. The operator holds the mean number of keys that a
-query sees, counted in the mask itself: masks are functions of positions, which need no values.
+Attention that skips masked keys: windows and chunks in FlashAttention, and block masks in
+FlexAttention. These kernels exist only on GPUs. The operator stores the mean number of keys that a
+query sees. This number is counted by evaluating the mask, since a mask is a function of positions
+and needs no values.
 """
 
 import sys
@@ -70,7 +71,7 @@ class _Product(torch.autograd.Function):
 
 
 def sparse_call(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
-    """Return a substitute for a matmul with a sparse first matrix, or None for other calls."""
+    """Return a substitute for a matmul whose first matrix is sparse, or None for other calls."""
     if (
         func not in _PRODUCTS
         or not args
@@ -97,14 +98,16 @@ def _product(matrix: torch.Tensor, dense: torch.Tensor) -> Any:
 
 SKIPPING_ATTENTION = "scaled_dot_product_skipping_attention"
 UNKNOWN = -1.0
-"""Stands for the keys seen if the mask depends on values, such as the document of a token."""
+"""Value of `seen` if the mask depends on values, such as the document of each token."""
 ROWS = 1024
-"""Most queries, evenly spread, whose masks are evaluated."""
+"""Maximum number of queries whose masks are evaluated. They are evenly spaced."""
 POSITIONS, AT_ONCE = 2**23, 2**20
-"""Most pairs of query and key that are evaluated in all, and at a time. Long sequences evaluate
-fewer queries, so neither time nor memory grows with the length."""
+"""Maximum number of (query, key) pairs that are evaluated in total, and at a time.
+
+For long sequences fewer queries are evaluated, so time and memory do not grow with the length.
+"""
 NAME = "trainpace_skipping"
-"""Name of the attention and its masks in transformers."""
+"""Name under which the attention and its masks are registered with transformers."""
 
 _library.define(
     f"{SKIPPING_ATTENTION}(Tensor query, Tensor key, Tensor value, float seen) -> (Tensor, Tensor)"
@@ -149,10 +152,18 @@ class _Attention(torch.autograd.Function):
 def skipping_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: float
 ) -> torch.Tensor:
-    """Attention in which a query sees `seen` keys on average.
+    """Run the stand-in for attention that skips masked keys.
 
-    Queries are (batch, heads, queries, head size). Keys and values may have fewer heads. Autocast
-    casts the inputs, as transformers does for FlashAttention.
+    Under autocast the inputs are cast, as transformers does for FlashAttention.
+
+    Args:
+        query: Queries of shape (batch, heads, queries, head size).
+        key: Keys. They may have fewer heads.
+        value: Values. They may have fewer heads.
+        seen: Mean number of keys that a query sees.
+
+    Returns:
+        An empty result of shape (batch, heads, queries, value size).
     """
     if torch.is_autocast_enabled("meta"):
         query, key, value = (t.to(torch.get_autocast_dtype("meta")) for t in (query, key, value))
@@ -161,10 +172,15 @@ def skipping_attention(
 
 
 def keys_seen(mask: Callable[..., Any], queries: int, keys: int) -> float:
-    """Return the mean number of keys that a query sees.
+    """Return the mean number of keys that a query sees under a mask.
 
-    `mask` is a function of (batch, head, query, key) indices. UNKNOWN if it depends on values, on
-    the sample or on the head.
+    Args:
+        mask: Function of (batch, head, query, key) indices that is True for visible keys.
+        queries: Number of queries.
+        keys: Number of keys.
+
+    Returns:
+        The mean number, or UNKNOWN if the mask depends on values, on the sample or on the head.
     """
     step = max(1, queries // max(1, min(ROWS, POSITIONS // max(1, keys))))
     try:
@@ -186,14 +202,17 @@ def keys_seen(mask: Callable[..., Any], queries: int, keys: int) -> float:
 
 
 class _NoPadding:
-    """Left padding of 0 tokens for every sample."""
+    """Stand-in for the left padding of a batch: 0 tokens for every sample."""
 
     def __getitem__(self, _: Any) -> int:
         return 0
 
 
 def _without_padding(function: Any) -> Any:
-    """Return the mask function, and inner ones, without left padding, which has no values here."""
+    """Return a mask function with a left padding of 0 tokens, since the padding has no values.
+
+    The mask functions in its closure are replaced too.
+    """
     if isinstance(function, tuple):
         return tuple(map(_without_padding, function))
     if not isinstance(function, types.FunctionType) or not function.__closure__:
@@ -211,7 +230,7 @@ def _without_padding(function: Any) -> Any:
 
 
 class Seen(NamedTuple):
-    """Stands for a mask: the mean number of keys that a query sees."""
+    """Stand-in for a mask: the mean number of keys that a query sees."""
 
     keys: float
 
@@ -226,9 +245,9 @@ def _mask(
     allow_is_bidirectional_skip: bool = False,
     **_: Any,
 ) -> Any:
-    """Stand for a mask of transformers. None for causal or full masks.
+    """Return the stand-in for a mask of transformers, or None for causal and full masks.
 
-    FlashAttention removes padding from the batch.
+    Padding is ignored, because FlashAttention removes it from the batch.
     """
     plain = local_size is None or local_size >= kv_length
     if plain and (allow_is_causal_skip or allow_is_bidirectional_skip):
@@ -247,7 +266,7 @@ def _attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    # sinks, caps of the scores and biases are added inside the kernel, at no known cost
+    # the kernel applies attention sinks, score caps and biases itself, at no known cost
     if isinstance(attention_mask, Seen):
         out = skipping_attention(query, key, value, attention_mask.keys)
     else:
@@ -265,7 +284,7 @@ def _attention(
 
 
 def offer_to_transformers(transformers: Any) -> str:
-    """Register the attention and its masks with transformers. Return their name."""
+    """Register the stand-in attention and its masks with transformers, and return their name."""
     transformers.AttentionInterface.register(NAME, _attention)
     transformers.AttentionMaskInterface.register(NAME, _mask)
     return NAME
@@ -279,7 +298,10 @@ def flex_attention(
     return_lse: bool,
     return_aux: Any,
 ) -> Any:
-    """Stand for torch.nn.attention.flex_attention.flex_attention. score_mod runs in the kernel."""
+    """Stand-in for torch.nn.attention.flex_attention.flex_attention.
+
+    score_mod has no argument here, because the kernel applies it at no known cost.
+    """
     seen = float(key.shape[-2])
     if block_mask is not None:
         seen = keys_seen(block_mask.mask_mod, query.shape[-2], key.shape[-2])

@@ -1,18 +1,19 @@
-"""A recorded step, and workloads at sequence lengths between those that were traced.
+"""Recorded steps, and workloads at sequence lengths between the traced ones.
 
-A recording holds every operator in order, with each number affine in the batch size. From it follow
-the table in which alike operators share a row, the moments that can be the peak of memory, and the
-blocks. It needs no torch, so a workload at another length can be computed wherever it is read.
+A `Recording` lists every operator of a step in order. Each number is affine in the batch size.
+`Recording.form` converts it to a table in which equal operators share a row, to the moments that
+can be the memory peak, and to the repeated blocks. The module does not import torch, so workloads
+at other lengths can be computed without it.
 
-Every number of a step (FLOPs, bytes, sizes, bytes alive) is a polynomial of degree 2 at most in the
-sequence length, as long as the same operators run. Recordings at three lengths give the polynomial.
-A fourth, at the end of the range, checks it. If it fails (a sliding window begins to matter in
-between, for example), there is no family. The numbers are whole, so the result equals a trace at
-that length to the last bit.
+A `Family` computes workloads at other sequence lengths. As long as the same operators run, every
+number of a step (FLOPs, bytes, sizes, bytes alive) is a polynomial of degree 2 at most in the
+sequence length. Recordings at three lengths determine the polynomial, and a fourth checks it. If
+the check fails, for example because a sliding window starts to matter in between, the lengths are
+not a family. The numbers are integers, so the result equals a trace at that length to the last bit.
 
-A model that pads its sequences to whole chunks (Mamba-2 to 256 tokens) has one polynomial at
-multiples of the chunk and others in between. A family therefore holds only lengths in steps of the
-greatest common divisor of the differences between its traced lengths.
+Some models pad sequences to whole chunks (Mamba-2 to 256 tokens). They have one polynomial at
+multiples of the chunk, and others in between. A family therefore only contains lengths in steps of
+the greatest common divisor of the differences between its traced lengths.
 """
 
 import math
@@ -38,14 +39,19 @@ from trainpace.workload.workload import (
 )
 
 BATCHES = (2, 3, 5)
-"""Batch sizes of the three traced steps. At size 1 torch drops dimensions and copies."""
+"""Batch sizes of the three traced steps.
+
+Size 1 is not used, because torch then drops dimensions and skips copies.
+"""
 MOMENTS = 64
-"""Moments of a step that a workload stores for charts, including the peaks for small and large
-batches."""
+"""Maximum number of moments of a step in a workload's memory chart.
+
+They include the peaks for small and large batches.
+"""
 READ = slice(1, 3)
-"""Columns of bytes read and written. A row has FLOPs, both, then its sizes."""
+"""Columns of bytes read and bytes written in `Recording.numbers`."""
 GRADIENTS, ACTIVATIONS, A_SAMPLE = range(3)
-"""The columns of `Recording.alive`."""
+"""Columns of `Recording.alive`."""
 BLOCK_BYTES = (
     "input_bytes",
     "saved_bytes",
@@ -58,17 +64,20 @@ BLOCK_BYTES = (
     "dispatched_bytes",
     "expert_saved_bytes",
 )
-"""Fields of `Blocks` in bytes. Those that end in working_bytes are peaks of several moments."""
+"""Names of the fields of `Blocks` in bytes.
+
+Fields that end in working_bytes are the maximum over several moments.
+"""
 
 
 class BlockSizes(Record):
-    """Sizes of the repeated blocks.
+    """Sizes of the repeated blocks at the first two of `BATCHES`.
 
     Attributes:
-        fixed: Fields of `Blocks` that are neither bytes nor rows.
-        sizes: Bytes at the first two of BATCHES, 2 x the fields of `BLOCK_BYTES`. 0 for working
-            bytes.
-        working, after_working: Working bytes, 2 x moments.
+        fixed: Fields of `Blocks` that do not depend on the batch size.
+        sizes: Bytes, of shape (2, number of `BLOCK_BYTES`). Working bytes are 0 here.
+        working: Working bytes of a block at each moment, of shape (2, moments).
+        after_working: Working bytes after the blocks at each moment, of shape (2, moments).
     """
 
     fixed: dict[str, int | str]
@@ -78,18 +87,24 @@ class BlockSizes(Record):
 
 
 class Recording(Record):
-    """The n calls of a step (g distinct ones), and the bytes alive at each.
+    """Recorded step: n calls, of which g are distinct, and the bytes alive at each call.
 
     Attributes:
-        kind, function, phase, module, half, launches: Of the g different calls.
-        inside: True for calls in the repeated blocks.
-        role: `Role` of the calls; empty without blocks.
-        numbers: g x 19 x 2. FLOPs, bytes read, bytes written and sizes, each with its constant and
-            its slope over the batch size.
-        order: Index of each of the n calls among the g.
-        alive: n x 3. Bytes of gradients, of activations, and of activations per sample.
+        kind: Kind of each distinct call.
+        function: ATen name of each distinct call.
+        phase: Phase of each distinct call.
+        module: Module of each distinct call.
+        half: True for each distinct call with arithmetic in 16 bits.
+        launches: Kernels of each distinct call.
+        inside: True for each distinct call in the repeated blocks.
+        role: `Role` of each distinct call. Empty without blocks.
+        numbers: Array of shape (g, 19, 2). FLOPs, bytes read, bytes written and 16 sizes, each as
+            (constant, slope over the batch size).
+        order: Index of the distinct call for each of the n calls.
+        alive: Array of shape (n, 3). Bytes of gradients, constant bytes of activations, and bytes
+            of activations per sample.
         states: Bytes of parameters, optimizer states, paged states and frozen parameters.
-        blocks: Sizes of the repeated blocks.
+        blocks: Sizes of the repeated blocks, or None.
     """
 
     kind: tuple[str, ...]
@@ -107,7 +122,7 @@ class Recording(Record):
     blocks: BlockSizes | None = None
 
     def form(self) -> TracedForm:
-        """Return the form of the workload."""
+        """Return the operator table, memory profile and blocks of a workload."""
         parameters, optimizer, paged, frozen = self.states
         memory = MemoryProfile(
             parameter_bytes=parameters,
@@ -126,7 +141,7 @@ class Recording(Record):
         return TracedForm(operators=operators, memory=memory, blocks=blocks)
 
     def operators(self) -> tuple[Operators, np.ndarray]:
-        """Return the table, and the first operator of each of its rows."""
+        """Return the operator table, and the index of the first distinct call of each row."""
         heads, counts = self._alike()
         first = self.order[heads]
         words: dict[str, Any] = {
@@ -147,9 +162,10 @@ class Recording(Record):
         return table, first
 
     def _alike(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (first call, calls) of each row: alike operators in order of first appearance.
+        """Return (index of the first call, number of calls) for each row of the table.
 
-        Operators inside and outside the blocks, or with different roles, have rows of their own.
+        A row contains calls that differ in their module at most. Rows are in order of first
+        appearance.
         """
         same = _numbered([key[:3] + key[4:] for key in self.keys()])
         _, heads, counts = np.unique(same[self.order], return_index=True, return_counts=True)
@@ -157,7 +173,7 @@ class Recording(Record):
         return heads[by_appearance], counts[by_appearance]
 
     def keys(self) -> list[tuple[Any, ...]]:
-        """Return everything by which the g operators differ: the module comes fourth."""
+        """Return a tuple of all properties for each distinct call. The module is the fourth."""
         places: Sequence[Any] = [None] * len(self.kind)
         if self.role:
             places = list(zip(self.inside.tolist(), self.role, strict=True))
@@ -167,7 +183,11 @@ class Recording(Record):
         return list(zip(*columns, *plain, strict=True))
 
     def _moments(self) -> np.ndarray:
-        """Return the peak of each stretch of operators, placed in its phase by bytes moved."""
+        """Return the moments for the memory chart, as in `MemoryProfile.moments`.
+
+        The step is split into stretches of operators, and each contributes its peak. The position
+        of a moment within its phase is the share of bytes moved until then.
+        """
         codes = np.array([PHASES.index(phase) for phase in self.phase])
         phase = codes[self.order]
         at_second = self.numbers[:, :, 0] + self.numbers[:, :, 1] * BATCHES[1]
@@ -188,15 +208,17 @@ class Recording(Record):
 
 
 def _numbered(keys: Sequence[Any]) -> np.ndarray:
-    """Return a number for each key, equal for equal keys, in order of first appearance."""
+    """Number the distinct keys in order of first appearance, and return the number of each key."""
     number_of: dict[Any, int] = {}
     return np.array([number_of.setdefault(key, len(number_of)) for key in keys])
 
 
 def together(recording: Recording, numbers: Floats) -> Recording:
-    """Return the recording with equal operators stored once.
+    """Return the recording with equal calls stored once.
 
-    `numbers` (n x any) are further numbers by which operators may differ.
+    Args:
+        recording: The recording.
+        numbers: Further numbers by which calls may differ, of shape (calls, any).
     """
     r = recording
     more = [row.tobytes() for row in numbers]
@@ -211,9 +233,18 @@ def together(recording: Recording, numbers: Floats) -> Recording:
 
 
 def _peaks(gradient: np.ndarray, constant: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """Return moments on the upper envelope of total bytes over the batch size.
+    """Return the moments that are the memory peak at some batch size.
 
-    Other moments are never the peak. One moment has all gradients, which tells their size.
+    They are the upper envelope of gradient bytes + constant + slope x batch size. A moment with all
+    gradients is added if none of them has it, since the total size of gradients is read from it.
+
+    Args:
+        gradient: Bytes of gradients at each moment.
+        constant: Constant bytes of activations at each moment.
+        slope: Bytes of activations per sample at each moment.
+
+    Returns:
+        Array of shape (k, 3) with the three numbers of each moment.
     """
     slope = np.maximum(slope, 0.0)
     total = gradient + constant
@@ -235,7 +266,7 @@ def _blocks(
         ("after_working_bytes", blocks.after_working),
     ):
         sizes[:, BLOCK_BYTES.index(name)] = np.max(moments, axis=1, initial=0.0)
-    # a maximum over moments is convex in the batch size, so its line may cross zero
+    # the maximum over moments is convex in the batch size, so the fitted constant may be negative
     slope = np.maximum((sizes[1] - sizes[0]) / (BATCHES[1] - BATCHES[0]), 0.0)
     constant = np.maximum(sizes[0] - slope * BATCHES[0], 0.0)
     pairs = [(float(c), float(s)) for c, s in zip(constant, slope, strict=True)]
@@ -244,28 +275,33 @@ def _blocks(
 
 
 GRID = 32
-"""Lengths of a family differ by multiples of this. Memory-efficient attention stores sums of 32
-queries at a time (kAlignLSE in ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h).
+"""Divisor of the differences between the lengths of a family, in tokens.
+
+Memory-efficient attention pads its saved sums to 32 queries (kAlignLSE in
+ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h).
 """
 MEMBERS = 4
-"""Traced lengths of a family: three for the polynomials, and one to check them."""
+"""Number of traced lengths of a family: three for the polynomials, and one to check them."""
 TOLERANCE = 1e-12, 1e-6
-"""Relative and absolute tolerance. Rows divided evenly among experts are not whole numbers."""
+"""Relative and absolute tolerance of the check. Tokens per expert are not always integers."""
 _SHARED = ("kind", "function", "phase", "module", "role")
 _SAME = ("half", "launches", "inside")
 
 Traced = tuple[Workload, Mapping[Form, Recording]]
-"""A workload, and the recordings of its forms."""
+"""Pair of a workload and the recordings of its number formats."""
 
 
 class Family(Record):
-    """Workloads of one model at lengths from `least` to `most`, in steps of `step` tokens.
+    """Workloads of one model at a range of sequence lengths.
 
     Attributes:
-        lengths: Lengths of the recordings.
-        first: Workload at the first of `lengths`.
+        least: Smallest length in tokens.
+        most: Largest length in tokens.
+        step: Difference between neighboring lengths in tokens.
+        lengths: The three lengths of the recordings.
+        first: Workload at the first of `lengths`, without its forms.
         sample_bytes: Bytes per sample at each of `lengths`.
-        recordings: Recordings of each form at `lengths`.
+        recordings: {number format: recordings at `lengths`}.
     """
 
     least: int
@@ -285,7 +321,7 @@ class Family(Record):
         return (self.most - self.least) // self.step + 1
 
     def at(self, length: int) -> Workload:
-        """Return the workload at a length in the family."""
+        """Return the workload at a length of the family."""
         forms = {
             name: _between(some, self.lengths, length).form()
             for name, some in self.recordings.items()
@@ -303,17 +339,24 @@ class Family(Record):
 
 
 def points_of(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Return the lengths at which a family is traced: both ends, and two in between."""
+    """Return the lengths to trace for a family: both ends, and two in between."""
     last = len(lengths) - 1
     return tuple(dict.fromkeys(lengths[round(last * i / (MEMBERS - 1))] for i in range(MEMBERS)))
 
 
 def family_of(traced: Mapping[int, Traced]) -> Family | None:
-    """Return the family of MEMBERS traces by length, or None if they are not one."""
+    """Return the family of `MEMBERS` traces.
+
+    Args:
+        traced: {length: traced workload}.
+
+    Returns:
+        The family, or None if the check fails or there are not `MEMBERS` lengths.
+    """
     lengths = sorted(traced)
     if len(lengths) != MEMBERS or len({length % GRID for length in lengths}) > 1:
         return None
-    # a threshold within the range shows in one of them
+    # the checked length is inside the range, so a threshold in the range makes the check fail
     known, checked = (lengths[0], lengths[-1], lengths[2]), lengths[1]
     heads = [replace(traced[length][0], forms={}) for length in lengths]
     if not all(_is_alike(head, heads[0]) for head in heads):
@@ -338,7 +381,7 @@ def family_of(traced: Mapping[int, Traced]) -> Family | None:
 
 
 def _is_alike(head: Workload, first: Workload) -> bool:
-    """Return True if workloads differ only in what follows from the length."""
+    """Return True if two workloads differ only in the sequence length and the sample size."""
     return (
         head.sample == _sample(first, head.sequence_length)
         and replace(
@@ -354,7 +397,7 @@ def _is_alike(head: Workload, first: Workload) -> bool:
 def _is_between(
     some: Sequence[Recording], lengths: Sequence[int], found: Recording, length: int
 ) -> bool:
-    """Return True if a recording is what the others predict at its length."""
+    """Return True if a recording agrees with the polynomials of the others at its length."""
     if any(_structure(one) != _structure(some[0]) for one in (*some[1:], found)):
         return False
     relative, absolute = TOLERANCE
@@ -363,7 +406,7 @@ def _is_between(
 
 
 def _sample(workload: Workload, length: int | None) -> str:
-    """Return the description of a sample of that length."""
+    """Return the description of a sample of another length."""
     return re.sub(rf"\b{workload.sequence_length}\b", str(length), workload.sample)
 
 
@@ -401,10 +444,15 @@ def _between(some: Sequence[Recording], lengths: Sequence[int], length: int) -> 
 
 
 def _polynomial(values: Sequence[np.ndarray], lengths: Sequence[int], length: int) -> np.ndarray:
-    """Evaluate the polynomial through values at three lengths (Newton's divided differences).
+    """Evaluate the polynomials through values at three lengths (Newton's divided differences).
 
-    Coefficients are whole or half numbers, so nothing is rounded below 2^53, or below 2^63 if a
-    long double has the digits.
+    The coefficients are multiples of 1/2. Results are therefore exact below 2^53, or below 2^63 if
+    a long double has enough digits.
+
+    Args:
+        values: Arrays of equal shape, one for each of `lengths`.
+        lengths: The three lengths.
+        length: The length at which to evaluate the polynomials.
     """
     x0, x1, x2 = (np.longdouble(x) for x in lengths)
     y0, y1, y2 = (np.asarray(value, dtype=np.longdouble) for value in values)
@@ -416,7 +464,12 @@ def _polynomial(values: Sequence[np.ndarray], lengths: Sequence[int], length: in
 
 
 class Lengths(Record):
-    """Workloads of one model at several lengths: traced ones, and families with the others."""
+    """Workloads of one model at several sequence lengths.
+
+    Attributes:
+        traced: Workloads at the traced lengths.
+        families: Families that contain the other lengths.
+    """
 
     traced: tuple[Workload, ...]
     families: tuple[Family, ...] = ()
@@ -429,10 +482,15 @@ class Lengths(Record):
 
 
 def cover(lengths: Sequence[int], trace: Callable[[int], Traced]) -> Lengths:
-    """Trace as few lengths as determine all of them.
+    """Return workloads at several sequence lengths, from as few traces as possible.
 
-    If four lengths make no family, the lower and upper halves are tried separately; four or fewer
-    are all traced. Lengths that a family skips, because they lie off its steps, are tried next.
+    A range of lengths is traced at four of them. If the four are not a family, the lower and the
+    upper half of the range are tried separately. Ranges of four or fewer lengths are traced in
+    full. Lengths inside the range that are not on the steps of the family are tried next.
+
+    Args:
+        lengths: Sequence lengths in tokens.
+        trace: Function that traces a length.
     """
     traced: dict[int, Traced] = {}
     families: list[Family] = []

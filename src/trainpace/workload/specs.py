@@ -1,4 +1,4 @@
-"""Built-in models, and a builder of the task that a model spec names.
+"""Define the built-in models, and build the task that a model spec names.
 
 The built-in models do not need torchvision. They match its layers, names and parameter counts.
 VGG: Simonyan and Zisserman 2014. ResNet: He et al. 2015, with the stride in the 3x3 convolution as
@@ -38,9 +38,13 @@ _RESNET = {
 def vgg(
     convolutions: tuple[int, ...], classes: int = 1000, image_size: int | None = None
 ) -> nn.Module:
-    """Return VGG with the given numbers of 3x3 convolutions in its five stages.
+    """Return a VGG model.
 
-    With `image_size`, return Keras' VGG: no pooling, and a classifier that grows with the image.
+    Args:
+        convolutions: Number of 3x3 convolutions in each of the five stages.
+        classes: Number of classes.
+        image_size: If given, return Keras' VGG for images of this side in pixels. It has no
+            adaptive pooling, so its classifier grows with the image.
     """
     layers: list[nn.Module] = []
     channels = 3
@@ -129,7 +133,10 @@ def _conv_relu6(
 
 
 def mobilenet_v1(classes: int = 1000) -> nn.Module:
-    """Return a 3x3 convolution and 13 separable ones (table 1 of the paper, with Keras' ReLU6)."""
+    """Return MobileNet v1: a 3x3 convolution and 13 separable ones.
+
+    The layers are those of table 1 of the paper, with ReLU6 as in Keras.
+    """
     separable = (
         (64, 1),
         (128, 2),
@@ -182,7 +189,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mobilenet_v1": mobilenet_v1,
     "mobilenet_v2": mobilenet_v2,
 }
-"""Builders of models for 3 x 224 x 224 images and 1,000 classes. Keras' VGGs need `image_size`."""
+"""Functions that build the models, for 3 x 224 x 224 images and 1,000 classes.
+
+Keras' VGGs need the argument `image_size`.
+"""
 
 
 def build_task(
@@ -193,13 +203,13 @@ def build_task(
 ) -> Task:
     """Build the task that a model spec names.
 
-    Call it under ``torch.device("meta")`` to get a model without weights. A function in the user's
-    file ignores the other arguments.
+    Under ``torch.device("meta")``, the model has no values of weights. If the spec is a function in
+    the user's file, the other arguments are ignored.
 
     Args:
-        spec: The model.
-        sequence_length: Tokens per sample, for models that take any number.
-        image_size: Side in pixels, for image models.
+        spec: The model spec.
+        sequence_length: Tokens per sample, for models that accept any length.
+        image_size: Side of images in pixels, for image models.
         fused_attention: If False, transformers and timm compute attention with plain matmuls.
     """
     named = ModelSpec.of(spec)
@@ -231,7 +241,7 @@ def _torchvision(spec: str, name: str, image_size: int | None) -> Task:
     models = import_package("torchvision.models", "torchvision")
     if name not in models.list_models():
         raise UnknownName("torchvision model", name, models.list_models())
-    try:  # otherwise some models would download weights of their backbone
+    try:  # weights_backbone=None: otherwise some models download the weights of their backbone
         model = models.get_model(name, weights=None, weights_backbone=None)
     except TypeError:
         model = models.get_model(name, weights=None)
@@ -245,7 +255,7 @@ def _timm(spec: str, name: str, image_size: int | None, fused_attention: bool) -
 
     def create(**options: Any) -> nn.Module:
         try:
-            made: nn.Module = timm.create_model(name, **options)  # knows older names too
+            made: nn.Module = timm.create_model(name, **options)  # accepts older names too
         except RuntimeError as error:
             if "nknown model" not in str(error):
                 raise
@@ -256,7 +266,7 @@ def _timm(spec: str, name: str, image_size: int | None, fused_attention: bool) -
     shape = tuple(model.default_cfg.get("input_size", (3, 224, 224)))
     if image_size is not None and image_size != shape[-1]:
         shape = (shape[0], image_size, image_size)
-        # convolutional models take any size and reject the option; transformers need it
+        # convolutional models accept any size but reject this option, and transformers need it
         with contextlib.suppress(TypeError):
             model = create(img_size=image_size)
-    return image_task(spec, model, shape, model.num_classes or 1)  # 0 for models without a head
+    return image_task(spec, model, shape, model.num_classes or 1)  # num_classes is 0 without a head

@@ -1,7 +1,7 @@
-"""A task: model, loss, optimizer and samples. Every model spec becomes one.
+"""Tasks: a model with its loss, optimizer and samples. Every model spec is converted to a task.
 
-A batch is (input, ..., target), a dict of keyword arguments with its target under `labels`, or one
-object, such as a graph of torch_geometric, with its target in `y`.
+A batch has one of three forms: a tuple (input, ..., target), a dict of keyword arguments with the
+target under `labels`, or one object with the target in `y`, such as a graph of torch_geometric.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,13 +23,13 @@ NO_LOSS = (
 
 
 def forward(model: nn.Module, batch: Any) -> Any:
-    """Run the model on a batch without its target."""
+    """Run the model on a batch, without the batch's target."""
     args, kwargs, _ = _without_target(batch)
     return model(*args, **kwargs)
 
 
 def loss_by(criterion: Callable[[Any, Any], Any]) -> Callable[[nn.Module, Any], Any]:
-    """Return a loss of (model, batch) from a criterion of (output, target)."""
+    """Convert a criterion, a function of (output, target), to a loss of (model, batch)."""
 
     def loss(model: nn.Module, batch: Any) -> Any:
         args, kwargs, target = _without_target(batch)
@@ -45,14 +45,18 @@ def loss_by(criterion: Callable[[Any, Any], Any]) -> Callable[[nn.Module, Any], 
 
 
 def own_loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """Return the loss that a model computes itself from the whole batch, as in transformers."""
+    """Return the loss that the model itself computes from the whole batch, as in transformers."""
     if isinstance(batch, Mapping):
         return loss_in(model(**batch))
     return loss_in(model(*batch) if isinstance(batch, tuple | list) else model(batch))
 
 
 def loss_in(out: Any) -> torch.Tensor:
-    """Return the loss in a model's output: its `loss`, or the only number."""
+    """Return the loss in a model's output: its `loss`, or the only scalar in it.
+
+    Raises:
+        TrainpaceError: If the output has neither.
+    """
     found = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
     if found is None:
         numbers = [t for t in (out if isinstance(out, tuple | list) else [out]) if _is_number(t)]
@@ -63,7 +67,7 @@ def loss_in(out: Any) -> torch.Tensor:
 
 
 def _without_target(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Return (positional arguments, keyword arguments, target)."""
+    """Split a batch into (positional arguments, keyword arguments, target)."""
     if isinstance(batch, Mapping):
         kwargs = dict(batch)
         return (), kwargs, kwargs.pop("labels", None)
@@ -86,7 +90,7 @@ LOOKED_AT = 1000
 
 
 class WholeStep(NamedTuple):
-    """A training step that runs forward, backward and updates by itself, and its optimizers."""
+    """Training step that runs forward, backward and optimizers itself, with its optimizers."""
 
     run: Callable[[Any], Any]
     optimizers: tuple[torch.optim.Optimizer, ...]
@@ -97,26 +101,27 @@ class WholeStep(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A model with its loss, optimizer and samples.
+    """Model with its loss, optimizer and samples.
 
     Attributes:
         name: Name for messages.
-        model: The model. With `step`, all models that it uses.
-        forward: Runs the model alone: (model, batch).
-        loss: Returns a scalar: (model, batch).
-        make_batch: Returns n samples on the default device.
-        optimizer: The task's own optimizer, if any.
+        model: The model. With `step`, a module that contains all models of the step.
+        forward: Function of (model, batch) that runs the model without the loss.
+        loss: Function of (model, batch) that returns a scalar.
+        make_batch: Function that returns a batch of n samples on the default device.
+        optimizer: The task's own optimizer, or None.
         sample: Description of a sample.
-        sequence_length: Tokens per sample, if samples are sequences.
-        dataset: The task's own samples, if any.
-        collate: Makes a batch from a list of samples.
+        sequence_length: Tokens per sample. None if samples are not sequences.
+        dataset: The task's own samples, or None.
+        collate: Function that makes a batch from a list of samples.
         loss_name: Name of the loss's class or function. None for a lambda or the model's own loss.
         notes: Assumptions, and requested parts that are missing.
-        batch_to_trace: Like `make_batch`, but with samples of equal size.
+        batch_to_trace: Like `make_batch`, but with samples of equal size. None if `make_batch`
+            returns such samples.
         settings: Fields of `Execution` that the task's own loader or trainer sets.
-        pads: True if batches hold padding.
-        step: Replaces loss and optimizer.
-        autocast: True if the task runs under torch.autocast in 16 bits too.
+        pads: True if batches contain padding.
+        step: Whole training step, which replaces loss and optimizer.
+        autocast: True if a model in 16 bits also runs under torch.autocast.
     """
 
     name: str
@@ -141,7 +146,7 @@ class Task(NamedTuple):
     def of_step(
         cls, name: str, model: nn.Module, step: WholeStep, make_batch: Callable[[int], Any]
     ) -> "Task":
-        """Return a task with a step of its own. It has no separate loss or forward pass."""
+        """Return a task with a whole training step, without a separate loss and forward pass."""
 
         def refused(_: nn.Module, __: Any) -> Any:
             raise TrainpaceError(
@@ -154,7 +159,14 @@ class Task(NamedTuple):
 
 
 def image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: int) -> Task:
-    """Return a classifier of images (channels, height, width) with cross-entropy."""
+    """Return an image classification task with cross-entropy.
+
+    Args:
+        name: Name of the task.
+        model: The classifier.
+        shape: (channels, height, width) of an image.
+        classes: Number of classes.
+    """
 
     def criterion(out: Any, labels: torch.Tensor) -> torch.Tensor:
         scores = out[0] if isinstance(out, tuple) else getattr(out, "logits", out)
@@ -173,14 +185,18 @@ def image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: int
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """Turn on the model's own activation checkpointing, block by block."""
-    # transformers renamed its switch in 5.x. A meta device has no random state to save.
+    """Turn on the model's own activation checkpointing, block by block.
+
+    Raises:
+        TrainpaceError: If the model does not support it.
+    """
+    # transformers renamed the method in 5.x. The meta device has no random state to save.
     options = {"use_reentrant": False, "preserve_rng_state": False}
     for switch in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
         if hasattr(model, switch):
             try:
                 getattr(model, switch)(options)
-            except ValueError as error:  # every model of transformers has the switch
+            except ValueError as error:  # models that do not support it have the method too
                 raise TrainpaceError(
                     str(error), "Call torch.utils.checkpoint in a model of your own."
                 ) from None
@@ -195,23 +211,30 @@ def recompute_activations(model: nn.Module) -> None:
 
 
 def name_of_loss(criterion: Callable[..., Any]) -> str | None:
-    """Return the name of a loss, ``CrossEntropyLoss`` or ``cross_entropy``; None for a lambda."""
-    inner = getattr(criterion, "func", criterion)  # of functools.partial
+    """Return the name of a loss, such as ``CrossEntropyLoss`` or ``cross_entropy``.
+
+    None for a lambda.
+    """
+    inner = getattr(criterion, "func", criterion)  # functools.partial stores it in `func`
     name = getattr(inner, "__name__", type(inner).__name__)
     return None if name == "<lambda>" else name.lstrip("_")
 
 
 def usual_optimizer(task: Task) -> str:
-    """Return the optimizer to assume: the trainer's, or AdamW for tokens and SGD for the rest."""
+    """Return the name of the optimizer to assume if the user does not choose one.
+
+    It is the optimizer of the task's settings. Without one, it is AdamW for token sequences and SGD
+    with momentum for other samples.
+    """
     if "optimizer" in task.settings:
         return str(task.settings["optimizer"])
     return FOR_OTHERS if task.sequence_length is None else FOR_LANGUAGE
 
 
 def longest_first(task: Task, n: int) -> Any | None:
-    """Return a batch of the n largest samples, or None if all have one size.
+    """Return a batch of the n largest samples, or None if all samples have the same size.
 
-    Only the first 1,000 samples count, since reading a whole dataset may take hours.
+    Only the first 1,000 samples are read, since reading a whole dataset may take hours.
     """
     if task.dataset is None:
         return None

@@ -1,4 +1,4 @@
-"""Worker ``python -m trainpace.workload.trace_worker``: traces model specs."""
+"""Worker process that traces model specs: ``python -m trainpace.workload.trace_worker``."""
 
 import gc
 import importlib
@@ -18,11 +18,11 @@ COMPILER = "torch._dynamo"
 
 
 class _StandIn(ModuleType):
-    """Stands for torch's compiler, whose import takes a quarter of the time of a small trace.
+    """Stand-in for torch's compiler, whose import takes a quarter of the time of a small trace.
 
-    Optimizers, dispatch modes and `out=` wrappers import `torch._dynamo` only to mark functions as
-    not to be compiled. If anything else is needed, as by a model that calls torch.compile, the
-    real module takes over.
+    Optimizers, dispatch modes and `out=` wrappers import `torch._dynamo` only to exclude functions
+    from compilation. If any other attribute is read, for example by a model that calls
+    torch.compile, the real module is imported.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class _StandIn(ModuleType):
         pass
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":  # the import system looks for these
+        if name.startswith("__") and name != "__path__":  # the import system reads these names
             raise AttributeError(name)
         if sys.modules.get(COMPILER) is self:
             del sys.modules[COMPILER]
@@ -46,13 +46,16 @@ class _StandIn(ModuleType):
 
 
 def keep_torch_light() -> None:
-    """Replace the compiler unless it is loaded already. For a process that only traces."""
+    """Replace torch's compiler by the stand-in, unless it is already imported.
+
+    Call this only in a process that does nothing but trace.
+    """
     if COMPILER not in sys.modules:
         sys.modules[COMPILER] = _StandIn()
 
 
 def _work(request: dict[str, Any]) -> str:
-    gc.disable()  # importing torch makes no garbage, and looking for it takes a tenth of the time
+    gc.disable()  # garbage collection would take a tenth of the import time and find no garbage
     from trainpace.workload.trace import record, trace
 
     keep_torch_light()
@@ -89,11 +92,11 @@ def _work(request: dict[str, Any]) -> str:
     for file, one in request["files"].items():
         try:
             save(traced(one), file)
-        except Exception as error:  # a model's code may raise anything
+        except Exception as error:  # the model's code may raise any exception
             reasons[file] = str(error) if isinstance(error, TrainpaceError) else explain(error)
     return json.dumps(reasons)
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # timm and transformers warn of old names
+    warnings.simplefilter("ignore")  # timm and transformers warn about deprecated names
     serve(_work)

@@ -1,13 +1,13 @@
-"""Tasks from the user's own file.
+"""Build a task from a function in the user's own file.
 
-A function returns the parts of a training, as (model, loss, optimizer, dataset) or a dict; a
-Hugging Face Trainer or one derived from it, such as TRL's SFTTrainer; or a LightningModule with its
-data. docs/tasks.md shows each.
+The function returns one of the following. docs/tasks.md shows an example of each.
 
-The loss of a Trainer is its own `compute_loss` on batches of its own loader; its arguments say how
-a step is executed. A LightningModule under automatic optimization has forward, backward and one
-update like any task; under manual optimization `training_step` does everything and is traced as a
-whole.
+- The parts of a training, as a tuple (model, loss, optimizer, dataset) or a dict.
+- A Hugging Face Trainer, or a subclass such as TRL's SFTTrainer. The loss is the Trainer's own
+  `compute_loss`, on batches of its own loader. Its arguments define how a step is executed.
+- A LightningModule with its data. Under automatic optimization it is a task like any other. Under
+  manual optimization, `training_step` runs backward and the optimizers, so it is traced as a whole
+  step.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ BATCHES_TRIED, USUAL_BATCH = 16, 8
 
 
 class Samples(NamedTuple):
-    """A dataset with a length, its collate function, and the batch size of its loader, if any."""
+    """Dataset with its collate function, and the batch size of its loader, if any."""
 
     dataset: Any
     collate: Callable[[list[Any]], Any]
@@ -52,17 +52,17 @@ class Samples(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def batch(self, n: int) -> Any:
-        """Return the first n samples, starting over if there are fewer."""
+        """Return a batch of the first n samples. A shorter dataset is repeated."""
         return self.collate([self.dataset[i % len(self.dataset)] for i in range(n)])
 
 
 def samples_of(data: Any, collate: Callable[[list[Any]], Any] | None, where: str) -> Samples:
-    """Return samples from a dataset, a stream of samples or a DataLoader.
+    """Return the samples of a dataset, a stream of samples or a DataLoader.
 
     Args:
         data: The user's data.
-        collate: Has priority over the loader's function, and that over the dataset's `collate_fn`.
-        where: Names the data in errors.
+        collate: Collate function. None means the loader's one, or else the dataset's `collate_fn`.
+        where: Name of the data, for errors.
     """
     batch_size: int | None = None
     notes: tuple[str, ...] = ()
@@ -81,7 +81,13 @@ def samples_of(data: Any, collate: Callable[[list[Any]], Any] | None, where: str
 
 
 def with_samples(task: Task, samples: Samples, where: str) -> Task:
-    """Return the task with these samples, described, and the batch size of their loader."""
+    """Return the task with samples, their description and the batch size of their loader.
+
+    Args:
+        task: The task.
+        samples: The samples.
+        where: Name of the samples, for errors and notes.
+    """
     batch_to_trace, notes = _typical(samples, where)
     sample, length = _described(batch_to_trace(1), samples.dataset[0])
     settings: dict[str, Any] = (
@@ -101,10 +107,10 @@ def with_samples(task: Task, samples: Samples, where: str) -> Task:
 
 
 def _typical(samples: Samples, where: str) -> tuple[Callable[[int], Any], tuple[str, ...]]:
-    """Return (function that makes a batch to trace, notes).
+    """Return a function that makes a batch of equal samples for tracing, and notes.
 
-    A trace must grow equally with every sample. If samples vary in size, the batch repeats the one
-    closest to the mean size in batches of the loader's size, padding included.
+    Tracing needs equal samples. If the samples vary in size, one sample is repeated: the sample
+    closest to the mean size per sample in batches of the loader's size, including padding.
     """
     dataset, sizes = samples.dataset, []
     for looked_at in (LOOKED_AT, LOOKED_AT_WHERE_THEY_VARY):
@@ -130,7 +136,12 @@ def _typical(samples: Samples, where: str) -> tuple[Callable[[int], Any], tuple[
 
 
 def _described(batch: Any, sample: Any) -> tuple[str, int | None]:
-    """Return (description, number of tokens or None) of a sample, from a batch of one."""
+    """Return (description, number of tokens or None) of a sample.
+
+    Args:
+        batch: A batch with only this sample.
+        sample: The sample.
+    """
     if isinstance(batch, Mapping):
         ids = batch.get("input_ids")
         if isinstance(ids, torch.Tensor) and ids.dim() == 2:
@@ -159,7 +170,7 @@ def _collate_of(dataset: Any) -> Callable[[list[Any]], Any]:
 
 
 def _plain(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Convert mappings such as Hugging Face's BatchEncoding into dicts."""
+    """Wrap a collate function so that mappings such as BatchEncoding become plain dicts."""
 
     def plain(samples: list[Any]) -> Any:
         batch = collate(samples)
@@ -169,7 +180,7 @@ def _plain(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
 
 def _elements(tree: Any) -> int:
-    """Count the numbers in tensors of a sample or batch, and in plain lists such as token ids."""
+    """Count the numbers in a sample or batch: in its tensors, and in lists such as token ids."""
     if isinstance(tree, Mapping):
         return sum(map(_elements, tree.values()))
     if isinstance(tree, list | tuple):
@@ -186,7 +197,7 @@ def _elements(tree: Any) -> int:
 
 
 def _holds_padding(batch: Any) -> bool:
-    """Return True if the attention mask of a real batch masks anything."""
+    """Return True if the attention mask of a batch masks any token."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     return (
         isinstance(mask, torch.Tensor)
@@ -200,9 +211,11 @@ DATA = "Return (module, DataLoader or dataset), or add train_dataloader() to the
 
 
 def lightning_data(made: Any) -> tuple[Any, Any] | None:
-    """Return (LightningModule, data or None), or None for anything else.
+    """Return (LightningModule, data or None) if the user returned a LightningModule, or else None.
 
-    The user returns a module, (module, data) or {model, dataset}.
+    Args:
+        made: The result of the user's function: a module, (module, data), {model, dataset}, or
+            another object.
     """
     if isinstance(made, dict) and set(made) <= {"model", "dataset"}:
         made = (made.get("model"), made.get("dataset"))
@@ -229,7 +242,7 @@ def lightning_task(name: str, module: Any, data: Any, where: str) -> Task:
 
 
 class TrainingStep(nn.Module):
-    """A LightningModule called by its `training_step`, so that any engine can wrap it."""
+    """Module whose forward pass is a LightningModule's `training_step`, so any engine can wrap it."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -237,7 +250,7 @@ class TrainingStep(nn.Module):
         trainer = module.trainer
 
         def attach(module: Any) -> None:
-            if module._trainer is None:  # a copy of the module leaves it behind
+            if module._trainer is None:  # a copy of the module has no trainer
                 module.trainer = trainer
 
         self.attach = attach
@@ -293,7 +306,7 @@ def _overrides(package: Any, module: Any, name: str) -> bool:
 def _set_up(
     package: Any, module: Any, loader: Any, where: str
 ) -> tuple[torch.optim.Optimizer, ...]:
-    """Return the module's optimizers, made by a Trainer that is attached as in `fit`."""
+    """Attach a Trainer to the module as `fit` does, and return the module's optimizers."""
     for logger in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric"):
         logging.getLogger(logger).setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -301,7 +314,7 @@ def _set_up(
         trainer = package.Trainer(accelerator="cpu", devices=1, barebones=True, max_epochs=1)
         module.trainer = trainer
         trainer.strategy.connect(module)
-        with contextlib.suppress(AttributeError):  # for estimated_stepping_batches
+        with contextlib.suppress(AttributeError):  # estimated_stepping_batches reads this
             trainer.fit_loop._data_source.instance = loader
         module.configure_model()
         if hasattr(module, "setup") and _overrides(package, module, "setup"):
@@ -322,7 +335,10 @@ def is_trainer(made: Any) -> bool:
 
 
 def as_with_a_gpu(make: Callable[[], T]) -> T:
-    """Call `make`, and let it ask for bf16, which TrainingArguments reject without a GPU."""
+    """Call a function that may create TrainingArguments with bf16=True.
+
+    Without a GPU, TrainingArguments would reject bf16.
+    """
     try:
         return make()
     except ValueError as error:
@@ -343,7 +359,15 @@ def _bf16_is_there(arguments: Any) -> Iterator[None]:
 
 
 def trainer_task(name: str, trainer: Any) -> Task:
-    """Return the task of a Trainer. Raises TrainpaceError if its optimizer cannot be made here."""
+    """Return the task of a Hugging Face Trainer.
+
+    Args:
+        name: Name of the task.
+        trainer: The Trainer.
+
+    Raises:
+        TrainpaceError: If its optimizer cannot be created here.
+    """
     kind = type(trainer).__name__
     if trainer.train_dataset is None:
         raise TrainpaceError(f"the {kind} of {name} has no train_dataset.")
@@ -358,7 +382,7 @@ def trainer_task(name: str, trainer: Any) -> Task:
         settings["precision"] = "bf16"
         for parameter in trainer.model.parameters():
             if parameter.dtype == torch.float32:
-                # adapters, and norms of a model that was prepared for them
+                # adapters, and norms that were cast to fp32 for training with adapters
                 parameter.keeps_dtype = True
     said = ", ".join(f"{word} {value}" for word, value in settings.items())
     _counts_no_metrics(trainer.accelerator)
@@ -379,7 +403,7 @@ def trainer_task(name: str, trainer: Any) -> Task:
 
 
 def _is_in_bf16(model: torch.nn.Module) -> bool:
-    """Return True if most of a model is in bfloat16. bf16=True is then autocast around it."""
+    """Return True if most of a model is in bf16. With bf16=True it then runs under autocast."""
     numbers = [(p.numel(), p.dtype) for p in model.parameters()]
     return 2 * sum(n for n, dtype in numbers if dtype == torch.bfloat16) > sum(
         n for n, _ in numbers
@@ -387,7 +411,12 @@ def _is_in_bf16(model: torch.nn.Module) -> bool:
 
 
 def _settings(arguments: Any, recomputes: bool) -> dict[str, Any]:
-    """Return fields of an Execution from the arguments. `recomputes`: the model already does."""
+    """Return fields of `Execution` from TrainingArguments.
+
+    Args:
+        arguments: The TrainingArguments.
+        recomputes: True if the model already recomputes its activations.
+    """
     mixed = "amp_bf16" if arguments.bf16 else "amp_fp16" if arguments.fp16 else None
     settings: dict[str, Any] = {
         "micro_batch": arguments.per_device_train_batch_size,
@@ -405,7 +434,7 @@ def _settings(arguments: Any, recomputes: bool) -> dict[str, Any]:
 
 
 def _optimizer(trainer: Any, kind: str) -> torch.optim.Optimizer | str:
-    """Return the Trainer's optimizer, or its name if its library is not installed here."""
+    """Return the Trainer's optimizer, or its name if its library is not installed."""
     word = _word(trainer.args.optim)
     try:
         made = trainer.optimizer or trainer.create_optimizer()
@@ -417,7 +446,7 @@ def _optimizer(trainer: Any, kind: str) -> torch.optim.Optimizer | str:
             f"the optimizer {word} of the {kind} cannot be made here: {reason}.",
             "Change `optim` in its arguments, or install what it needs.",
         ) from None
-    made = getattr(made, "optimizer", made)  # inside of accelerate's
+    made = getattr(made, "optimizer", made)  # accelerate wraps the optimizer
     if not isinstance(made, torch.optim.Optimizer):
         raise TrainpaceError(
             f"the {kind} has a {type(made).__name__} as optimizer.", "Use a torch optimizer."
@@ -426,7 +455,10 @@ def _optimizer(trainer: Any, kind: str) -> torch.optim.Optimizer | str:
 
 
 def _counts_no_metrics(accelerator: Any) -> None:
-    """Return ones as metrics of a traced batch, which has no values. TRL's trainers read them."""
+    """Let the accelerator gather ones as metrics, since a traced batch has no values.
+
+    TRL's trainers read the gathered metrics in `compute_loss`.
+    """
     gather = accelerator.gather_for_metrics
 
     def gathered(values: Any, *args: Any, **kwargs: Any) -> Any:
@@ -448,15 +480,15 @@ TASK = (
 
 
 class Parts(NamedTuple):
-    """The parts of a training; a dict uses the same names.
+    """Parts of a training. The user may return them as a dict with the same names.
 
     Attributes:
-        model: A model, or with `step` a list or dict of models.
-        loss: A function of (output, target). None if the model returns its loss.
-        optimizer: An optimizer, or with `step` a list or dict of optimizers.
+        model: A model. With `step`, also a list or dict of models.
+        loss: Function of (output, target). None if the model returns its loss.
+        optimizer: An optimizer. With `step`, also a list or dict of optimizers.
         dataset: A dataset, DataLoader or stream of samples.
-        step: A function of a batch that runs forward, backward and updates by itself.
-        collate: Makes a batch from a list of samples.
+        step: Function of a batch that runs forward, backward and the optimizers itself.
+        collate: Function that makes a batch from a list of samples.
     """
 
     model: Any = None
@@ -517,7 +549,7 @@ def _parts(returned: Any, where: str) -> Parts:
 
 
 def _plain_task(name: str, parts: Parts, where: str) -> Task:
-    """Return a task of one model and its optimizer, which others step."""
+    """Return a task of one model and one optimizer, without a whole step."""
     _check_one(parts.model, nn.Module, "model", "trains them", where)
     if parts.loss is not None and not callable(parts.loss):
         raise TrainpaceError(
@@ -572,7 +604,14 @@ def _whole_step_task(name: str, parts: Parts, where: str) -> Task:
 
 
 def _by_name(given: Any, kind: type, word: str, where: str) -> dict[str, Any]:
-    """Return one or several objects of a class, by name."""
+    """Return {name: object} for one or several objects of a class.
+
+    Args:
+        given: An object, or a list or dict of objects.
+        kind: Class that every object must have.
+        word: Word for such an object, for errors.
+        where: Name of the user's function, for errors.
+    """
     if isinstance(given, kind):
         return {word: given}
     named: dict[str, Any] = {}

@@ -1,8 +1,8 @@
-"""Table of one micro-batch's operators, with numbers affine in the batch size.
+"""Workloads: tables of the operators and the memory of one micro-batch.
 
-A quantity has two coefficients, constant and per sample: ``value(batch) = c[0] + c[1] * batch``.
-Alike operators share a row with a `count`, so ResNet-50 has about 200 rows, and Llama-70B not many
-more.
+Each number is affine in the batch size. It has two coefficients, a constant and an increase per
+sample: ``value(batch) = c[0] + c[1] * batch``. Equal operators share a row with a `count`, so
+ResNet-50 has about 200 rows, and Llama-70B not many more.
 """
 
 import re
@@ -22,24 +22,29 @@ Phase = Literal["forward", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 Mode = Literal["train", "forward_backward", "inference"]
-"""Traced part of a step: all, all but the optimizer, or a forward pass in evaluation mode."""
+"""Traced part of a step.
+
+- train: The whole step.
+- forward_backward: The step without the optimizer.
+- inference: A forward pass in evaluation mode.
+"""
 
 
 class Adaptation(NamedTuple):
-    """Adapter training, in which a model's own weights are frozen.
+    """Settings of adapter training, in which the model's own weights are frozen.
 
     Attributes:
-        adapter: lora, dora, or "".
+        adapter: lora or dora. Empty for training without adapters.
         rank: Rank of the adapters.
-        targets: Names of linear layers, separated by commas, or all-linear.
-        dropout: Dropout of the adapters.
-        weights: Format of the frozen weights: nf4, fp4, nf4_double (with quantised scales), gptq,
-            or "" for that of the form.
-        fp32_weights: Weights beside packed ones that stay in fp32 when training in 16 bits: all,
-            norms or none.
-        whole: Names of modules that are trained whole beside the adapters, separated by commas.
-        as_the_model: True if adapters of a 16-bit model are in 16 bits too (peft before 0.12,
-            DeepSpeed's bf16 engine, autocast_adapter_dtype=False). Newer peft keeps them in fp32.
+        targets: Names of the linear layers that get adapters, separated by commas, or all-linear.
+        dropout: Dropout probability of the adapters.
+        weights: Format of the frozen weights: nf4, fp4, nf4_double (with quantized scales) or gptq.
+            Empty for weights that are not quantized.
+        fp32_weights: Weights that stay in fp32 in a 16-bit model with packed weights: all (that are
+            not packed), norms or none.
+        whole: Names of the modules that are trained in full, separated by commas.
+        as_the_model: True if the adapters of a 16-bit model are in 16 bits too (peft before 0.12,
+            DeepSpeed's bf16 engine, autocast_adapter_dtype=False). Newer peft uses fp32.
     """
 
     adapter: str = ""
@@ -53,7 +58,7 @@ class Adaptation(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """Description such as "LoRA of rank 16 over nf4, all other weights in fp32", or ""."""
+        """Description, such as "LoRA of rank 16 over nf4, all other weights in fp32", or ""."""
         names = {"lora": "LoRA", "dora": "DoRA"}
         adapter = (
             f"{names.get(self.adapter, self.adapter)} of rank {self.rank}" if self.adapter else ""
@@ -75,20 +80,21 @@ FP32_IN_WORDS = {
 
 
 class Variant(NamedTuple):
-    """A workload among those of a model spec.
+    """Options for tracing a model spec. Each variant gives another workload.
 
     Attributes:
-        optimizer: Name of the optimizer. None: the model's usual one.
-        sequence_length: Tokens per sample.
-        image_size: Side of images in pixels.
-        mode: Part of a step.
-        legacy: torch before 2.0: no fused attention, and optimizers launch kernels per tensor.
-        checkpointing: Recompute activations in the backward pass, block by block.
-        cpu: What torch runs on a CPU: dropout in three operators, attention with dropout not
-            fused, optimizers tensor by tensor.
-        adaptation: Adapters and quantised weights.
-        autocast: A model in 16 bits runs under torch.autocast, as transformers' Trainer does with
-            bf16=True for a model loaded in bfloat16.
+        optimizer: Name of the optimizer. None means the model's usual one.
+        sequence_length: Tokens per sample. None means the model's usual length.
+        image_size: Side of images in pixels. None means the model's usual size.
+        mode: Traced part of a step.
+        legacy: True for torch before 2.0: without fused attention, and with optimizers that launch
+            kernels tensor by tensor.
+        checkpointing: True to recompute activations in the backward pass, block by block.
+        cpu: True for the operators that torch runs on a CPU: dropout in three operators, attention
+            with dropout not fused, and optimizers tensor by tensor.
+        adaptation: Adapters and quantized weights.
+        autocast: True if a model in 16 bits runs under torch.autocast. transformers' Trainer does
+            so with bf16=True for a model loaded in bf16.
     """
 
     optimizer: str | None = None
@@ -103,16 +109,22 @@ class Variant(NamedTuple):
 
 
 PLAIN = Variant()
-"""The whole training step of a spec."""
+"""Default variant: the whole training step with the model's usual settings."""
 
 LARGEST = 1e25
-"""Limit for FLOPs and bytes, so that products stay finite. NaN fails the comparison too."""
+"""Limit for all numbers of a workload, so that their products stay finite.
+
+The test is `abs(x) < LARGEST`, which is also False for NaN.
+"""
 
 MATRIX_KINDS = frozenset(name for name, kind in KINDS.items() if kind.is_matrix)
-"""Operators on matrix units. Others are limited by memory traffic or by their launch."""
+"""Kinds of operators on matrix units. Others are limited by memory traffic or launch time."""
 
 ATTENTION_BACKWARD_MODEL_SHARE = 0.8
-"""MFU counts 4 of 5 matmuls in FlashAttention's backward; one is recomputed (Dao et al. 2022)."""
+"""Share of FlashAttention's backward FLOPs that counts for MFU.
+
+One of its 5 matmuls is a recomputation (Dao et al. 2022).
+"""
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -120,9 +132,10 @@ Counts = NDArray[np.int64]
 
 
 class GemmSizes(NamedTuple):
-    """`batch` matmuls of m x k by k x n.
+    """Sizes of a batch of matmuls, each of m x k by k x n.
 
-    In a table m, n or k may be fractional: the rows per group of a grouped matmul, divided evenly.
+    In an operator table, m, n or k may be fractional. For a grouped matmul, one of them is the mean
+    number of rows per group.
     """
 
     batch: int
@@ -132,7 +145,10 @@ class GemmSizes(NamedTuple):
 
 
 class ConvSizes(NamedTuple):
-    """A convolution in up to three dimensions. channels_last: 1 if its input is so already."""
+    """Sizes of a convolution in up to three dimensions.
+
+    `channels_last` is 1 if the input is already in NHWC.
+    """
 
     images: int
     groups: int
@@ -153,16 +169,18 @@ class ConvSizes(NamedTuple):
 
 
 class AttentionSizes(NamedTuple):
-    """Fused attention.
+    """Sizes of fused attention.
 
     Attributes:
-        batch, heads: Number of sequences, and of heads.
-        queries, keys: Lengths.
-        head_size: Width of queries and keys.
-        causal: 0 or 1.
-        value_size: Width of values; 0 if it is `head_size`.
-        seen: Mean number of keys that a query sees, possibly fractional, if the kernel skips
-            masked blocks; else 0.
+        batch: Number of sequences.
+        heads: Number of heads.
+        queries: Number of queries per sequence.
+        keys: Number of keys per sequence.
+        head_size: Width of queries and keys per head.
+        causal: 1 with a causal mask, else 0.
+        value_size: Width of values per head. 0 if it equals `head_size`.
+        seen: Mean number of keys that a query sees if the kernel skips masked blocks, else 0. It
+            may be fractional.
     """
 
     batch: int
@@ -176,7 +194,13 @@ class AttentionSizes(NamedTuple):
 
 
 class OtherSizes(NamedTuple):
-    """All other operators. extent: length of a normalized row, or elements of a pooling window."""
+    """Sizes of all other operators.
+
+    Attributes:
+        elements_in: Number of elements read.
+        elements_out: Number of elements written.
+        extent: Length of a normalized row, or number of elements of a pooling window.
+    """
 
     elements_in: int
     elements_out: int
@@ -184,7 +208,7 @@ class OtherSizes(NamedTuple):
 
 
 MOST_SIZES = 16
-"""Columns for the sizes of an operator in the table, padded with zeros."""
+"""Number of columns for the sizes of an operator in the table. Unused columns are 0."""
 GEMM, CONV = GemmSizes(*range(4)), ConvSizes(*range(16))
 ATTENTION, OTHER = AttentionSizes(*range(8)), OtherSizes(*range(3))
 """Column of each size in `Operators.dims`, for example `dims[:, GEMM.m]`."""
@@ -196,19 +220,25 @@ CONV_KERNEL, CONV_STRIDE = (
 CONVOLUTION_KINDS = ("conv", "conv_dgrad", "conv_wgrad")
 ATTENTION_KINDS = ("attention", "attention_backward")
 GROUPED = "_grouped_mm"
-"""Function that computes all experts in one call (torch.nn.functional.grouped_mm)."""
+"""ATen name of the grouped matmul, one call for all experts (torch.nn.functional.grouped_mm)."""
 
 
 def form_of(precision: Precision) -> Form:
-    """Return the form that a forecast in `precision` needs."""
+    """Return the number format that must be traced to forecast a precision."""
     return NUMBER_FORMATS[precision].form
 
 
 def attention_widths(kind: str, head_size: Floats, value_size: Floats) -> Floats:
-    """Return the multiplications per score in fused attention (FlashAttention, arXiv:2205.14135).
+    """Return the multiplications per attention score (FlashAttention, arXiv:2205.14135).
 
-    Forward: matmuls with keys and values. Backward: queries with keys again, both their gradients,
-    and values with their gradients.
+    The forward pass has a matmul of queries with keys and a matmul with values. The backward pass
+    recomputes queries with keys. It also computes the gradients of queries, keys and values, and of
+    the scores.
+
+    Args:
+        kind: attention or attention_backward.
+        head_size: Width of queries and keys per head.
+        value_size: Width of values per head. 0 if it equals `head_size`.
     """
     return (
         3.0 * head_size + 2.0 * value_size
@@ -218,16 +248,21 @@ def attention_widths(kind: str, head_size: Floats, value_size: Floats) -> Floats
 
 
 class Operators(Record):
-    """Table of n rows of equal operators, as a struct of arrays in no particular order.
+    """Operator table with n rows, as a struct of arrays. Each row stands for equal operators.
 
     Attributes:
-        kind, function, phase, module: n strings. function is ATen's name, module the first one's.
-        half: True for arithmetic in 16 bits.
-        count: Operators of each row.
-        launches: Kernels of one operator; 0 if only the host works.
-        flops, read_bytes, written_bytes: n x 2 coefficients over the batch size.
-        dims: n x 16 x 2. Sizes in the order of `GemmSizes`, `ConvSizes`, `AttentionSizes` or
-            `OtherSizes`, padded with zeros.
+        kind: n names of kinds.
+        function: n ATen names.
+        phase: n phases of the step.
+        module: n names of modules. If several modules run the operator, the first one.
+        half: n booleans, True for arithmetic in 16 bits.
+        count: Number of operators of each row.
+        launches: Number of kernels of one operator. 0 if only the host works.
+        flops: FLOPs of one operator: n x 2 coefficients over the batch size.
+        read_bytes: Bytes that one operator reads: n x 2 coefficients.
+        written_bytes: Bytes that one operator writes: n x 2 coefficients.
+        dims: Sizes of one operator: n x 16 x 2 coefficients. They are in the order of `GemmSizes`,
+            `ConvSizes`, `AttentionSizes` or `OtherSizes`, padded with zeros.
     """
 
     kind: tuple[str, ...]
@@ -270,7 +305,10 @@ class Operators(Record):
             )
 
     def _check_sizes(self) -> None:
-        """Check that FLOPs agree with sizes: times follow from sizes, utilization from FLOPs."""
+        """Check that the FLOPs agree with the sizes.
+
+        Forecast times depend on the sizes, and the utilization depends on the FLOPs.
+        """
         batch = 2
         d = self.dims[:, :, 0] + self.dims[:, :, 1] * batch
         flops = self.flops[:, 0] + self.flops[:, 1] * batch
@@ -297,7 +335,7 @@ class Operators(Record):
             [d[:, GEMM].prod(axis=1), scores * np.where(kind == "attention", *widths)],
             work * d[:, CONV_OUT].prod(axis=1),
         )
-        # a transposed convolution works at every position of its input
+        # a transposed convolution applies its kernel at every position of its input
         other = np.where(convolution, 2.0 * work * d[:, CONV_IN].prod(axis=1), expected)
         wrong = (convolution | attention | (kind == "gemm")) & ~(
             np.isclose(flops, expected, rtol=1e-3) | np.isclose(flops, other, rtol=1e-3)
@@ -313,7 +351,7 @@ class Operators(Record):
 
     @property
     def is_matrix(self) -> Flags:
-        """True for rows on matrix units."""
+        """True for rows whose operators run on matrix units."""
         return np.isin(self.kind, list(MATRIX_KINDS))
 
     def moved_bytes(self, batch: int | Floats) -> Floats:
@@ -327,7 +365,17 @@ _COEFFICIENTS = ("flops", "read_bytes", "written_bytes")
 def _check_array(
     array: np.ndarray, shape: tuple[int | None, ...], name: str, is_flag: bool = False
 ) -> None:
-    """Raise TrainpaceError unless an array has a shape (None: any length) and finite numbers."""
+    """Check the shape of an array, and that its numbers are finite.
+
+    Args:
+        array: The array.
+        shape: Expected shape. None stands for any length.
+        name: Name of the array, for the error.
+        is_flag: True for an array of booleans.
+
+    Raises:
+        TrainpaceError: If the array does not pass.
+    """
     fits = len(array.shape) == len(shape) and all(
         wanted in (None, n) for n, wanted in zip(array.shape, shape, strict=True)
     )
@@ -338,16 +386,17 @@ def _check_array(
 
 
 class MemoryProfile(Record):
-    """Bytes alive on one device: states that stay, and the moments that can be the peak of a step.
+    """Bytes alive on one device: permanent states, and the moments that can be the memory peak.
 
     Attributes:
-        parameter_bytes: Parameters and buffers.
-        optimizer_bytes: Optimizer states.
-        peaks: k x 3. Gradient bytes, activation bytes with temporaries (constant, per sample). Only
-            moments that are the highest for some batch size.
-        moments: m x 5, for a chart; may be empty. Phase (index in PHASES), share of the phase's
-            bytes moved by then, and the same three.
-        paged_bytes: Further optimizer states that CUDA pages to the host if the device is full.
+        parameter_bytes: Bytes of parameters and buffers.
+        optimizer_bytes: Bytes of optimizer states.
+        peaks: Array of shape (k, 3) with the moments that are the peak at some batch size: bytes
+            of gradients, constant bytes of activations and temporaries, and their bytes per sample.
+        moments: Array of shape (m, 5) for a memory chart. It may be empty. Columns: phase (index in
+            PHASES), share of the phase's bytes moved until then, and the columns of `peaks`.
+        paged_bytes: Bytes of further optimizer states, which CUDA pages to the host when the device
+            is full.
         frozen_bytes: Part of parameter_bytes that is not trained.
     """
 
@@ -367,48 +416,58 @@ class MemoryProfile(Record):
 
 
 Role = Literal["", "column", "row", "sharded", "expert", "replicated"]
-"""Division of an operator by tensor parallelism.
+"""Division of an operator among the ranks of tensor parallelism.
 
-column: its weight is divided by outputs, so it reads a whole input and writes a part. row: by
-inputs, so results are summed over the ranks. sharded: works on results of column. expert: works on
-results of experts, whose matmuls are grouped; expert parallelism sends its rows to other ranks.
-replicated: norms, residuals and dropout in between, which sequence parallelism divides. "":
-outside."""
+- column: The weight is split along the output dim. Each rank reads the whole input, and writes a
+  part of the result.
+- row: The weight is split along the input dim. An all-reduce adds the ranks' results.
+- sharded: The operator works on the part of the values that the rank holds.
+- expert: The operator works on the tokens routed to experts, whose matmuls are grouped. Expert
+  parallelism sends these tokens to other ranks.
+- replicated: Every rank runs the whole operator: norms, residuals and dropout. Sequence parallelism
+  splits them along the sequence.
+- "": The operator is outside the repeated blocks.
+"""
 
 
 class Blocks(Record):
-    """The longest chain of equal modules (the layers of a transformer).
+    """Repeated blocks of a model: its longest chain of equal modules (layers of a transformer).
 
-    Pipelines, tensor parallelism and recomputation divide a model along it. Pairs of bytes are
-    affine in the batch size: (constant, per sample).
+    Pipeline parallelism, tensor parallelism and recomputation use the blocks. Bytes are pairs
+    (constant, per sample), affine in the batch size.
 
     Attributes:
         module: Name of the chain.
         count: Number of blocks.
-        heads, key_value_heads: Heads of attention; 0 without attention.
+        heads: Number of attention heads. 0 without attention.
+        key_value_heads: Number of key-value heads. 0 without attention.
         parameters: Parameters of one block.
-        tensor_parameters: Part of them that tensor parallelism divides.
+        tensor_parameters: Part of `parameters` that tensor parallelism splits.
         outside_parameters: Parameters before and after the blocks.
-        outside_tensor_parameters: Part of them in the weights of the vocabulary.
-        tied_parameters: Counted once outside, but needed at both ends of a pipeline.
-        operator_counts: Operators of each row inside the blocks, for all blocks.
-        roles: Role of each row. Rows outside have one too if they can be divided (the embedding
-            and the head of the vocabulary).
-        input_bytes: Hidden state that enters a block.
-        saved_bytes: What a block saves for its backward pass, including its input.
-        sharded_saved_bytes: Part of it that tensor parallelism divides without sequence
+        outside_tensor_parameters: Part of `outside_parameters` in the embedding and the head of the
+            vocabulary.
+        tied_parameters: Parameters that count once in `outside_parameters`, but are needed at both
+            ends of a pipeline.
+        operator_counts: For each row of the table, the number of operators inside all blocks.
+        roles: Role of each row of the table. Outside the blocks, only the embedding and the head of
+            the vocabulary and the loss have roles.
+        input_bytes: Bytes of the hidden state that enters a block.
+        saved_bytes: Bytes that a block saves for its backward pass, including its input.
+        sharded_saved_bytes: Part of `saved_bytes` that tensor parallelism splits without sequence
             parallelism.
-        attention_saved_bytes: Part of it that selective recomputation drops.
+        attention_saved_bytes: Part of `saved_bytes` that selective recomputation drops.
         working_bytes: Peak in a block's backward pass beyond saved bytes and gradients.
-        outside_saved_bytes: Saved outside the blocks (embedding, head, loss).
-        after_saved_bytes: Part of it made after the blocks, freed before their backward pass.
+        outside_saved_bytes: Bytes saved outside the blocks (embedding, head, loss).
+        after_saved_bytes: Part of `outside_saved_bytes` that is created after the blocks and freed
+            before their backward pass.
         after_working_bytes: Peak after the blocks, in head and loss, beyond saved bytes and
             gradients.
-        experts: Experts per block; 0 without grouped matmuls.
-        expert_parameters: Parameters of the experts of a block, not in tensor_parameters.
-        dispatched_bytes: Rows that one block's router sends to experts; each token counts once per
-            expert.
-        expert_saved_bytes: Part of saved_bytes made by experts.
+        experts: Number of experts per block. 0 without grouped matmuls.
+        expert_parameters: Parameters of the experts of a block. They are not in
+            `tensor_parameters`.
+        dispatched_bytes: Bytes of the tokens that the router of one block sends to experts. A token
+            counts once per expert.
+        expert_saved_bytes: Part of `saved_bytes` that experts create.
     """
 
     module: str
@@ -469,7 +528,7 @@ class Blocks(Record):
 
 
 class TracedForm(Record):
-    """Operators and memory in one number form, and the repeated blocks, if any."""
+    """Operators, memory and repeated blocks of a workload in one number format."""
 
     operators: Operators
     memory: MemoryProfile
@@ -484,13 +543,13 @@ class TracedForm(Record):
 
 
 class TrainedShape(Record):
-    """Trainable parameters of one shape.
+    """Shape of trainable parameters.
 
     Attributes:
         sizes: The shape.
-        is_vocabulary: True for the table of an embedding, or a head over as many words.
-        count: Number of such parameters.
-        is_fp32: True if they are in fp32 in every form, like adapters.
+        is_vocabulary: True for an embedding table, or a head of the same vocabulary.
+        count: Number of parameters with this shape.
+        is_fp32: True if they are in fp32 in every number format, like adapters.
     """
 
     sizes: tuple[int, ...]
@@ -500,16 +559,27 @@ class TrainedShape(Record):
 
 
 class Workload(Record):
-    """One model with its loss and optimizer, independent of any device.
+    """Traced step of a model with its loss and optimizer, independent of the device.
 
     Attributes:
-        sample_bytes: Bytes per sample, in all `batch_tensors` tensors of a batch (images, labels).
+        model: Name of the model.
+        parameters: Number of parameters.
+        trainable_parameters: Number of trainable parameters.
+        optimizer: Name of the optimizer, or none.
+        sample: Description of a sample.
+        sequence_length: Tokens per sample. None if samples are not sequences.
+        traced_batches: Batch sizes of the traced steps.
+        forms: {number format: operators and memory}.
+        mode: Traced part of the step.
+        checkpointed: True if the model recomputes activations block by block.
+        sample_bytes: Bytes per sample in all tensors of a batch (images, labels).
+        batch_tensors: Number of tensors in a batch.
         notes: Assumptions and omissions of the trace. Every answer repeats them.
-        settings: Fields of `Execution` from the task's own loader or trainer, as defaults.
-        whole_step: True if the step makes its own updates, once or more.
-        assumes_optimizer: True if nobody chose the optimizer.
-        adaptation: Description of adapters and quantised weights.
-        trained: Shapes of trainable parameters, for another optimizer.
+        settings: Fields of `Execution` from the task's own loader or trainer, used as defaults.
+        whole_step: True if the user's step runs its optimizers itself, once or several times.
+        assumes_optimizer: True if the optimizer is a default that nobody chose.
+        adaptation: Description of adapters and quantized weights.
+        trained: Shapes of the trainable parameters, to trace another optimizer.
     """
 
     model: str
@@ -537,22 +607,26 @@ class Workload(Record):
 
     @property
     def only_batch(self) -> int | None:
-        """The only batch size for which the workload holds, or None if it holds for any."""
+        """The only batch size for which the workload is valid, or None if all are."""
         return self.traced_batches[0] if len(self.traced_batches) == 1 else None
 
     @property
     def has_experts(self) -> bool:
-        """True for layers of experts with grouped matmuls."""
+        """True if the model has layers of experts with grouped matmuls."""
         return any(GROUPED in form.operators.function for form in self.forms.values())
 
     @property
     def image_side(self) -> int | None:
-        """Side of the traced square images, or None for other samples."""
+        """Side in pixels if samples are square images, else None."""
         square = re.search(r"\b(\d+) x \1 image$", self.sample)
         return int(square[1]) if square else None
 
     def form(self, precision: Precision) -> TracedForm:
-        """Return the traced form for a precision. Raises TrainpaceError if it was not traced."""
+        """Return the operators and memory for a precision.
+
+        Raises:
+            TrainpaceError: If the number format of the precision was not traced.
+        """
         wanted = form_of(precision)
         if wanted not in self.forms:
             raise TrainpaceError(
@@ -564,10 +638,15 @@ class Workload(Record):
 
 
 def at_batch(coefficients: Floats, batch: int | Floats) -> Floats:
-    """Evaluate n x 2 coefficients at a batch size, or at batch sizes that broadcast against n."""
+    """Evaluate coefficients of shape (n, 2) at a batch size.
+
+    Args:
+        coefficients: Constants and increases per sample.
+        batch: A batch size, or an array of batch sizes that broadcasts against shape (n,).
+    """
     return coefficients[..., 0] + coefficients[..., 1] * batch
 
 
 def multiplies_activations(operators: Operators) -> Flags:
-    """Return True for matmuls of two activations, whose number grows with the batch."""
+    """Return True for each matmul of two activations. Their number grows with the batch size."""
     return (np.array(operators.kind) == "gemm") & (operators.dims[:, GEMM.batch, 1] > 0)

@@ -1,13 +1,14 @@
-"""Get the workload of a model: from a file, the package, the cache, or a new trace.
+"""Load the workload of a model from a file, the package or the cache, or trace the model.
 
-``zoo_workloads/NAME.VARIANT.json.gz`` holds the workload of a built-in model in all three number
-forms, so its forecast does not need torch. VARIANT is an optimizer, or a mode that has none.
-``python -m tools zoo-workloads`` traces them with the locked torch.
+The package contains the workloads of built-in models in all three number formats, so their
+forecasts do not need torch. They are in ``zoo_workloads/NAME.VARIANT.json.gz``. VARIANT is an
+optimizer, or a mode without an optimizer. ``python -m tools zoo-workloads`` traces them with the
+torch version of the lock file.
 
-Other traces stay in the user's cache. A trace depends on the model's spec (with the content of its
-file), on the request, and on the versions of the tracer and of the libraries that define the model.
-Functions in the user's own files are not cached, since their imports are unknown. TRAINPACE_TRACES
-sets another cache folder; "off" disables the cache.
+Traces of other models are stored in the user's cache. The cache key contains the model spec with
+the content of its file, the request, and the versions of the tracer and of the libraries that
+define the model. Functions in the user's own files are not cached, since their imports are unknown.
+The environment variable TRAINPACE_TRACES sets another cache folder; "off" disables the cache.
 """
 
 import contextlib
@@ -46,9 +47,9 @@ VARIANTS = {
 }
 CACHE_FOLDER, OFF = "TRAINPACE_TRACES", "off"
 MOST_KEPT = 200
-"""Maximum number of cached traces. The oldest are deleted first; a trace takes 5 to 100 KB."""
+"""Maximum number of cached traces. The oldest are deleted first. A trace has 5 to 100 KB."""
 _SOURCES = ("workload/*.py", "core/execution.py")
-"""Source files of this package that enter the cache key of a trace."""
+"""Source files of this package whose content is part of the cache key."""
 STORAGE_KEYS = ("dtype", "torch_dtype")
 _PRECISIONS: dict[str, Precision] = {"bfloat16": "bf16", "float16": "fp16"}
 
@@ -59,7 +60,19 @@ def load_workload(
     variant: Variant = PLAIN,
     timeout_s: float = TRACE_TIMEOUT_S,
 ) -> Workload:
-    """Return the workload of a model from a file, the package, the cache or a new trace."""
+    """Return the workload of a model from a file, the package, the cache or a new trace.
+
+    A new trace runs in a separate process.
+
+    Args:
+        spec: The model spec, or a workload.
+        forms: Number formats that the workload must have.
+        variant: How to trace.
+        timeout_s: Time limit for a new trace in seconds.
+
+    Raises:
+        TrainpaceError: If the model cannot be traced.
+    """
     with workload_on_its_way(spec, forms, variant, timeout_s) as workload:
         return workload()
 
@@ -71,9 +84,10 @@ def workload_on_its_way(
     variant: Variant = PLAIN,
     timeout_s: float = TRACE_TIMEOUT_S,
 ) -> Iterator[Callable[[], Workload]]:
-    """Start tracing a model in a separate process, and yield a function that waits for it.
+    """Start tracing a model in a separate process, and yield a function that waits for the result.
 
-    If the model's code fails, hangs or crashes, the function raises TrainpaceError.
+    The function returns the workload. It raises TrainpaceError if the model's code fails, hangs or
+    crashes. The arguments are those of `load_workload`.
     """
     if ModelSpec.of(spec).is_saved:
         saved = spec if isinstance(spec, Workload) else records.load(spec, Workload)
@@ -139,10 +153,10 @@ def load_workloads(
 def trace_many(
     models: Mapping[str, tuple[str, Form, Variant]], timeout_s: float = TRACE_TIMEOUT_S
 ) -> dict[str, str]:
-    """Trace several specs in one process, each into its file. Saves importing torch each time.
+    """Trace several specs in one process, which imports torch once, and write each to a file.
 
-    If the process dies, the models that it has not reached are traced one by one, so that one bad
-    model affects only itself.
+    If the process dies, the remaining models are traced one by one, each in its own process. A
+    model that crashes then does not affect the others.
 
     Args:
         models: {file: (spec, form, variant)}.
@@ -246,7 +260,7 @@ def _family_file(request: Mapping[str, Any], rest: int) -> Path | None:
 
 def cache_file(request: Mapping[str, Any]) -> Path | None:
     """Return the cache file of a request to the worker, or None if it is not cached."""
-    import hashlib  # imported late: forecasts of built-in models need neither
+    import hashlib  # imported late, because forecasts of built-in models do not need it
     from importlib.metadata import PackageNotFoundError, version
 
     spec = ModelSpec.of(request["spec"])
@@ -301,9 +315,9 @@ def into_cache(file: Path | None, text: str) -> None:
 
 
 def stored_precision(spec: str | Workload) -> Precision | None:
-    """Return the precision that `from_pretrained` uses if the script does not set one.
+    """Return the precision in which `from_pretrained` loads a model if the script sets none.
 
-    Reads the 16-bit dtype of a transformers configuration. Returns None for other models, and for
+    It is the 16-bit dtype in a transformers configuration. None for other models, and for
     unreadable files, which tracing rejects later.
     """
     named = ModelSpec.of(spec)
