@@ -247,6 +247,10 @@ class _Window(NamedTuple):
 def timeline_of(folder: Path, steps: range | None = None) -> Timeline:
     """Return the timeline of the requested steps, or of about ten typical steps from the middle.
 
+    Args:
+        folder: Folder of the recording.
+        steps: Numbers of the requested steps. Of these, the longest run with spans is shown.
+
     Raises:
         UnreadableInput: The folder has no event logs.
         TrainpaceError: None of the requested steps has spans.
