@@ -491,8 +491,13 @@ def _node_counts(offer: Offer, most: int) -> list[int]:
 def cheapest_offer(offers: Sequence[Offer], device: str, gpus: int, nodes: int) -> Offer | None:
     """Return the cheapest on-demand server with at least `gpus` GPUs, or None.
 
-    If `nodes` is above 1, the server must be joinable to that many nodes. The price covers the
-    whole server.
+    The price covers the whole server.
+
+    Args:
+        offers: The servers.
+        device: Name of the GPU in the hardware catalogue.
+        gpus: Least number of GPUs per server.
+        nodes: Number of servers. Above 1, the offer needs a network to that many nodes.
     """
     able = [
         offer
