@@ -52,7 +52,7 @@ number. Google's preemptible machines live at most 24 h. Other spot instances li
 weeks (Wu et al., "Can't Be Late", NSDI 2024).
 """
 STORAGE_GB_PER_S = 1.0
-"""Bandwidth of checkpoint storage. Assumed: one client's share of a cloud's network file system.
+"""Bandwidth of checkpoint storage. Assumed: one client's share of a network file system.
 """
 CORE_SPREAD = 1.4
 """Factor by which a server's CPU core may be faster or slower than the timed core. Assumed: the
@@ -244,7 +244,7 @@ Numbers = Any
 """A float, or an array of floats."""
 
 MOST_EXPONENT = 500.0
-"""Largest evaluated exponent. A run of over e^500 mean times between failures never ends.
+"""Largest exponent. A run of over e^500 mean times between failures never ends.
 """
 
 

@@ -38,10 +38,10 @@ from trainpace.plan.settings import SETTING_NAMES, data_points, differing_rows, 
 from trainpace.workload import CONVOLUTION_KINDS, Blocks, Floats, Workload, form_of
 
 MOST_MICRO_BATCHES = 24
-"""Number of micro-batch sizes to try, spread evenly up to the largest. The current size is added.
+"""Number of evenly spread micro-batch sizes to try. The current size is added.
 """
 LEAST_TOKENS_A_RANK = 2048
-"""Minimum tokens per rank for context parallelism. With fewer, its communication does not pay.
+"""Minimum tokens per rank for context parallelism. Below, it costs more than it saves.
 """
 LARGEST_VIRTUAL = 8
 ROUNDING = 1e-9

@@ -398,7 +398,7 @@ def _packing_sections(padded: Sequence[PaddedBatch]) -> Iterator[Section]:
     )
     rows = []
     for one in padded:
-        # device, batch, step, interval, throughput, memory, fits
+        # Columns: device, batch, step, interval, throughput, memory, fits.
         device, _, step, between, _, gib, fits, *_ = _cells(one.padded, False, False)
         sizes = [f"{one.documents:,}", f"{one.length:,}", percent(one.padding)]
         rows.append([device, *sizes, step, between, gib, fits, percent(one.saved)])
@@ -553,7 +553,7 @@ def _memory_in_words(f: Forecast) -> list[str]:
         return []
     total = f"{number(m.allocated_gib)} allocated, in all"
     if m.device_gib > m.reserved_gib:  # A CPU has no driver context.
-        # torch's allocator keeps freed memory until it needs the room.
+        # torch's allocator keeps freed memory while there is room, so a step that fits may fill the card.
         full = f.fits and f.capacity_gib is not None and m.device_gib > f.capacity_gib
         shown = "all of the card" if full else f"{number(m.device_gib)} on the card"
         total = (

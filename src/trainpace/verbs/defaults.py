@@ -79,7 +79,7 @@ def defaults_for(
     """
     try:
         found = find(Path.cwd())
-    except FileNotFoundError:  # the current folder was removed
+    except FileNotFoundError:  # The current folder was removed.
         return ProjectDefaults({})
     if found is None:
         return ProjectDefaults({})
@@ -135,7 +135,7 @@ def find(folder: Path) -> Found | None:
             name = os.path.relpath(beside, folder)
             with contextlib.suppress(
                 TrainpaceError
-            ):  # another tool reports an unreadable pyproject.toml
+            ):  # Other tools report an unreadable pyproject.toml.
                 text = read_bytes(beside, MOST_BYTES)
                 table = toml_of(text, name).get("tool", {}) if b"tool.trainpace" in text else {}
                 if isinstance(table, dict) and isinstance(table.get(TABLE), dict):

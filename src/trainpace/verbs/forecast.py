@@ -507,7 +507,9 @@ def _workloads(
 def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
     r, own, host = request, own_devices(request.hardware), named_host(request.host)
     software = software_of(r)
-    if r.packed and software.attention is None:  # Padding-free collators and TRL's packing use it.
+    if (
+        r.packed and software.attention is None
+    ):  # Padding-free collators and TRL's packing use FlashAttention.
         software = replace(software, attention="flash2")
     size = (r.num_gpus, r.nodes, r.network, r.price)
     latency_us = None if r.network_latency is None else 1e6 * r.network_latency

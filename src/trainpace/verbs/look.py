@@ -216,7 +216,7 @@ def run(request: LookRequest, progress: Progress) -> Looked:
         with progress.work("forecasting the same training on rented cards"):
             return replace(looked, elsewhere=elsewhere(looked, r.gpu, progress, r.global_batch))
     except TrainpaceError as error:
-        if r.gpu:  # requested by name
+        if r.gpu:  # The user asked for this GPU.
             raise
         return replace(looked, not_elsewhere=str(error))
 

@@ -132,7 +132,9 @@ def _shown_s(seconds: float) -> str:
 
 
 def _shown_number(number: float) -> str:
-    return format(Decimal(repr(number)), "f").removesuffix(".0")  # no exponent
+    return format(Decimal(repr(number)), "f").removesuffix(
+        ".0"
+    )  # Decimal's "f" format has no exponent.
 
 
 def within(
@@ -143,7 +145,7 @@ def within(
 
     def checked(text: str) -> Any:
         value = parse(text)
-        if not least <= value <= most:  # also true for NaN
+        if not least <= value <= most:  # This form also rejects NaN.
             raise TrainpaceError(
                 f"{text} is out of range: give a number {start}, up to {most:,.12g}.", hint
             )

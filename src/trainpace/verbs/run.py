@@ -398,7 +398,7 @@ def _keeper(
     )
 
     def keep(one: Attempt) -> None:
-        nonlocal device  # of a trial that failed: that of the latest one that did not
+        nonlocal device  # A failed trial gets the device of the latest successful one.
         device = (device_in(one.measured.environment) if one.measured is not None else "") or device
         entry = entry_of_trial(one, device, ladder.seed, ladder.name)
         journal.add(
