@@ -1,14 +1,15 @@
-"""``python -m trainpace.measure.loader_worker``: measure a data loader, or the cost of its samples.
+"""Process that measures a data loader, or the cost of its samples.
 
-This process is the parent of the loader's workers. Samples are timed one by one (wall against CPU
-time, and cold against warm files: DS-Analyzer's difference, VLDB 2021, section 4), then whole
-DataLoaders in steady state.
+It is started as ``python -m trainpace.measure.loader_worker`` and is the parent of the loader's
+worker processes. First, it times samples one by one: wall time against CPU time, and cold files
+against warm files (DS-Analyzer, VLDB 2021, section 4). Then it times whole DataLoaders in steady
+state.
 
-The parts of ``__getitem__`` are timed as well, to see which of them could be computed once for all
-epochs. Every transform is timed inside real samples; the rest of the time is loading and decoding.
-A transform is random if it draws from a global random state, or gives two outputs for one input. A
-transform with its own generator, seeded by its input alone, is deterministic. If a dataset has no
-transforms that can be timed, Python's profiler times its functions.
+It also times the parts of ``__getitem__`` to find those that could be computed once for all epochs.
+Every transform is timed inside real samples. The rest of the time is loading and decoding. A
+transform is random if it draws from a global random state, or gives two outputs for one input. A
+transform with its own generator is deterministic if only its input determines the seed. If a
+dataset has no transforms that can be timed, Python's profiler times its functions.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ from trainpace.shards import ShardDataset, is_task, length_of, made_by, opened_f
 from trainpace.workload import ModelSpec
 
 SAMPLES_S, SAMPLES_OF_A_LADDER_S = 1.0, 1.5
-"""Time of one pass over the samples that are timed one by one. There are about ten passes."""
+"""Time limit of one pass over single samples, in seconds. There are about ten passes.
+
+The second value is for measuring several batch sizes.
+"""
 LADDER = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 GAIN = 0.05
 SHARD_PASSES = 5
@@ -64,7 +68,7 @@ DEFAULT_BATCH = 32
 MOST_SAMPLES = 512
 FEWEST_SAMPLES = 8
 FIRST = 4
-"""The first samples are always measured: a person tries them first."""
+"""Number of samples at the start that are always measured, because people try these first."""
 PASSES = 3
 _CACHED_RATIO = 5.0
 MOST_BATCHES = 2000
@@ -120,7 +124,10 @@ def measure_loader(c: LoaderConditions) -> LoaderMeasurement:
 def costs(
     task: str, shards: str | None, batch_sizes: Sequence[int], workers: bool, seed: int
 ) -> list[LoaderCost]:
-    """Return the cost for each batch size. `workers`: include sending a batch from a worker."""
+    """Return the loading cost for each batch size.
+
+    If `workers` is True, the cost includes sending a batch from a worker.
+    """
     target = load_target(task, batch_sizes[0])
     if shards is not None:
         return _costs_of_shards(target, shards, batch_sizes, workers)
@@ -135,7 +142,7 @@ def costs(
 def _costs_of_shards(
     target: LoaderTarget, folder: str, batch_sizes: Sequence[int], workers: bool
 ) -> list[LoaderCost]:
-    """Time reading shards in batches, with the dataset's online part."""
+    """Return the cost of reading shards in batches, including the dataset's online transform."""
     data = ShardDataset(folder, transform=getattr(target.dataset, "online", None))
     target = target._replace(dataset=data, length=len(data))
     measured = []
@@ -151,7 +158,10 @@ def _costs_of_shards(
 
 
 def _clocked(work: Callable[[], object]) -> tuple[float, float]:
-    """Return wall and CPU time in ms. CPU time is of all threads: OpenCV has its own."""
+    """Return the wall and CPU time of `work` in ms.
+
+    The CPU time includes all threads, because libraries such as OpenCV have their own threads.
+    """
     cpu, wall = time.process_time(), time.perf_counter()
     work()
     return 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
@@ -159,7 +169,7 @@ def _clocked(work: Callable[[], object]) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute on one thread, as it does in a DataLoader's worker."""
+    """Within this context, torch uses one thread, as in a DataLoader worker."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -169,7 +179,7 @@ def one_thread() -> Iterator[None]:
 
 
 class LoaderTarget(NamedTuple):
-    """A map-style dataset and how it is loaded. `options` are those of the DataLoader."""
+    """Map-style dataset with the settings of its loader. `options` are DataLoader arguments."""
 
     name: str
     dataset: Any
@@ -184,7 +194,7 @@ class LoaderTarget(NamedTuple):
     options: Mapping[str, Any] = {}
 
     def sample(self, index: int) -> Any:
-        """Return one sample. Raises `UserCodeError` if the dataset's code raises."""
+        """Return one sample. Raise `UserCodeError` if the dataset's code fails."""
         try:
             return self.dataset[index]
         except Exception as error:
@@ -196,7 +206,7 @@ class LoaderTarget(NamedTuple):
             self.sample(index)
 
     def collated(self, samples: Sequence[Any]) -> Any:
-        """Return a batch, or raise `UserCodeError` if the samples do not collate."""
+        """Return a batch. Raise `UserCodeError` if the samples cannot be collated."""
         try:
             return self.collate(list(samples))
         except Exception as error:
@@ -208,7 +218,11 @@ class LoaderTarget(NamedTuple):
 
 
 def load_target(spec: str, batch_size: int | None = None) -> LoaderTarget:
-    """Load what FILE.py:NAME is or returns. Raises `TrainpaceError` if it has no samples."""
+    """Load the dataset or loader that FILE.py:NAME is, or that it returns.
+
+    Raises:
+        TrainpaceError: If it has no samples.
+    """
     named = ModelSpec.of(spec)
     name = f"{Path(named.path).name}:{named.name}"
     try:
@@ -265,7 +279,7 @@ def _sentence(text: str) -> str:
 
 
 def choose(length: int, seed: int) -> list[int]:
-    """Choose the samples to measure: the first few, then others in random order."""
+    """Choose the indices of samples to measure: the first few, then others in random order."""
     first = min(FIRST, length)
     rest = random.Random(seed).sample(range(first, length), min(MOST_SAMPLES, length) - first)
     return [*range(first), *rest]
@@ -274,8 +288,11 @@ def choose(length: int, seed: int) -> list[int]:
 def first_pass(
     target: LoaderTarget, indices: Sequence[int], seconds: float
 ) -> tuple[list[int], float]:
-    """Read samples once for about `seconds`; return (the indices read, mean ms of this first
-    access)."""
+    """Read samples once for about `seconds`.
+
+    Returns:
+        The indices of these samples, and the mean time of this first access in ms.
+    """
     start, count = time.perf_counter(), 0
     with one_thread():
         for index in indices:
@@ -293,11 +310,16 @@ def sample_cost(
     held: Sequence[str] = (),
     passes: int = PASSES,
 ) -> SampleCost:
-    """Time the samples warm, `passes` times, then cold and warm again.
+    """Time the samples with warm files, `passes` times, then alternately with cold and warm files.
 
-    Return medians over passes of means.
+    The result has the median over passes of the mean over samples.
 
-    `held` are files that stay open from sample to sample.
+    Args:
+        target: Dataset.
+        indices: Indices of the samples.
+        first_ms: Mean time of the first access.
+        held: Files that stay open from sample to sample.
+        passes: Number of passes.
     """
     with one_thread():
         before = opened_files.bytes_read() or 0
@@ -328,7 +350,7 @@ def sample_cost(
 
 
 class _Pass(NamedTuple):
-    """Means of one pass over the samples. `wall_ms` is without `delayed_ms`."""
+    """Mean times per sample of one pass. `wall_ms` does not include `delayed_ms`."""
 
     wall_ms: float
     cpu_ms: float
@@ -350,7 +372,10 @@ def _pass_cold(
     cold: list[_Pass],
     warm: list[_Pass],
 ) -> str:
-    """Time cold and warm passes in turn. Return why files cannot be made cold, if so."""
+    """Time cold and warm passes in turn.
+
+    Returns a sentence if the files cannot be dropped from the page cache, otherwise "".
+    """
     for _ in range(passes):
         if note := opened_files.drop(files):
             return note
@@ -360,13 +385,13 @@ def _pass_cold(
 
 
 def _delayed_ms() -> float:
-    """Return how long the main thread has waited for a core so far, or 0 if it is unknown."""
-    times = thread_times(os.getpid())  # the main thread has the number of its process
+    """Return the total time that the main thread has waited for a core in ms, or 0 if unknown."""
+    times = thread_times(os.getpid())  # the id of the main thread is that of the process
     return 0.0 if times is None else times[1] / 1e6
 
 
 def _note(files: Sequence[str], read: int, samples: int) -> str:
-    """Say why reading cold files cannot be timed, although the dataset opened no file."""
+    """Explain why reading cold files cannot be timed. Return "" if it can."""
     if files and read > 0:
         return ""
     if files:
@@ -383,7 +408,7 @@ def _note(files: Sequence[str], read: int, samples: int) -> str:
 
 
 class Setting(NamedTuple):
-    """The options of a loader. `prefetch_factor` None is torch's default (2 with workers)."""
+    """Settings of a loader. `prefetch_factor` None means torch's default (2 with workers)."""
 
     workers: int
     batch_size: int
@@ -392,10 +417,12 @@ class Setting(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One run of a loader in steady state.
+    """Result of one run of a loader in steady state.
 
-    `batch_ms` is the time from batch to batch, `cpu_ms` the main process's CPU time per batch, and
-    `first_s` the time from ``iter()`` to the first batch.
+    Attributes:
+        batch_ms: Time from batch to batch.
+        cpu_ms: CPU time of the main process per batch.
+        first_s: Time from ``iter()`` to the first batch.
     """
 
     batch_ms: float
@@ -425,10 +452,13 @@ def run_loader(
     seconds: float,
     expected_ms: float,
 ) -> Run:
-    """Load for about `seconds`, after the batches that the workers prefetched.
+    """Run a loader for about `seconds`. The first batches, which workers prefetch, do not count.
 
-    The indices are loaded repeatedly, shuffled. The number of timed batches is a multiple of the
-    number of workers. Raises `UserCodeError` if a worker fails.
+    The indices are loaded repeatedly in shuffled order. The number of timed batches is a multiple
+    of the number of workers.
+
+    Raises:
+        UserCodeError: If a worker fails.
     """
     ahead = setting.workers * (setting.prefetch_factor or TORCH_PREFETCH)
     turns = max(setting.workers, 1)
@@ -441,7 +471,7 @@ def run_loader(
     loader: DataLoader[Any] = DataLoader(
         target.dataset,
         setting.batch_size,
-        # workers that run out of samples early would leave their cores to the others
+        # If a worker ran out of samples early, the others would have more cores.
         sampler=_endless(indices, (skipped + timed + ahead) * setting.batch_size),
         num_workers=setting.workers,
         collate_fn=target.collate,
@@ -455,7 +485,10 @@ def run_loader(
 
 
 def loader_failure(error: Exception, workers: int) -> str:
-    """Describe a failure. A worker's death shows as a broken connection or torch's error."""
+    """Describe a failure of a loader.
+
+    A killed worker causes a broken connection in this process, or an error of torch.
+    """
     how = f"the DataLoader with {workers or 'no'} worker{'' if workers == 1 else 's'}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = f"{type(error).__name__}: {(lines or ['no message'])[-1][:300]}"
@@ -473,9 +506,10 @@ def loader_cost(
     batch_size: int,
     workers: bool = True,
 ) -> LoaderCost:
-    """Time collating in this process, and sending by one worker that has its samples ready.
+    """Measure collating in this process, and sending batches from one worker.
 
-    `workers` False: nothing is sent.
+    The worker has its samples ready, so only the transfer is timed. If `workers` is False, sending
+    is not measured.
     """
     samples = [target.sample(indices[i % len(indices)]) for i in range(batch_size)]
     collate_ms = median(_clocked(lambda: target.collated(samples))[0] for _ in range(7))
@@ -490,7 +524,7 @@ def loader_cost(
 
 
 def _sent(target: LoaderTarget, samples: Any) -> Run:
-    """Run one worker over a list of samples, which cost nothing."""
+    """Run a loader with one worker over a list of finished samples."""
     skipped, batches = TORCH_PREFETCH + 1, 24
     loader: DataLoader[Any] = DataLoader(
         samples,
@@ -508,7 +542,7 @@ def _sent(target: LoaderTarget, samples: Any) -> Run:
 
 
 def _endless(indices: Sequence[int], count: int) -> list[int]:
-    """Return `count` indices: all of them in random order, then again in another."""
+    """Return `count` indices: all indices in random order, then again in another order."""
     generator = random.Random(0)
     order: list[int] = []
     while len(order) < count:
@@ -517,7 +551,7 @@ def _endless(indices: Sequence[int], count: int) -> list[int]:
 
 
 class _Bench(NamedTuple):
-    """Runs of a loader over its settings."""
+    """Benchmark of a loader over its settings."""
 
     target: LoaderTarget
     c: LoaderConditions
@@ -526,7 +560,7 @@ class _Bench(NamedTuple):
     cores: float
 
     def over_workers(self) -> tuple[LoaderPoint, ...]:
-        """Measure the requested numbers of workers, or from 0 up until more do not help."""
+        """Measure the requested numbers of workers, or from 0 until more workers do not help."""
         runs: dict[Setting, list[Run]] = {}
         best, misses = float("inf"), 0
         for workers in self.c.workers or LADDER:
@@ -546,8 +580,10 @@ class _Bench(NamedTuple):
         return self._points(runs)
 
     def variants(self, workers: int) -> tuple[LoaderPoint, ...]:
-        """Measure one other setting at a time with the same workers; the unchanged setting comes
-        first."""
+        """Measure variants of one setting at a time with the same number of workers.
+
+        The unchanged setting comes first.
+        """
         batch, base = self.target.batch_size, self._setting(workers)
         settings = [base, base._replace(batch_size=2 * batch)]
         if batch > 1:
@@ -566,7 +602,7 @@ class _Bench(NamedTuple):
         return Setting(workers, self.target.batch_size, prefetch)
 
     def _repeat(self, runs: dict[Setting, list[Run]], times: int) -> None:
-        # in alternating order, so that a machine whose speed drifts does not favor a setting
+        # Alternate the order, so that drift of the machine's speed does not favor a setting.
         for turn in range(times):
             for setting in list(runs)[:: 1 if turn % 2 else -1]:
                 runs[setting].append(self._run(setting))
@@ -619,7 +655,8 @@ def _stages(target: LoaderTarget, indices: Sequence[int], wall_ms: float) -> tup
         return inner
     if not stages:
         return function_stages(target, few, wall_ms, is_random(target, indices[0]))
-    # clocks around transforms and other processes take some time: shares are right, sums are not
+    # The timers and other processes take time as well. Shares are right, but sums are not, so scale
+    # the stages to the time of a sample.
     factor = wall_ms / sum(s.wall_ms for s in stages)
     return tuple(replace(s, wall_ms=s.wall_ms * factor) for s in stages)
 
@@ -632,9 +669,10 @@ def _offline_share(stages: Sequence[Stage]) -> float:
 def transform_stages(
     target: LoaderTarget, indices: Sequence[int], passes: int = 3
 ) -> tuple[Stage, ...]:
-    """Time the transforms in their order, after the rest of ``__getitem__``, in ms per sample.
+    """Time the transforms of a dataset in ms per sample.
 
-    Returns an empty tuple if no transform can be seen from outside the dataset.
+    The first stage is the rest of ``__getitem__``, the others are the transforms in their order.
+    Returns an empty tuple if no transform can be found in the dataset's attributes.
     """
     places = user_dataset.find_places(target.dataset)
     if not places:
@@ -660,13 +698,16 @@ def transform_stages(
 
 
 def _in_order(ran: Sequence[_Timed], samples: int, rest_random: bool) -> Iterator[Stage]:
-    """Yield a stage per transform; the same transform in datasets side by side is one stage."""
+    """Yield one stage per transform.
+
+    If several datasets side by side have the same transform, it is one stage.
+    """
     random: list[_Timed] = []
     stages: dict[tuple[Any, ...], Stage] = {}
     order: Counter[str] = Counter()
     for t in ran:
         random += [t] if t.random else []
-        # image and target have their own chains, and so do the samples of two datasets side by side
+        # Image and target have separate chains of transforms, and so have datasets side by side.
         after_random = any(r.kind == t.kind and r.branch.startswith(t.branch) for r in random)
         stage = Stage(
             name=t.name,
@@ -688,7 +729,7 @@ def _added(one: Stage, other: Stage) -> Stage:
         one,
         wall_ms=one.wall_ms + other.wall_ms,
         cpu_ms=(one.cpu_ms or 0.0) + (other.cpu_ms or 0.0),
-        # random in one dataset and not in another only means that it was not noticed there
+        # If it was random in only one of the datasets, chance hid it in the other.
         random=one.random or other.random,
         offline=one.offline and other.offline,
     )
@@ -697,11 +738,11 @@ def _added(one: Stage, other: Stage) -> Stage:
 def dataset_stages(
     target: LoaderTarget, indices: Sequence[int], wall_ms: float
 ) -> tuple[Stage, ...]:
-    """Divide a random sample into the part of deterministic datasets inside wrappers, and the rest.
+    """Split a random sample into the deterministic datasets inside wrappers, and the rest.
 
-    Returns an empty tuple if there is no such part.
+    Returns an empty tuple if no dataset inside is deterministic.
     """
-    # a wrapper may check the type of its dataset
+    # A wrapper may check the type of its dataset and raise an error for the stand-in.
     with one_thread(), contextlib.suppress(Exception):
         if not is_random(target, indices[0]):
             return ()
@@ -731,7 +772,7 @@ def dataset_stages(
 def _deterministic(
     target: LoaderTarget, places: list[user_dataset.Place], indices: Sequence[int]
 ) -> Iterator[user_dataset.Place]:
-    """Yield the outermost datasets whose samples never change."""
+    """Yield the outermost datasets with deterministic samples."""
     held: dict[int, _Held] = {}
     with user_dataset.replaced(
         places, lambda place: held.setdefault(id(place.transform), _Held(place.transform))
@@ -757,7 +798,7 @@ def is_random(target: LoaderTarget, index: int) -> bool:
 
 
 class _Held:
-    """A stand-in for a dataset inside another, which records keys and time."""
+    """Stand-in for a dataset inside another one. It records the requested keys and the time."""
 
     def __init__(self, held: Any) -> None:
         self.held, self.asked, self.wall_ms = held, list[Any](), 0.0
@@ -778,7 +819,7 @@ class _Held:
 
 
 class _Clock:
-    """Shared state of timed transforms. While `watching`, they are tested for randomness."""
+    """Shared state of timed transforms. While `watching` is True, randomness is tested."""
 
     def __init__(self) -> None:
         self.ran: list[_Timed] = []  # in the order of their first calls
@@ -788,7 +829,7 @@ class _Clock:
 
 
 class _Timed:
-    """A stand-in for a transform that adds up its time."""
+    """Stand-in for a transform that sums up its time."""
 
     def __init__(self, clock: _Clock, place: user_dataset.Place) -> None:
         self._transform, self._clock = place.transform, clock
@@ -815,7 +856,7 @@ class _Timed:
         return repr(self._transform)
 
     def _watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Also call the transform under other seeds, on copies of the input."""
+        """Call the transform, and test it for randomness: other seeds, copies of the input."""
         clock = self._clock
         before = user_dataset.states()
         clock.drew_outside |= clock.last_state is not None and before != clock.last_state
@@ -837,12 +878,14 @@ def _watch(target: LoaderTarget, clock: _Clock, index: int) -> bool:
 def function_stages(
     target: LoaderTarget, indices: Sequence[int], wall_ms: float, random: bool = True
 ) -> tuple[Stage, ...]:
-    """Divide a sample of `wall_ms` among its heaviest functions, and the rest.
+    """Split the time of a sample among its slowest functions, and the rest.
 
-    The user's own functions count without the functions that they call. Each library function that
-    they call counts with everything that it calls (user code that a library calls back counts
-    twice). The profiler's shares are applied to the time of a sample without it. `random`: the
-    sample as a whole depends on random numbers; single functions are not tested.
+    The user's own functions count without the functions that they call. A library function that
+    they call counts with everything that it calls. User code that a library calls back therefore
+    counts twice. The profiler's shares are applied to `wall_ms`, the time of a sample without the
+    profiler.
+
+    If `random` is True, the sample depends on random numbers. Single functions are not tested.
     """
     profiler = cProfile.Profile()
     with one_thread(), profiler:
@@ -889,8 +932,8 @@ def _work(request: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    # torch warns of more workers than cores, which are tried on purpose
+    # torch warns about more workers than cores, but these are measured on purpose.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    # a dead worker is reported once; torch's DataLoader raises again when it is destroyed
+    # A dead worker is already reported. torch's DataLoader raises again in its destructor.
     sys.unraisablehook = lambda _: None
     serve(_work)

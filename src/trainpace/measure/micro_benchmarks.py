@@ -1,10 +1,10 @@
-"""``python -m trainpace.measure.micro_benchmarks``: time operators of this machine's CPU for its
-forecasts.
+"""Process that times operators on this machine's CPU to calibrate forecasts.
 
-The timed operators are parts of small blocks of layers, drawn by seed over the shapes that people
-train. No block is a model that anyone has. Blocks are used instead of single operators because an
-operator's time depends on what ran before it: outputs go to fresh memory, and a backward pass reads
-what the forward pass wrote. Each block has its own optimizer step, so all three phases are timed.
+It is started as ``python -m trainpace.measure.micro_benchmarks``. The timed operators are parts of
+small blocks of layers, drawn by seed from the shapes that people train. No block is a real model.
+The process times blocks instead of single operators because the time of an operator depends on
+what ran before it: outputs go to fresh memory, and backward reads what forward wrote. Each block
+has an optimizer step, so forward, backward and update are all timed.
 """
 
 import math
@@ -56,12 +56,12 @@ from trainpace.workload import (
 
 BLOCKS_OF_A_GROUP = 10
 PASSES = 4
-"""Passes of every group after a pass that warms up.
+"""Number of timed passes of every group, after a warm-up pass.
 
-The second fastest counts: disturbances only add time.
+The second fastest pass counts, because disturbances only add time.
 """
 BLOCKS_SHARE = 0.7
-"""Share of the time for blocks; the rest goes to whole networks."""
+"""Share of the time that is spent on blocks. The rest is spent on whole networks."""
 MOST_OF_A_CLASS = 200
 SECONDS_OF_A_NETWORK = 0.8
 FEWEST_STEPS = 5
@@ -69,13 +69,13 @@ WARMUP_STEPS = 2
 
 
 def _calibrate(seconds: float, machine: Machine) -> MachineProfile:
-    """Time blocks of layers for about `seconds` with torch's current number of threads."""
+    """Calibrate this machine for about `seconds`, with torch's current number of threads."""
     torch.manual_seed(0)
     begin = time.perf_counter()
     form = _roofline()
     timed, first_spread = _time_group(range(BLOCKS_OF_A_GROUP))
     spreads = [first_spread]
-    # the same group at the start, in the middle and at the end shows how steady the machine was
+    # Timing the same group at the start, in the middle and at the end shows the machine's drift.
     canaries = [_canary_s()]
     seed, half_way = BLOCKS_OF_A_GROUP, False
     while (now := time.perf_counter() - begin) < BLOCKS_SHARE * seconds:
@@ -117,13 +117,16 @@ class TimedRow(NamedTuple):
 
 
 class OperatorTimer(TorchDispatchMode):
-    """Time every ATen call below autograd. The rows are those of a trace, with seconds."""
+    """Dispatch mode that times every ATen call below autograd.
+
+    `rows` are the rows of a trace, with seconds.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[TimedRow] = []
         self.seconds = 0.0
-        """Time in all operators, without the time between them."""
+        """Total time in operators, without the time between them."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -132,7 +135,7 @@ class OperatorTimer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.ops.aten.convolution_backward.default:
             return self._time(func, args, kwargs or {})
-        # one call per gradient, since a trace has a row for each
+        # Make one call per gradient, since a trace has a row for each gradient.
         *others, mask = args
         of_input = self._time(func, (*others, [mask[0], False, False]), {})[0] if mask[0] else None
         if not (mask[1] or mask[2]):
@@ -156,10 +159,10 @@ def _on_meta(t: torch.Tensor) -> torch.Tensor:
 
 
 def _step_of_blocks(seeds: range) -> Callable[[], list[TimedRow]]:
-    """Return a timed step of blocks that run like layers of a network.
+    """Return a function that runs and times a step of these blocks, as if they were one network.
 
-    All run forward, then all backward in reverse, then the optimizers. Saved tensors, caches and
-    the allocator are then in the state of a training.
+    All blocks run forward, then backward in reverse order, then the optimizers. So saved tensors,
+    caches and the allocator are in the same state as in a training.
     """
     blocks = [block(seed) for seed in seeds]
     optimizers: list[torch.optim.Optimizer] = []
@@ -190,10 +193,14 @@ def _step_of_blocks(seeds: range) -> Callable[[], list[TimedRow]]:
 
 
 def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
-    """Return every operator at the second fastest of its passes, and (median - fastest) / fastest
-    of all."""
+    """Time a group of blocks.
+
+    Returns:
+        Every operator with its second fastest time over the passes, and the spread of the total
+        time, (median - fastest) / fastest.
+    """
     step = _step_of_blocks(seeds)
-    step()  # warms up, and creates the optimizers' states
+    step()  # warm up, and create the optimizers' states
     passes = [step() for _ in range(PASSES)]
     rows = [
         TimedRow(same[0].row, sorted(timed.seconds for timed in same)[1])
@@ -204,7 +211,10 @@ def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
 
 
 def _timings(timed: list[TimedRow], form: MachineRoofline) -> OperatorTimings:
-    """Keep at most MOST_OF_A_CLASS timed operators per class, so that a forecast is fast."""
+    """Make the kernel model from timed operators.
+
+    At most MOST_OF_A_CLASS operators per class are kept, which makes forecasts fast.
+    """
     on_device = [
         t for t in timed if t.row.launches > 0 and t.row.function not in FUSED and t.seconds > 0
     ]
@@ -234,14 +244,14 @@ def _table(timed: list[TimedRow]) -> OperatorTimings:
 
 
 def _roofline() -> MachineRoofline:
-    """Measure the best rates of large operators, and the time of the smallest."""
+    """Measure the highest FLOP/s and bandwidth of large operators, and the time of a tiny one."""
     square = torch.randn(1024, 1024)
     x = torch.randn(4 * 2**20)
     one = torch.ones(1)
     return MachineRoofline(
         flop_per_s=2 * 1024.0**3 / _fastest_s(lambda: square @ square),
-        # a new output each time, as in training: fresh pages cost a CPU more than the traffic
-        # itself
+        # Write a new output each time, as in training. On a CPU, page faults of fresh memory take
+        # longer than the memory traffic itself.
         bytes_per_s=2 * 4.0 * x.numel() / _fastest_s(lambda: torch.relu(x)),
         start_s=_fastest_s(lambda: torch.relu(one)),
     )
@@ -266,8 +276,7 @@ def _canary_s() -> float:
 
 
 def _host_us() -> tuple[float, float, float]:
-    """Measure the host's own time per operator, view and module, around operators that compute
-    nothing."""
+    """Measure the host's overhead per operator, view and module in us, with tiny operators."""
     layers = 20
     parts = lambda *more: [m for _ in range(layers) for m in (nn.Linear(4, 4), nn.ReLU(), *more)]  # noqa: E731
     plain = _fastest_s(step := tiny_step(parts()))
@@ -277,7 +286,7 @@ def _host_us() -> tuple[float, float, float]:
     device_s = sum(t.seconds for t in timer.rows if t.row.launches > 0)
     launches = sum(t.row.launches for t in timer.rows)
     modules = _fastest_s(tiny_step(parts(nn.Identity(), nn.Identity()))) - plain
-    # an Unflatten and a Flatten are two modules and, with their backward, four views
+    # An Unflatten and a Flatten are two modules and, including backward, four views.
     views = _fastest_s(tiny_step(parts(nn.Unflatten(1, (2, 2)), nn.Flatten()))) - plain - modules
     module_us = max(0.0, 1e6 * modules / (2 * layers))
     operator_us = max(0.0, 1e6 * (plain - device_s) - module_us * 2 * layers) / launches
@@ -302,10 +311,10 @@ def _device(form: MachineRoofline, machine: Machine) -> Device:
 
 
 def _step_factors(model: MachineModel, device: Device, end: float) -> Iterator[float]:
-    """Yield measured / forecast step times of at least three networks, and of more until `end`.
+    """Yield measured / forecast step time for at least three networks, and for more until `end`.
 
-    The time between operators includes colder caches, the allocator and the interpreter. The ratio
-    corrects every forecast of the machine, and its scatter is the forecast's interval.
+    The ratio covers colder caches, the allocator and the interpreter between operators. It corrects
+    every forecast for this machine, and its scatter gives the interval of forecasts.
     """
     target = Target(Cluster(device=device), CalibratedKernels(model))
     for i, (build, batch) in enumerate(NETWORKS):
@@ -342,9 +351,9 @@ def _work(request: dict[str, Any]) -> str:
 
 
 LARGEST_FLOPS = 1e9
-"""Most FLOPs of one operator of a block: about 10 ms on a small CPU.
+"""Maximum FLOPs of one operator of a block. It takes about 10 ms on a small CPU.
 
-Larger ones are as efficient.
+Larger operators have the same efficiency.
 """
 LARGEST_BYTES = 5e7
 FEWEST_FLOPS = 2e6
@@ -362,17 +371,17 @@ _ACTIVATIONS: list[Callable[[], nn.Module]] = [
 
 
 class Block(NamedTuple):
-    """A module whose output is a scalar loss, and a function that makes its input."""
+    """Module with a scalar loss as its output, and a function that makes its input."""
 
     module: nn.Module
     make_input: Callable[[], torch.Tensor]
 
 
 def block(seed: int) -> Block:
-    """Draw a block by seed.
+    """Draw a random block by seed.
 
-    Of 100 blocks, 57 are convolutional, 22 linear, 10 attention, 8 embeddings with a loss over a
-    vocabulary, and 3 large parameters with little computation.
+    On average, 57 of 100 blocks are convolutional, 22 are linear, 10 are attention, 8 are
+    embeddings with a loss over a vocabulary, and 3 have large parameters with little computation.
     """
     draw = random.Random(f"kit:{seed}")
     kinds: tuple[Callable[[random.Random], Block], ...] = (
@@ -387,7 +396,7 @@ def block(seed: int) -> Block:
 
 
 class _Loss(nn.Module):
-    """Layers in turn, an optional residual addition, and a mean instead of a loss."""
+    """Sequence of layers with an optional residual addition. The loss is the mean of the output."""
 
     def __init__(self, layers: list[nn.Module], residual_at: int | None = None) -> None:
         super().__init__()
@@ -403,7 +412,7 @@ class _Loss(nn.Module):
 
 
 class _Shape(NamedTuple):
-    """Batch size, side and channels of a convolution's images, and its own options."""
+    """Shape of a convolution: batch size, image side, channels and options of the layer."""
 
     n: int
     side: int
@@ -419,8 +428,7 @@ class _Shape(NamedTuple):
 
     @property
     def is_usual(self) -> bool:
-        """Return True if people train this shape, and timing it does not take too long or too
-        short."""
+        """True if people train such shapes, and the operator is neither too slow nor too fast."""
         weights = self.c_out * (self.c_in // self.groups) * self.kernel**2
         flops = 2.0 * self.n * self.out**2 * weights
         traffic = 4.0 * self.n * (self.c_in * self.side**2 + self.c_out * self.out**2)
@@ -547,8 +555,10 @@ def _language_head(draw: random.Random) -> Block:
 
 
 class _LargeParameters(nn.Module):
-    """Parameters of whole models' size, for the optimizer: its operators take all parameters at
-    once."""
+    """Module with as many parameters as a whole model.
+
+    It is for timing optimizers, because their operators update all parameters at once.
+    """
 
     def __init__(self, tensors: int, elements: int) -> None:
         super().__init__()
@@ -565,7 +575,10 @@ def _large_parameters(draw: random.Random) -> Block:
 
 
 def tiny_step(layers: list[nn.Module]) -> Callable[[], Any]:
-    """Return a forward and backward pass of layers with 4 features on 2 samples."""
+    """Return a function that runs forward and backward of these layers on 2 samples.
+
+    The layers must take 4 features.
+    """
     model = nn.Sequential(*layers)
     x = torch.randn(2, 4, requires_grad=True)
 

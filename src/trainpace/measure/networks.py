@@ -1,7 +1,7 @@
-"""Whole networks that a calibration forecasts and really trains. Nobody uses these models.
+"""Networks that a calibration both forecasts and trains, to compare the two times.
 
-They were drawn at random once (benchmarks/random_models.py, seeds 101 to 104). They never change,
-so that the corrections of different calibrations compare.
+They are not real models: they were drawn at random once (benchmarks/random_models.py, seeds 101 to
+104). They never change, so the corrections of different calibrations are comparable.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from trainpace.workload import Task, image_task
 
 LENGTH = 64
-"""Tokens per sample of a transformer."""
+"""Number of tokens per sample of a transformer."""
 Layers = list[nn.Module]
 Make = Callable[..., Any]
 
@@ -35,13 +35,15 @@ def _group_norm(channels: int) -> nn.Module:
 
 
 class _Cnn(NamedTuple):
-    """A classifier of square images.
+    """Convolutional classifier of square images.
 
     Attributes:
-        stem: Channels, kernel and stride of the first convolution, and the window of a max pool
+        stem: Channels, kernel and stride of the first convolution, and the window of the max pool
             after it.
-        stages: Channels, number of blocks, and a pool before them or the stride of the first.
-        groups: Groups of the convolutions in residual blocks. None: plain convolutions.
+        stages: Channels, number of blocks, and the pool before the blocks or the stride of the
+            first block.
+        groups: Groups of the convolutions in residual blocks. None means plain convolutions without
+            residual blocks.
         hidden: Width of the hidden layer of the head, or 0.
     """
 
@@ -95,7 +97,10 @@ class _Cnn(NamedTuple):
 
 
 class _CausalLayer(nn.Module):
-    """Attention and feed-forward network of a decoder; two query heads may share a key head."""
+    """Decoder layer with attention and feed-forward network.
+
+    Two query heads may share a key head.
+    """
 
     def __init__(self, a: "_Transformer") -> None:
         super().__init__()
@@ -123,7 +128,7 @@ class _CausalLayer(nn.Module):
 
 
 class _Transformer(NamedTuple):
-    """A language model, or a classifier of texts if `classes` is given, of torch's own layers."""
+    """Language model, or text classifier if `classes` is given, built from torch's own layers."""
 
     vocabulary: int
     width: int
@@ -219,4 +224,4 @@ NETWORKS: tuple[tuple[Callable[[], Task], int], ...] = tuple(
     for cnn, transformer in zip(_CNNS, _TRANSFORMERS, strict=True)
     for network, batch in ((cnn, 8), (transformer, 4), (cnn, 24))
 )
-"""Networks and the batch sizes to train them at."""
+"""Pairs of a function that builds a network, and the batch size to train it with."""

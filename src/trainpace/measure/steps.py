@@ -1,5 +1,7 @@
-"""``python -m trainpace.measure.steps``: real optimizer steps, timed one by one in a process of
-their own."""
+"""Process that runs real training steps and times each of them.
+
+It is started as ``python -m trainpace.measure.steps``.
+"""
 
 import contextlib
 import gc
@@ -50,28 +52,35 @@ from trainpace.workload import (
 MOST_STEPS = 1000
 FEWEST_STEPS = 8
 STEPS_BETWEEN_SYNCHRONISATIONS = 10
-"""Steps between synchronizations on a GPU, so that the host can run ahead as in a real loop.
+"""Number of steps between synchronizations on a GPU.
 
-Waiting for every step would forbid it.
+The host can then run ahead as in a real training loop. If it waited for every step, it could not.
 """
 WARMUP_WINDOW, SETTLED_WITHIN, MOST_WARMUP_STEPS = 5, 0.02, 100
-"""On an accelerator, steps warm up until the medians of two successive windows agree. In the first
-ones cudnn tries algorithms, allocators grow, and clocks rise."""
-QUEUED_STEPS, LONGEST_QUEUED_MS = 3, 1000.0
-"""Extra steps that show gaps between kernels.
+"""Window, tolerance and maximum number of steps of the warm-up on an accelerator.
 
-Longer ones are not repeated: launches hardly matter there.
+The warm-up ends when the medians of two successive windows agree. In the first steps, cuDNN tries
+algorithms, the allocator grows, and clocks rise.
+"""
+QUEUED_STEPS, LONGEST_QUEUED_MS = 3, 1000.0
+"""Number of extra steps that show gaps between kernels, and the longest step to repeat.
+
+In longer steps, launches hardly matter.
 """
 MOST_NOISE_STEPS = 500
 FIRST_STEPS = 30
 DISTINCT_BATCHES = 4
-"""Batches are made before the clock starts and used in turn: the loss is real, and data never
-waits."""
+"""Number of batches, which are made before the timing starts and are used in turn.
+
+So the losses are real, and steps do not wait for data.
+"""
 
 
 class PlainSteps:
-    """Steps of a task with a loss, under a clock: forward and backward per micro-batch, then the
-    optimizer."""
+    """Timed steps of a task with a loss.
+
+    A step runs forward and backward for each micro-batch, then the optimizer.
+    """
 
     def __init__(self, task: Task, c: Conditions) -> None:
         own = task.optimizer if c.optimizer is None else None
@@ -92,15 +101,15 @@ class PlainSteps:
         return loss.detach()
 
     def parts(self, clock: StepClock) -> list[tuple[float, float, float]]:
-        """Return (forward, backward, optimizer) in ms of each settled step."""
-        # forward and backward take turns under accumulation; the optimizer comes last
+        """Return (forward, backward, optimizer) in ms for each settled step."""
+        # Forward and backward alternate if gradients are accumulated. The optimizer comes last.
         return [(sum(spans[:-1:2]), sum(spans[1:-1:2]), spans[-1]) for spans in clock.spans_ms]
 
 
 class WholeSteps:
-    """Steps that update by themselves.
+    """Timed steps of a user's function that does the whole step, including the update.
 
-    Hooks show which part is backward and which is the optimizers'.
+    Hooks detect the backward passes and the optimizers.
     """
 
     def __init__(self, task: Task, step: WholeStep, c: Conditions) -> None:
@@ -117,7 +126,8 @@ class WholeSteps:
                     "Put it into the step.",
                 )
         self.optimizer_name, self.optimizer = step.optimizer_name, None
-        self.model = task.model  # in the modes that its function set: a teacher may not train
+        # Keep the train/eval modes that the user's function set: a teacher may be in eval mode.
+        self.model = task.model
         self._step = step
         self._phase = "forward"
         self._phases: list[list[str]] = []
@@ -161,7 +171,7 @@ class WholeSteps:
 
 @contextlib.contextmanager
 def _backward_observed(enter: Callable[[str], None]) -> Iterator[None]:
-    """Report calls of torch's own entries to backward passes."""
+    """Within this context, call `enter` around torch's functions that run a backward pass."""
     owner: Any = torch.autograd
     saved = {name: getattr(owner, name) for name in ("backward", "grad")}
 
@@ -187,9 +197,8 @@ def _backward_observed(enter: Callable[[str], None]) -> Iterator[None]:
 def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     """Train for about `conditions.seconds` at one batch size and time every step.
 
-    On an accelerator, a warm-up of at most the same time comes before. Parts of a step are
-    separated by events on an accelerator, where they count the device's time, and by the clock on a
-    CPU.
+    On an accelerator, a warm-up of at most the same duration comes first, and events separate the
+    parts of a step, so the parts are device time. On a CPU, the host's clock separates them.
     """
     c = conditions
     set_up_device(c.device, c.precision)
@@ -239,14 +248,16 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     forward_ms, backward_ms, optimizer_ms = map(median, zip(*parts[warm:], strict=True))
     middle = median(steady)
     low, high = median_interval(steady)
-    if longest is not None:  # after the clock: it sizes the memory, but is not a typical step
+    if longest is not None:
+        # Run the largest batch after the timed steps. It determines the peak memory, but is not a
+        # typical step.
         step(itertools.repeat(engine.place(longest)))
         clock.wait()
     peak_gib, reserved_gib = meter.peak_gib()
     run = None
     if on_device:
         run = monitor.run_of(len(totals) - first, DeviceRun(settled=settled))
-        if c.precision != "amp_fp16":  # GradScaler reads from the device in every step
+        if c.precision != "amp_fp16":  # GradScaler makes the host wait in every step
             run = replace(run, **_gaps(c.device, step, middle))
     return Measurement(
         model=task.name,
@@ -279,9 +290,9 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
 
 
 def _checked(losses: list[torch.Tensor], name: str, c: Conditions) -> tuple[float, ...]:
-    """Return the finite losses.
+    """Return the finite losses. Raise `UserCodeError` for a loss that is not finite.
 
-    Only fp16, whose scaler skips overflowing steps, may have others.
+    Such losses are only allowed in fp16, because the GradScaler skips overflowing steps.
     """
     curve = [float(loss) for loss in losses]
     bad = next((loss for loss in curve if not math.isfinite(loss)), None)
@@ -293,10 +304,14 @@ def _checked(losses: list[torch.Tensor], name: str, c: Conditions) -> tuple[floa
 
 
 def _warm_up(more_steps: Callable[[], list[float]], seconds: float) -> bool | None:
-    """Run steps until their times settle, and return whether they did, or None if they were too
-    few.
+    """Run steps until their times settle.
 
-    `more_steps` runs a window of steps and returns the times of all steps.
+    Args:
+        more_steps: Function that runs a window of steps and returns the times of all steps so far.
+        seconds: Time limit of the warm-up.
+
+    Returns:
+        True if the times settled, False if they did not, and None if there were too few steps.
     """
     end = time.perf_counter() + seconds
     while True:
@@ -308,7 +323,10 @@ def _warm_up(more_steps: Callable[[], list[float]], seconds: float) -> bool | No
 
 
 def _gaps(kind: str, step: Callable[[], None], step_ms: float) -> dict[str, float | None]:
-    """Return `launch_ms` and `busy_share` of DeviceRun from a few more steps, if memory allows."""
+    """Measure `launch_ms` and `busy_share` of DeviceRun with a few more steps.
+
+    Returns an empty dict if steps are very long or memory does not suffice.
+    """
     if step_ms > LONGEST_QUEUED_MS:
         return {}
     try:
@@ -321,14 +339,15 @@ def _gaps(kind: str, step: Callable[[], None], step_ms: float) -> dict[str, floa
 
 
 def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNoiseScale:
-    """Measure the noise scale of a task over some steps on fresh samples of its own dataset.
+    """Measure the gradient noise scale of a task on fresh samples of its own dataset.
 
     It trains from the initial weights for `conditions.seconds` and at least FIRST_STEPS steps. Each
-    step has `accumulation` micro-batches of `batch_size` samples, or two halves of a batch without
-    accumulation.
+    step has `accumulation` micro-batches of `batch_size` samples. Without accumulation, each step
+    has two halves of one batch.
 
     Raises:
-        TrainpaceError: the model has no dataset. Gradients of random samples have no direction.
+        TrainpaceError: If the model has no dataset. Random samples give gradients without a common
+            direction.
     """
     c = conditions
     torch.manual_seed(c.seed)
@@ -380,7 +399,7 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
 
 
 def _shuffled(size: int, seed: int) -> Iterator[int]:
-    """Yield positions of samples, shuffled again for each pass."""
+    """Yield indices of samples forever. Each pass over the dataset is shuffled anew."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         yield from torch.randperm(size, generator=generator).tolist()
@@ -396,7 +415,10 @@ def _work(request: dict[str, Any]) -> str:
 
 
 def _limit_memory(gib: float) -> None:
-    """Let this process allocate this much more than it has now, after torch was loaded."""
+    """Limit the memory that this process may allocate from now on, in GiB.
+
+    Call it after torch was imported, so that the limit does not include torch itself.
+    """
     try:
         import resource
 

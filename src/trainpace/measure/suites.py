@@ -1,10 +1,10 @@
-"""Named lists of measurements for a machine that is left alone. They say what to measure, not how.
+"""Suites: named lists of models and batch sizes to measure without supervision.
 
-Your own suite is a TOML file of ``[[task]]`` tables::
+Users can write their own suite as a TOML file with ``[[task]]`` tables::
 
     [[task]]
-    model = "resnet50"        # any model spec; files are found from the working folder
-    batch = [1, 2, 4]         # or one whole number; this key and those below are optional
+    model = "resnet50"        # any model spec; file paths are relative to the working folder
+    batch = [1, 2, 4]         # or one integer; this key and the keys below are optional
     precision = "fp32"
     optimizer = "adamw"
     sequence_length = 128
@@ -41,9 +41,9 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 
 
 class SuiteItem(Record):
-    """One model to measure at several batch sizes.
+    """Model to measure at several batch sizes.
 
-    `optimizer` None: the task's own, or the usual one.
+    If `optimizer` is None, the task's own optimizer or the usual one is used.
     """
 
     spec: str
@@ -66,10 +66,13 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def suite(name: str) -> tuple[SuiteItem, ...]:
-    """Return the items of `classic` (the built-in models), `small` (the fastest) or a `FILE.toml`.
+    """Return the items of a suite.
+
+    Args:
+        name: `classic` (the built-in models), `small` (the fastest of them) or a `FILE.toml`.
 
     Raises:
-        TrainpaceError: there is no such suite, or the file has mistakes.
+        TrainpaceError: If there is no such suite, or the file has errors.
     """
     if name == "classic":
         return tuple(SuiteItem(spec=spec, batches=BATCHES) for spec in CLASSIC)

@@ -1,19 +1,19 @@
-"""Sweeps over batch sizes: which size to probe next, running the probes, and what the results show.
+"""Sweeps over batch sizes: choosing the next size, running the probes, and analyzing the results.
 
-A probe is a fresh process and costs seconds, so a crash or a hang costs only that probe. A sweep
-costs a fraction of its batch sizes and still finds its jumps: `next_batch` is a pure function of
-the measurements, called until it returns None. It asks, in this order, for
+A probe measures one batch size in a fresh process, so a crash or a hang affects only that probe. It
+takes seconds. A sweep therefore probes only some of the batch sizes and still finds the jumps.
+`next_batch` is a pure function of the measurements and is called until it returns None. It asks in
+this order for:
 
-1. both ends; if the largest does not fit, bisection for the largest that does;
-2. a coarse grid, denser at small batches, of odd and even batches in turn (so that a period of two
-   shows), and both sides of every hint;
-3. repeats of a few, which show the noise between processes, and of batches whose probes disagree or
-   fit no neighbor;
-4. the middle of every gap that rises as if it contained a jump, until its ends are neighbors;
-5. repeats beside uncertain jumps, and the middles of gaps that bend or are wide.
+1. Both ends. If the largest size does not fit, it bisects for the largest size that fits.
+2. A coarse grid, denser at small batches, and both sides of every hint. The grid alternates between
+   odd and even sizes to show a period of two.
+3. Repeats. Some show the noise between processes. Others repeat batches with probes that disagree,
+   and batches that do not fit their neighbors.
+4. The middle of every gap that rises as if it contained a jump, until its ends are neighbors.
+5. Repeats next to uncertain jumps, and the middles of gaps that bend or are wide.
 
-Within a stage the order is random (seeded), so that a machine that warms up does not bend the
-curve.
+Within a stage, the order is random (seeded). A machine that warms up then does not bend the curve.
 """
 
 import math
@@ -47,23 +47,26 @@ from trainpace.workload import ModelSpec
 R = TypeVar("R", bound=Record)
 Outcome = Measurement | FailedProbe
 ADAPTIVE_FROM = 13
-"""Number of batch sizes from which some are skipped.
+"""Minimum number of requested batch sizes for an adaptive sweep.
 
-Fewer are cheaper to measure than to choose from.
+If there are fewer, all are measured.
 """
 MOST_CRASHES = 4
-"""After this many sizes at which the code failed, it is assumed to fail at every size."""
+"""Number of failed batch sizes after which the code is assumed to fail at every size."""
 RESOLUTION = 1 / 64
-"""Sizes that differ by less than this share count as equal."""
+"""Relative difference below which batch sizes count as equal."""
 
 
 class Conditions(Record):
-    """Everything but the batch size under which a model is measured.
+    """Conditions of a measurement, except the batch size.
 
-    A sweep and its resumption share it.
+    A resumed sweep must have the same conditions.
 
-    `seconds` is the training time of one probe. `memory_limit_gib` limits the memory of its process
-    (CPU only). `optimizer` None is the task's own, or the usual one (`trainpace.core.execution`).
+    Attributes:
+        seconds: Training time of one probe.
+        memory_limit_gib: Memory limit of the probe's process (CPU only).
+        optimizer: Name of the optimizer. None means the task's own optimizer, or the usual one
+            (`trainpace.core.execution`).
     """
 
     model: str
@@ -93,9 +96,9 @@ class Conditions(Record):
             )
 
     def execution(self, batch_size: int, own_optimizer: str = "") -> Execution:
-        """Return the execution of a probe.
+        """Return the `Execution` of a probe.
 
-        `own_optimizer` is the task's, or empty before it is built.
+        `own_optimizer` is the name of the task's optimizer, or empty if the task is not built yet.
         """
         is_language = (
             self.sequence_length is not None or ModelSpec.of(self.model).kind == "transformers"
@@ -116,7 +119,9 @@ def measure(conditions: Conditions, batch_size: int) -> Measurement:
     """Measure real training steps at one batch size on this machine.
 
     Raises:
-        UserCodeError, OutOfMemory, TimedOut: the steps fail.
+        UserCodeError: If the user's code fails.
+        OutOfMemory: If the batch does not fit.
+        TimedOut: If the steps take too long.
     """
     return _answer(Measurement, "measuring", conditions, batch_size)
 
@@ -124,7 +129,7 @@ def measure(conditions: Conditions, batch_size: int) -> Measurement:
 def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNoiseScale:
     """Measure the gradient noise scale on the task's own data.
 
-    Raises like `measure`, and without data.
+    It raises the same errors as `measure`, and `TrainpaceError` if the task has no data.
     """
     return _answer(MeasuredNoiseScale, "gathering gradients of", conditions, batch_size)
 
@@ -141,7 +146,7 @@ def _answer(kind: type[R], verb: str, conditions: Conditions, batch_size: int) -
 
 
 def probe(conditions: Conditions, batch_size: int, device: str) -> Measurement | FailedProbe:
-    """Measure, and turn a failure of the user's code or a lack of memory into an outcome."""
+    """Measure one batch size. A failure of the user's code or a lack of memory is an outcome."""
     try:
         return measure(conditions, batch_size)
     except OutOfMemory as error:
@@ -164,10 +169,14 @@ def probe(conditions: Conditions, batch_size: int, device: str) -> Measurement |
 
 
 class SweepPlan(Record):
-    """A requested sweep.
+    """Plan of a sweep.
 
-    `every` measures all of `batches`, `repeats` times. `until_oom` looks for the largest size that
-    fits, up to the last of `batches`, and measures the other sizes only with `also_batches`.
+    Attributes:
+        batches: Requested batch sizes.
+        repeats: Number of measurements of each size, if `every` is True.
+        every: True to measure all of `batches`.
+        until_oom: True to search for the largest size that fits, up to the last of `batches`.
+        also_batches: True to measure the other sizes as well, if `until_oom` is True.
     """
 
     batches: tuple[int, ...]
@@ -189,7 +198,7 @@ class SweepPlan(Record):
 
 
 def medians_of(outcomes: Sequence[Outcome]) -> dict[int, list[float]]:
-    """Return the median step of each probe in ms, by batch size."""
+    """Return the median step times of the probes in ms, by batch size."""
     medians: dict[int, list[float]] = {}
     for outcome in outcomes:
         if isinstance(outcome, Measurement):
@@ -200,16 +209,17 @@ def medians_of(outcomes: Sequence[Outcome]) -> dict[int, list[float]]:
 def next_for_largest(
     worked: Collection[int], failed: Collection[int], most: int, crashed: Collection[int] = ()
 ) -> int | None:
-    """Double until a batch size fails, then bisect.
+    """Return the next batch size in the search for the largest one that fits.
 
-    Returns None once the largest that works is known.
-
-    Sizes above the smallest failure are not trusted, even if one worked.
+    The search doubles the size until it fails, then bisects. Sizes above the smallest failure are
+    not trusted, even if one worked. Returns None once the largest size that fits is known.
 
     Args:
-        most: the largest size to try.
-        crashed: sizes that failed for another reason than memory. They count as limits only if a
-            smaller size worked.
+        worked: Sizes that worked.
+        failed: Sizes that ran out of memory or time.
+        most: Largest size to try.
+        crashed: Sizes that failed for another reason. They count as limits only if a smaller size
+            worked.
     """
     smallest = min(worked, default=math.inf)
     failed = {*failed, *(n for n in crashed if n > smallest)}
@@ -231,7 +241,8 @@ def next_probe(
     """Return the batch size to measure next, or None when the plan is done.
 
     Raises:
-        UserCodeError: the user's code failed at all sizes, or at MOST_CRASHES, and worked at none.
+        UserCodeError: If no size worked, and the user's code failed at all sizes or at
+            MOST_CRASHES of them.
     """
     medians = medians_of(outcomes)
     crashed, too_large = _sizes(outcomes, "crashed"), _sizes(outcomes, "out_of_memory")
@@ -265,7 +276,7 @@ def _next_in_round(
     now = min(rounds.values(), default=plan.repeats)
     if now >= plan.repeats:
         return None
-    # each round has another order, so that a machine that slows down does not bend the curve
+    # Each round has a different order, so that a machine that slows down does not bend the curve.
     order = sorted(wanted)
     random.Random(f"{plan.seed}:{now}").shuffle(order)
     return next(b for b in order if rounds[b] == now)
@@ -280,13 +291,16 @@ def run_sweep(
     hints: Sequence[int] = (),
     tell: Callable[[int, int], None] = lambda batch, finished: None,
 ) -> list[Outcome]:
-    """Probe until the plan is fulfilled.
+    """Run probes until the plan is complete, and return all outcomes.
 
     Args:
-        device: name of the device in outcomes that failed.
-        keep: called with each outcome.
-        done: outcomes of an earlier, interrupted run.
-        tell: callback that receives (batch, finished probes) before each probe.
+        conditions: Conditions of every probe.
+        plan: Plan of the sweep.
+        device: Name of the device for failed outcomes.
+        keep: Callback that receives each outcome, for example to store it.
+        done: Outcomes of an earlier, interrupted run.
+        hints: Batch sizes at which a jump is expected.
+        tell: Callback that receives (batch, number of finished probes) before each probe.
     """
     outcomes = list(done)
     while (batch := next_probe(plan, outcomes, hints)) is not None:
@@ -298,25 +312,25 @@ def run_sweep(
 
 
 MOST_SHARE = 0.4
-"""Most probes relative to the requested batch sizes ..."""
+"""Maximum number of probes, relative to the number of requested batch sizes."""
 FEWEST_PROBES = 12
-"""... but this many are always allowed."""
+"""Number of probes that is always allowed, even if it exceeds MOST_SHARE."""
 NOISE = 0.01
-"""Expected relative deviation between processes, until repeats show it."""
+"""Assumed relative standard deviation between processes, until repeats show it."""
 NOISE_REPEATS = 2
 DISAGREE = 4.0
-"""Difference of two probes of one batch, in deviations, above which a third is needed."""
+"""Difference between two probes of one batch above which a third is needed, in deviations."""
 SUSPICIOUS = 2.2
-"""A gap is searched if it rises this many deviations beyond the usual slope."""
+"""Rise of a gap beyond the usual slope above which it may contain a jump, in deviations."""
 SLOPE_WINDOW = 6
 SAG = 0.5
-"""Tolerance of a gap's middle from the line between its ends, in deviations."""
+"""Tolerated distance of a gap's middle from the line between its ends, in deviations."""
 SURE = 6.0
-"""Jumps of this many deviations need no repeats."""
+"""Size of a jump above which it needs no repeats, in deviations."""
 PRIOR_WORTH = 1.0
-"""Weight of the expected noise, in repeats."""
+"""Weight of the assumed noise, in repeats."""
 WIDEST_GAP_SHARE = 8
-"""Gaps wider than this fraction (1 / value) of the sweep are tested in their middle."""
+"""Widest allowed gap as 1 / value of the sweep. Wider gaps are probed in the middle."""
 
 
 def next_batch(
@@ -327,15 +341,17 @@ def next_batch(
     seed: int = 0,
     crashed: Collection[int] = (),
 ) -> int | None:
-    """Return the batch size to probe next, perhaps again, or None when enough is known.
+    """Return the batch size to probe next, or None when the sweep is complete.
+
+    It may be a size that was measured before.
 
     Args:
-        asked: the requested batch sizes.
-        measured: median steps in ms of each probe that worked, by batch size.
-        hints: batch sizes at which a jump is expected, each the first that costs more.
-        failed: sizes that ran out of memory. Nothing from the smallest of them on is probed.
-        seed: for the order within a stage.
-        crashed: sizes that failed for another reason.
+        asked: Requested batch sizes.
+        measured: Median step times in ms of the probes that worked, by batch size.
+        hints: Batch sizes at which a jump is expected, each the first that costs more.
+        failed: Sizes that ran out of memory. Only smaller sizes than all of these are probed.
+        seed: Seed of the order within a stage.
+        crashed: Sizes that failed for another reason. They are skipped.
     """
     sizes = sorted(set(asked) - set(crashed))
     measured = {batch: measured[batch] for batch in sizes if measured.get(batch)}
@@ -354,9 +370,10 @@ def next_batch(
 def _stages(
     sizes: list[int], measured: Mapping[int, Sequence[float]], hints: Sequence[int], limit: float
 ) -> Iterator[Collection[int]]:
-    """Yield what each stage asks for. A stage counts only if all earlier stages ask for nothing.
+    """Yield the batch sizes that each stage asks for.
 
-    The sizes are ascending and below `limit`, the smallest size that failed.
+    The caller takes the first stage that asks for any. The sizes are ascending and below `limit`,
+    the smallest size that failed.
     """
     if limit < math.inf:
         yield [] if sizes[0] in measured else [sizes[0]]
@@ -371,7 +388,7 @@ def _stages(
 
 
 def _disagreeing(measured: Mapping[int, Sequence[float]]) -> list[int]:
-    """Return batches whose two probes disagree."""
+    """Return the batch sizes with two probes that disagree."""
     deviation = noise_between(measured) * math.sqrt(2)
     return [
         batch
@@ -395,14 +412,14 @@ def _stages_of_curve(
 
 
 def _widest(sizes: list[int], curve: StepCurve) -> list[int]:
-    """Return the middle of the widest gap, if it is wide."""
+    """Return the middle of the widest gap, if it is too wide."""
     places = [bisect_left(sizes, batch) for batch in curve.batches]
     width, low = max(((b - a, a) for a, b in pairwise(places)), default=(0, 0))
     return [sizes[low + width // 2]] if width > max(2, len(sizes) // WIDEST_GAP_SHARE) else []
 
 
 def fitted_curve(measured: Mapping[int, Sequence[float]]) -> StepCurve:
-    """Fit a curve through the medians of each batch's probes, with the noise from repeats."""
+    """Fit a curve through the median step time of each batch size, with the noise from repeats."""
     batches = sorted(batch for batch, times in measured.items() if times)
     noise = noise_between(measured)
     return find_changes(
@@ -413,27 +430,26 @@ def fitted_curve(measured: Mapping[int, Sequence[float]]) -> StepCurve:
 
 
 def noise_between(measured: Mapping[int, Sequence[float]]) -> float:
-    """Estimate the relative standard deviation between probes of one batch, from repeats and a
-    prior.
+    """Estimate the relative standard deviation between probes of one batch size.
 
-    Squares are capped at nine times their median, so a disturbed probe does not dominate.
+    The estimate combines repeats and a prior (NOISE). Variances are capped at nine times their
+    median, so one disturbed probe does not dominate.
     """
     squares = [
         statistics.variance(v) / statistics.fmean(v) ** 2 for v in measured.values() if len(v) > 1
     ]
     if not squares:
         return NOISE
-    # without the cap, a disturbed probe among few repeats would hide every jump
+    # Without the cap, one disturbed probe among few repeats would hide every jump.
     cap = 9 * statistics.median(squares)
     capped = [min(square, cap) for square in squares]
     return math.sqrt((sum(capped) + PRIOR_WORTH * NOISE**2) / (len(capped) + PRIOR_WORTH))
 
 
 def coarse_grid(sizes: Sequence[int], hints: Sequence[int] = ()) -> list[int]:
-    """Choose about 4 + sqrt(n) of n ascending sizes: 1, 2, 4, 8 times the first, then evenly
-    spread.
+    """Choose about 4 + sqrt(n) of n ascending batch sizes.
 
-    Odd and even sizes take turns.
+    They are 1, 2, 4 and 8 times the first size, then evenly spaced. Odd and even sizes alternate.
     """
     count = len(sizes)
     points = 4 + round(math.sqrt(count))
@@ -442,7 +458,7 @@ def coarse_grid(sizes: Sequence[int], hints: Sequence[int] = ()) -> list[int]:
     places = {0, count - 1}
     for factor in (2, 4, 8):
         places.add(min(bisect_left(sizes, factor * sizes[0]), count - 1))
-    # the first few are close together already; spread the rest over the remaining sizes
+    # The first few are close together. Spread the others over the remaining sizes.
     start = bisect_left(sizes, 8 * sizes[0]) if 8 * sizes[0] < sizes[count // 2] else 0
     for i, place in enumerate(np.linspace(start, count - 1, points - 3).round().astype(int)[1:-1]):
         odd_wanted = i % 2
@@ -459,7 +475,10 @@ def _sides(sizes: Sequence[int], hint: int) -> tuple[int, int]:
 
 
 def _for_noise(measured: Mapping[int, Sequence[float]]) -> list[int]:
-    """Choose repeats spread over the sweep. The ends come first: they have only one neighbor."""
+    """Return batch sizes to repeat in order to measure the noise.
+
+    They are spread over the sweep and include both ends, which have only one neighbor.
+    """
     batches = sorted(measured)
     count = min(NOISE_REPEATS, len(batches))
     if sum(len(times) > 1 for times in measured.values()) >= count:
@@ -471,9 +490,9 @@ def _for_noise(measured: Mapping[int, Sequence[float]]) -> list[int]:
 def _again(
     sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve
 ) -> list[int]:
-    """Repeat batches that fit neither neighbor.
+    """Return the batch sizes to repeat because they fit neither neighbor.
 
-    If a repeat does not fit either, probe between them.
+    If a repeat does not fit either, return sizes between the batch and its neighbors.
     """
     wanted = []
     for batch in curve.disturbed:
@@ -487,7 +506,7 @@ def _again(
 
 
 def _middle(sizes: list[int], before: int, after: int) -> list[int]:
-    """Return the size in the middle of a bracket, or nothing if its ends are neighbors."""
+    """Return the batch size in the middle of a gap, or an empty list if its ends are neighbors."""
     low, high = bisect_left(sizes, before), bisect_left(sizes, after)
     return [sizes[(low + high) // 2]] if high - low > 1 else []
 
@@ -495,7 +514,7 @@ def _middle(sizes: list[int], before: int, after: int) -> list[int]:
 def unresolved(
     asked: Sequence[int], measured: Mapping[int, Sequence[float]]
 ) -> tuple[tuple[int, int], ...]:
-    """Return the gaps between measured sizes that seem to contain a jump at an unmeasured size."""
+    """Return the gaps between measured sizes that probably contain a jump at an unmeasured size."""
     sizes, curve = sorted(set(asked)), fitted_curve(measured)
     gaps = {(jump.before, jump.after) for jump in curve.jumps}
     if len(curve.batches) > 2:
@@ -511,8 +530,10 @@ def unresolved(
 def _suspicious(
     sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve
 ) -> list[int]:
-    """Return the middle of the gap with the most surprising rise, or its ends again if it has no
-    middle."""
+    """Return the middle of the gap with the most surprising rise.
+
+    If its ends are neighbors, return the ends, so that they are repeated.
+    """
     z = _surprises(measured, curve)
     again: list[int] = []
     for t in np.argsort(-np.abs(z)):
@@ -529,10 +550,9 @@ def _suspicious(
 
 
 def _lone(measured: Mapping[int, Sequence[float]], z: Floats, t: int) -> list[int]:
-    """Return the ends of gap `t`, as places, where the curve rises and falls again by the same
-    amount.
+    """Return the ends of gap `t` that are probably disturbed points, as indices.
 
-    That is a disturbed point, not two jumps.
+    At such a point, the curve rises and falls again by the same amount. These are not two jumps.
     """
     repeats = [len(times) for _, times in sorted(measured.items()) if times]
     return [
@@ -543,15 +563,15 @@ def _lone(measured: Mapping[int, Sequence[float]], z: Floats, t: int) -> list[in
 
 
 def _surprises(measured: Mapping[int, Sequence[float]], curve: StepCurve) -> Floats:
-    """Return by how many deviations each gap rises beyond the usual slope.
+    """Return the rise of each gap beyond the usual slope, in deviations.
 
-    A few points are too little for a model of the whole curve; this needs one slope only.
+    A few points are not enough to fit the whole curve, but this only needs one slope.
     """
     batches = np.array(curve.batches)
     repeats = np.array([len(measured[batch]) for batch in curve.batches], dtype=float)
     steps = np.array(curve.step_ms) - curve.odd_extra_ms * (batches % 2)
     gap, rise = np.diff(batches), np.diff(steps)
-    # noise of the repeats: that of the curve includes the misfit of jumps that were not found yet
+    # Use the noise of the repeats. The noise of the curve includes jumps that were not found yet.
     deviation = (
         noise_between(measured)
         * np.maximum(steps[1:], steps[:-1])
@@ -561,10 +581,11 @@ def _surprises(measured: Mapping[int, Sequence[float]], curve: StepCurve) -> Flo
 
 
 def _surprise(slopes: Floats, deviations: Floats, gaps: Floats, t: int) -> float:
-    """Return by how many deviations the slope of gap `t` differs from all usual slopes there.
+    """Return the deviation of the slope of gap `t` from the nearest usual slope (z-score).
 
-    Usual are the slope on which most of the width around agrees (a mode, since half of the gaps may
-    contain jumps), and the slopes of the next gaps.
+    One usual slope is the mode of the slopes around the gap, weighted by width. It is not the
+    median, because half of the gaps may contain jumps. The slopes of the neighboring gaps are also
+    usual.
     """
     around = [
         i for i in range(max(0, t - SLOPE_WINDOW), min(len(slopes), t + SLOPE_WINDOW + 1)) if i != t
@@ -593,8 +614,10 @@ def _surprise(slopes: Floats, deviations: Floats, gaps: Floats, t: int) -> float
 def _curved(
     sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve
 ) -> list[int]:
-    """Return the middle of the gap that a straight line fits worst, by the slopes on its two
-    sides."""
+    """Return the middle of the gap that a straight line fits worst.
+
+    The slopes on both sides of a gap show how far its middle may be from the line.
+    """
     batches, steps = curve.batches, np.array(curve.step_ms)
     gap = np.diff(batches)
     slope = np.diff(steps - curve.odd_extra_ms * (np.array(batches) % 2)) / gap
@@ -612,20 +635,20 @@ def _curved(
 
 
 def most_probes(asked: int) -> int:
-    """Return the largest number of probes for a sweep over this many batch sizes."""
+    """Return the maximum number of probes for a sweep over this many batch sizes."""
     return max(math.ceil(MOST_SHARE * asked), FEWEST_PROBES)
 
 
 TOO_NOISY = 0.25
-"""Scatter above which the best batch size is not reported."""
+"""Relative scatter above which the best batch size is not reported."""
 LAUNCH_BOUND_COST = 1.1
-"""A step is launch-bound if it costs less than this factor times the smallest batch's step ..."""
+"""Maximum step time of a launch-bound batch size, relative to the smallest batch size."""
 LAUNCH_BOUND_SPAN = 2.0
-"""... and if that holds up to at least this factor times the smallest batch."""
+"""Minimum extent of the launch-bound region, as a multiple of the smallest batch size."""
 
 
 class SweepPoint(Record):
-    """The results of one batch size. Its step is the median over probes of their median steps."""
+    """Results of one batch size. `step_ms` is the median over probes of their median steps."""
 
     batch: int
     probes: int
@@ -637,7 +660,7 @@ class SweepPoint(Record):
 
 
 class Failure(Record):
-    """A batch size that could not be measured."""
+    """Batch size that could not be measured."""
 
     batch: int
     failure: str
@@ -645,7 +668,7 @@ class Failure(Record):
 
 
 class BatchChoice(Record):
-    """A batch size, its fitted step, and its throughput: fitted, and as measured."""
+    """Batch size with its fitted step time, and its fitted and measured throughput."""
 
     batch: int
     step_ms: float
@@ -656,10 +679,12 @@ class BatchChoice(Record):
 class BestBatches(Record):
     """Recommended batch sizes.
 
-    `best` is the smallest batch whose throughput is indistinguishable from the highest.
-    `before_jumps` are the last measured batches before each jump up, ascending. `after_jumps` has
-    for each the first measured batch behind it that is as good, or None. `launch_bound_until` is
-    the largest measured batch of the flat region at the start, or None.
+    Attributes:
+        best: Smallest batch size with a throughput indistinguishable from the highest.
+        before_jumps: Last measured batch size before each jump up, ascending.
+        after_jumps: For each of these, the first measured batch size after the jump with at least
+            the same throughput, or None.
+        launch_bound_until: Largest measured batch size of the flat region at the start, or None.
     """
 
     best: BatchChoice
@@ -669,11 +694,13 @@ class BestBatches(Record):
 
 
 class SweepAnalysis(Record):
-    """The results of a sweep.
+    """Results of a sweep.
 
-    `largest_that_fits` is known only if a larger size ran out of memory. `unresolved` are gaps
-    between measured sizes with a jump whose exact place is unknown. `trend` is None with few
-    points.
+    Attributes:
+        largest_that_fits: Largest batch size that fits. Known only if a larger one ran out of
+            memory.
+        unresolved: Gaps between measured sizes that contain a jump at an unknown size.
+        trend: None if there are too few points.
     """
 
     points: tuple[SweepPoint, ...]
@@ -687,26 +714,25 @@ class SweepAnalysis(Record):
 
     @property
     def scatter(self) -> float:
-        """Return the larger of two relative deviations: between repeats, and of sizes from the
-        curve."""
+        """Relative scatter: between repeats or around the curve, whichever is larger."""
         return max(self.curve.noise, 0.0 if self.noise is None else self.noise.relative)
 
     @property
     def too_noisy(self) -> bool:
-        """Return True if measurements differ too much to compare batch sizes."""
+        """True if the measurements scatter too much to compare batch sizes."""
         return len(self.points) > 1 and self.scatter > TOO_NOISY
 
 
 def analyse(outcomes: Sequence[Outcome], asked: Sequence[int] = ()) -> SweepAnalysis:
-    """Analyse the outcomes of one sweep, at least one of them a measurement.
+    """Analyze the outcomes of one sweep. At least one outcome must be a measurement.
 
-    `asked` are the sizes that the sweep was to cover.
+    `asked` are the batch sizes that the sweep should cover.
     """
     medians = medians_of(outcomes)
     noise = noise_of(medians)
     failures = {o.execution.micro_batch: o for o in outcomes if isinstance(o, FailedProbe)}
     points = tuple(_point(outcomes, batch, medians[batch], noise) for batch in medians)
-    # without repeats, the noise is estimated from the curve itself
+    # Without repeats, find_changes estimates the noise from the curve itself.
     curve = (
         find_changes([p.batch for p in points], [p.step_ms for p in points])
         if noise is None
@@ -765,10 +791,11 @@ def _point(
 def best_batches(curve: StepCurve) -> BestBatches:
     """Recommend batch sizes from a curve.
 
-    Throughput is that of the fitted step, which averages noise away. A batch is good if it is less
-    than one standard deviation of a measured step (`curve.noise`) below the highest fitted
-    throughput, and if its own measurement is at most two deviations slower than its fit. The best
-    is the smallest good batch, which saves memory and converges in fewer samples.
+    Throughput is computed from fitted step times, which have less noise. A batch size is good under
+    two conditions. Its throughput is less than one standard deviation of a measured step
+    (`curve.noise`) below the highest. Its own measurement is at most two deviations slower than the
+    fit. The best batch size is the smallest good one, which saves memory and converges in fewer
+    samples.
     """
     batches = np.asarray(curve.batches, dtype=float)
     fitted, measured = np.asarray(curve.fitted_ms), np.asarray(curve.step_ms)
