@@ -352,6 +352,7 @@ class _Solver:
             self.solved.append("samples")
 
     def solve_gpus(self) -> None:
+        """Find the data-parallel size that meets the deadline, if it is the missing number."""
         q, before = self.q, self.execution.global_batch
         if not q.solve_gpus:
             return

@@ -439,6 +439,7 @@ def _worse(so_far: Sensitivity, there: SearchResult, ours: Index) -> Sensitivity
 def _figures(
     problem: Problem, evaluator: Evaluator, chosen: Choice, result: SearchResult
 ) -> Iterator[_Figure]:
+    """Yield the numbers behind the forecast, with the range of error of each."""
     device, cluster = problem.cluster.device, problem.cluster
 
     def with_cluster(**fields: Any) -> Problem:

@@ -255,6 +255,7 @@ def _next(
 
 
 def _change(evaluator: Evaluator, step: _Step) -> Change:
+    """Convert a step between two choices to a change with its saving, risk and settings."""
     settings, before, after, fitted = step
     worst, reasons = _worst_risk(evaluator.problem.workload, step)
     keys: dict[str, int | str | bool] = {}

@@ -402,6 +402,7 @@ def data_points(path: object, now: object, precomputed: bool) -> float:
 
 
 def _points_by_setting(e: Grid) -> Mapping[str, Floats | float]:
+    """Return the points of each setting for every execution of a grid."""
     parallel = (
         6.0 * (e.tp > 1)
         + 6.5 * (e.cp > 1)

@@ -201,6 +201,7 @@ def _with_names(items: Iterable[tuple[str, object]]) -> str:
 
 
 def comparison_sections(c: Comparison) -> Iterator[Section]:
+    """Convert a comparison of two runs or sweeps to sections."""
     yield Headline(_verdict(c))
     if c.conditions:
         heads = (words("differs"), words("A"), words("B"))
@@ -253,6 +254,7 @@ def imported_sections(
 
 
 def scores_sections(scores: Scores, asked: Request | None = None) -> Iterator[Section]:
+    """Convert scores of forecasts to sections."""
     s = scores.overall
     if s.mean_pct is None:
         yield Headline("No run in the journal has a forecast that was made before it.")
@@ -349,6 +351,7 @@ WORST = 10
 def validation_sections(
     rows: Sequence[Row], overall: Summary, groups: Mapping[str, Sequence[Summary]]
 ) -> Iterator[Section]:
+    """Convert forecasts of measured runs to sections: errors overall and by group."""
     if overall.mape is None:
         yield Headline(f"No: none of {overall.unsupported} runs could be forecast.", good=False)
     else:

@@ -39,6 +39,7 @@ STEADY, SHAKY = 0.1, 0.3
 
 
 def machine_sections(machine: Machine) -> Iterator[Section]:
+    """Convert the description of this machine to sections."""
     cpu = machine.cpu
     lines: list[tuple[str, list[str]]] = [
         (
@@ -83,6 +84,7 @@ def _gpu_facts(gpu: Any) -> list[str]:
 def profile_sections(
     profile: MachineProfile, file: str, asked: CalibrateRequest | None = None
 ) -> Iterator[Section]:
+    """Convert a machine's calibration to sections."""
     m = profile.kernels
     rows = [
         ("matmul, fp32", f"{m.flop_per_s / 1e9:.0f} GFLOP/s"),
@@ -149,6 +151,7 @@ def host_links_sections(
 def catalogue_sections(
     devices: Sequence[Device], asked: GpusRequest | None = None
 ) -> Iterator[Section]:
+    """Convert devices of the hardware catalogue to sections."""
     rows = [
         (
             d.name,
@@ -211,6 +214,7 @@ TITLES = {"failed": "Failed", "problem": "To fix", "note": "Worth knowing", "ok"
 def examination_sections(
     examination: Examination, trace_file: str | None = None
 ) -> Iterator[Section]:
+    """Convert the checks of `trainpace doctor` to sections."""
     yield Headline(examination_verdict(examination), good=examination.is_well)
     checks = sorted(examination.checks, key=lambda check: ORDER.index(check.status))
     for status, same in groupby(checks, key=lambda check: check.status):

@@ -587,6 +587,7 @@ def match_page_json(answer: Matches, today: datetime.date) -> dict[str, Any]:
 def offers_sections(
     offers: Sequence[Offer], today: datetime.date, asked: OffersRequest | None = None
 ) -> Iterator[Section]:
+    """Convert servers on offer to sections."""
     offers = sorted(offers, key=lambda o: o.price_usd_per_hour)
     rows = [
         (
@@ -642,6 +643,7 @@ NOT_CARRIED = ("samples", "epochs", "global_batch", "sequence_length", "checkpoi
 
 
 def schedule_sections(a: Answer, asked: ScheduleRequest | None = None) -> Iterator[Section]:
+    """Convert the numbers of a schedule to sections."""
     if a.time is not None:
         yield _schedule_verdict(a, a.time.total_s)
     yield Table((words(""), words("", least=16)), _schedule_rows(a))

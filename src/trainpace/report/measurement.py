@@ -401,6 +401,7 @@ _BUSY_SHARE = 0.1
 
 
 def loader_sections(m: LoaderMeasurement, a: LoaderAdvice) -> Iterator[Section]:
+    """Convert a measured DataLoader to sections."""
     dataset = f"{m.dataset} of {m.length:,} samples"
     line = f"{m.target}: {dataset}, batch {m.batch_size}, {m.cores:g} cores, loader alone"
     yield Lines([line])
@@ -436,6 +437,7 @@ def loader_sections(m: LoaderMeasurement, a: LoaderAdvice) -> Iterator[Section]:
 
 
 def loader_verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
+    """Describe the loader's throughput or waiting time, and what more workers would save."""
     saved = (
         f"{duration(abs(a.saved_s_per_epoch))} per epoch"
         f" ({abs(a.saved_s_per_epoch) / a.epoch_now_s:.0%})"
@@ -655,6 +657,7 @@ def _workers(count: int) -> str:
 
 
 def precomputed_sections(done: Precomputed) -> Iterator[Section]:
+    """Convert the results of written shards to sections."""
     if done.shards_computed:
         rate = number(done.samples_computed / done.seconds)
         yield Headline(
@@ -696,6 +699,7 @@ def damage_sections(shards: int, damaged: Sequence[Damage], folder: str) -> Iter
 
 
 def estimate_sections(e: Estimate) -> Iterator[Section]:
+    """Convert the estimated cost and saving of shards to sections."""
     c = e.costs
     rows = [
         ("computing a sample", duration(c.compute_s), "one process"),

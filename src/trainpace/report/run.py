@@ -492,6 +492,7 @@ WAY_IN_WORDS = {
 def equivalence_sections(
     result: Equivalence, asked: VerifyRequest | None = None
 ) -> Iterator[Section]:
+    """Convert the comparison of equivalent trainings to sections."""
     q = result.question
     trained = f"{q.steps} steps of {q.batch} samples in {q.precision}"
     yield Lines([f"{q.model}: {trained}, against one process and the whole batch"])

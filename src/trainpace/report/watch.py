@@ -92,6 +92,7 @@ MOST_RANKS = 8
 
 
 def recording_sections(recording: Recording, folder: str = "") -> Iterator[Section]:
+    """Convert a recording to sections: the parts of a step, the ranks, and warnings."""
     ranks = recording.ranks
     if not ranks:
         yield Headline(f"No training step was seen. {recording.seen}".rstrip(), good=False)
@@ -230,6 +231,7 @@ def has_workers(timeline: Timeline) -> bool:
 
 
 def findings(timeline: Timeline) -> list[str]:
+    """Describe how long each rank waits for data, and how busy its workers are."""
     lines = []
     for rank in timeline.ranks:
         mine = [lane for lane in timeline.lanes if lane.rank == rank]

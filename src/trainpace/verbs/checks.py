@@ -54,6 +54,7 @@ class VerifyRequest(Request):
 
 
 def verify(request: VerifyRequest, progress: Progress) -> Equivalence:
+    """Train a model in several equivalent ways, and compare the resulting weights."""
     r = request
     question = Question(
         model=r.model,
@@ -118,6 +119,7 @@ class ValidatedRuns(Record, Rows[Row]):
 
 
 def validate(request: ValidateRequest, progress: Progress) -> ValidatedRuns:
+    """Forecast the runs of a file under their own conditions, and compare."""
     r, path = request, Path(request.runs)
     runs = read_runs(path)
     if r.file:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 
 class LoaderRequest(Request):
+    """Request to measure a DataLoader."""
+
     target: Annotated[
         str, Argument("A dataset, a DataLoader or a task: FILE.py:NAME.", metavar="FILE.py:NAME")
     ]
@@ -142,6 +144,8 @@ def _compute(
 
 
 class PrecomputeRequest(Request):
+    """Request to compute, estimate, verify or repair the shards of a dataset."""
+
     target: Annotated[str | None, Argument("The dataset: FILE.py:NAME.")] = None
     out: Annotated[str, Field("Folder of the shards.", metavar="FOLDER")] = "shards"
     workers: Annotated[int | None, Field("Processes.  [default: as many as cores]", COUNT)] = None

@@ -103,6 +103,8 @@ NOT_COMPARED = "Padded batches of the same documents are not forecast beside pac
 
 
 class ForecastRequest(ExecutedRequest):
+    """Request to forecast a model on one or several devices, batch sizes and lengths."""
+
     gpu: Annotated[
         tuple[str, ...],
         Field(
@@ -287,6 +289,7 @@ class _Question(NamedTuple):
 
 
 def run(request: ForecastRequest, progress: Progress) -> Forecasts:
+    """Forecast every target, sequence length and batch size of a request."""
     question = _resolve(request, progress)
     devices = {target.cluster.device.name for target in question.targets}
     models = {workload.model for workload in question.workloads.values()}
@@ -505,6 +508,7 @@ def _workloads(
 
 
 def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
+    """Return the devices to forecast, each with its cluster, host and software."""
     r, own, host = request, own_devices(request.hardware), named_host(request.host)
     software = software_of(r)
     if (

@@ -67,6 +67,8 @@ class JournalRequest(Request):
 
 
 class FilteredRequest(JournalRequest, kw_only=True):
+    """Request with filters for runs of the journal."""
+
     model: Annotated[str, Field("A part of the model's name.")] = ""
     device: Annotated[str, Field("A part of the device's name.")] = ""
     exact: Annotated[bool, Field("--model and --device are whole names.")] = False
@@ -114,6 +116,7 @@ class Listing(Record):
 
 
 def list_runs(request: ListRequest) -> Listing:
+    """List own runs, public runs or sweeps that match the filters."""
     limit, offset = (min(number, 2**31) for number in (request.limit, request.offset))
     if request.public:
         found = matching(public_query(request.query()))
@@ -212,6 +215,7 @@ class Export(Record):
 
 
 def export_runs(request: ExportRequest) -> Export:
+    """Write runs to a file or an experiment tracker."""
     query, where = request.query(), request.where
     with request.opened() as journal:
         if request.to is not None:
@@ -288,6 +292,7 @@ class Merge(Record):
 
 
 def merge(request: MergeRequest) -> Merge:
+    """Merge the runs and sweeps of another journal."""
     with (
         Journal.open(request.journal) as journal,
         Journal.open(request.other, create=False) as source,
@@ -361,6 +366,7 @@ class ScoreRequest(FilteredRequest, kw_only=True):
 
 
 def score(request: ScoreRequest, progress: Progress) -> "Scores | Score":
+    """Score the forecasts of own runs, or of public runs with this version."""
     if request.public:
         from trainpace.forecast import (
             score as score_public,  # This imports forecasts, which the other commands do not need.

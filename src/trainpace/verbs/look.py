@@ -175,6 +175,11 @@ def _elsewhere_json(chosen: Elsewhere) -> dict[str, Any]:
 
 
 def run(request: LookRequest, progress: Progress) -> Looked:
+    """Watch a script for a few seconds, diagnose it, and forecast it on rented GPUs.
+
+    Without forecasts, `not_elsewhere` gives the reason. If the request names a GPU, the error is
+    raised instead.
+    """
     r = request
     if not r.command:
         raise Misuse("Give a training script, as in: trainpace train.py --epochs 30.")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 class CalibrateRequest(Request):
+    """Request to measure this machine and save its profile."""
+
     seconds: Annotated[float, Field("Time for the micro-benchmarks.", DURATION)] = 60.0
     ranks: Annotated[
         int | None,

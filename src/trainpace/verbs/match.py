@@ -234,6 +234,8 @@ MIXED: tuple[Precision, ...] = ("amp_bf16", "amp_fp16")
 
 
 class MatchRequest(TrainingRequest, kw_only=True):
+    """Request to rank servers for a training, with its limits on time and money."""
+
     requires = ("samples|tokens", "epochs|max_steps")
 
     samples: Annotated[
@@ -489,6 +491,7 @@ def _finite(value: float) -> float | None:
 
 
 def run(request: MatchRequest, progress: Progress) -> Matches:
+    """Rank all servers on offer for a job, and add picks, evidence and caveats."""
     # Offers are read while the model is being traced.
     with workload_started(request, progress) as traced:
         offers, devices = _offers_for(request, progress)

@@ -432,6 +432,8 @@ ON_SLURM = ("launcher=slurm",)
 
 
 class SuiteRequest(MeasureRequest):
+    """Request to measure one model or a suite, here or as a Slurm job array."""
+
     suite: Annotated[
         str | None,
         Field(
@@ -547,6 +549,7 @@ def _one(item: SuiteItem, request: MeasureRequest) -> MeasureRequest:
 
 
 def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
+    """Measure the models as a Slurm job array, and collect the results."""
     from trainpace.run import Slurm, SlurmOptions, failure_file, file_name
 
     r = request

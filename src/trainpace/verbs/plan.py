@@ -114,6 +114,11 @@ else:
 
 
 class PlanRequest(RequestNow):
+    """Request to plan changes to a training.
+
+    Options describe the cluster, the current setup, and the limits of the search.
+    """
+
     gpu: Annotated[str | None, Field("GPU of the cluster, by name.", group=Group.GPUS)] = None
     num_gpus: Annotated[
         int | None, Field("GPUs per node.  [default: 1]", DEVICES, group=Group.GPUS)

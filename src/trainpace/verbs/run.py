@@ -75,6 +75,8 @@ STATE = "ladder.json"
 
 
 class RunRequest(Request):
+    """Request to try the changes of a ladder or a plan with real steps."""
+
     ladder: Annotated[
         str, Argument("A ladder.toml, or a plan from trainpace plan --output.", metavar="LADDER")
     ]

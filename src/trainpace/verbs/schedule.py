@@ -13,6 +13,8 @@ Seconds = float | None
 
 
 class ScheduleRequest(Request):
+    """Request for the time and cost of a training. One number may be missing."""
+
     config: Annotated[
         tuple[str, ...],
         Field("Read a settings file; repeat for several.", metavar="FILE", group=Group.NOW),

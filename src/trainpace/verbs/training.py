@@ -87,6 +87,8 @@ server with eight GPUs.
 
 
 class SoftwareRequest(TracedRequest):
+    """Request with options for software versions and kernels."""
+
     software: Annotated[
         str | None,
         Field(
@@ -127,6 +129,8 @@ class SoftwareRequest(TracedRequest):
 
 
 class TrainingRequest(SoftwareRequest):
+    """Request about a whole training: its length, checkpoints, failures and data."""
+
     epochs: Annotated[
         float | None,
         Field(
@@ -301,6 +305,8 @@ else:
 
 
 class ExecutedRequest(ExecutionRequest):
+    """Request with all options for the execution of a training's steps."""
+
     network: Network = None
     network_latency: Annotated[
         float | None,

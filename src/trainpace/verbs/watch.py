@@ -197,6 +197,7 @@ def check_one_task(task: Task | None, verb: str) -> None:
 
 
 def pace_of(run: str, journal: str | None) -> Pace:
+    """Return the pace of a baseline: a recording's folder, or a run in the journal."""
     from trainpace.journal import pace_of_entry, pace_of_recording
 
     if Path(run).is_dir():

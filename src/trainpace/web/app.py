@@ -213,6 +213,7 @@ def _not_found(request: Request, error: Exception) -> Response:
 
 
 def openapi(version: str) -> dict[str, Any]:
+    """Return the OpenAPI description of the JSON pages."""
     error = {
         "description": "One sentence about the error.",
         "content": {

@@ -90,6 +90,8 @@ class Refusal(NamedTuple):
 
 
 class Guarded:
+    """ASGI application that refuses requests outside a policy, and adds security headers."""
+
     def __init__(self, app: ASGIApp, policy: Policy) -> None:
         self._app = app
         self._policy = policy
@@ -375,6 +377,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def serve(request: ServeRequest) -> None:
+    """Serve the dashboard until interrupted."""
     r = request
     own = own_devices(r.hardware)
     opened = listening(r.host, r.port)

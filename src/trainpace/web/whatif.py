@@ -292,6 +292,7 @@ class WhatIfAnswer(Record):
 
 
 def page_of(answer: WhatIf) -> WhatIfAnswer:
+    """Convert a what-if forecast to the record of its page."""
     f = answer.forecast
     common: dict[str, Any] = {"question": answer.request, "forecast": f, "price": answer.price}
     if f is None or f.step is None:
