@@ -43,12 +43,14 @@ NO_DYNAMO = "accelerate does not pass it on to DeepSpeed: the code compiles the 
 
 
 def is_accelerate(data: dict[str, Any]) -> bool:
+    """Return True if the parsed YAML is an accelerate configuration."""
     return bool(
         data.keys() & {"compute_environment", "distributed_type", "num_machines", "num_processes"}
     )
 
 
 def read_accelerate(data: dict[str, Any], file: str) -> ConfigFile:
+    """Read an accelerate configuration."""
     reading = Reading(file, "accelerate", understands_auto=True)
     reading.warn_unknown(data, NAMES | _OLD, "not a key of accelerate, which stops at it")
     reading.read_keys(data, _KEYS)
@@ -73,6 +75,7 @@ def read_accelerate(data: dict[str, Any], file: str) -> ConfigFile:
 
 
 def read_dynamo(reading: Reading, backend: Any, key: str, with_deepspeed: bool) -> None:
+    """Read the backend of torch.compile."""
     if with_deepspeed and backend is not None:
         reading.note(key, "without effect: accelerate does not pass it on to DeepSpeed")
     else:
@@ -126,6 +129,7 @@ def _read_mesh(reading: Reading, section: dict[str, Any]) -> None:
 
 
 def write_accelerate(draft: Draft) -> None:
+    """Write the draft's settings into an accelerate configuration."""
     draft.leave_all(_CANNOT)
     if draft.names & WORLD:
         _write_world(draft)

@@ -54,6 +54,7 @@ _FIELDS = tuple(name for name in EXECUTION_FIELDS if any(name in group for group
 UNWRITTEN = tuple(name for name in EXECUTION_FIELDS if name not in (*_FIELDS, "optimizer"))
 """Fields of an Execution that no settings file states. The training code sets them."""
 ELSEWHERE = "another file states it"
+"""Reason for a setting that another file states."""
 DEEPSPEEDS_OWN = "it belongs in DeepSpeed's own file, in activation_checkpointing"
 
 
@@ -71,6 +72,7 @@ class Changes(Record):
 
     @property
     def wanted(self) -> dict[str, Value]:
+        """New values of all settings."""
         beside = {"dataloader_workers": self.workers, "time_limit_s": self.time_limit_s}
         return settings_of(self.after) | {
             name: value for name, value in beside.items() if value is not None
@@ -78,6 +80,7 @@ class Changes(Record):
 
     @property
     def names(self) -> frozenset[str]:
+        """Names of the settings whose values change."""
         before = settings_of(self.before)
         return frozenset(name for name, value in self.wanted.items() if before.get(name) != value)
 
@@ -171,6 +174,7 @@ class Draft:
         return value
 
     def put(self, path: str, value: Value) -> None:
+        """Set the value at a dotted path or of a flag."""
         if self.syntax is None:
             self.text = with_setting(self.text, self.launch, path, flag_text(value))
         else:
@@ -229,9 +233,11 @@ class Draft:
         self.wrote |= self.names & set(names)
 
     def leave(self, why: str, *names: str) -> None:
+        """Record why settings are not written."""
         self.left |= dict.fromkeys(sorted(self.names & set(names)), why)
 
     def leave_all(self, reasons: Mapping[str, str]) -> None:
+        """Record settings that are not written (setting -> reason)."""
         for name, why in reasons.items():
             self.leave(why, name)
 
@@ -240,5 +246,6 @@ class Draft:
         self.leave(why, *(self.names - self.wrote - self.left.keys() - DERIVED))
 
     def note(self, text: str) -> None:
+        """Add an instruction for the user, once."""
         if text not in self.notes:
             self.notes.append(text)

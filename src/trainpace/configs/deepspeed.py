@@ -61,6 +61,7 @@ _CANNOT = {
 
 
 def is_deepspeed(data: dict[str, Any]) -> bool:
+    """Return True if the parsed JSON is a DeepSpeed configuration."""
     return bool(
         data.keys() & {"train_micro_batch_size_per_gpu", "train_batch_size", "zero_optimization"}
     )
@@ -134,6 +135,7 @@ def _read_autocast(reading: Reading, dtype: Any) -> None:
 
 
 def write_deepspeed(draft: Draft) -> None:
+    """Write the draft's settings into a DeepSpeed configuration."""
     draft.leave_all(_CANNOT)
     draft.place_keys(_KEYS, ("micro_batch", "accumulation", "cp", "partition_activations"))
     draft.place("global_batch", _KEYS["global_batch"], adds=False)

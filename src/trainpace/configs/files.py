@@ -47,6 +47,7 @@ FORMATS: tuple[
     (is_accelerate, read_accelerate),
     (huggingface.is_training_arguments, huggingface.read_training_arguments),
 )
+"""Recognizer and reader of each format of parsed JSON or YAML. The first match counts."""
 _SHELL = (".sh", ".bash", ".sbatch", ".slurm", ".cmd", ".txt")
 _KNOWN = (
     "Hugging Face TrainingArguments, DeepSpeed, Lightning CLI, accelerate, an sbatch script, a"
@@ -55,6 +56,7 @@ _KNOWN = (
 
 
 def read_configs(paths: Iterable[str]) -> tuple[ConfigFile, ...]:
+    """Read settings files from disk."""
     return tuple(parse_config(read_text(path), path) for path in paths)
 
 
@@ -241,6 +243,7 @@ class Written(Record):
 
     @property
     def diff(self) -> str:
+        """Unified diff of the changes."""
         before, after = (text.splitlines(keepends=True) for text in (self.before, self.text))
         lines = difflib.unified_diff(before, after, f"{self.file} (now)", f"{self.file} (planned)")
         return "".join(
@@ -598,6 +601,7 @@ class _Found(NamedTuple):
 
 
 def is_python(file: str) -> bool:
+    """Return True if the file's name ends in .py."""
     return file.endswith(".py")
 
 

@@ -45,6 +45,7 @@ DISTINCTIVE = frozenset(
         "gradient_accumulation_steps",
     )
 )
+"""Arguments of which one is enough to recognize TrainingArguments."""
 PRECISION = {"bf16": "amp_bf16", "fp16": "amp_fp16", "tf32": "tf32"}
 NAMES_OF = {
     "micro_batch": ("per_gpu_train_batch_size", "per_device_train_batch_size"),
@@ -72,6 +73,7 @@ _CANNOT = LACKS | {
 
 
 def is_training_arguments(data: dict[str, Any]) -> bool:
+    """Return True if a table holds Hugging Face TrainingArguments."""
     return len(data.keys() & _KNOWN) >= 2 or bool(data.keys() & DISTINCTIVE)
 
 
@@ -281,6 +283,7 @@ def _sections(reading: Reading, arguments: _Arguments) -> dict[str, dict[str, An
 
 
 def write_training_arguments(draft: Draft) -> None:
+    """Write the draft's settings into a TrainingArguments file."""
     draft.leave_all(_CANNOT)
     write_arguments(draft)
     if "zero_stage" in draft.names:

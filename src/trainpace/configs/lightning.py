@@ -23,6 +23,7 @@ LIGHTNING_PRECISIONS = {
     "bf16-true": "bf16",
     "transformer-engine": "fp8",
 }
+"""Precision for each name that Lightning accepts."""
 _WORD_OF = {precision: word for word, precision in LIGHTNING_PRECISIONS.items()}
 """Lightning's name for each precision. If there are several, the last one is the current name."""
 _NOT_FORECAST = ("64", "64-true", "transformer-engine-float16")
@@ -49,6 +50,7 @@ _DEEPSPEED_CLASS = "lightning.pytorch.strategies.DeepSpeedStrategy"
 
 
 def is_lightning(data: dict[str, Any]) -> bool:
+    """Return True if the parsed YAML is a Lightning CLI configuration."""
     trainer = data.get("trainer")
     return isinstance(trainer, dict) and bool(
         trainer.keys() & TRAINER or not is_training_arguments(trainer)
@@ -264,6 +266,7 @@ def _read_validation(reading: Reading, trainer: dict[str, Any]) -> None:
 
 
 def write_lightning(draft: Draft) -> None:
+    """Write the draft's settings into a Lightning CLI configuration."""
     draft.leave_all(_CANNOT)
     draft.place("nnodes", _KEYS["nnodes"])
     _write_devices(draft)

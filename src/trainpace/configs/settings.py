@@ -104,6 +104,8 @@ class Note(Record):
 
 
 class ConfigFile(Record):
+    """Settings and notes read from one file."""
+
     file: str
     format: str
     settings: tuple[Setting, ...]
@@ -127,6 +129,7 @@ class Reading:
     notes: list[Note] = field(default_factory=list)
 
     def done(self) -> ConfigFile:
+        """Return the finished file with its settings and notes."""
         return ConfigFile(
             file=self.file,
             format=self.format,
@@ -145,6 +148,7 @@ class Reading:
         severity: Severity = "info",
         leaves_open: SettingName | None = None,
     ) -> None:
+        """Add a note about a key. `leaves_open` names the setting that stays open."""
         key = self.prefix + key
         text = f"{key}: {text}"
         self.notes.append(
@@ -152,18 +156,23 @@ class Reading:
         )
 
     def warn(self, key: str, text: str) -> None:
+        """Add a warning about a key."""
         self.note(key, text, "warning")
 
     def note_file(self, key: str, file: str) -> None:
+        """Add a note that a key names another settings file."""
         self.note(key, f"{file} is a separate settings file; pass it too")
 
     def note_at_run_time(self, key: str, value: str, name: SettingName | None = None) -> None:
+        """Add a note that a value is known only at run time."""
         self.note(key, f"{value} is known only at run time", leaves_open=name)
 
     def put(self, name: SettingName, value: Value, key: str) -> None:
+        """Record a setting whose value is already checked."""
         self.settings.append(Setting(name=name, value=value, file=self.file, key=self.prefix + key))
 
     def fail(self, key: str, value: Any, expected: str) -> UnreadableInput:
+        """Return the error for an invalid value. The caller raises it."""
         shown = repr(value)
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         return UnreadableInput(
@@ -243,6 +252,7 @@ class Reading:
         return number
 
     def truth(self, value: Any, key: str, name: SettingName | None = None) -> bool | None:
+        """Return a truth value, or None if there is no value."""
         if self._is_open(value, key, name):
             return None
         if isinstance(value, bool):

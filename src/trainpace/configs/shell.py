@@ -68,6 +68,7 @@ def parse_command(command: str, file: str = "command") -> ConfigFile:
 
 
 def read_launch(launch: Launch, reading: Reading) -> Reading:
+    """Read the settings of a launch command and of its script's flags."""
     launcher = launch.launcher
     seen: dict[str, str | None] = {}
     for flag in launch.flags:
@@ -181,6 +182,7 @@ def _scalar(text: str) -> Any:
 
 
 def write_command(draft: Draft) -> None:
+    """Write the draft's settings into a launch command."""
     _write_world(draft)
     script = any(draft.get(name) is not None for name in (*DISTINCTIVE, "max_steps"))
     if script:
@@ -281,6 +283,7 @@ Options = dict[str, Word]
 
 
 def is_sbatch(text: str) -> bool:
+    """Return True if the text is a Slurm batch script."""
     return re.search(r"^#SBATCH\s", text, re.MULTILINE) is not None
 
 
@@ -564,6 +567,7 @@ def _time_limit_s(value: str, reading: Reading) -> float:
 
 
 def write_sbatch(draft: Draft) -> None:
+    """Write the draft's settings into a Slurm batch script."""
     launched = find_launch(draft.text, draft.file) is not None
     if draft.names & WORLD:
         _write_job_size(draft, launched)

@@ -40,6 +40,8 @@ def parse(text: str, file: str, syntax: str) -> Any:
 
 
 def parse_json(text: str, file: str) -> Any:
+    """Parse JSON. A duplicate key is an error."""
+
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key, value in pairs:
@@ -153,12 +155,16 @@ def _twice(file: str, key: str) -> UnreadableInput:
 
 Syntax = Literal["json", "yaml"]
 Path = tuple[str, ...]
+"""Keys from the top of a document to a value."""
 Tree = Union[Value, "dict[str, Tree]"]
+"""Value, or nested sections of values."""
 _SCALAR = re.compile(r"[^\s,\]}]+")
 _YAML_WORDS = frozenset("y n yes no on off true false null".split())
 
 
 class Item(NamedTuple):
+    """Key of a mapping at characters `start` to `end`, with the position of its value."""
+
     key: str
     start: int
     end: int
@@ -383,6 +389,7 @@ def _scalar(value: Value, old: str, syntax: Syntax) -> str:
 
 
 ENDS = frozenset(("&&", "||", "|", ";", "&", ">", ">>", "2>", "2>&1", "&>", "<"))
+"""Words that end the arguments of a command in a shell."""
 _WORD = re.compile(
     r"""(?:\$\((?:[^()]|\([^()]*\))*\) | `[^`]*` | \\[^\r\n] | "(?:\\.|[^"\\])*" | '[^']*' | [^\s"'`\\])+""",
     re.VERBOSE | re.DOTALL,
@@ -445,6 +452,7 @@ LAUNCHERS = {
     "accelerate": ACCELERATE,
     "deepspeed": DEEPSPEED,
 }
+"""Launcher for each name in a command."""
 
 
 class Word(NamedTuple):
@@ -455,6 +463,7 @@ class Word(NamedTuple):
     value: str
 
     def replaced(self, text: str, value: str) -> str:
+        """Return `text` with this word replaced by `value`."""
         return text[: self.start] + value + text[self.end :]
 
 
@@ -496,6 +505,7 @@ class Launch(NamedTuple):
 
     @property
     def launcher(self) -> Launcher:
+        """Flags that the launcher knows."""
         return LAUNCHERS[self.name]
 
     def flag(self, *names: str) -> Flag | None:
@@ -503,6 +513,7 @@ class Launch(NamedTuple):
         return next((flag for flag in self.flags if flag.name in names), None)
 
     def names_of(self, setting: str) -> tuple[str, ...]:
+        """Return the names of the launcher's flags for a setting."""
         return tuple(flag for flag, name in self.launcher.reads.items() if name == setting)
 
     def find(self, path: str) -> Flag | None:
@@ -631,6 +642,7 @@ def _flag_at(words: list[Word], alone: frozenset[str] = frozenset()) -> tuple[Fl
 
 
 def flag_text(value: Value) -> str:
+    """Return a value as text for a flag."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -667,5 +679,6 @@ def with_flag(text: str, at: int, others: tuple[Flag, ...], written: str, value:
 
 
 def without(text: str, flag: Flag) -> str:
+    """Return `text` without a flag and the space before it."""
     before = re.sub(r"[ \t]+$", "", text[: flag.start])
     return before + text[flag.end :]

@@ -406,6 +406,7 @@ def scores(entries: Iterable[Entry]) -> Scores:
 
 
 def score(name: str, entries: Sequence[Entry]) -> Score:
+    """Return the score of the forecasts of some entries."""
     errors = [error for entry in entries if (error := error_pct(entry)) is not None]
     sizes = [abs(error) for error in errors]
     bounds = [(e.forecast_low_ms, e.step_time_ms, e.forecast_high_ms) for e in entries]
@@ -530,6 +531,7 @@ def public_query(query: Query, kind: str = "") -> PublicQuery:
 
 
 def is_public(id_: str) -> bool:
+    """Return True if an id in a comparison names a public run."""
     return id_.strip().lower().startswith(PUBLIC)
 
 

@@ -34,8 +34,11 @@ from trainpace.core.records import make_folder, to_json
 from trainpace.journal.entry import Entry, Sweep
 
 VERSION = 3
+"""Version of the schema. Journals of other versions are rejected."""
 BUSY_TIMEOUT_MS = 30_000
+"""Milliseconds that SQLite waits for a lock."""
 ATTEMPTS = 8
+"""Maximum number of tries of a transaction."""
 _LOCK = 0x7261636B
 """Key of the PostgreSQL advisory lock. Nothing else in the database uses it."""
 MAPPED_BYTES = 2**32

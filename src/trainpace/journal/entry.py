@@ -150,6 +150,7 @@ def content_id(content: str | bytes) -> str:
 
 
 def now_utc() -> str:
+    """Return the current time in the form of `created_at`."""
     return utc_text(datetime.datetime.now(datetime.UTC))
 
 

@@ -30,6 +30,7 @@ _NUMBERS = (
     " forecast_ms forecast_low_ms forecast_high_ms"
 ).split()
 COLUMNS = (*_TEXTS, *_COUNTS, *_NUMBERS, "record")
+"""Columns of CSV and Parquet files."""
 
 
 def export(path: Path, records: Iterable[Entry | Sweep]) -> int:

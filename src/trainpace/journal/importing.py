@@ -217,6 +217,7 @@ def is_mlruns(path: Path) -> bool:
 
 
 def is_mlflow_db(path: Path) -> bool:
+    """Return True if the file is a database of MLflow."""
     try:
         with contextlib.closing(_connected(path)) as connection:
             tables = {
@@ -533,6 +534,7 @@ def read_name(name: str) -> FileName:
 
 
 def is_timm(columns: list[str]) -> bool:
+    """Return True if the columns are those of timm's benchmark results."""
     return "model" in columns and bool(
         {"train_samples_per_sec", "infer_samples_per_sec"} & set(columns)
     )
@@ -595,6 +597,7 @@ def _timm_entry(
 
 
 def is_huggingface(data: Any) -> bool:
+    """Return True if the JSON holds results of Hugging Face's Trainer."""
     return isinstance(data, dict) and ("log_history" in data or "train_runtime" in data)
 
 

@@ -111,8 +111,8 @@ class Knowledge:
         self._known: dict[Any, _Known] = {}
 
     def posterior(self, forecaster: Forecaster) -> Posterior | None:
-        """Return the posterior for a forecaster's target, or None if the journal has no relevant
-        runs."""
+        """Return the posterior for a forecaster's target, or None if the journal knows nothing of
+        use."""
         return self._for(forecaster).posterior
 
     def source(self, forecaster: Forecaster) -> str:

@@ -138,6 +138,7 @@ class SharedRun(Record, omit_defaults=True):
 
     @property
     def is_of_own_model(self) -> bool:
+        """True if the model is an own model, which is not public."""
         return self.model.startswith(f"{OWN_MODEL} ")
 
 
@@ -342,12 +343,14 @@ ODD = 3.0
 Three of a thousand public runs are odd (docs/sharing.md).
 """
 MOST_RUNS = 100_000
+"""Maximum number of runs in one file."""
 MOST_TRACING_S, MOST_TRACE_S = 120.0, 30.0
 """Time limits in seconds for tracing all models of a file, and for tracing one model.
 
 After the first limit, the runs of further models are not checked.
 """
 MOST_REASONS = 12
+"""Maximum number of different reasons for skipped runs."""
 FROM_SHARED = "a file of shared runs"
 
 WorkloadOf = Callable[[str, Precision, Variant], Workload]
@@ -418,6 +421,7 @@ class _Seen(NamedTuple):
 
 
 def is_shared(data: Any) -> bool:
+    """Return True if parsed JSON is a file of shared runs."""
     return isinstance(data, dict) and data.get("record") == KIND
 
 

@@ -141,6 +141,7 @@ def since_text(text: str) -> str:
 
 
 def conditions(query: Query) -> list[ColumnElement[bool]]:
+    """Return the SQL conditions of a query."""
     filters: list[ColumnElement[bool]] = []
     for name in _EQUAL:
         column, wanted = runs.c[name], getattr(query, name)
@@ -306,12 +307,14 @@ def _position(after: str, names: tuple[str, ...]) -> list[ColumnElement[Any]]:
 
 
 CHUNK = 1000
+"""Number of rows read or written at a time."""
 MANY = 10_000
 """Number of new runs after which the database refreshes its statistics.
 
 The database chooses indexes by these statistics.
 """
 ALL = Query()
+"""Query without filters."""
 T = TypeVar("T")
 R = TypeVar("R", Entry, Sweep)
 
@@ -356,6 +359,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self.close()
 
     def close(self) -> None:
+        """Close all connections to the database."""
         self._engine.dispose()
 
     @property
@@ -365,6 +369,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     @property
     def database(self) -> str:
+        """Name of the database: sqlite or postgresql."""
         return self._engine.dialect.name
 
     def add(self, record: Entry | Sweep) -> bool:
@@ -455,6 +460,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
                 yield from_json(record, Entry, f"a run in {self.place}")
 
     def count(self, query: Query = ALL) -> int:
+        """Return the number of matching runs."""
         counted = select(func.count()).select_from(runs).where(*conditions(query))
         return self.read(lambda connection: connection.execute(counted).scalar_one())
 
@@ -485,6 +491,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return self._changed(sweeps, sweep, finished_at=now_utc())
 
     def newest_sweeps(self, limit: int, offset: int = 0) -> list[Sweep]:
+        """Return `limit` sweeps from position `offset`, the newest first."""
         chosen = select(sweeps.c.record).order_by(sweeps.c.created_at.desc(), sweeps.c.id.desc())
         return self._records(chosen.limit(limit).offset(offset), Sweep)
 

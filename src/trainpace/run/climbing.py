@@ -463,6 +463,7 @@ def make_shards(target: str, folder: Path, workers: int, tell: Callable[[str], N
 
 
 def rung_file_name(title: str, number: int) -> str:
+    """Return a rung's title and the number of an alternative as a safe file name."""
     return f"{re.sub('[^a-z0-9]+', '-', title.lower()).strip('-')[:40]}-{number}"
 
 
@@ -483,12 +484,15 @@ TOP_KEYS = (
     "rung",
     *(k for k in Ladder.__struct_fields__ if k not in OTHER_FIELDS),
 )
+"""Keys allowed at the top level of a ladder file."""
 CONDITION_KEYS = tuple(
     name
     for name in JobConditions.__struct_fields__
     if name not in ("price_usd_per_device_hour", "stated")
 )
+"""Keys in [job] that are fields of `JobConditions`."""
 JOB_KEYS = (*Schedule.__struct_fields__, *CONDITION_KEYS)
+"""Keys allowed in the table [job] of a ladder file."""
 OF_A_PLAN = tuple(k for k in EXECUTION_KEYS if k not in ("accumulation", "optimizer"))
 """Execution fields that identify a plan's change.
 

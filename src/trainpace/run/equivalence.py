@@ -29,7 +29,9 @@ Way = Literal["whole", "again", "accumulate", "data_parallel", "ddp", "fsdp2", "
 "deepspeed" is ZeRO stage 2.
 """
 WAYS: tuple[Way, ...] = get_args(Way)[2:]
+"""Ways that are compared with "whole"."""
 RANKS: tuple[Way, ...] = ("ddp", "fsdp2", "deepspeed")
+"""Ways that run several processes."""
 
 Change = Literal[
     "fp32",
@@ -47,6 +49,7 @@ The loss weights (weight_by_samples, weight_by_targets, sum) only matter if a ba
 """
 CHANGES: tuple[Change, ...] = get_args(Change)
 WEIGHTS: tuple[Change, ...] = ("weight_by_samples", "weight_by_targets", "sum")
+"""Changes of the loss weights of parts. At most one of them is applied."""
 
 TOLERANCE = 1e-5
 """Default relative tolerance.
@@ -67,7 +70,9 @@ LEAST_MOVED = 100.0
 Below it, equal weights prove nothing.
 """
 FORMATS: tuple[Change, ...] = ("fp32", "fp64")
+"""Changes of the number format. At most one of them is applied."""
 WORKER = "trainpace.run.equivalence_training"
+"""Module of the worker process."""
 
 Tell = Callable[[str], None]
 
@@ -113,6 +118,7 @@ class Question(Record):
             raise TrainpaceError(f"the tolerance {self.tolerance} is not between 0 and 1.")
 
     def shares(self, way: Way) -> int:
+        """Return the number of parts into which a way divides the batch."""
         return self.parts if way == "accumulate" else 1 if way in ("whole", "again") else self.ranks
 
     def sizes(self, way: Way) -> tuple[int, ...]:
@@ -133,6 +139,7 @@ class Variant(Record):
 
     @property
     def key(self) -> str:
+        """Name of the variant, used in file names."""
         return "-".join((self.way, *self.changes))
 
     @property
@@ -207,6 +214,7 @@ class Equivalence(Record):
 
     @property
     def equal(self) -> bool:
+        """True if every way gave the same weights as the whole batch."""
         return all(way.equal for way in self.ways)
 
 

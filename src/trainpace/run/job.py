@@ -24,6 +24,7 @@ from trainpace.core.records import Record
 from trainpace.core.units import format_duration
 
 POLL_S = 0.05
+"""Seconds between two checks of a job."""
 GRACE_S = 15.0
 """Seconds that ranks have to exit after the result is written. Some engines hang at shutdown."""
 ONE_RANK = {
@@ -35,6 +36,7 @@ ONE_RANK = {
 }
 """Environment variables that torchrun would set for a single rank. Port 0 means any free port."""
 TAIL_LINES = 20
+"""Number of last log lines that a failed job reports."""
 LONGEST_REASON = 300
 MOST_LOG_BYTES = 1 << 30
 """Log size in bytes at which a job is ended. A larger log could fill the disk."""
@@ -85,6 +87,7 @@ Starts = Literal["python", "rank", "node"]
 - node: a complete command that starts the ranks of its node (torchrun), started once per node.
 """
 State = Literal["done", "failed", "timed out", "cancelled"]
+"""Final state of a job."""
 
 
 class Job(Record):
@@ -158,6 +161,7 @@ class Ended(Record):
 
 
 OnLine = Callable[[str], None]
+"""Callback for each new line of a log."""
 
 
 class Launcher(Record):
@@ -172,6 +176,7 @@ class Launcher(Record):
         """Raise TrainpaceError if this launcher is not installed. The hint says what to install."""
 
     def text(self, job: Job) -> str:
+        """Return the command or script that `run` starts for a job."""
         raise NotImplementedError
 
     def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
@@ -264,6 +269,7 @@ def complains_of_a_peer(text: str) -> bool:
 
 
 def tail_of(path: str | Path) -> str:
+    """Return the last TAIL_LINES lines of a log."""
     return "\n".join(_lines(path)[-TAIL_LINES:])
 
 

@@ -26,7 +26,9 @@ KEYS = (*EXECUTION_KEYS, *LOADER_KEYS, "engine", "threads", "global_batch")
 """
 _NEEDS_ENGINE = {"zero_stage", "offload_optimizer", "offload_parameters"}
 MOST_ALTERNATIVES = 16
+"""Maximum number of alternatives of one rung."""
 SHARDS = "{shards}"
+"""Placeholder in a script's settings for the folder of the shards."""
 TRAINPACES_OWN = ("OMP_NUM_THREADS", "PYTHONPATH", *UNTRACKED)
 """Environment variables that a trial of a script sets, besides those that start with TRAINPACE_."""
 
@@ -129,6 +131,7 @@ class Rung(Record):
         return any(isinstance(value, str) and SHARDS in value for value in self.settings.values())
 
     def alternatives(self) -> tuple[dict[str, Value], ...]:
+        """Return the changes of each alternative: all combinations of the choices."""
         choices = [v if isinstance(v, tuple) else (v,) for v in self.changes.values()]
         return tuple(
             dict(zip(self.changes, values, strict=True)) for values in itertools.product(*choices)
@@ -166,6 +169,7 @@ class Ladder(Record):
 
     @property
     def name(self) -> str:
+        """Name for messages: the task, or the script's command."""
         return self.start.task if self.script is None else self.script.command
 
     def __post_init__(self) -> None:
@@ -293,6 +297,7 @@ def _built(kind: Any, old: Any, new: dict[str, Any]) -> Any:
 
 
 def words_of(setup: Setup) -> str:
+    """Return a short description of a setup, for tables and messages."""
     e, loader, threads = setup.execution, setup.loader, setup.threads
     ranks = f" x {e.data_parallel_size}" if e.data_parallel_size > 1 else ""
     parts = (
@@ -314,6 +319,7 @@ def words_of(setup: Setup) -> str:
 
 
 def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 worker" or "2 workers"."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
@@ -347,6 +353,7 @@ class LauncherChoice(NamedTuple):
         return Torchrun() if name == "torchrun" else ThisMachine()
 
     def of(self, execution: Execution) -> Launcher:
+        """Return the launcher for an execution."""
         return self.launcher(execution.nnodes, execution.nproc_per_node)
 
     def check(self, ladder: Ladder) -> None:

@@ -41,7 +41,9 @@ Verdict = Literal["ok", "drifts", "diverges", "not compared"]
 WINDOWS = 4
 """Number of equal windows of a loss curve. The smoothed curve is the mean of each window."""
 FEWEST_A_WINDOW = 2
+"""Minimum number of steps per window. Shorter loss curves are not compared."""
 SMALLEST_SCALE = 1e-6
+"""Smallest first loss that differences are relative to."""
 Floats = NDArray[np.float64]
 
 
@@ -55,6 +57,7 @@ class Gain(Record):
 
     @property
     def faster(self) -> bool:
+        """True if the whole 90% interval is above 1."""
         return self.low > 1
 
     @property
@@ -211,6 +214,7 @@ class Measured(Record):
 
     @property
     def step_time_ms(self) -> float:
+        """Median step time over all trials."""
         return statistics.median(self.trials_ms)
 
     @property
@@ -224,6 +228,7 @@ class Measured(Record):
 
 
 def measured_of(result: TrialResult) -> Measured:
+    """Return the measurement of a setup from its first trial."""
     middle = statistics.fmean if result.uneven else statistics.median
     # Subtract step by step. A difference of medians would drown in the spread of long waits.
     compute_ms = [
@@ -288,6 +293,7 @@ class RungResult(Record):
 
     @property
     def best(self) -> Attempt | None:
+        """Fastest alternative, or None if none could be measured."""
         return None if self.chosen is None else self.tried[self.chosen]
 
     @property
@@ -334,16 +340,19 @@ class LadderResult(Record):
 
     @property
     def start(self) -> Measured:
+        """Measurement of the baseline."""
         return self.baseline.setup_and_measured[1]
 
     @property
     def kept_attempt(self) -> Attempt:
+        """Alternative that was kept last, or the baseline."""
         best = next((r for r in reversed(self.rungs) if r.kept), self.baseline).best
         assert best is not None
         return best
 
     @property
     def kept(self) -> tuple[Setup, Measured]:
+        """Setup that was kept last, with its measurement."""
         assert self.kept_attempt.measured is not None
         return self.kept_attempt.setup, self.kept_attempt.measured
 

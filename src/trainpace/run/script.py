@@ -297,6 +297,7 @@ COMMAND = "command.sh"
 ENVIRONMENT = "environment.sh"
 """File name of the kept environment variables."""
 SCRIPT_STEPS = 30
+"""Default number of steps in a trial of a script."""
 
 
 class Present(NamedTuple):
@@ -510,6 +511,7 @@ def _file_of_module(name: str, folders: tuple[Path, ...]) -> Path | None:
 
 
 def started_by(trial: ScriptTrial) -> str:
+    """Return the trial's command as one line, with its environment variables."""
     words = [f"{key}={value}" for key, value in trial.environment.items()]
     return shlex.join([*(["env", *words] if words else []), *trial.command])
 

@@ -113,6 +113,7 @@ def shape_of(job: Job) -> Shape:
 
 
 def batch_script(job: Job, options: SlurmOptions, python: str) -> str:
+    """Return the batch script for one job."""
     head = _head((job,), options, [f"--output={_pattern(str(job.log))}"])
     own = [] if job.starts == "python" else ["began=$(date +%s.%N)"]
     end = "" if job.starts == "python" else f' && echo "$began" > {shlex.quote(job.result)}'
@@ -251,7 +252,9 @@ def _pattern(path: str, after: str = "") -> str:
 
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
+"""Slurm commands that must be on the PATH."""
 ANSWER_S = 60.0
+"""Seconds to wait for the answer of a Slurm command."""
 PATIENCE_S = {"COMPLETED": 5.0} | dict.fromkeys(
     "NODE_FAIL PREEMPTED BOOT_FAIL LAUNCH_FAILED GONE".split(), 10.0
 )
@@ -539,6 +542,7 @@ class JobStatus(Record):
 
     @property
     def waits(self) -> bool:
+        """True if the job is waiting in the queue."""
         return self.state in _WAITING
 
     @property
@@ -558,6 +562,7 @@ class JobStatus(Record):
 
 
 GONE = JobStatus(state="GONE")
+"""Status of a job that Slurm no longer knows."""
 
 
 def parse_submitted(text: str) -> str:

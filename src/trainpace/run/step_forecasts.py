@@ -67,6 +67,7 @@ share of a step.
 OTHER_PRECISION_SD = 0.15
 """Standard deviation of the logarithm of a ratio taken from another precision (an assumption)."""
 Z = 1.645
+"""Standard deviations from the middle to each end of a 90% interval."""
 CLEAN = 0.1
 """Largest loading time, as a share of a step, at which workers do not slow the compute down.
 
@@ -127,6 +128,8 @@ class MeasuredCompute(NamedTuple):
 
 
 class RankShare(NamedTuple):
+    """Share of the machine for one rank: cores for loading, and threads for compute."""
+
     cores: float
     threads: float
 
@@ -300,8 +303,11 @@ def _log_batches(a: Setup, b: Setup) -> float:
 
 
 CALIBRATION_S = 12.0
+"""Seconds to calibrate one process."""
 COST_TIMEOUT_S = 300.0
+"""Time limit in seconds for measuring the cost of samples."""
 ALLREDUCE_BYTES = (2**12, 2**16, 2**18, 2**20, 2**22)
+"""Message sizes of the timed all-reduces, in bytes."""
 ALLREDUCE_REPEATS = 7
 Tell = Callable[[str], None]
 
@@ -351,6 +357,7 @@ class LadderForecasts:
     def forecast(
         self, setups: Sequence[Setup], measured: Sequence[MeasuredCompute]
     ) -> list[StepForecast]:
+        """Return a forecast for each setup, given the compute measured so far."""
         try:
             self._measure_costs(setups)
         except TrainpaceError as error:

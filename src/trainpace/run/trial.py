@@ -24,6 +24,7 @@ EngineName = Literal["plain", "ddp", "fsdp2", "deepspeed"]
 "ddp", "fsdp2" and "deepspeed" are strategies of Lightning Fabric.
 """
 FailureKind = Literal["misuse", "out of memory", "timed out", "failed", "cancelled"]
+"""Kind of a trial's failure."""
 _ENGINE_IN_WORDS = {
     "plain": "one plain process",
     "ddp": "DDP",
@@ -309,10 +310,12 @@ def job_of(trial: Trial, folder: Path, timeout_s: float) -> Job:
 
 
 def failure_file(result: str) -> Path:
+    """Return the file in which a failed rank reports its error."""
     return Path(f"{result}.failed")
 
 
 def outcome(job: Job, ended: Ended) -> TrialResult | FailedTrial:
+    """Return the result of a job that has ended, or the reason for its failure."""
     if ended.state == "done":
         return load(job.result, TrialResult)
     if ended.state == "failed" and (failure := failure_file(job.result)).is_file():

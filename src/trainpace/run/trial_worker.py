@@ -146,6 +146,7 @@ class FabricEngine(abc.ABC):
 
     @property
     def loss_scale(self) -> float:
+        """Current factor of the gradient scaler, or 1.0 without one."""
         scaler = getattr(self.fabric.strategy.precision, "scaler", None)
         return 1.0 if scaler is None else float(scaler.get_scale())
 
@@ -154,6 +155,7 @@ class FabricEngine(abc.ABC):
         return place_batch(batch, self.device, "fp32", self._execution.channels_last)
 
     def micro_step(self, loss: Loss, batch: Any, last: bool) -> torch.Tensor:
+        """Run forward and backward of one micro-batch, and return its detached loss."""
         quiet = self.skips_synchronisation and not last
         with self.fabric.no_backward_sync(self.model) if quiet else contextlib.nullcontext():
             value = loss(self.model, batch)
@@ -163,6 +165,7 @@ class FabricEngine(abc.ABC):
         return value.detach()
 
     def update(self) -> None:
+        """Update the weights and clear the gradients."""
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -271,6 +274,7 @@ ENGINES: dict[EngineName, Callable[[Execution, str, Any, Any], Engine]] = {
     "fsdp2": Fsdp2,
     "deepspeed": DeepSpeed,
 }
+"""Constructor of each engine: (execution, device, model, optimizer) -> engine."""
 
 
 def import_engine(engine: EngineName, device: str) -> None:
@@ -385,6 +389,7 @@ MADE_STEPS = 4
 """Number of steps with distinct synthetic batches, which are generated before timing and reused."""
 
 NextBatch = Callable[[], Any]
+"""Function that returns the next micro-batch of a rank."""
 
 
 def positions(samples: int, seed: int, global_batch: int, step: int) -> np.ndarray:
@@ -397,6 +402,7 @@ def positions(samples: int, seed: int, global_batch: int, step: int) -> np.ndarr
 
 
 def steps_per_epoch(samples: int, global_batch: int) -> int:
+    """Return the number of whole steps in one epoch, at least 1."""
     return max(1, samples // global_batch)
 
 
@@ -521,6 +527,7 @@ def _form(batch: Any) -> str:
 
 FEWEST_STEPS, MOST_STEPS, FEWEST_NOISE_STEPS = 5, 1000, 12
 MOST_BETWEEN_AGREEMENTS = 10
+"""Maximum number of steps between two checks of the time limit."""
 AGREE_EVERY_MS = 500.0
 """Milliseconds between checks of the time limit. Each check costs one collective."""
 
