@@ -86,7 +86,7 @@ class Changes(Record):
 
 
 def settings_of(e: Execution) -> dict[str, Value]:
-    """Return the settings of an execution. gpus_per_node is one GPU per process."""
+    """Return the settings of an execution. gpus_per_node assumes one GPU per process."""
     values = {name: getattr(e, name) for name in (*_FIELDS, "global_batch", "world_size")}
     if e.precision == "torch_fp32":  # A file states fp32 by enabling no lower precision.
         values["precision"] = "fp32"

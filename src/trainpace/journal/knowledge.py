@@ -111,8 +111,7 @@ class Knowledge:
         self._known: dict[Any, _Known] = {}
 
     def posterior(self, forecaster: Forecaster) -> Posterior | None:
-        """Return the posterior for a forecaster's target, or None if the journal knows nothing of
-        use."""
+        """Return the posterior for a forecaster's target, or None if there are no relevant runs."""
         return self._for(forecaster).posterior
 
     def source(self, forecaster: Forecaster) -> str:

@@ -382,10 +382,8 @@ class ThisMachine(OnThisMachine):
 
 
 class Torchrun(OnThisMachine):
-    """Launcher for `nproc_per_node` ranks on this machine, with torchrun.
-
-    Options: torch.distributed.run.
-    """
+    """Launcher for `nproc_per_node` ranks on this machine, with torchrun
+    (torch.distributed.run)."""
 
     name = "torchrun"
 
