@@ -1,11 +1,17 @@
-"""Communication of ranks in a step, and the part of it that no computation hides.
+"""Communication of ranks in a step, and the part of it that computation does not hide.
 
-Gradients are reduced in buckets during the backward pass; ZeRO scatters them, and gathers
-parameters after the step, FSDP block by block ahead of each pass. Tensor parallelism sums a hidden
-state twice in each block and pass, and computation waits for it (Shoeybi et al. 2019); context
-parallelism passes keys and values round while attention computes (Liu et al. 2023); pipelines send
-hidden states on. `collectives` has the time of each collective. Arrays are n, or n x 3 by kind of
-stage (`grid.Stages`).
+- Data parallelism reduces gradients in buckets during the backward pass. ZeRO reduce-scatters them
+  and gathers parameters after the step. FSDP gathers parameters block by block before each pass.
+- Tensor parallelism sums a hidden state twice in each block and pass. Computation waits for the sum
+  (Shoeybi et al. 2019).
+- Context parallelism passes keys and values around a ring while attention computes (Liu et al.
+  2023).
+- Pipelines send hidden states to the next stage.
+
+`collectives` computes the time of each collective.
+
+Shapes: n is the number of executions. Arrays have shape (n,), or (n, 3) with one column per kind of
+pipeline stage: first, middle and last (see `grid.Stages`).
 """
 
 from typing import NamedTuple
@@ -24,29 +30,41 @@ BUCKET_BYTES = 25 * 2**20
 FIRST_BUCKET_BYTES = 2**20
 """torch DDP's _DEFAULT_FIRST_BUCKET_BYTES."""
 OVERLAP = 0.9
-"""Share of a pass under which communication can hide."""
+"""Share of a pass that can hide communication."""
 CONTENTION = 0.25
-"""Cost of hidden communication as a share of its time: it takes SMs and memory bandwidth from
-computation. Lee et al. 2025 (arXiv:2507.03114) see computation slow by 19% on average, 40% at most,
-while the two overlap."""
+"""Cost of hidden communication as a share of its time.
+
+Communication uses SMs and memory bandwidth, which slows computation down. Lee et al. 2025
+(arXiv:2507.03114) measure that overlapped computation is 19% slower on average, and 40% at most.
+"""
 ASYNC_HIDDEN = 0.5
-"""Share of tensor-parallel communication that asynchronous tensor parallelism hides, by cutting
-matmuls and communicating piece by piece (torchtitan's runs of Llama on 8 ranks gain 8 to 10%,
-PyTorch's blog of 2024). Megatron-Core hides it in the same way under sequence parallelism."""
+"""Share of tensor-parallel communication that asynchronous tensor parallelism hides.
+
+It splits matmuls and communicates piece by piece. torchtitan's runs of Llama on 8 ranks gain 8 to
+10% (PyTorch's blog of 2024). Megatron-Core does the same with sequence parallelism.
+"""
 DATA_PARALLEL_COPY_SHARE = 0.52
-"""Share of PCIe's bandwidth at which nn.DataParallel copies parameters to all devices and adds up
-their gradients, as a pipeline through all of them. Fitted with REPLICATION on what two to four RTX
-2080 Ti take longer than one (192 means of 32 image models); held-out models are 9.9% off on
-average."""
+"""Share of the PCIe bandwidth that nn.DataParallel reaches for parameters and gradients.
+
+It copies parameters to all devices and adds up their gradients, as a pipeline through all of them.
+Fitted together with `REPLICATION` on the extra time of two to four RTX 2080 Ti over one (192 means
+of 32 image models). The mean error on held-out models is 9.9%.
+"""
 REPLICATION = 0.73
-"""Host time of nn.DataParallel for copying modules and adding up gradients one by one, in forward
-passes of one replica."""
+"""Host time of nn.DataParallel's copies, relative to the host time of one replica's forward pass.
+
+It copies modules and adds up gradients one by one.
+"""
 PINNED_SHARE = 0.8
-"""Share of PCIe's bandwidth that copies from and to pinned memory reach (12 to 13 of 15.75 GB/s in
-CUDA's bandwidthTest, generation 3)."""
+"""Share of the PCIe bandwidth that copies from and to pinned memory reach.
+
+CUDA's bandwidthTest reaches 12 to 13 of 15.75 GB/s on generation 3.
+"""
 FP8_DISPATCH = (1 + 4 / 128) / 2
-"""Bytes of a token sent in FP8 with an fp32 scale for 128 numbers, as a share of those in 16 bits
-(DeepSeek-V3's report, section 3.3.3)."""
+"""Bytes of a token that is sent in FP8, relative to 16 bits.
+
+There is one fp32 scale per 128 numbers (DeepSeek-V3's report, section 3.3.3).
+"""
 
 KINDS = (
     "data_parallel",
@@ -57,28 +75,34 @@ KINDS = (
     "pipeline",
     "offload",
 )
-"""Kinds of exposed communication: gradients; parameters (FSDP, ZeRO); tensor, context, expert and
-pipeline parallelism; host memory."""
+"""Kinds of exposed communication.
+
+data_parallel: gradients. parameters: parameters of FSDP and ZeRO. offload: transfers to and from
+host memory. The others are named after their parallelism.
+"""
 
 
 class MissingLink(Exception):
-    """The figure of a link is unknown; the message is the reason. Only this package sees it."""
+    """Raised if a link's bandwidth is unknown. The message is the reason.
+
+    Only this package raises and catches it.
+    """
 
 
 def exposed(total: Floats, bare: Floats, window: Floats) -> Floats:
     """Return the exposed part of communication, in the unit of the arguments.
 
     Args:
-        total: all of it.
-        bare: the part that overlaps with nothing.
-        window: the pass under which the rest can hide.
+        total: Whole communication time.
+        bare: Part of it that cannot overlap with computation.
+        window: Time of the pass that can hide the rest.
     """
     hidden = np.minimum(np.maximum(total - bare, 0.0), OVERLAP * window)
     return total - (1 - CONTENTION) * hidden
 
 
 class PassCommunication(NamedTuple):
-    """Milliseconds per micro-batch by kind of stage (n x 3), nothing hidden yet."""
+    """Milliseconds of communication per micro-batch, each of shape (n, 3), before overlap."""
 
     tensor: Floats
     context: Floats
@@ -87,7 +111,7 @@ class PassCommunication(NamedTuple):
 
 
 class StepCommunication(NamedTuple):
-    """Exposed milliseconds per step by kind of stage (n x 3)."""
+    """Milliseconds of exposed communication per step, each of shape (n, 3)."""
 
     data_parallel: Floats
     parameters: Floats
@@ -102,9 +126,9 @@ class Passes(NamedTuple):
 
 
 class Communication(NamedTuple):
-    """The communication of executions of one engine.
+    """Communication model of n executions with the same engine.
 
-    Methods raise `MissingLink` if a link's figure is unknown.
+    Methods raise `MissingLink` if the bandwidth of a link is unknown.
     """
 
     grid: Grid
@@ -118,7 +142,7 @@ class Communication(NamedTuple):
     def ms(
         self, collective: Collective, payload: ArrayLike, ranks: ArrayLike, inside: ArrayLike
     ) -> Floats:
-        """Return `collective_ms`. Nothing to send needs no link."""
+        """Return `collective_ms` on this cluster. Empty payloads do not need a known link."""
         payload, ranks = np.asarray(payload), np.asarray(ranks)
         ranks = np.where(payload > 0, ranks, 1)
         if (ranks <= 1).all():
@@ -129,10 +153,11 @@ class Communication(NamedTuple):
         return answer
 
     def micro_batch(self, recomputes: Flags, attention_ms: Floats) -> PassCommunication:
-        """Return the communication of one micro-batch's passes together.
+        """Return the communication of one micro-batch, forward and backward pass together.
 
-        `recomputes` are the executions that repeat the forward pass of their blocks;
-        `attention_ms` is that of a block.
+        Args:
+            recomputes: Mask of executions that repeat the forward pass of their blocks, shape (n,).
+            attention_ms: Forward time of attention in one block, shape (n,).
         """
         grid, stages, blocks = self.grid, self.stages, self.form.blocks
         zero = np.zeros(stages.blocks.shape)
@@ -142,8 +167,8 @@ class Communication(NamedTuple):
         infers = self.mode == "inference"
         passes = Passes(np.where(recomputes, 2.0, 1.0), 0.0 if infers else 1.0)
         tensor = zero if (grid.tp == 1).all() else self._tensor(blocks, hidden_bytes, passes)
-        # divided activations are gathered before a block is computed again (Rajbhandari et al.
-        # 2020, section 8)
+        # Partitioned activations are gathered before a block is recomputed (Rajbhandari et al.
+        # 2020, section 8).
         divided = recomputes & grid.partition_activations & ~grid.sequence_parallel
         inside = self.groups.tensor_inside
         gathered = self.ms("all_gather", np.where(divided, hidden_bytes, 0.0), grid.tp, inside)
@@ -157,49 +182,51 @@ class Communication(NamedTuple):
         return PassCommunication(tensor, context, expert, self._sends(hidden_bytes))
 
     def _sends(self, hidden_bytes: Floats) -> Floats:
-        """Return the time of hidden states sent between pipeline stages.
+        """Return the time to send hidden states between pipeline stages, shape (n, 3).
 
-        Tensor-parallel ranks send a part each, and gather it at the receiver unless sequence
-        parallelism keeps it divided (Narayanan et al. 2021, section 4.1).
+        Each tensor-parallel rank sends a part. The receivers gather the parts, unless sequence
+        parallelism keeps them divided (Narayanan et al. 2021, section 4.1).
         """
         grid, stages = self.grid, self.stages
         payload = hidden_bytes / grid.tp * (grid.pp > 1)
         sends = self.ms("send", payload, 2, self.groups.pipeline_inside)
         whole = np.where((grid.pp > 1) & ~grid.sequence_parallel, hidden_bytes, 0.0)
         sends = sends + self.ms("all_gather", whole, grid.tp, self.groups.tensor_inside)
-        # inner stages receive and send in both passes, the ends do half of that, unless they pass
-        # on to each other from one virtual stage to the next
+        # Inner stages receive and send in both passes. The first and the last stage do half of that,
+        # unless virtual stages make them send to each other.
         boundaries = np.broadcast_to([1.0, 2.0, 1.0], stages.blocks.shape)
         inner = (grid.virtual_stages > 1)[:, None]
         boundaries = np.where(inner, 2.0, boundaries) * (stages.number > 0)
         if self.mode == "inference":
             boundaries = np.minimum(boundaries, 1.0)
-        # a send and the receive of the other direction go at the same time
+        # A send and the receive in the other direction run at the same time.
         return boundaries * (sends * grid.virtual_stages)[:, None]
 
     def _tensor(self, blocks: Blocks, hidden_bytes: Floats, passes: Passes) -> Floats:
-        """Return the sums of hidden states.
+        """Return the time to sum hidden states over tensor-parallel ranks, shape (n, 3).
 
-        Sequence parallelism scatters and gathers them instead, which counts as the same here. Its
-        backward pass gathers a column's input once more, under a matmul (Korthikanti et al. 2022).
+        Sequence parallelism uses a reduce-scatter and an all-gather instead, which are assumed to
+        take the same time. Its backward pass gathers the input of column-parallel matmuls once more,
+        but a matmul hides this (Korthikanti et al. 2022).
         """
         grid, stages = self.grid, self.stages
         one = self.ms("all_reduce", hidden_bytes, grid.tp, self.groups.tensor_inside)
         each = one * (passes.forward + passes.backward) * self._row_matmuls(blocks)
-        # --tp-comm-overlap needs sequence parallelism, and NVIDIA's recipes set it wherever that is
+        # --tp-comm-overlap needs sequence parallelism. NVIDIA's recipes always set both together.
         by_piece = grid.async_tensor_parallel | (
             grid.sequence_parallel & (self.engine == "megatron_core")
         )
         each = np.where(by_piece, each * (1 - ASYNC_HIDDEN), each)
-        # the vocabulary's ends: a sum after the embedding, another in the head's backward pass
+        # There is also one sum after the embedding, and one in the backward pass of the head.
         ends = (stages.has_first + stages.has_last * passes.backward) * one[:, None]
         return stages.blocks * each[:, None] + ends
 
     def _row_matmuls(self, blocks: Blocks) -> Floats:
-        """Return the matmuls with a row-parallel weight in a block's forward pass (n).
+        """Return the number of row-parallel matmuls in a block's forward pass, shape (n,).
 
-        Each is followed by a sum over the tensor-parallel ranks, as is the column matmuls' backward
-        pass. Experts that are divided otherwise give their tokens back instead.
+        A sum over the tensor-parallel ranks follows each of them, and the backward pass of each
+        column-parallel matmul. Expert matmuls do not count if experts are not divided by tensor
+        parallelism, because their tokens are sent back instead.
         """
         operators = self.form.operators
         kind, phase, role = (
@@ -212,9 +239,9 @@ class Communication(NamedTuple):
         return np.asarray((blocks.operator_counts[rows].sum() - of_experts) / blocks.count)
 
     def _expert(self, blocks: Blocks, passes: Passes) -> Floats:
-        """Return the time to send a block's tokens to their experts and the results back (n).
+        """Return the time to send the tokens of a block to their experts and back, shape (n,).
 
-        Tokens of experts that several ranks divide are gathered there, and scattered afterwards.
+        If several ranks share an expert, its tokens are gathered on them and scattered afterwards.
         """
         grid, inside = self.grid, self.groups.expert_inside
         rows = blocks.dispatched_bytes[0] + blocks.dispatched_bytes[1] * grid.micro_batch
@@ -224,10 +251,10 @@ class Communication(NamedTuple):
         copies = max(blocks.dispatched_bytes[1] / max(blocks.input_bytes[1], 1.0), 1.0)
 
         def reached(places: Counts) -> Floats:
-            """Return the share of places with any of a token's experts, per expert."""
+            """Return the expected number of places with an expert of a token, per expert."""
             return np.asarray(places * (1 - (1 - 1 / places) ** copies) / copies)
 
-        # a token's experts lie on few nodes (DeepSeek-V3's report, section 2.1.2)
+        # The router may limit the nodes of a token's experts (DeepSeek-V3's report, section 2.1.2).
         limited = np.where(grid.expert_nodes > 0, np.minimum(grid.expert_nodes, nodes), nodes)
         ranks = np.where(nodes > 1, limited * inside, grid.ep)
         near = self.ms("all_to_all", payload * reached(ranks), inside, inside)
@@ -244,7 +271,10 @@ class Communication(NamedTuple):
     def _context(
         self, blocks: Blocks, hidden_bytes: Floats, attention_ms: Floats, passes: Passes
     ) -> Floats:
-        """Return the time of keys and values that go round, backward with their gradients."""
+        """Return the exposed time of passing keys and values around the ring, shape (n,).
+
+        The backward pass also passes their gradients.
+        """
         grid, share = self.grid, 1.0
         if blocks.heads and blocks.key_value_heads:
             share = blocks.key_value_heads / blocks.heads
@@ -265,15 +295,15 @@ class Communication(NamedTuple):
     ) -> StepCommunication:
         """Return the communication between data-parallel ranks, and between devices and hosts.
 
-        Replicated gradients are reduced in the last micro-batch's backward pass (no_sync), sharded
-        ones in every one's. FSDP's units are the blocks and the rest; a model without blocks is one
-        unit, which hides nothing.
+        Replicated gradients are reduced only in the backward pass of the last micro-batch (no_sync).
+        Sharded gradients are reduced in every backward pass. FSDP communicates in units: each block,
+        and the rest of the model. A model without blocks is a single unit, so nothing is hidden.
 
         Args:
-            gradient_bytes: gradients of a stage's rank in one piece (n x 3), as they are sent.
-            parameter_bytes: its parameters, likewise.
-            forward_ms: a micro-batch's forward pass.
-            backward_ms: its backward pass.
+            gradient_bytes: Unsharded gradients of a stage's rank in the sent format, shape (n, 3).
+            parameter_bytes: Unsharded parameters in the sent format, shape (n, 3).
+            forward_ms: Forward pass of one micro-batch, shape (n, 3).
+            backward_ms: Backward pass of one micro-batch, shape (n, 3).
         """
         grid, groups, blocks = self.grid, self.groups, self.stages.blocks
         stage, m = grid.zero_stage[:, None], grid.accumulation[:, None].astype(np.float64)
@@ -282,7 +312,7 @@ class Communication(NamedTuple):
         fully, of_experts = stage >= 3, self.stages.expert_share
 
         def pieces(whole: Floats) -> Floats:
-            """Return the number of pieces in which bytes are sent: FSDP's units, or buckets."""
+            """Return the number of pieces that are sent: FSDP's units, or buckets."""
             return np.where(fully, blocks + 1, np.maximum(1.0, np.ceil(whole / BUCKET_BYTES)))
 
         def gathered(payload: Floats, group: Copies) -> Floats:
@@ -300,11 +330,12 @@ class Communication(NamedTuple):
         times = np.where((stage >= 2) & ~collected, m, 1.0)
         again = grid.reshard_after_forward[:, None] & fully & (self.mode != "inference")
         ahead = exposed(parts * gather, gather, ahead_window)
-        # collected gradients are scattered after the last backward pass, with nothing to hide under
+        # Collected gradients are scattered after the last backward pass, so nothing hides them.
         afterwards = np.where(collected, units * reduced, 0.0)
         reduced = np.where(collected, 0.0, reduced)
         both = units * reduced + np.where(again, parts * gather, 0.0)
-        # one bucket is two: a small first one, so that the link has work early, and the rest
+        # DDP splits off a small first bucket, so that communication starts early. A single bucket
+        # is therefore two.
         first = FIRST_BUCKET_BYTES / np.maximum(gradient_bytes, FIRST_BUCKET_BYTES)
         early = np.where((stage == 0) & (units == 1), first, 0.0)
         bare = reduced * np.where(gradient_bytes > FIRST_BUCKET_BYTES, 1 - early, 1.0)
@@ -321,9 +352,9 @@ class Communication(NamedTuple):
         return StepCommunication(gradients, parameters, offload)
 
     def _reduced(self, bucket: Floats, groups: Copies) -> Floats:
-        """Return the time to sum a bucket of gradients over the ranks that share it.
+        """Return the time to sum a bucket of gradients over the ranks of a group.
 
-        Each rank keeps its part if they are sharded.
+        Sharded gradients are reduce-scattered, and then summed over the replicas.
         """
         stage = self.grid.zero_stage[:, None]
         data, shard, replicas = (a[:, None] for a in (groups.data, groups.shard, groups.replicas))
@@ -342,11 +373,11 @@ class Communication(NamedTuple):
         forward_ms: Floats,
         backward_ms: Floats,
     ) -> Floats:
-        """Return the exposed time of offloading over PCIe.
+        """Return the exposed time of offloading over PCIe, shape (n, 3).
 
-        Gradients go out under every backward pass and updated parameters come back after the step
-        (Ren et al. 2021, ZeRO-Offload); offloaded parameters come in ahead of both passes
-        (Rajbhandari et al. 2021, ZeRO-Infinity).
+        With an offloaded optimizer, gradients move to the host during every backward pass, and
+        updated parameters come back after the step (Ren et al. 2021, ZeRO-Offload). Offloaded
+        parameters move to the device before both passes (Rajbhandari et al. 2021, ZeRO-Infinity).
         """
         grid, nothing = self.grid, np.zeros_like(gradient_bytes)
         optimizer_away = grid.offload_optimizer[:, None]
@@ -367,9 +398,9 @@ class Communication(NamedTuple):
         return states + np.where(parameters_away, m * passes, 0.0)
 
     def data_parallel_ms(self, gradient_bytes: Floats, parameter_bytes: Floats) -> Floats:
-        """Return nn.DataParallel's copies of parameters and gradients in a step.
+        """Return the time of nn.DataParallel's copies of parameters and gradients per step, (n,).
 
-        It makes them again in every micro-batch.
+        nn.DataParallel repeats them for every micro-batch.
         """
         per_ms = pcie_gb_per_s(self.cluster) * 1e6 * DATA_PARALLEL_COPY_SHARE
         copied = np.where(self.grid.data_parallel_size > 1, parameter_bytes + gradient_bytes, 0.0)

@@ -1,13 +1,23 @@
-"""Forecasts corrected by measurements of the same run, the same device or the same model.
+"""Correct forecasts by measurements of the same run, the same device or the same model.
 
-log(measured / forecast) of a step is a sum of errors, each shared with other steps: with all of one
-user's measurements (the same software, the same way of timing), with those on the same device, with
-those of the same model, and with the same run at other batch sizes, on its device and on others.
-`Relatedness` has the share of each in an error's variance. Errors of one user, device or model are
-correlated as far as the two steps are made of the same parts, and once more if they also take about
-as long. Given measurements, the correction and the remaining error are those of a Gaussian process
-(Rasmussen and Williams 2006, section 2.2): a loosely related measurement moves a forecast little,
-and many narrow its interval. One model serves `--transfer-from`, the journal and `measure`.
+The error log(measured / forecast) of a step is a sum of several errors. Each of them is shared with
+other steps:
+
+- with all measurements of the user (same software, same way of timing),
+- with measurements on the same device,
+- with measurements of the same model,
+- with the same run at other batch sizes, on the same device and on others.
+
+`Relatedness` has the share of each in the variance. Errors of one user, device or model are
+correlated if two steps consist of similar parts. They are correlated even more if the steps also
+take about as long.
+
+The correction and the remaining error are those of a Gaussian process (Rasmussen and Williams 2006,
+section 2.2). A loosely related measurement changes a forecast only a little. Many measurements
+narrow its interval. `--transfer-from`, the journal and `measure` all use this model.
+
+Shapes: n is the number of runs. Arrays of runs have shape (n,), shares have shape (n, parts), and
+covariances between runs have shape (n, m).
 """
 
 from __future__ import annotations
@@ -33,22 +43,26 @@ if TYPE_CHECKING:
     from trainpace.forecast.target import KernelModel
 
 LARGEST_RATIO = 5.0
-"""Ratio of measured and forecast above which the measurement is of another workload."""
+"""Ratio of measured and forecast time above which the measurement must be of another workload."""
 AT_A_MEASURED_BATCH_SD = 0.03
-"""Standard deviation of the logarithm of a step between two measurements (ten models on one
-CPU)."""
+"""Standard deviation of log(step time) between two measurements of the same step.
+
+It was measured with ten models on one CPU.
+"""
 MEASURING_SD = AT_A_MEASURED_BATCH_SD / math.sqrt(2)
-"""The same of one measurement."""
+"""Standard deviation of log(step time) of a single measurement."""
 SURPRISE = 2.0
-"""Standard deviations above which a measured error shows that the deviation is too small. It is
-then raised until the error has this many."""
+"""Largest plausible error of a measurement, in standard deviations of its forecast.
+
+If an error is larger, the standard deviation is raised until the error is this large.
+"""
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
 
 
 class Variant(NamedTuple):
-    """Identity of a workload's runs over batch sizes and devices.
+    """Key of the runs that differ only in batch size and device.
 
-    It is the execution without its batch, and the size of a sample.
+    It consists of the execution without its batch, and of the size of a sample.
     """
 
     execution: Execution
@@ -62,11 +76,17 @@ class Variant(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Features that relate a step to others.
+    """Features of one forecast step that relate it to other steps.
 
-    variant: what makes it the same run, apart from model, device and batch. shares: what the step
-    is made of, by `intervals.PARTS`. log_sd: the forecast's own standard deviation; card_sd: the
-    part of it that a card without a run in the fit adds. step_ms: as forecast.
+    Attributes:
+        model: Name of the model.
+        device: Name of the device.
+        variant: Key of the run, apart from model, device and batch.
+        batch: Global batch.
+        shares: Composition of the step, in the order of `intervals.PARTS`.
+        log_sd: Standard deviation of log(measured / forecast) without measurements.
+        card_sd: Part of `log_sd` that comes from a card without a run in the fit.
+        step_ms: Forecast step time.
     """
 
     model: str
@@ -80,10 +100,14 @@ class Run(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """A run that was measured.
+    """A run with its measurement.
 
-    log_ratios: log(measured / forecast) of the step, then of its forward, backward and optimizer
-    phase. noise_sd: of the measurement alone. repeat_sd: of one more measurement of the same.
+    Attributes:
+        run: Features of the run.
+        log_ratios: log(measured / forecast) of the step, and of its forward, backward and optimizer
+            phase.
+        noise_sd: Standard deviation of the noise of this measurement.
+        repeat_sd: Standard deviation of the noise of another measurement of the same run.
     """
 
     run: Run
@@ -93,7 +117,10 @@ class Observed(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """n runs as arrays of n. Models, devices and variants are numbers; shares: n x parts."""
+    """n runs as arrays of shape (n,). `shares` has shape (n, parts).
+
+    Models, devices and variants are the numbers of `Posterior.number`.
+    """
 
     model: Counts
     device: Counts
@@ -106,12 +133,12 @@ class Runs(NamedTuple):
 
     @property
     def variances(self) -> Floats:
-        """Variances of the forecasts, without what a new card adds and the noise of measuring."""
+        """Variances of the forecasts, without the part of a new card and measurement noise."""
         known_card = self.log_sd**2 - self.card_sd**2
         return np.maximum(np.maximum(known_card - MEASURING_SD**2, 0.25 * known_card), 1e-6)
 
     def same_run(self, other: Runs) -> Flags:
-        """Return which of these are the same run as which of others, at any batch (n x m)."""
+        """Return a mask of pairs that are the same run at any batch size, shape (n, m)."""
         return (
             _same(self.model, other.model)
             & _same(self.device, other.device)
@@ -120,7 +147,12 @@ class Runs(NamedTuple):
 
 
 class Posterior:
-    """Prediction of other runs from measurements."""
+    """Predict the errors of forecasts from measurements of other runs.
+
+    Args:
+        known: The measurements. There must be at least one.
+        relatedness: Shares of the variance. Defaults to those of the package.
+    """
 
     def __init__(self, known: Sequence[Observed], relatedness: Relatedness | None = None) -> None:
         self._r = relatedness or fitted_spreads().relatedness
@@ -130,7 +162,7 @@ class Posterior:
         self._runs = self.runs_of([o.run for o in known])
         self._ratios = np.array([o.log_ratios for o in known])
         self._noise, self._repeat_sd = (np.array([o[i] for o in known]) for i in (2, 3))
-        # other batch sizes of a run are assumed to err as much as its largest error
+        # Forecasts of a run at other batch sizes are assumed to have errors as large as this one.
         self._surprises = (self._ratios[:, 0] / SURPRISE) ** 2
         self.least_variance = self._no_surprise()
         self._known_variances = self._variances(self._runs, self.least_variance)
@@ -141,16 +173,19 @@ class Posterior:
         )
 
     def _between(self, least: float) -> Floats:
-        """Return the covariance of the measured errors (n x n), with variances from `least` on."""
+        """Return the covariance of the measured errors, shape (n, n).
+
+        Variances are raised to at least `least`.
+        """
         variances = self._variances(self._runs, least)
         return covariance(self._runs, self._runs, variances, variances, self._r) + np.diag(
             self._noise**2
         )
 
     def _no_surprise(self) -> float:
-        """Return the least variance of a forecast at which all errors together are plausible.
+        """Return the smallest variance of forecasts that makes all measured errors plausible.
 
-        A user's forecasts may err by more than their deviations predict.
+        The errors of one user may be larger than the fitted standard deviations predict.
         """
         errors, most = self._ratios[:, 0], len(self.known) - 1 + SURPRISE**2
         low, high = 0.0, max(float((errors**2).max()), 1e-6)
@@ -175,7 +210,7 @@ class Posterior:
         return tuple(dict.fromkeys(o.run.variant for o in self.known))
 
     def number(self, name: Hashable) -> int:
-        """Return the number of a model, device or variant in `Runs`; -1 if it was not measured."""
+        """Return the number of a model, device or variant in `Runs`, or -1 if not measured."""
         return self._numbers.get(name, -1)
 
     def runs_of(self, runs: Sequence[Run]) -> Runs:
@@ -191,7 +226,10 @@ class Posterior:
         return Runs(*numbers, *floats)
 
     def means(self, runs: Runs) -> Floats:
-        """Return the expected log(measured / forecast) of steps and of their phases (n x 4)."""
+        """Return the expected log(measured / forecast) of steps and phases, shape (n, 4).
+
+        The columns are those of `Observed.log_ratios`.
+        """
         return np.asarray(
             self._with_known(runs, self._variances(runs, self.least_variance)).T @ self._weights
         )
@@ -200,11 +238,11 @@ class Posterior:
         return covariance(self._runs, runs, self._known_variances, variances, self._r)
 
     def log_sd(self, runs: Runs) -> Floats:
-        """Return the standard deviations of log(measured / corrected forecast) (n)."""
+        """Return the standard deviations of log(measured / corrected forecast), shape (n,)."""
         variances = self._variances(runs, self.least_variance)
         explained = np.linalg.solve(self._factor, self._with_known(runs, variances))
         left = np.maximum(variances + runs.card_sd**2 - (explained**2).sum(axis=0), 0.0)
-        # the forecast is of one more measurement, which is as noisy as those before
+        # The forecast predicts another measurement, which has as much noise as the earlier ones.
         noise = np.where(self._runs.same_run(runs), self._repeat_sd[:, None], MEASURING_SD).max(
             axis=0
         )
@@ -212,22 +250,29 @@ class Posterior:
 
 
 class Knowledge(Protocol):
-    """Measurements for forecasts on any target."""
+    """Source of measurements that correct forecasts on any target."""
 
     def posterior(self, forecaster: Forecaster) -> Posterior | None:
-        """Return what is known for a forecaster's target, or None."""
+        """Return the posterior for a forecaster's target, or None without measurements."""
 
     def source(self, forecaster: Forecaster) -> str:
-        """Return the source in words, for the intervals' basis."""
+        """Return a description of the measurements, for the basis of the intervals."""
 
 
 def covariance(a: Runs, b: Runs, of_a: Floats, of_b: Floats, r: Relatedness) -> Floats:
-    """Return the covariance of the errors of runs `a` (n) with those of runs `b` (m), n x m.
+    """Return the covariance of the errors of runs `a` and runs `b`, shape (n, m).
 
-    It is without the noise of measuring. `of_a` and `of_b` are their variances without that of new
-    cards.
+    Measurement noise is not included.
+
+    Args:
+        a: n runs.
+        b: m runs.
+        of_a: Variances of `a` without the part of new cards, shape (n,).
+        of_b: Variances of `b` without the part of new cards, shape (m,).
+        r: Shares of the variance.
     """
-    # the smaller of two variances, so that a measurement moves a forecast by its own error at most
+    # The smaller of two variances is used below. A measurement then changes a forecast by at most
+    # the error of the measurement.
     alike = _directions(a.shares) @ _directions(b.shares).T
     device, model, variant = (
         _same(x, y) for x, y in ((a.device, b.device), (a.model, b.model), (a.variant, b.variant))
@@ -245,7 +290,13 @@ def covariance(a: Runs, b: Runs, of_a: Floats, of_b: Floats, r: Relatedness) -> 
 
 
 def run_of(plain: Forecast, shares: Floats, variant: Hashable) -> Run:
-    """Return the run of an uncorrected forecast with a time, which is made of `shares`."""
+    """Return the features of an uncorrected forecast.
+
+    Args:
+        plain: Forecast with a step time.
+        shares: Composition of the step, in the order of `intervals.PARTS`.
+        variant: Key of the run.
+    """
     interval = plain.step_time_interval_ms
     assert interval is not None
     assert plain.step is not None
@@ -276,9 +327,9 @@ def run_beside(
     shares: Sequence[float],
     step_ms: float,
 ) -> Run:
-    """Return the run of a forecast that was stored with only its shares and its time.
+    """Return the features of a stored forecast, of which only shares and step time are known.
 
-    Its deviation is that of the kernel model for these shares.
+    The kernel model gives the standard deviation for these shares.
     """
     made_of = np.asarray(shares)
     spread = kernels.spread(made_of, device, np.zeros(1), np.zeros(1))
@@ -297,15 +348,23 @@ def observe(
     step: StepTime | None = None,
     interval: Interval | None = None,
 ) -> Observed | None:
-    """Return a measured step beside its forecast, or None if either has no time.
+    """Compare a measured step with its forecast.
 
-    `step` are its measured parts; `interval` is how far its repeats differ.
+    Args:
+        forecaster: Forecaster of the workload on the measured cluster.
+        execution: Measured execution.
+        measured_ms: Measured step time.
+        step: Measured parts of the step, if known.
+        interval: Range of the repeated measurements, if known.
+
+    Returns:
+        The comparison, or None if the forecast or the measurement has no time.
     """
     table = forecaster.plain.at([execution])
     plain = table.brief(0)
     if plain.step is None or not 0 < measured_ms < math.inf:
         return None
-    # of a log-normal with this half width, also if the lower end is 0
+    # Standard deviation of a log-normal with this half width. It is finite even if `low` is 0.
     noise = (
         0.0
         if interval is None
@@ -317,10 +376,14 @@ def observe(
 
 
 def observe_elsewhere(measurement: Measurement, there: Forecaster) -> Observed:
-    """Return a measurement beside its forecast, by a forecaster for the measured device.
+    """Compare a stored measurement with its forecast on the measured device.
+
+    Args:
+        measurement: The measurement.
+        there: Forecaster for the measured device.
 
     Raises:
-        TrainpaceError: if they cannot be of one workload.
+        TrainpaceError: If measurement and forecast cannot be of the same workload.
     """
     if measurement.model != there.workload.model:
         raise TrainpaceError(
@@ -356,7 +419,7 @@ def observe_elsewhere(measurement: Measurement, there: Forecaster) -> Observed:
 
 
 class Measured(NamedTuple):
-    """The same measurements for every target."""
+    """Measurements that are used for every target."""
 
     observed: tuple[Observed, ...]
     words: str
@@ -373,7 +436,7 @@ def _log_sd(ends: Interval | Spread) -> float:
 
 
 def _directions(shares: Floats) -> Floats:
-    """Return what each run is made of, as a vector of length 1."""
+    """Return the shares of each run, scaled to a vector of length 1."""
     return np.asarray(shares / np.linalg.norm(shares, axis=1)[:, None])
 
 
@@ -384,16 +447,16 @@ def _same(a: NDArray[np.int64], b: NDArray[np.int64]) -> Flags:
 def _log_ratios(
     forecast: StepTime, measured_ms: float, measured: StepTime | None
 ) -> tuple[float, float, float, float]:
-    """Return the log ratios of a step and its phases.
+    """Return `Observed.log_ratios` of a step.
 
-    A step's parts besides the phases count to each phase by its share.
+    The time outside of the phases is distributed over the phases by their shares.
     """
     ratio = measured_ms / forecast.total_ms
     expected = [getattr(forecast, name) for name in PHASES]
     observed = [0.0] * 3 if measured is None else [getattr(measured, name) for name in PHASES]
     if min(expected) <= 0 or min(observed) <= 0:
         return (math.log(ratio),) * 4
-    # so that the phases add up to the median step, which is not the sum of medians
+    # Scale the phases so that they add up to the median step. The sum of their medians differs.
     scale = (measured_ms / sum(observed)) * (sum(expected) / forecast.total_ms)
     forward, backward, optimizer = (
         math.log(scale * o / e) for o, e in zip(observed, expected, strict=True)

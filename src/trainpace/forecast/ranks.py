@@ -1,19 +1,28 @@
-"""Operators of one rank and their kernel times: in the repeated blocks, before and after them.
+"""Operators of one rank, and their times in the repeated blocks, before them and after them.
 
-Tensor parallelism divides a column's weight by outputs and a row's by inputs (Shoeybi et al. 2019),
-and whatever lies between them by heads or features. Sequence parallelism divides the rest along the
-sequence (Korthikanti et al. 2022). Context parallelism divides the tokens everywhere; attention
-keeps whole keys and values, and under a causal mask the rank with the last tokens is timed:
-forecasts of six of torchtitan's runs of 2024-12 are then 9% short to 16% long, while ranks that
-share the work evenly would be 1.2 to 1.7 times as fast as measured. Sizes shrink in the table
-itself, so small matmuls get the time of small matmuls. Limits: keys and values are divided by as
-much as queries, although more ranks than key-value heads hold copies; under context parallelism
-their reads are divided although they are whole.
+Parallelism changes the sizes of the operators in the table. Small matmuls therefore get the time of
+small matmuls.
 
-Selective recomputation repeats attention's matmuls, softmax and dropout if these are kernels of
-their own (Korthikanti et al. 2022, section 5). If attention is one fused kernel it keeps nothing
-that could be dropped; selective then means the same as in torchtitan: the results of attention and
-of every second matmul are kept, all else is repeated (models/llama3/parallelize.py, option "op").
+- Tensor parallelism divides the weight of a column-parallel matmul by outputs, and of a row-parallel
+  matmul by inputs (Shoeybi et al. 2019). Operators between them are divided by heads or features.
+- Sequence parallelism divides the other operators along the sequence (Korthikanti et al. 2022).
+- Context parallelism divides the tokens. Attention keeps all keys and values. With a causal mask,
+  the rank with the last tokens is timed. The forecasts of six of torchtitan's runs of 2024-12 are
+  then 9% short to 16% long. If ranks shared the work evenly, they would be 1.2 to 1.7 times as fast
+  as measured.
+
+Selective recomputation has two meanings. If attention consists of separate kernels, it repeats their
+matmuls, softmax and dropout (Korthikanti et al. 2022, section 5). A fused attention kernel keeps
+nothing that could be dropped. Selective then means the same as in torchtitan: the results of
+attention and of every second matmul are kept, and everything else is repeated
+(models/llama3/parallelize.py, option "op").
+
+Limits: keys and values are divided like queries, although ranks hold copies if there are more ranks
+than key-value heads. Under context parallelism, the reads of keys and values are divided, although
+each rank reads all of them.
+
+Shapes: a table has one row per operator. Sizes in it are affine in the batch size and have a last
+axis of 2: the constant and the part per sample. Arrays of executions have shape (n,).
 """
 
 from __future__ import annotations
@@ -41,6 +50,7 @@ from trainpace.workload import (
 )
 
 REPEATED_PRODUCTS = 0.5
+"""Share of matmuls that selective recomputation repeats with fused attention."""
 SCATTERS = ("index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_")
 
 
@@ -54,10 +64,19 @@ def rank_operators(
     expert_tp: int = 1,
     expert_load: float = 1.0,
 ) -> Operators:
-    """Return the operators of one of tp x cp ranks, in a table of the same rows.
+    """Return the operators of one rank, in a table with the same rows.
 
-    Optimizer rows stay whole. The rank has the experts of one of ep x expert_tp ranks, the fullest
-    if the router is not balanced.
+    Optimizer rows are unchanged. `step.StepModel` divides their time.
+
+    Args:
+        operators: Operators of the whole model.
+        blocks: Repeated blocks of the model, or None.
+        tp: Size of tensor parallelism.
+        cp: Size of context parallelism.
+        sequence_parallel: True for sequence parallelism.
+        ep: Size of expert parallelism.
+        expert_tp: Number of ranks that share one expert.
+        expert_load: Tokens on the fullest expert rank, relative to the mean.
     """
     if blocks is None or tp * cp * ep * expert_tp == 1:
         return operators
@@ -81,8 +100,8 @@ def rank_operators(
     for table in tables.values():
         table[role == "expert"] *= load
     _divide_experts(dims, tables, role, grouped, phase, (tp, ep, expert_tp), load)
-    # a rank that sends tokens to others knows where they came from: its gradient is a gather too,
-    # not a sum by index (Megatron-Core's fused permute and unpermute, DeepEP)
+    # A rank that sends tokens to others knows where they came from. The gradient is therefore a
+    # gather instead of a sum by index (Megatron-Core's fused permute and unpermute, DeepEP).
     scattered = (
         np.isin(operators.function, SCATTERS) & works & (blocks.operator_counts > 0) & (ep > 1)
     )
@@ -92,19 +111,22 @@ def rank_operators(
 
 def _divide_tokens(dims: Floats, kind: NDArray[np.str_], works: Flags, cp: int) -> None:
     matmuls = (kind == "gemm") & works
-    # matmuls inside attention, one for each sample and head
+    # Batched matmuls inside attention: one per sample and head.
     batched = matmuls & (dims[:, GEMM.batch, 1] > 0)
     dims[batched, GEMM.m] /= cp
-    # tokens are the rows of an output, or what a weight's gradient sums over
+    # Tokens are the rows of the output, or the summed size in the gradient of a weight.
     for axis in (GEMM.m, GEMM.k):
         dims[matmuls & ~batched, axis, 1] /= cp
     dims[np.isin(kind, ATTENTION_KINDS), ATTENTION.queries] /= cp
 
 
 def _divided_axis(column: Flags, forward: Flags, of_weight: Flags) -> NDArray[np.intp]:
-    """Return which size of a matmul tensor parallelism divides.
+    """Return the index of the matmul size that tensor parallelism divides.
 
-    It depends on whether the weight is a column's or a row's, and on the pass.
+    Args:
+        column: Mask of column-parallel matmuls. The others are row-parallel.
+        forward: Mask of matmuls in the forward pass.
+        of_weight: Mask of matmuls that compute the gradient of a weight.
     """
     m, n, k = GEMM.m, GEMM.n, GEMM.k
     cases = [forward & column, forward, of_weight & column, of_weight, column]
@@ -112,12 +134,12 @@ def _divided_axis(column: Flags, forward: Flags, of_weight: Flags) -> NDArray[np
 
 
 def _sums_over_tokens(dims: Floats) -> Flags:
-    """Return the matmuls that make a weight's gradient."""
+    """Return a mask of the matmuls that compute the gradient of a weight."""
     return np.asarray((dims[:, GEMM.k, 1] > 0) & (dims[:, GEMM.m, 1] == 0))
 
 
 class _Moved:
-    """The bytes of matmuls before their sizes change, to scale those of the table."""
+    """Bytes of matmuls before their sizes change. They give the factor for the bytes of the table."""
 
     def __init__(self, dims: Floats) -> None:
         self._before = self._bytes(dims)
@@ -129,7 +151,7 @@ class _Moved:
         return {"read_bytes": read, "written_bytes": _product(dims, m, n)}
 
     def shares(self, dims: Floats) -> Iterator[tuple[str, Floats]]:
-        """Yield what is left of the read and the written bytes."""
+        """Yield the remaining share of the read bytes, then of the written bytes."""
         for name, new in self._bytes(dims).items():
             old = self._before[name]
             yield name, np.divide(new, old, out=np.full_like(new, 1.0), where=old > 0)
@@ -171,11 +193,20 @@ def _divide_experts(
     ranks: tuple[int, int, int],
     load: float,
 ) -> None:
-    """Divide grouped matmuls for one of (tp, ep, expert_tp) ranks.
+    """Divide the grouped matmuls of experts for one rank, in place.
 
-    ep divides the groups, and sends each of them the rows that all ep ranks have for it. A
-    tensor-parallel rank brings its part of the tokens, as sequence parallelism divides them;
-    expert_tp gathers those of that many ranks, and divides each expert as tensor parallelism does.
+    ep divides the groups. Each group gets the tokens that all ep ranks have for it. Each
+    tensor-parallel rank brings its part of the tokens, as sequence parallelism divides them.
+    expert_tp gathers the tokens of that many ranks, and divides each expert like tensor parallelism.
+
+    Args:
+        dims: Sizes of all operators.
+        tables: FLOPs and bytes of all operators, by name.
+        role: Role of each operator.
+        grouped: Mask of the grouped matmuls.
+        phase: Phase of each operator.
+        ranks: (tp, ep, expert_tp).
+        load: Tokens on the fullest expert rank, relative to the mean.
     """
     tp, ep, expert_tp = ranks
     rows, moved = np.flatnonzero(grouped), _Moved(dims)
@@ -190,20 +221,26 @@ def _divide_experts(
 
 
 def _product(dims: Floats, a: int, b: int) -> Floats:
-    """Return the coefficients of the product of two sizes; one of them may grow with the batch."""
+    """Return the affine coefficients of the product of two sizes.
+
+    At most one of them may grow with the batch.
+    """
     x, y = dims[:, a], dims[:, b]
     return np.stack([x[:, 0] * y[:, 0], x[:, 0] * y[:, 1] + x[:, 1] * y[:, 0]], axis=1)
 
 
 def gives_up_attention(blocks: Blocks) -> bool:
-    """Return True if attention keeps matmuls and softmax, which can be recomputed selectively."""
+    """Return True if attention keeps activations that selective recomputation can drop.
+
+    This is the case if its matmuls and softmax are separate kernels.
+    """
     return max(blocks.attention_saved_bytes) > 0
 
 
 def repeated_share(operators: Operators, blocks: Blocks | None) -> Floats:
-    """Return the share of each row's forward operators in the blocks that is repeated (n).
+    """Return the share of each row that selective recomputation repeats, shape (rows,).
 
-    This is under selective recomputation, from 0 to 1.
+    The share is 0 outside the blocks and outside the forward pass.
     """
     if blocks is None:
         return np.zeros(len(operators))
@@ -222,7 +259,10 @@ def repeated_share(operators: Operators, blocks: Blocks | None) -> Floats:
 def kept_bytes(operators: Operators, blocks: Blocks) -> tuple[float, float]:
     """Return the bytes that one block keeps under selective recomputation with fused attention.
 
-    These are its input and the results that are not repeated: (constant, per sample).
+    These are the block's input and the results that are not repeated.
+
+    Returns:
+        (constant bytes, bytes per sample).
     """
     kind = np.array(operators.kind)
     results = (np.array(operators.phase) == "forward") & np.isin(kind, ("gemm", "attention"))
@@ -237,13 +277,21 @@ def kept_bytes(operators: Operators, blocks: Blocks) -> tuple[float, float]:
 
 
 class StageCosts(NamedTuple):
-    """Milliseconds of each execution, n, or n x 2 for forward and backward.
+    """Milliseconds of the pieces of a stage, for n executions.
 
-    Device and host time of one block, of what lies before and after the blocks, and of the whole
-    optimizer step; of a block's attention (device, forward), and of what selective recomputation
-    repeats of a block. start: the host's time outside of the phases. parts: the device's time by
-    the first of `intervals.PARTS`: inside the blocks, outside of them, and in the optimizer
-    (n x (3 x 6)).
+    Fields that end in `_device` are device time, and fields that end in `_host` are host time.
+
+    Attributes:
+        block_device: One block, forward and backward, shape (n, 2). block_host likewise.
+        first_device: Operators before the blocks, shape (n, 2). first_host likewise.
+        last_device: Operators after the blocks, shape (n, 2). last_host likewise.
+        optimizer_device: Update of the whole model, shape (n,). optimizer_host likewise.
+        attention_device: Attention of one block in the forward pass, shape (n,).
+        repeated_device: Work of one block that selective recomputation repeats, shape (n,).
+            repeated_host likewise.
+        start: Host time outside of the phases, shape (n,).
+        parts: Device time by the first six of `intervals.PARTS`, inside the blocks, then outside of
+            them, then in the optimizer, shape (n, 18).
     """
 
     block_device: Floats
@@ -262,7 +310,7 @@ class StageCosts(NamedTuple):
 
     @classmethod
     def of(cls, rows: Floats) -> StageCosts:
-        """Return the costs in rows as `RankTable.costs` makes them."""
+        """Split the columns of the result of `RankTable.costs`."""
         device, host = rows[:, :9], rows[:, 9:18]
         passes = [side[:, i : i + 2] for side in (device, host) for i in (0, 2, 4)]
         columns = [*passes[:3], *(device[:, i] for i in (6, 7, 8))]
@@ -271,12 +319,18 @@ class StageCosts(NamedTuple):
 
 
 class RankTable(KernelTable):
-    """The operators of one rank, and the share of each row that runs in each part of a stage."""
+    """Operators of one rank, with the share of each row that runs in each piece of a stage."""
 
     def __init__(
         self, operators: Operators, blocks: Blocks | None, like: KernelTable | None = None
     ) -> None:
-        """`like` is a table of the same rows, for which torch.compile fuses the same ones."""
+        """Compute the shares of the rows.
+
+        Args:
+            operators: Operators of one rank.
+            blocks: Repeated blocks of the model, or None.
+            like: Table of the same rows for which torch.compile fuses the same rows.
+        """
         super().__init__(operators, like=like)
         kind, phase = np.array(operators.kind), np.array(operators.phase)
         forward, backward, self.updates = (
@@ -293,8 +347,9 @@ class RankTable(KernelTable):
                 [name.startswith("embedding") for name in operators.function]
             )
             if blocks.heads:
-                first |= np.isin(kind, CONVOLUTION_KINDS)  # that cut an image into patches
-            # attention's own rows: fused, or its matmuls of two activations and their softmax
+                # In a transformer, convolutions cut the image into patches before the blocks.
+                first |= np.isin(kind, CONVOLUTION_KINDS)
+            # Rows of attention: fused attention, or matmuls of two activations and their softmax.
             core = multiplies_activations(operators) | np.isin(kind, (*ATTENTION_KINDS, "softmax"))
             core &= (blocks.operator_counts > 0) & forward
         by_place = (block, (1 - self.inside) * first, (1 - self.inside) * ~first)
@@ -312,9 +367,15 @@ class RankTable(KernelTable):
         self._by_part = np.concatenate([of_part * share[:, None] for share in where], axis=1)
 
     def costs(self, device_s: Floats, host_ms: Floats, start_ms: float) -> Floats:
-        """Return the rows that `StageCosts.of` reads, one for each row of `device_s`.
+        """Return the costs at several batch sizes, as an array for `StageCosts.of`.
 
-        The numbers of a row do not depend on the other rows.
+        Args:
+            device_s: Device seconds of the operators, shape (batches, rows).
+            host_ms: Host milliseconds of the operators, shape (rows,).
+            start_ms: Host milliseconds per step outside of the phases.
+
+        Returns:
+            Milliseconds, shape (batches, columns). A line does not depend on the other lines.
         """
         device = 1e3 * device_s
         columns = [(device * weight).sum(axis=1) for weight in self._weights]

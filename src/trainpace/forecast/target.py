@@ -1,4 +1,8 @@
-"""Target of a forecast: a cluster, and the kernel model of its devices."""
+"""Target of a forecast: a cluster, its software, and the kernel model of its devices.
+
+Shapes: arrays of operator times have shape (batches, rows): one line per micro-batch size, and one
+column per row of the operator table.
+"""
 
 from __future__ import annotations
 
@@ -41,23 +45,28 @@ from trainpace.workload import MATRIX_KINDS, Flags, Floats, Operators, form_of
 HOST_SHARPNESS = 6.0
 """Exponent of the smooth maximum of host and device. If they are close, each sometimes waits."""
 LIBRARY_KINDS = (*MATRIX_KINDS, "norm")
-"""Kinds whose calls choose an algorithm of cuBLAS, cuDNN or torch, make several tensors, and keep
-what the backward pass needs. Of steps that were launch-bound on the lent H100's host a
-convolution's forward call took 132 microseconds, a matmul's 129, a normalisation's 99, all others
-10 to 23 (n 51; fitting/data)."""
+"""Kinds of operators with expensive host calls.
+
+They choose an algorithm of cuBLAS, cuDNN or torch, allocate several tensors and save tensors for the
+backward pass. In launch-bound steps on an H100's host, the forward call of a convolution took 132
+microseconds, of a matmul 129, of a normalization 99, and of all others 10 to 23 (n 51;
+fitting/data).
+"""
 REFERENCE_POINTS = 2750.0
-"""PassMark single-thread points of the host that the constants stand for: a desktop of 2017 to 2019
-(a Core i7-8700K has 2,750). Most fitted launch-bound runs are of cards in such desktops (RTX
-2080 Ti, GTX 1080 Ti, Titan V), whose sources do not name the CPU."""
+"""PassMark single-thread points of the host for which the constants were fitted.
+
+It is a desktop of 2017 to 2019 (a Core i7-8700K has 2,750). Most launch-bound runs in the fit have
+cards of such desktops (RTX 2080 Ti, GTX 1080 Ti, Titan V). Their sources do not name the CPU.
+"""
 MOST_AT_ONCE = 128
-"""Batch sizes that are evaluated in one pass, which bounds its memory."""
+"""Batch sizes that are evaluated in one pass. The limit bounds the memory."""
 MOST_TIMED = 8
 """Number of cached kernel model results over all workloads."""
 F = TypeVar("F", bound=Callable[..., object])
 
 
 class Sharding(NamedTuple):
-    """Inputs that determine which operators a rank runs."""
+    """Settings that determine which operators a rank runs, and their sizes per sample."""
 
     form: Form
     tp: int
@@ -69,7 +78,7 @@ class Sharding(NamedTuple):
 
 
 class KernelKey(NamedTuple):
-    """Inputs, besides device and kernel model, that determine a rank's operator times."""
+    """Settings that determine the operator times of a rank, besides device and kernel model."""
 
     sharding: Sharding
     precision: Precision
@@ -81,8 +90,11 @@ class KernelKey(NamedTuple):
 class KernelGroup(NamedTuple):
     """Executions of a grid whose ranks run the same operators.
 
-    batches: their different micro-batches, at most MOST_AT_ONCE. rows: their positions in the grid.
-    batch_of: positions in `batches`.
+    Attributes:
+        key: Settings that the executions share.
+        batches: Distinct micro-batch sizes, at most `MOST_AT_ONCE`.
+        rows: Indices of the executions in the grid.
+        batch_of: Index in `batches` for each of these executions.
     """
 
     key: KernelKey
@@ -92,7 +104,7 @@ class KernelGroup(NamedTuple):
 
 
 def kernel_groups(grid: Grid, software: Software) -> Iterator[KernelGroup]:
-    """Yield the executions of a grid by what decides their kernels."""
+    """Yield the executions of a grid in groups with the same kernels."""
     divided = grid.sequence_parallel & (grid.tp > 1)
     experts = grid.ep, grid.experts_tp, grid.expert_load
     flags = grid.channels_last, grid.compile
@@ -116,10 +128,14 @@ def kernel_key(execution: Execution, software: Software) -> KernelKey:
 
 
 class RankTimes(NamedTuple):
-    """Kernel times of one rank (batches x rows), and what its host takes.
+    """Device and host times of one rank at several micro-batch sizes.
 
-    host_ms: of every row. start_ms: outside of the phases. log_sd: the standard deviation of the
-    logarithm of each time; 0 if the spread of a class of runs stands for all rows.
+    Attributes:
+        times: Device times, shape (batches, rows).
+        host_ms: Host time of every row, shape (rows,).
+        start_ms: Host time per step outside of the phases.
+        log_sd: Standard deviation of the logarithm of each device time. 0 if the uncertainty is
+            modeled for whole steps instead of rows.
     """
 
     times: KernelTimes
@@ -129,19 +145,20 @@ class RankTimes(NamedTuple):
 
 
 def together_ms(device_ms: Floats, host_ms: Floats) -> Floats:
-    """Return the later of host and device.
+    """Return the time of a phase in which host and device run in parallel: a smooth maximum.
 
-    The host launches ahead, so a phase of many small kernels takes as long as launching them.
+    The host launches ahead of the device. A phase of many small kernels takes as long as launching
+    them.
     """
     p = HOST_SHARPNESS
     return (device_ms**p + host_ms**p) ** (1 / p)
 
 
 def host_sensitivity(parts: Mapping[str, Floats], step_ms: Floats) -> Floats:
-    """Return by how many per cent steps grow if their host takes one per cent longer, 0 to 1.
+    """Return d log(step) / d log(host time): the percent that a step grows per percent of host time.
 
-    With `together_ms` a phase of device time d takes t, and d ln t / d ln host = 1 - (d / t)^p.
-    The phases are treated as one.
+    The result is between 0 and 1. By `together_ms`, a phase with device time d takes a time t, and
+    d ln t / d ln host = 1 - (d / t)^p. All phases are treated as one.
     """
     computing = parts["forward_ms"] + parts["backward_ms"] + parts["optimizer_ms"]
     together = computing + parts["host_overhead_ms"]
@@ -156,11 +173,16 @@ def fitted_host_us(
     fused: Fused | None = None,
     compiled: Flags | bool = True,
 ) -> Floats:
-    """Return the host's microseconds for every row, all of its operators together.
+    """Return the host time of every row in microseconds, shape (rows,).
 
-    `fused` is what torch.compile leaves of the rows that are `compiled`: its wrapper enters no
-    modules, makes no views, and launches what is left in `compile_host` times the time. The
-    optimizer's update is not compiled.
+    Compiled code enters no modules and makes no views. Each remaining launch takes `compile_host`
+    times the eager time. The optimizer update is not compiled.
+
+    Args:
+        operators: Table of operators.
+        c: Fitted constants.
+        fused: Effect of torch.compile on the rows, or None in eager mode.
+        compiled: Mask of the compiled rows.
     """
     updates = np.asarray(operators.phase) == "optimizer"
     launch_us = np.where(
@@ -175,7 +197,7 @@ def fitted_host_us(
 
 
 def with_inductor(c: KernelConstants, is_old: bool) -> KernelConstants:
-    """Return the constants under today's torch.compile, or under that of torch before 2.2."""
+    """Return the constants for torch.compile, adjusted if it is that of torch before 2.2."""
     if not is_old:
         return c
     return replace(
@@ -186,42 +208,49 @@ def with_inductor(c: KernelConstants, is_old: bool) -> KernelConstants:
 
 
 def _kept(function: F) -> F:
-    """Keep the last results of a method of kernel models, which are frozen."""
+    """Cache the last results of a method. Kernel models are frozen, so results do not change."""
     return cast(F, lru_cache(MOST_TIMED)(function))
 
 
 class KernelModel(ABC):
-    """The times of the operators of one rank. Frozen, and safe to share between threads."""
+    """Model of the operator times of one rank. It is frozen and safe to share between threads."""
 
     provenance: Provenance
     traces_cpu: bool
-    """Workloads have to be traced as torch runs them on a CPU (`Variant.cpu`)."""
+    """True if workloads must be traced as torch runs them on a CPU (`Variant.cpu`)."""
 
     @abstractmethod
     def rank_times(
         self, table: KernelTable, batches: tuple[float, ...], device: Device, key: KernelKey
     ) -> RankTimes | str:
-        """Return times of every row at some micro-batch sizes, or the reason for their absence."""
+        """Return the times of every row at some micro-batch sizes, or the reason if unknown."""
 
     def tiling(
         self, table: KernelTable, batches: Floats, device: Device, key: KernelKey
     ) -> Tiling | None:
-        """Return how the work of every row is divided (batches x rows), or None if unknown."""
+        """Return the tiling of every row, shape (batches, rows), or None if unknown."""
         return None
 
     @abstractmethod
     def spread(self, shares: Floats, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
-        """Return the spread of a forecast whose rows take `device_s` (rows).
+        """Return the interval of a step, relative to its forecast.
 
-        `shares` are what the step is made of, by `intervals.PARTS`.
+        Args:
+            shares: Composition of the step, in the order of `intervals.PARTS`.
+            device: The device.
+            device_s: Device seconds of every row, shape (rows,).
+            log_sd: Standard deviation of the logarithm of these times, shape (rows,).
         """
 
 
 class FittedKernels(KernelModel):
-    """The kernel model of GPUs: constants that fit all of them, and those of measured cards.
+    """Kernel model of GPUs, from fitted constants and datasheets.
 
-    The package's own constants are used if none are given. `host_factor` is how much slower the
-    host launches kernels than its CPU and its software predict.
+    Args:
+        constants: Constants that all GPUs share. Defaults to those of the package.
+        host_factor: Launch time of the host, relative to the time that its CPU and software predict.
+        matmuls: Matmul model. Defaults to that of the package.
+        cards: Constants of measured cards. Defaults to those of the package.
     """
 
     provenance: Provenance = "fitted"
@@ -327,19 +356,25 @@ class CalibratedKernels(KernelModel):
 
 
 FITTED = FittedKernels()
-"""The package's own constants. Its files are read when the first forecast needs them."""
+"""Kernel model with the constants of the package. The first forecast reads their files."""
 
 RATING_LOG_SD = 0.35
-"""Host effects that a CPU rating misses (virtual machine, clock under load, driver, memory):
-the standard deviation of the logarithm of its time between five systems with torch of one time,
-ratings divided out (lambda's A100 and RTX 3090, ryujaehun's GTX 1080 Ti, RTX 2080 Ti and Titan V).
-A sixth, lambda's RTX 2080 Ti, would make it 0.57."""
+"""Standard deviation of log(host time) for effects that a CPU rating does not contain.
+
+Such effects are virtual machines, the clock under load, the driver and memory. The value is the
+deviation between five systems with torch versions of the same time, after dividing by their ratings
+(lambda's A100 and RTX 3090, ryujaehun's GTX 1080 Ti, RTX 2080 Ti and Titan V). With a sixth system,
+lambda's RTX 2080 Ti, it would be 0.57.
+"""
 
 
 class LaunchingHost(NamedTuple):
-    """The CPU that launches kernels: its name and its PassMark single-thread points.
+    """CPU that launches kernels.
 
-    log_sd: standard deviation of the logarithm of its time, larger for a host that is only typical.
+    Attributes:
+        name: Name of the CPU.
+        points: PassMark single-thread points.
+        log_sd: Standard deviation of log(host time). It is larger if the CPU is assumed.
     """
 
     name: str
@@ -348,7 +383,7 @@ class LaunchingHost(NamedTuple):
 
 
 def host_of(cluster: Cluster) -> LaunchingHost:
-    """Return a cluster's host, or a typical one of its cards if it names none."""
+    """Return the host of a cluster. If it is unknown, return a typical host of its devices."""
     if cluster.host is not None:
         return LaunchingHost(cluster.host.name, cluster.host.single_thread.value, RATING_LOG_SD)
     typical = typical_host(cluster.device)
@@ -356,10 +391,10 @@ def host_of(cluster: Cluster) -> LaunchingHost:
 
 
 class Target(NamedTuple):
-    """A cluster with the kernel model that answers for its devices, and its software.
+    """Cluster, kernel model and software of a forecast.
 
-    `host_copy_gb_per_s` is the rate at which micro-batches are copied to the device if nothing
-    hides the copy; infinite: hidden.
+    `host_copy_gb_per_s` is the rate of exposed copies of micro-batches to the device. It is infinite
+    if the copies are hidden.
     """
 
     cluster: Cluster
@@ -369,7 +404,7 @@ class Target(NamedTuple):
 
     @property
     def host(self) -> LaunchingHost | None:
-        """The host whose launches are forecast; None for a machine calibrated with its own."""
+        """CPU whose launches are forecast. None for a calibrated machine, which includes it."""
         return host_of(self.cluster) if self.kernels.provenance == "fitted" else None
 
     @property
