@@ -103,6 +103,7 @@ def parse_config(text: str, file: str) -> ConfigFile:
 
 
 def _in_known_format(data: dict[str, Any], file: str) -> ConfigFile:
+    """Read a parsed file in the first format that recognizes it."""
     for recognises, read in FORMATS:
         if recognises(data):
             return read(data, file)
@@ -380,6 +381,7 @@ def why_not_written(
 def _one_pass(
     texts: Mapping[str, str], changes: Changes, unchanged: frozenset[str]
 ) -> list[Written]:
+    """Write the changes once into each file, in the order of WRITERS."""
     read = {file: parse_config(text, file) for file, text in texts.items()}
     order, done, wrote = list(WRITERS), {}, set[str]()
     for file in sorted(texts, key=lambda file: order.index(read[file].format)):
@@ -436,6 +438,7 @@ def save_all(files: Sequence[Written]) -> list[str | None]:
 
 
 def _backup(written: Written) -> str | None:
+    """Copy the old file to a new backup file. Return None if nothing changes."""
     if written.text == written.before:
         return None
     now = read_bytes(written.file)
@@ -668,6 +671,7 @@ def _candidates(tree: ast.Module) -> Iterator[_Found]:
 
 
 def _from_dict(name: str, node: ast.expr) -> _Found | None:
+    """Return the settings in a dict assigned to `name`, if it holds trainer arguments."""
     if isinstance(node, ast.Call) and _name_of(node.func) != "dict":
         return None
     found = _literals(node)

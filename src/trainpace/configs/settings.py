@@ -361,6 +361,7 @@ def agreed(files: Sequence[ConfigFile]) -> Combined:
 
 
 def _agreeing(files: Sequence[ConfigFile]) -> tuple[dict[str, Setting], list[Clash]]:
+    """Return the settings on which all files agree, and a clash for each other setting."""
     by_name: dict[str, list[Setting]] = {}
     for setting in (setting for file in files for setting in file.settings):
         by_name.setdefault(setting.name, []).append(setting)
@@ -452,6 +453,7 @@ class _Arithmetic:
         return world.value != product
 
     def _check_batch(self, ranks: int, used: list[Setting]) -> None:
+        """Check that ranks and sizes give the stated global batch."""
         shards = [self._values[name] for name in ("tp", "pp", "cp") if name in self._values]
         if self._missing & {"tp", "pp", "cp"}:
             return

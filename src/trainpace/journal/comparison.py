@@ -685,6 +685,7 @@ def entry_of_public(run: PublicRun) -> Entry:
 
 
 def _public_execution(run: PublicRun) -> Execution:
+    """Return the execution that a public run states, as far as it is known."""
     sizes: dict[str, Any] = {
         "micro_batch": max(1, run.micro_batch),
         "accumulation": max(1, run.accumulation),

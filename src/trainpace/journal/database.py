@@ -136,6 +136,7 @@ def prepare(engine: Engine) -> None:
 
 
 def _has_tables(connection: Connection) -> bool:
+    """Return True if the journal's tables exist. Raise an error for other tables or versions."""
     tables = set(inspect(connection).get_table_names())
     if "journal_meta" not in tables:
         if tables & {"runs", "sweeps"}:
@@ -298,6 +299,7 @@ def plainly(url: URL) -> Iterator[None]:
 
 
 def _prepare_file(path: Path, create: bool) -> None:
+    """Check that a path can be a journal, and create its folder."""
     try:
         kind = path.stat().st_mode
     except FileNotFoundError:
@@ -318,6 +320,7 @@ def _prepare_file(path: Path, create: bool) -> None:
 
 
 def _set_up_sqlite(connection: Any, record: object) -> None:
+    """Set the journal mode and the pragmas of a new connection."""
     connection.isolation_level = None  # _begin_sqlite begins transactions, not the driver
     cursor = connection.cursor()
     if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":

@@ -344,6 +344,7 @@ def anonymous(text: str, names: Iterable[str] | None = None) -> str:
 
 
 def _pass(text: str, names: tuple[re.Pattern[str], ...]) -> str:
+    """Remove private parts of a text once."""
     text = _DEVICE_UUID.sub("GPU", text)
     text = _SECRET.sub(lambda m: f"{m['name']}{m['equals']}***", text)
     text = _HOST_OPTION.sub(lambda m: f"{m['name']}{m['equals']}host", text)

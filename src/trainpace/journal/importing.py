@@ -238,6 +238,7 @@ def read_mlflow(path: Path, given: Given) -> Iterator[Item]:
 
 
 def _entry(logged: Logged, given: Given) -> Entry:
+    """Return the entry of an MLflow run. Raise TrainpaceError if a condition is missing."""
     params = {_last(key): value for key, value in sorted(logged.params.items())}
     metrics = {_last(key): values for key, values in sorted(logged.metrics.items())}
     model, batch = _stated(params, "model"), _whole(params, "batch")
@@ -273,6 +274,7 @@ def _entry(logged: Logged, given: Given) -> Entry:
 
 
 def _step_ms(metrics: dict[str, list[float]], execution: Execution) -> float:
+    """Return the median step time that was logged, or derive it from throughput."""
     for names, convert in (
         (_STEP_MS, lambda value: value),
         (_STEPS_PER_S, lambda value: 1e3 / value),
@@ -316,6 +318,7 @@ def _last(key: str) -> str:
 
 
 def _folder_runs(path: Path) -> Iterator[Logged]:
+    """Yield the runs in an MLflow folder."""
     if not is_mlruns(path):
         raise UnreadableInput(f"{path} is not a folder of MLflow runs.")
     for meta in sorted(path.rglob("meta.yaml")):
@@ -364,6 +367,7 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 
 def _database_runs(path: Path) -> Iterator[Logged]:
+    """Yield the runs in an MLflow database."""
     if not is_mlflow_db(path):
         raise UnreadableInput(f"{path} is not a database of MLflow.")
     chosen = (

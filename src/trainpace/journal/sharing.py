@@ -471,6 +471,7 @@ def receive(
 
 
 def _items(path: Path) -> list[Any]:
+    """Return the unchecked runs of a file. Raise UnreadableInput for another kind of file."""
     data = read_json(path)
     if not is_shared(data):
         raise UnreadableInput(
@@ -630,6 +631,7 @@ class _Forecasts:
         )
 
     def _forecaster(self, run: SharedRun, device: Device) -> Forecaster | None:
+        """Return a forecaster for a run's workload on its card, or None if it cannot be traced."""
         e, train = run.execution, run.mode == "train"
         unknown = e.optimizer == OTHER_OPTIMIZER or (train and e.optimizer == NO_OPTIMIZER)
         if unknown or public_name(run.model) is None:  # Another name could be a file.

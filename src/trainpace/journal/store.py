@@ -572,6 +572,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
 
 def _insert(connection: Connection, records: list[Entry | Sweep]) -> int:
+    """Insert records whose ids are new, and return their number."""
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     new = 0
     for table, kind in ((runs, Entry), (sweeps, Sweep)):

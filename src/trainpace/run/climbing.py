@@ -138,6 +138,8 @@ def preview(ladder: Ladder, actions: ClimbActions) -> list[RungPreview]:
 
 
 class _Climb:
+    """One run of a climb: measures the baseline, each rung, and the total gain."""
+
     def __init__(self, ladder: Ladder, actions: ClimbActions, before: LadderResult | None) -> None:
         self._ladder, self._actions = ladder, actions
         self._code = (
@@ -219,6 +221,7 @@ class _Climb:
         return results
 
     def _rung(self, rung: Rung, results: LadderResult) -> RungResult:
+        """Measure one rung and decide if it is kept. Reuse an earlier result with the same key."""
         kept, measured_before = results.kept
         key = self._key([kept], rung)
         if key in self._done:
@@ -267,6 +270,7 @@ class _Climb:
         )
 
     def _tried(self, rung: Rung, kept: Setup, shards: str) -> list[Attempt]:
+        """Run a trial of each possible alternative of a rung."""
         attempts = _alternatives(
             rung, kept, self._ladder, shards, self._actions.forecast, self._measured
         )
@@ -364,6 +368,7 @@ class _Climb:
         return EndToEnd(key=key, first_ms=tuple(first_ms), last_ms=tuple(last_ms), gain=gain)
 
     def _losses(self, results: LadderResult, new: Attempt) -> LossCheck:
+        """Compare the loss of a new setup with the baseline's."""
         assert new.measured is not None
         if new.setup.execution.global_batch != self._ladder.start.execution.global_batch:
             return LossCheck(verdict="not compared", reason="different global batch")
@@ -377,6 +382,7 @@ class _Climb:
         )
 
     def _learn(self, result: RungResult) -> None:
+        """Remember the measured compute of a rung, for later forecasts."""
         for attempt in result.tried:
             if (m := attempt.measured) is not None:
                 compute = compute_of(
@@ -394,6 +400,7 @@ class _Climb:
         self._actions.tell(f"{title}: {words}; measuring")
 
     def _key(self, setups: Sequence[Setup], rung: Rung | None) -> str:
+        """Return a hash of all that affects a measurement."""
         settings = tuple(getattr(self._ladder, name) for name in _MEASURED_ALIKE)
         measured_alike = (self._code, setups, rung, *settings)
         return hashlib.sha256(msgspec.json.encode(measured_alike)).hexdigest()[:32]
@@ -527,6 +534,7 @@ def read_ladder(
 
 
 def _from_toml(text: bytes, path: Path, task: str | None, script: Script | None) -> Ladder:
+    """Read a ladder from TOML."""
     read = toml_of(text, str(path))
     _check_tables(read, path)
     start, job, rungs = read.pop("start", {}), read.pop("job", None), read.pop("rung", [])
@@ -637,6 +645,7 @@ def start_of_script(script: Script, given: Mapping[str, Any], task: str = "") ->
 
 
 def _rung(table: dict[str, Any], path: Path) -> Rung:
+    """Read one [[rung]] table."""
     others = ("title", "precompute", "settings", "environment")
     _check_names(table, (*others, *KEYS), f"setting in [[rung]] of {path.name}")
     changes = {
@@ -711,6 +720,7 @@ def ladder_of_plan(
 
 
 def _check_start(plan: Plan, script: Script) -> None:
+    """Raise Contradiction if the script's settings differ from the plan's start."""
     now, planned = present(script), settings_of(plan.start)
     settings = settings_of(now.execution)
     clashes = [
@@ -726,6 +736,7 @@ def _check_start(plan: Plan, script: Script) -> None:
 
 
 def _rung_of_change(change: Change, execution: Execution, data: DataPath, precompute: str) -> Rung:
+    """Return the rung that turns the setup before a plan's change into the one after it."""
     after = change.execution
     changes: dict[str, Any] = {
         key: getattr(after, key)

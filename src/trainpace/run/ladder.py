@@ -188,6 +188,7 @@ class Ladder(Record):
             self._check_script(rung)
 
     def _check_script(self, rung: Rung) -> None:
+        """Raise TrainpaceError if a rung does not fit the ladder's script or task."""
         shards = rung.precompute or "shards" in rung.changes
         if self.script is None and (rung.settings or rung.environment):
             what = "settings of a script" if rung.settings else "environment variables of a script"
@@ -250,6 +251,7 @@ def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = F
 
 
 def _at_global_batch(e: Execution, batch: int, given: dict[str, Value], allowed: bool) -> Execution:
+    """Return the execution with sizes that give the global batch, without changing `given`."""
     ranks = e.data_parallel_size
     share, rest = divmod(batch, ranks)
     fixed = given.keys() & {"accumulation", "micro_batch"}

@@ -463,6 +463,7 @@ def _title(rung: Rung, result: RungResult) -> str:
 def _row(
     ladder: LadderResult, result: RungResult, title: str, precompute_s: float, total_before: float
 ) -> LadderRow:
+    """Return the row of a rung. If nothing was measured, it shows the first alternative."""
     best = result.best or (result.tried[0] if result.tried else None)
     row = LadderRow(title=title, kept=False, why=result.reason)
     if best is None:

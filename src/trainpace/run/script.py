@@ -251,6 +251,7 @@ def _result(
     started: float,
     ran_s: float,
 ) -> TrialResult:
+    """Return the trial's result from the counted steps of a recording."""
     first, rank_0 = _first(processes), recording.ranks[0]
     clock_ns = (header_of(first.path) or {}).get("clock_to_wall_ns", 0)
     start_up_s = (steps[0].end_ns + clock_ns) / 1e9 - started
@@ -371,6 +372,7 @@ def prepare(
 
 
 def _trial_of(ladder: Ladder, setup: Setup, command: str) -> ScriptTrial:
+    """Return the trial of a setup for a command, without writing files."""
     split, e, threads = configs.split_command(command), setup.execution, setup.threads
     own_threads = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     return ScriptTrial(

@@ -155,6 +155,7 @@ def time_limit(timeout_s: float) -> str:
 
 
 def _head(jobs: Sequence[Job], options: SlurmOptions, own: Sequence[str]) -> list[str]:
+    """Return the first lines of a batch script: options, setup and threads."""
     job = jobs[0]
     if not (job.cwd or "").isprintable():
         raise TrainpaceError(f"a Slurm script cannot name the folder {job.cwd!r}.", "Rename it.")
@@ -347,6 +348,7 @@ class Slurm(Launcher):
         return tuple(end for job in jobs if (end := ended[job.result]) is not None)
 
     def _submit(self, jobs: Sequence[Job], on_line: OnLine) -> list[_Followed]:
+        """Submit jobs of one shape, as an array if there are several."""
         for job in jobs:
             prepare(job)
         first, several = jobs[0], len(jobs) > 1
@@ -374,6 +376,8 @@ def _refusal(answer: subprocess.CompletedProcess[str]) -> str:
 
 
 class _Followed:
+    """A submitted job that is followed until it ends."""
+
     def __init__(self, job: Job, number: str, on_line: OnLine) -> None:
         self.job, self.number = job, number
         self.ended: Ended | None = None
@@ -410,6 +414,7 @@ class _Followed:
             self._cancel(now, "")
 
     def _look_at_end(self, status: JobStatus, now: float) -> None:
+        """End a job that left the queue, after some patience for a late result."""
         patience_s = PATIENCE_S.get(status.state, 0.0)
         if self._result_at == float("inf") and now - self._changed_at < patience_s:
             with contextlib.suppress(OSError):  # refreshes the cache of a network file system
@@ -432,6 +437,7 @@ class _Followed:
         _ask("scancel", self.number)
 
     def _tell_news(self, status: JobStatus) -> None:
+        """Report when a job starts to wait or to run."""
         news = f"waits in the queue ({status.reason})" if status.waits and status.reason else ""
         # A job that is COMPLETING is in its previous attempt, but Slurm already counts the next.
         if not (status.waits or status.has_ended or status.state == "COMPLETING"):
@@ -442,6 +448,7 @@ class _Followed:
 
 
 def _follow(followed: Sequence[_Followed], poll_s: float) -> None:
+    """Poll the queue until all jobs have ended."""
     heard_at = time.monotonic()
     while open_ := [f for f in followed if f.ended is None]:
         queue, now = _queue(open_), time.monotonic()

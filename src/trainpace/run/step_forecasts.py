@@ -253,6 +253,7 @@ def as_measured(
 def _with_data(
     setup: Setup, compute: _Compute, cost: LoaderCost | None, shared: RankShare
 ) -> StepForecast:
+    """Return the forecast of a step from its compute and the cost of its samples."""
     e, (middle, sd, basis, evaluating) = setup.execution, compute
     whole = None if cost is None else cost.of_batch(e.micro_batch * e.accumulation)
     workers = setup.loader.workers
@@ -367,6 +368,7 @@ class LadderForecasts:
         return [self._one(setup, measured) for setup in setups]
 
     def _one(self, setup: Setup, measured: Sequence[MeasuredCompute]) -> StepForecast:
+        """Return the forecast of one setup, or the reason for none."""
         alike = [m for m in measured if m.setup.opaque_changes == setup.opaque_changes]
         near = nearest(alike, setup)
         if near is None and setup.opaque_changes:
@@ -385,6 +387,7 @@ class LadderForecasts:
     def _step(
         self, setup: Setup, near: MeasuredCompute | None, cost: LoaderCost | None, shared: RankShare
     ) -> StepForecast:
+        """Forecast a step, scaled by the most similar measured setup if there is one."""
         precision: dict[str, Any] = {}
         try:
             here = self._forecast(setup)
@@ -402,6 +405,7 @@ class LadderForecasts:
         return forecast_step(setup, here, (near, there), cost, shared)
 
     def _forecast(self, setup: Setup) -> Forecast:
+        """Forecast the compute and the collectives of a setup, without loading."""
         e, workload = setup.execution, self._workload(setup)
         on_cpu, several = self._device == "cpu", e.nnodes > 1
         links = self._between_nodes() if several and on_cpu else None
@@ -473,6 +477,7 @@ class LadderForecasts:
         return self._links[ranks]
 
     def _measure_costs(self, setups: Sequence[Setup]) -> None:
+        """Measure the cost of samples that the setups need and that is not known yet."""
         batch_sizes: dict[tuple[str, str | None, bool], list[int]] = {}
         for s in setups:
             there = s.loader.shards is None or Path(s.loader.shards).is_dir()

@@ -339,6 +339,7 @@ def recompute_blocks(model: Any) -> tuple[str, ...]:
 
 
 def _sharded(model: Any, e: Execution, device: str) -> Any:
+    """Shard a model with FSDP2: first each repeated block, then the root module."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
@@ -469,6 +470,7 @@ def batches_of(
 
 
 def _loader(dataset: Any, trial: Trial, task: Task, rank: int) -> DataLoader[Any]:
+    """Return the data loader for one rank's micro-batches."""
     s: LoaderSettings = trial.loader
     order = RankBatches(len(dataset), trial.seed, trial.execution, rank)
     # Without its own generator, the loader would draw from the model's random state.
@@ -516,6 +518,7 @@ def _shards(folder: str, task: Task) -> tuple[ShardDataset, tuple[str, ...]]:
 
 
 def _form(batch: Any) -> str:
+    """Return the structure and dtypes of a batch as text, to compare and to print."""
     if isinstance(batch, torch.Tensor):
         return f"{str(batch.dtype).removeprefix('torch.')} of {max(0, batch.dim() - 1)} dims"
     if isinstance(batch, dict):
@@ -692,6 +695,7 @@ class _Steps:
         return self.step_ms[-1]
 
     def _step(self, norms: NoiseNorms | None = None) -> None:
+        """Run one step. With `norms`, also collect gradient norms."""
         accumulation = self._trial.execution.accumulation
         waited, losses = 0.0, []
         self._clock.start_step()
@@ -761,6 +765,7 @@ def _many_ranks() -> bool:
 
 
 def _of_ranks(which: Literal["first", "largest"], value: float, device: torch.device) -> float:
+    """Return the value of rank 0, or the largest value of all ranks."""
     if not _many_ranks():
         return value
     shared = torch.tensor(value, dtype=torch.float64, device=device)
@@ -772,6 +777,7 @@ def _of_ranks(which: Literal["first", "largest"], value: float, device: torch.de
 
 
 def _optimizer_note(task: Task, trial: Trial) -> tuple[str, ...]:
+    """Return a note if the task's own optimizer differs from the execution's."""
     own = None if task.optimizer is None else optimizer_name(task.optimizer)
     if own is None or trial.execution.optimizer.partition("_")[0] == own.partition("_")[0]:
         return ()
