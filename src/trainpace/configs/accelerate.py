@@ -64,7 +64,7 @@ def read_accelerate(data: dict[str, Any], file: str) -> ConfigFile:
     kind = reading.word(_capitals(data.get("distributed_type")), "distributed_type", KINDS)
     if kind == "FSDP":
         reading.put("sharding", "fsdp", "distributed_type")
-    elif kind is None and data.get("fsdp_config"):  # another type ignores fsdp_config
+    elif kind is None and data.get("fsdp_config"):  # Other types ignore fsdp_config.
         reading.put("sharding", "fsdp", "fsdp_config")
     processes = reading.stated("world_size")
     if kind == "NO" and isinstance(processes, int) and processes > 1:

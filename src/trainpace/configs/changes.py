@@ -148,7 +148,7 @@ class Draft:
     def data(self) -> dict[str, Any]:
         """Parsed content of the current text (JSON and YAML only)."""
         if self._parsed is None or self._parsed[0] != self.text:
-            assert self.syntax is not None  # shell texts are edited as words
+            assert self.syntax is not None  # Shell texts are edited as words.
             self._parsed = (self.text, parse(self.text, self.file, self.syntax))
         section = self._parsed[1]
         for key in self.prefix:
@@ -196,7 +196,7 @@ class Draft:
         if name not in self.names:
             return False
         new, old = self.want[name] if value is None else value, self.get(path)
-        if path.endswith("device"):  # target device of the offload
+        if path.endswith("device"):  # Offloads name a target device.
             # Keep nvme, and do not add "none".
             right = old == "nvme" if new else old is None
             new = old or "" if right else "cpu" if new else "none"

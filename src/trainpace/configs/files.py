@@ -324,7 +324,7 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
         if still_says(f, name, wanted)
     }
     unchanged = frozenset[str]().union(*(group for group in GROUPS if group & stuck.keys()))
-    if "nnodes" in unchanged:  # batch sizes depend on the number of processes
+    if "nnodes" in unchanged:  # Batch sizes depend on the number of processes.
         unchanged |= BATCH
     if unchanged:
         done = _one_pass(texts, changes, unchanged)
@@ -619,7 +619,7 @@ def read_python(text: str, file: str) -> PythonSettings:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # for example about escapes in strings
+            warnings.simplefilter("ignore")  # Hide warnings about escapes in strings.
             tree = ast.parse(text)
             found = list(_candidates(tree))
     except SyntaxError as error:

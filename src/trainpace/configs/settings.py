@@ -189,7 +189,7 @@ class Reading:
             UnreadableInput: If the value is invalid.
         """
         checked: Value | None
-        if key.endswith("device"):  # target device of the offload
+        if key.endswith("device"):  # Offloads name a target device.
             device = self.word(value, key, ("none", "cpu", "nvme"))
             checked = None if device is None else device != "none"
         elif name in _FLAGS:

@@ -558,7 +558,7 @@ def _time_limit_s(value: str, reading: Reading) -> float:
     if not match:
         raise reading.fail("#SBATCH --time", value, "a time such as 24:00:00 or 2-12")
     days, *parts = (int(part) if part else 0 for part in match.groups())
-    if match[1] is None and match[4] is None:  # minutes[:seconds]
+    if match[1] is None and match[4] is None:  # The limit has no hours.
         parts = [0, *parts[:2]]
     seconds = 86400.0 * days + 3600 * parts[0] + 60 * parts[1] + parts[2]
     if seconds >= 1e10:

@@ -305,7 +305,7 @@ def _added(text: str, node: Node, key: str, tree: Tree, syntax: Syntax) -> str:
     items, newline = node.items or (), _newline(text)
     indent = _indent(text, items[0].start)
     last = max(max(i.end, 0 if i.value.borrowed else i.value.end) for i in items)
-    at = text.find("\n", last)  # after a comment on that line
+    at = text.find("\n", last)  # Skip a comment on that line.
     at = len(text) if at < 0 else at + 1
     lines = _block({key: tree}, indent, newline) + newline
     return text[:at] + ("" if not at or text[at - 1] == "\n" else newline) + lines + text[at:]
@@ -517,9 +517,10 @@ class Launch(NamedTuple):
         return tuple(flag for flag, name in self.launcher.reads.items() if name == setting)
 
     def find(self, path: str) -> Flag | None:
-        """Return the launcher's flag for a path like `--flag`, or else the script's flag.
+        """Return a flag by its path, or None.
 
-        A path without dashes names a flag of the script.
+        `--flag` names a flag of the launcher. `argument`, without dashes, names a flag of the
+        script.
         """
         flags = self.flags if path.startswith("-") else self.script
         return next(

@@ -307,7 +307,7 @@ def _prepare_file(path: Path, create: bool) -> None:
             raise UnreadableInput(f"there is no journal at {path}.") from None
     except OSError as error:
         raise UnreadableInput(f"cannot open the journal at {path}: {os_reason(error)}.") from None
-    except ValueError as error:  # a NUL byte in the name
+    except ValueError as error:  # The name has a NUL byte.
         raise UnreadableInput(f"cannot open the journal at {str(path)!r}: {error}.") from None
     else:
         if stat.S_ISDIR(kind):

@@ -761,7 +761,7 @@ def format_of(path: Path) -> str:
         return SHARED  # Its own reader checks the file.
     columns, rows = columns_and_rows(path)
     if not columns and head.lstrip()[:1] == b"[":
-        return "trainpace"  # empty export
+        return "trainpace"  # The export is empty.
     named = set(columns)
     formats = (
         ("timm", lambda: is_timm(columns)),

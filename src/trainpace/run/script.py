@@ -440,7 +440,7 @@ def keep_files(ladder: Ladder, setup: Setup, folder: Path) -> Path:
     for written in changed_files(ladder, setup):
         if not configs.is_python(written.file):
             write_whole(kept / names.get(written.file, "command.txt"), written.text)
-    (kept / ENVIRONMENT).unlink(missing_ok=True)  # left by an earlier climb
+    (kept / ENVIRONMENT).unlink(missing_ok=True)  # An earlier climb may have left it.
     if setup.environment:
         lines = [
             f"export {name}={shlex.quote(value)}\n" for name, value in setup.environment.items()

@@ -417,7 +417,7 @@ class _Followed:
         """End a job that left the queue, after some patience for a late result."""
         patience_s = PATIENCE_S.get(status.state, 0.0)
         if self._result_at == float("inf") and now - self._changed_at < patience_s:
-            with contextlib.suppress(OSError):  # refreshes the cache of a network file system
+            with contextlib.suppress(OSError):  # Refresh a network file system.
                 os.listdir(Path(self.job.result).parent)
             return
         self._end(
