@@ -211,7 +211,7 @@ def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
 
 
 def _timings(timed: list[TimedRow], form: MachineRoofline) -> OperatorTimings:
-    """Make the kernel model from timed operators.
+    """Collect timed operators with a fit for each class.
 
     At most MOST_OF_A_CLASS operators per class are kept, which makes forecasts fast.
     """

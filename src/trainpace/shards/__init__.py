@@ -1,4 +1,4 @@
-"""Preprocessing that runs once instead of every epoch, into Parquet shards."""
+"""Precomputed samples: preprocessing runs once, and training reads Parquet shards every epoch."""
 
 from typing import TYPE_CHECKING
 

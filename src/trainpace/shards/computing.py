@@ -1,6 +1,6 @@
-"""Compute a dataset once, in parallel processes, into shards.
+"""Precompute a dataset into shards with parallel worker processes.
 
-Finished shards are not computed again.
+A run can be interrupted and repeated: it skips finished shards.
 """
 
 import contextlib
@@ -33,16 +33,24 @@ from trainpace.workload import ModelSpec
 _LOCK = ".lock"
 _WORKER = "trainpace.shards.precompute_worker"
 _SPARE = 1.02
-"""Factor for headers and for samples that are larger than those of the inspection."""
+"""Safety factor on disk space, for headers and for samples larger than the inspected ones."""
 _SPARE_BYTES = 2**20
 _AHEAD = 2
-"""Shards that a worker has at a time: it computes one while it writes the other."""
+"""Number of shards that a worker has at a time. It computes one while it writes the other."""
 
 
 class Settings(Record):
-    """Settings of a precomputation: content, folder and number of processes.
+    """Settings of a precomputation.
 
-    `max_bad` is the share of samples that may fail. `repair` lists shards to compute again.
+    Attributes:
+        target: FILE.py:NAME of the dataset.
+        folder: Folder for the shards.
+        workers: Number of worker processes.
+        shard_samples: Number of samples per shard. By default, it is chosen automatically.
+        max_bad: Maximum share of samples that may fail.
+        part: Index of the part to compute, from 0, if several machines share the work.
+        parts: Number of parts.
+        repair: Numbers of shards to compute again.
     """
 
     target: str
@@ -59,7 +67,8 @@ class Settings(Record):
 class Progress(NamedTuple):
     """Progress of a part, in samples.
 
-    `bad` counts the failed ones among `done`. `new` were computed by this run, in `seconds`.
+    `bad` is the number of failed samples among `done`. This run computed `new` samples in `seconds`
+    seconds.
     """
 
     done: int
@@ -70,9 +79,10 @@ class Progress(NamedTuple):
 
 
 class Precomputed(Record):
-    """The state of a folder after a run.
+    """State of a folder after a run.
 
-    If `finished` is false, other parts still have shards to compute. `shards_planned` is the total.
+    If `finished` is False, other parts still have shards to compute. `shards_planned` is the total
+    number of shards.
     """
 
     folder: str
@@ -88,7 +98,7 @@ class Precomputed(Record):
 
 
 class Damage(Record):
-    """A shard that cannot be trusted, with the reason."""
+    """Missing or damaged shard, with a description of the problem."""
 
     number: int
     file: str
@@ -100,14 +110,19 @@ def precompute(
     tell: Callable[[Progress], None] = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Precomputed:
-    """Compute the missing shards of this part, and write the manifest once all shards exist.
+    """Compute the missing shards of this part. Write the manifest once all shards exist.
 
-    Finished shards stay in every case.
+    Finished shards are kept, even if the run fails.
+
+    Args:
+        settings: Settings of the precomputation.
+        tell: Callback for progress.
+        note: Callback for messages.
 
     Raises:
-        Contradiction: The folder was begun with other code, source or settings.
-        DiskFull: The disk has no room for the rest.
-        UserCodeError: More samples failed than `max_bad` allows.
+        Contradiction: If the folder was begun with other code, source or settings.
+        DiskFull: If the disk has no room for the missing shards.
+        UserCodeError: If more samples fail than `max_bad` allows.
     """
     folder = Path(settings.folder)
     _make_ready(folder)
@@ -116,7 +131,7 @@ def precompute(
         plan = _agreed_plan(pool, folder, settings)
         if settings.repair:
             (folder / files.MANIFEST).unlink(missing_ok=True)
-        for number in settings.repair:  # removed, so that they are computed again
+        for number in settings.repair:  # a shard without a record is computed again
             files.shard_record(folder, number).unlink(missing_ok=True)
             files.shard_file(folder, number).unlink(missing_ok=True)
         computed = _Work(pool, plan, folder, settings, tell).run()
@@ -158,9 +173,20 @@ def estimate(
     batch: int = 1,
     epochs: float | None = None,
 ) -> Estimate:
-    """Decide if `precompute` is worth it, from up to `most` samples computed in another process.
+    """Estimate if `precompute` is worth it.
 
-    Leaves no files behind.
+    A separate process computes up to `most` samples and measures their costs. It removes its files
+    at the end.
+
+    Args:
+        target: FILE.py:NAME of the dataset.
+        folder: Planned folder, for measuring the speed of its disk.
+        workers: Number of processes that would load or compute samples.
+        seconds: Time limit of the measurement.
+        most: Maximum number of samples to compute.
+        step_s: Time of a training step without data, if known.
+        batch: Number of samples per step.
+        epochs: Number of epochs of the training, if known.
     """
     with Pool(_WORKER, target, 1) as pool:
         pool.ask(0, do="estimate", options={"folder": folder, "seconds": seconds, "most": most})
@@ -169,7 +195,7 @@ def estimate(
 
 
 def verify(folder: Path) -> tuple[files.ShardPlan, list[Damage]]:
-    """Read every byte of every shard. Returns those that are missing or changed."""
+    """Read every byte of every shard. Return the plan, and the missing or damaged shards."""
     plan = read_plan(folder)
     recorded: dict[int, files.Shard] = {}
     if (folder / files.MANIFEST).exists():
@@ -220,7 +246,10 @@ def _make_ready(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path, settings: Settings) -> Iterator[None]:
-    """Lock the whole folder, or one part beside others. The locks end with the process."""
+    """Lock the folder, or one part of it if other machines compute the other parts.
+
+    The operating system releases the locks when the process ends.
+    """
     whole = settings.parts == 1
     with (
         open(folder / _LOCK, "w") as whole_lock,
@@ -233,9 +262,10 @@ def _alone(folder: Path, settings: Settings) -> Iterator[None]:
             raise Contradiction(
                 f"another precompute is at work on {folder}.", "Wait for it, or end it."
             ) from None
-        except OSError:  # a file system without locks; shards are renamed into place all the same
+        except OSError:  # the file system has no locks; renaming still keeps shards consistent
             pass
-        # the plan at last: without it, what a killed run left would be taken for somebody else's
+        # Delete the plan last. If the process is killed before, the folder still has a plan, and
+        # its files are recognized as those of a precomputation.
         written = (files.MANIFEST, files.BAD_SAMPLES, "shard-*", ".shard-*", files.PLAN)
         for pattern in written if settings.again else ():
             for path in folder.glob(pattern):
@@ -244,9 +274,9 @@ def _alone(folder: Path, settings: Settings) -> Iterator[None]:
 
 
 def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> files.ShardPlan:
-    """Return the folder's plan, checked against the current code and source.
+    """Return the folder's plan after checking it against the current code and source.
 
-    For a new folder, the plan is made from a few samples.
+    For a new folder, make the plan from an inspection of a few samples.
     """
     begun = (folder / files.PLAN).exists()
     pool.ask(0, do="fingerprint" if begun else "inspect")
@@ -305,7 +335,7 @@ def _write_first(path: Path, text: str) -> bool:
         os.link(aside, path)
     except FileExistsError:
         return False
-    except OSError:  # a file system without links
+    except OSError:  # the file system has no hard links
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
@@ -313,8 +343,9 @@ def _write_first(path: Path, text: str) -> bool:
 
 
 class _Work:
-    """Gives the missing shards of one part to workers, while the disk has room and few samples
-    fail.
+    """Scheduler that hands out the missing shards of one part to workers.
+
+    It stops if the disk runs full or too many samples fail.
     """
 
     def __init__(
@@ -347,9 +378,9 @@ class _Work:
         self._request = {"do": "shard", "plan": msgspec.to_builtins(plan), "folder": str(folder)}
 
     def run(self) -> list[files.Shard]:
-        """Compute the missing shards.
+        """Compute the missing shards and return their records.
 
-        Raises `DiskFull` or `UserCodeError`; finished shards stay.
+        Raises `DiskFull` or `UserCodeError`. Finished shards are kept.
         """
         self._make_room()
         computed: list[files.Shard] = []
@@ -390,7 +421,7 @@ class _Work:
         return computed
 
     def _make_room(self) -> None:
-        """Remove half-written files of a killed run. Raises DiskFull if the rest will not fit."""
+        """Remove half-written files of a killed run. Raise `DiskFull` if the rest will not fit."""
         for number in self._todo:
             for rest in self._folder.glob(f".{files.shard_file(self._folder, number).stem}.*"):
                 rest.unlink(missing_ok=True)
@@ -403,7 +434,7 @@ class _Work:
             )
 
     def _hand_out(self, worker: int) -> None:
-        """Give a worker the next shard if there is room for it. Running shards may still end."""
+        """Give a worker the next shard if the disk has room for it and for the running shards."""
         if not self._todo or self._full is not None:
             return
         free = shutil.disk_usage(self._folder).free

@@ -1,4 +1,4 @@
-"""Read precomputed samples: by position, or as a stream of shuffled batches."""
+"""Datasets of precomputed samples: by position, or as a stream of shuffled batches."""
 
 from __future__ import annotations
 
@@ -37,19 +37,21 @@ from trainpace.shards.files import (
 
 Transform = Callable[[Any], Any]
 Span = tuple[int, int]
-"""Positions `start` to `stop` (not included) of an epoch's sequence."""
+"""Range (start, stop) of positions in the order of an epoch. `stop` is not included."""
 _MOST_CHANGES = 32
 _STREAM_OPTIONS = {"batch_size", "collate_fn", "drop_last", "shuffle"}
 
 
 class ShardDataset(Dataset):
-    """Precomputed samples by position.
+    """Map-style dataset of precomputed samples.
 
-    Positions follow the order of the source, without its bad samples. `source_index` returns the
-    number in the source. The dataset works in any DataLoader. `loader` makes one that copies each
-    sample once, into its place in the batch.
+    Positions follow the order of the source dataset, without bad samples. `source_index` converts a
+    position to an index of the source. The dataset works in any DataLoader. `loader` returns a
+    faster one that copies each sample only once, directly into the batch.
 
-    `transform` (sample -> sample) runs online, for random augmentation.
+    Args:
+        folder: Folder with the shards.
+        transform: Function sample -> sample that runs in training, for random augmentation.
     """
 
     def __init__(self, folder: str | Path, transform: Transform | None = None) -> None:
@@ -60,7 +62,7 @@ class ShardDataset(Dataset):
         return len(self.reader)
 
     def __getitem__(self, index: int | Sequence[int]) -> Any:
-        """Return one sample, or the collated batch of a sequence of positions."""
+        """Return one sample, or a collated batch if `index` is a sequence of positions."""
         if not isinstance(index, int | np.integer | torch.Tensor):
             return _batch(
                 self.reader, np.asarray(index, dtype=np.int64), self.transform, torch_collate
@@ -74,16 +76,16 @@ class ShardDataset(Dataset):
         return samples if self.transform is None else [self.transform(sample) for sample in samples]
 
     def source_index(self, index: int) -> int:
-        """Return the index of this sample in the dataset that it was computed from."""
+        """Return the index of a sample in the dataset that it was computed from."""
         return int(self.reader.source_indices([index])[0])
 
     def loader(
         self, batch_size: int, shuffle: bool = True, drop_last: bool = False, **options: Any
     ) -> DataLoader:
-        """Return a DataLoader of whole batches.
+        """Return a DataLoader that reads whole batches.
 
-        `options` are DataLoader's own (num_workers, pin_memory, generator, ...). With a
-        `collate_fn`, samples are copied as in any DataLoader.
+        `options` are arguments of DataLoader, such as num_workers, pin_memory or generator. With a
+        `collate_fn`, samples are read one by one, as in any DataLoader.
         """
         if options.get("collate_fn") is not None:
             return DataLoader(self, batch_size, shuffle=shuffle, drop_last=drop_last, **options)
@@ -98,16 +100,16 @@ class ShardDataset(Dataset):
 
 
 class ShardStream(IterableDataset):
-    """Batches of precomputed samples, each sample exactly once per epoch over all ranks and
-    workers.
+    """Iterable dataset of shuffled batches of precomputed samples.
 
-    Row groups are shuffled over all shards, samples within buffers of `buffer_samples`. The order
-    depends only on `seed` and epoch, not on workers. `rank` and `world_size` default to those of
-    torch.distributed, or RANK and WORLD_SIZE.
+    Each sample appears exactly once per epoch over all ranks and workers. Row groups are shuffled
+    over all shards, and samples are shuffled within buffers of `buffer_samples`. The order depends
+    only on `seed` and epoch, not on the number of workers. `rank` and `world_size` default to those
+    of torch.distributed, or to the environment variables RANK and WORLD_SIZE.
 
-    If samples do not divide evenly, ranks differ by at most one sample, and so perhaps by one
-    batch. With `drop_last` all ranks have the same number of full batches, and the dropped samples
-    differ between epochs. Iterate it by `loader`, which can be resumed.
+    If the samples do not divide evenly, the ranks differ by at most one sample, and so perhaps by
+    one batch. With `drop_last`, all ranks have the same number of full batches, and the dropped
+    samples differ between epochs. Use `loader` to iterate with a DataLoader that can be resumed.
     """
 
     def __init__(
@@ -135,8 +137,8 @@ class ShardStream(IterableDataset):
         )
         self.drop_last, self.transform, self.collate_fn = drop_last, transform, collate_fn
         self.rank, self.world_size = _place(rank, world_size)
-        # Epoch, number of changes, then (world size, samples taken by each rank) of every
-        # resumption. The memory is shared with persistent workers.
+        # The values are the epoch, the number of resumptions, and then for each resumption (world
+        # size, samples that each rank had taken). Persistent workers share this memory.
         self._state = torch.zeros(2 + 2 * _MOST_CHANGES, dtype=torch.int64).share_memory_()
 
     @property
@@ -144,9 +146,9 @@ class ShardStream(IterableDataset):
         return int(self._state[0])
 
     def place(self, epoch: int, history: Sequence[Span] = ()) -> None:
-        """Begin the next iteration at this epoch, after the parts in `history`.
+        """Set the epoch of the next iteration, and the parts of it that are already finished.
 
-        Each part is (world size, samples taken by each rank).
+        Each part in `history` is (world size, samples taken by each rank).
         """
         if epoch < 0:
             raise TrainpaceError(f"epoch {epoch} does not exist.", "Epochs count from 0.")
@@ -159,24 +161,24 @@ class ShardStream(IterableDataset):
 
     @property
     def history(self) -> list[Span]:
-        """The finished parts of this epoch, in the form that `place` takes."""
+        """Finished parts of this epoch, in the format of `place`."""
         values = self._state.tolist()
         return [(values[2 + 2 * i], values[3 + 2 * i]) for i in range(values[1])]
 
     def spans(self) -> list[Span]:
-        """Return the remaining positions of this rank in the epoch's order."""
+        """Return the remaining positions of this rank, as ranges in the order of the epoch."""
         left: list[Span] = [(0, len(self.reader))]
         for world_size, taken in self.history:
             left = remaining(left, world_size, taken, self.batch_size, self.drop_last)
         return share(left, self.rank, self.world_size, self.batch_size, self.drop_last)
 
     def __len__(self) -> int:
-        """Return the remaining batches of this epoch."""
+        """Return the number of remaining batches of this rank in this epoch."""
         return -(-sum(stop - start for start, stop in self.spans()) // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        # a DataLoader takes batches from its workers in turn, so every n-th batch per worker keeps
-        # the order
+        # A DataLoader takes batches from its n workers in turn. If each worker makes every n-th
+        # batch, the order does not depend on n.
         worker = torch.utils.data.get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         spans, count = self.spans(), len(self)
@@ -189,15 +191,15 @@ class ShardStream(IterableDataset):
             yield _batch(self.reader, positions, self.transform, self.collate_fn)
 
     def loader(self, **options: Any) -> ShardLoader:
-        """Return its DataLoader. `options` are DataLoader's own (num_workers, pin_memory, ...)."""
+        """Return a resumable loader. `options` are DataLoader arguments such as num_workers."""
         return ShardLoader(self, **options)
 
 
 class ShardLoader:
-    """Iterates a `ShardStream` through a DataLoader, and can resume after any batch.
+    """Loader that iterates a `ShardStream` through a DataLoader, and can resume after any batch.
 
-    A full epoch moves on to the next one. If an iteration is broken off, the next one begins its
-    epoch again, as with any DataLoader, unless `load_state_dict` was called.
+    After a full epoch, the next iteration is the next epoch. If an iteration stops early, the next
+    one restarts the same epoch, as with any DataLoader, unless `load_state_dict` was called.
     """
 
     def __init__(self, stream: ShardStream, **options: Any) -> None:
@@ -213,12 +215,12 @@ class ShardLoader:
         self._resumed = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration. Setting the current epoch changes nothing."""
+        """Set the epoch of the next iteration. Setting the current epoch has no effect."""
         if epoch != self.stream.epoch:
             self._begin(epoch)
 
     def __len__(self) -> int:
-        """Return the batches of the whole epoch, or the rest of a resumed one."""
+        """Return the number of batches in the epoch, or the remaining ones of a resumed epoch."""
         return len(self.stream)
 
     def __iter__(self) -> Iterator[Any]:
@@ -231,9 +233,9 @@ class ShardLoader:
         self._begin(self.stream.epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in this epoch.
+        """Return the position in this epoch, for a checkpoint.
 
-        It is equal on all ranks after the same number of steps.
+        The state is equal on all ranks after the same number of steps.
         """
         history = self.stream.history
         if self._batches:
@@ -241,7 +243,11 @@ class ShardLoader:
         return {"epoch": self.stream.epoch, "history": history, **self._settings()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue after the batches of `state`, also with another number of ranks or workers."""
+        """Resume after the batches of `state`. The number of ranks and workers may differ.
+
+        Raises:
+            Contradiction: If the state was saved with other settings of the stream.
+        """
         for name, value in self._settings().items():
             if state.get(name) != value:
                 raise Contradiction(
@@ -276,9 +282,13 @@ def _batch(
 
 
 def _allocate(count: int) -> torch.Tensor:
-    """Allocate bytes. In a worker, the training process can map them without another copy."""
+    """Allocate a uint8 tensor of `count` bytes.
+
+    In a worker, the tensor is in shared memory, so the main process needs no copy.
+    """
     if torch.utils.data.get_worker_info() is None:
-        # numpy requests huge pages, torch does not, and half of the time was page faults
+        # numpy requests huge pages, and torch does not. With torch, page faults took half of the
+        # time.
         return torch.from_numpy(np.empty(count, dtype=np.uint8))
     empty = torch.empty(0, dtype=torch.uint8)
     return empty.new(empty._typed_storage()._new_shared(count, device="cpu")).resize_(count)
@@ -299,9 +309,10 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 class EpochOrder:
-    """The sequence of one epoch.
+    """Order of the samples in one epoch.
 
-    `group_sizes` are the samples of every row group. Without `shuffle` the sequence is 0, 1, 2, ...
+    `group_sizes` are the numbers of samples in the row groups. Without `shuffle`, the order is 0, 1,
+    2, ...
     """
 
     def __init__(
@@ -319,7 +330,7 @@ class EpochOrder:
             groups = np.random.default_rng((*self._seed, 0)).permutation(groups)
         sizes = group_sizes[groups]
         self._ends = np.cumsum(sizes)
-        # sample = position + shift, within one row group
+        # Within one row group, sample = position + shift.
         firsts = np.concatenate([[0], np.cumsum(group_sizes)])[:-1]
         self._shifts = firsts[groups] - (self._ends - sizes)
         self._buffered: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
@@ -348,10 +359,10 @@ class EpochOrder:
 def share(
     spans: Sequence[Span], rank: int, world_size: int, multiple: int = 1, even: bool = False
 ) -> list[Span]:
-    """Return the part of `rank`: contiguous and disjoint from the others, which cover the rest.
+    """Return the contiguous share of one rank. The shares of all ranks are disjoint.
 
-    If the count does not divide, the first ranks take one more. With `even`, all take the same
-    multiple of `multiple`, and the rest at the end is dropped.
+    If the positions do not divide evenly, the first ranks take one more. If `even` is True, all
+    ranks take the same multiple of `multiple`, and the rest at the end is dropped.
     """
     total = sum(stop - start for start, stop in spans)
     if even:
@@ -365,8 +376,9 @@ def share(
 def remaining(
     spans: Sequence[Span], world_size: int, taken: int, multiple: int = 1, even: bool = False
 ) -> list[Span]:
-    """Return the rest once each rank has taken the first `taken` of its share, in the order of
-    ranks.
+    """Return the positions that remain after each rank has taken the first `taken` of its share.
+
+    They are in the order of ranks.
     """
     left: list[Span] = []
     for rank in range(world_size):
@@ -376,8 +388,9 @@ def remaining(
 
 
 def cut(spans: Sequence[Span], first: int, last: int) -> list[Span]:
-    """Return the positions of `spans` from `first` to `last` (not included), counted over all of
-    them.
+    """Return the part of `spans` from the `first` to the `last` position (not included).
+
+    Positions are counted over all spans, as if they were one sequence.
     """
     parts, before = [], 0
     for start, stop in spans:
@@ -389,14 +402,15 @@ def cut(spans: Sequence[Span], first: int, last: int) -> list[Span]:
 
 
 Allocate = Callable[[int], torch.Tensor]
-"""Makes a uint8 tensor of this many bytes."""
+"""Function that allocates a uint8 tensor of the given size in bytes."""
 
 
 class ShardReader:
-    """The samples of a finished folder by position, in the order of the source without bad samples.
+    """Reader of the samples in a finished folder by position.
 
-    A shard's file is mapped when it is first needed. A copy in another process maps for itself.
-    Results are copies and may be changed in place.
+    Positions follow the order of the source, without bad samples. The reader maps a shard's file
+    into memory when it first needs it. A copy of the reader in another process makes its own
+    mappings. Returned samples are copies and may be changed in place.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -449,7 +463,7 @@ class ShardReader:
         return self.samples([position])[0]
 
     def samples(self, positions: Sequence[int] | np.ndarray) -> list[Any]:
-        """Return several samples that share no memory."""
+        """Return several samples. They do not share memory."""
         shards, groups, rows = (part.tolist() for part in self._locate(positions))
         return [
             self.build([self._leaf(column, shard, group, row) for column in self._columns])
@@ -457,8 +471,9 @@ class ShardReader:
         ]
 
     def batch(self, positions: Sequence[int] | np.ndarray, allocate: Allocate) -> Any:
-        """Collate these samples as torch's default_collate does, but copy each once, into its
-        place.
+        """Return a batch like torch's default_collate, but copy each sample only once.
+
+        `allocate` provides the memory of the batch.
         """
         where = self._locate(positions)
         return self.build([self._gather(column, where, allocate) for column in self._columns])
@@ -474,7 +489,10 @@ class ShardReader:
     def _locate(
         self, positions: Sequence[int] | np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (shard, row group over all shards, row within it)."""
+        """Return (shard, row group, row in the group) of each position, three arrays.
+
+        Row groups are numbered over all shards.
+        """
         positions = np.asarray(positions, dtype=np.int64)
         if positions.size and not 0 <= positions.min() <= positions.max() < len(self):
             raise IndexError(f"position {positions.max()} of {len(self)} samples")
@@ -532,9 +550,10 @@ class ShardReader:
         return column.decode(raw, shape)
 
     def _value(self, starts: np.ndarray, shard: int, group: int, row: int) -> bytearray:
-        """Return a value of any length.
+        """Return a value of a column with values of variable length.
 
-        Its length is in the four bytes before it, so a row group has to be walked once.
+        The length of a value is in the four bytes before it. So the reader walks through a row
+        group once to find the places of its values.
         """
         mapped, key = self._map(shard), (id(starts), group)
         places = self._places.get(key)
@@ -572,7 +591,7 @@ class ShardReader:
 
 
 class _Placed:
-    """The places of one field's values in all shards, and their decoding."""
+    """Places of one field's values in all shards, and how to decode the values."""
 
     def __init__(self, field: Field, columns: Sequence[Column]) -> None:
         self.field = field
@@ -588,7 +607,7 @@ class _Placed:
     def decode(self, raw: bytearray, shape: tuple[int, ...] | None) -> Any:
         kind, dtype = self.field.kind, self.field.dtype
         if kind == "tensor":
-            # frombuffer refuses an empty buffer
+            # torch.frombuffer raises an error for an empty buffer.
             flat = torch.frombuffer(raw, dtype=self.torch_dtype) if raw else torch.empty(0)
             return flat.to(self.torch_dtype).reshape(shape or ())
         if kind == "array":

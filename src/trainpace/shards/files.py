@@ -1,10 +1,12 @@
-"""The files of a precomputed folder, and how a sample becomes columns in them.
+"""File format of precomputed folders, and conversion of samples to columns.
 
-A folder has a plan, shards with their records, and a manifest. A shard is an uncompressed Parquet
-file whose values lie where a reader can map them. It is written whole or not at all. Arrays are
-binary columns (FixedShapeTensor would widen uint8 to int32). With plain encoding, no nulls and one
-page per column chunk, a chunk is its page header and then the values, end to end. So any sample is
-a slice of the file. Source: parquet-format, Encodings.md.
+A folder has a plan, shards with one record each, and a manifest. A shard is an uncompressed Parquet
+file, which is written completely or not at all. Arrays are binary columns, because FixedShapeTensor
+would widen uint8 to int32.
+
+A reader can map the values into memory. With plain encoding, no nulls and one page per column
+chunk, a chunk is a page header followed by the values without gaps. So any sample is a slice of the
+file. Source: parquet-format, Encodings.md.
 """
 
 from __future__ import annotations
@@ -29,26 +31,29 @@ from trainpace.core.records import Record, load, save, to_jsonable
 
 PLAN, MANIFEST, BAD_SAMPLES = "plan.json", "manifest.json", "bad_samples.jsonl"
 MOST_SHARDS = 1_000_000
-"""Limit per folder. A dataset of more has a wrong `__len__`, or needs larger shards."""
+"""Maximum number of shards in a folder.
+
+If a dataset needs more, its `__len__` is wrong or it needs larger shards.
+"""
 SHARD_BYTES = 64 * 2**20
 GROUP_BYTES = 2**20
 _SHARDS_A_WORKER = 16
 GROUP_SAMPLES = 100
-"""Usual samples per row group.
+"""Usual number of samples per row group.
 
-Shuffling moves whole row groups. They are large enough for one read, and small enough that a buffer
-holds many.
+Shuffling moves whole row groups. A row group is large enough for an efficient read, and small
+enough that a shuffle buffer holds many.
 """
 
 
 class Fingerprint(Record):
-    """Inputs that determine the shards.
+    """Fingerprint of the inputs that determine the content of shards.
 
     Attributes:
         code: Hashes of the user's source files.
-        packages: Versions of the packages that they import.
-        source: Number of samples, the dataset's own settings, size and time of the files that
-            it opens.
+        packages: Versions of the packages that these files import.
+        source: Number of samples, settings of the dataset, and size and modification time of the
+            files that it opens.
     """
 
     code: dict[str, str]
@@ -56,7 +61,7 @@ class Fingerprint(Record):
     source: dict[str, str]
 
     def differences(self, now: Fingerprint) -> list[str]:
-        """Return a phrase for each change since."""
+        """Return a phrase for each difference between this fingerprint and the current one."""
         changes = []
         for what in ("code", "packages", "source"):
             then, today = getattr(self, what), getattr(now, what)
@@ -71,21 +76,21 @@ class Fingerprint(Record):
 
 
 class BadSample(Record):
-    """A sample that could not be computed: its index in the source and the reason."""
+    """Sample that could not be computed, with its index in the source and the reason."""
 
     index: int
     reason: str
 
 
 class Column(Record):
-    """The place of one field in a shard.
+    """Place of one field's values in a shard.
 
     Attributes:
-        starts: File offset of each row group's values.
-        width: Bytes per sample, 0 if they differ.
-        shape: Shape of every sample, None if they differ. The column `NAME.shape` then has the
-            shapes.
-        shape_starts: File offset of each row group's shapes.
+        starts: File offset of the values in each row group.
+        width: Bytes per sample, or 0 if samples have different sizes.
+        shape: Shape of every sample, or None if shapes differ. The column `NAME.shape` then has
+            the shapes.
+        shape_starts: File offset of the shapes in each row group.
     """
 
     starts: tuple[int, ...]
@@ -95,9 +100,10 @@ class Column(Record):
 
 
 class Shard(Record):
-    """One finished Parquet file.
+    """Record of a finished shard (a Parquet file).
 
-    It holds the samples `first` to `stop` (not included) of the source, without the bad ones.
+    The shard contains the samples `first` to `stop` (not included) of the source, without the bad
+    samples.
     """
 
     number: int
@@ -113,9 +119,9 @@ class Shard(Record):
 
 
 class ShardPlan(Record):
-    """The division of a dataset into shards, decided once when a folder is begun.
+    """Division of a dataset into shards. It is decided once for a folder.
 
-    `probe_*` are the figures of the inspection.
+    `probe_*` are measurements of the inspected samples.
     """
 
     target: str
@@ -144,15 +150,15 @@ class ShardPlan(Record):
         )
 
     def part(self, part: int, parts: int) -> range:
-        """Return the shards of one of `parts` parts, from 0.
+        """Return the numbers of the shards in one part.
 
-        Parts are disjoint and cover everything.
+        `part` counts from 0. The parts are disjoint and together contain all shards.
         """
         return range(part, self.shards, parts)
 
 
 class Manifest(Record):
-    """All shards of a finished folder, in the order of the source."""
+    """Manifest of a finished folder: its plan and all its shards, in the order of the source."""
 
     plan: ShardPlan
     shards: tuple[Shard, ...]
@@ -163,7 +169,8 @@ def shard_sizes(
 ) -> tuple[int, int]:
     """Return (samples per shard, samples per row group).
 
-    They aim at 64 MiB and 1 MiB, with enough shards for all workers to end together.
+    The targets are 64 MiB per shard and 1 MiB per row group. There are enough shards that all
+    workers finish at about the same time.
     """
     sample_bytes = max(sample_bytes, 1.0)
     fitting = round(GROUP_BYTES / sample_bytes)
@@ -185,16 +192,17 @@ def shard_file(folder: Path, number: int) -> Path:
 def shard_record(folder: Path, number: int) -> Path:
     """Return the path of a shard's record.
 
-    It is written last, so a shard with a record is finished.
+    The record is written after the shard, so a shard with a record is finished.
     """
     return folder / f"shard-{number:06d}.json"
 
 
 def part_of(stated: str | None, environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return (part from 0, parts).
+    """Return (index of the part from 0, number of parts).
 
-    They come from `stated` (``2/8`` is the second of eight: (1, 8)), else from this task's place in
-    its Slurm array. Otherwise there is one part.
+    `stated` takes precedence: ``2/8`` means the second of eight parts and gives (1, 8). Without it,
+    the position of this task in its Slurm array determines the part. Otherwise, the result is
+    (0, 1).
     """
     if stated is not None:
         part, _, parts = stated.partition("/")
@@ -222,8 +230,8 @@ def part_of(stated: str | None, environment: Mapping[str, str]) -> tuple[int, in
 def array_script(target: str, folder: str, parts: int, workers: int, hours: float) -> str:
     """Return a batch script for sbatch with `parts` array tasks of `workers` cores each.
 
-    A task that is requeued computes only its missing shards. The last one to end writes the
-    manifest. Source: sbatch's manual, --array.
+    A requeued task computes only its missing shards. The task that finishes last writes the
+    manifest. Source: manual of sbatch, --array.
     """
     minutes = max(10, round(60 * hours))
     command = (
@@ -245,7 +253,7 @@ srun {command}
 
 
 INDEX = "__index__"
-"""Column with each sample's index in the source."""
+"""Name of the column with each sample's index in the source."""
 _LONGEST_HEADER = 200
 _READ_BYTES = 2**20
 
@@ -254,7 +262,7 @@ def import_pyarrow() -> Any:
     """Return the pyarrow module.
 
     Raises:
-        TrainpaceError: pyarrow is not installed.
+        TrainpaceError: If pyarrow is not installed.
     """
     try:
         import pyarrow
@@ -273,9 +281,17 @@ def write_shard(
     samples: Sequence[tuple[int, Encoded]],
     bad: Sequence[BadSample],
 ) -> Shard:
-    """Write samples (index in the source, sample) as one shard, and then its record.
+    """Write samples as one shard, then write its record.
 
-    The file is written aside, synchronized to the disk, and renamed.
+    The shard is written to a temporary file, synchronized to disk, and renamed, so that it is never
+    incomplete.
+
+    Args:
+        folder: Folder of the shards.
+        plan: Plan of the folder.
+        number: Number of the shard.
+        samples: Pairs of (index in the source, sample).
+        bad: Bad samples of the shard.
     """
     pa = import_pyarrow()
     covered, target = plan.range_of(number), shard_file(folder, number)
@@ -335,7 +351,7 @@ def write_shard(
 
 
 def finished_shard(folder: Path, number: int) -> Shard | None:
-    """Return the record of a shard whose file is complete, or None if it has to be computed."""
+    """Return the record of a shard if its file is complete, or None if it must be computed."""
     try:
         shard = load(shard_record(folder, number), Shard)
         return shard if shard_file(folder, number).stat().st_size == shard.file_bytes else None
@@ -344,7 +360,7 @@ def finished_shard(folder: Path, number: int) -> Shard | None:
 
 
 def damage(folder: Path, shard: Shard) -> str:
-    """Read every byte of a shard's file and describe the problem, or return ""."""
+    """Read every byte of a shard's file. Describe the damage, or return "" if there is none."""
     path = shard_file(folder, shard.number)
     try:
         size, crc32 = _sum(path)
@@ -362,7 +378,7 @@ def damage(folder: Path, shard: Shard) -> str:
 
 
 def _sum(path: Path, to_disk: bool = False) -> tuple[int, int]:
-    """Return (bytes, CRC-32) of a file. With `to_disk` it is synchronized to the disk."""
+    """Return (size in bytes, CRC-32) of a file. If `to_disk` is True, synchronize it to disk."""
     with open(path, "r+b" if to_disk else "rb") as file:
         size = crc32 = 0
         while block := file.read(_READ_BYTES):
@@ -373,7 +389,7 @@ def _sum(path: Path, to_disk: bool = False) -> tuple[int, int]:
 
 
 class _Plain:
-    """A Parquet column with one value per sample."""
+    """Parquet column with one value per sample."""
 
     def __init__(self, pa: Any, name: str, kind: Any, values: list[Any]) -> None:
         self.pa, self.values = pa, values
@@ -392,8 +408,9 @@ class _Plain:
         return self.pa.array(chosen, self.arrow.type)
 
     def value_bytes(self, rows: slice) -> int:
-        """Return the bytes of these rows in plain encoding: four more for each value of variable
-        length.
+        """Return the size of these rows in plain encoding, in bytes.
+
+        A value of variable length has four extra bytes for its length.
         """
         if self.width:
             return self.width * len(self.values[rows])
@@ -401,7 +418,7 @@ class _Plain:
 
 
 class _Column:
-    """A field's Parquet columns: its values and, if shapes differ, its shapes."""
+    """Parquet columns of a field: its values and, if shapes differ, its shapes."""
 
     def __init__(
         self, pa: Any, field: Field, i: int, samples: Sequence[tuple[int, Encoded]]
@@ -409,7 +426,7 @@ class _Column:
         self.field, self.shape = field, None
         values, shapes = [e.values[i] for _, e in samples], [e.shapes[i] for _, e in samples]
         if field.kind in SHAPED:
-            # Parquet has no binary values with a fixed length of 0
+            # Parquet does not support binary values with a fixed length of 0.
             if len(set(shapes)) == 1 and values[0]:
                 self.shape = shapes[0]
             kind = pa.binary(-1 if self.shape is None else len(values[0]))
@@ -439,7 +456,7 @@ class _Column:
 def _starts(
     metadata: Any, parts: Sequence[_Plain], group_rows: int
 ) -> dict[_Plain, tuple[int, ...]]:
-    """Return the file offsets of the values of every row group, by column."""
+    """Return for each column the file offsets of its values, one per row group."""
 
     def start(group: int, column: int, part: _Plain) -> int:
         chunk = metadata.row_group(group).column(column)
@@ -456,7 +473,7 @@ def _starts(
 
 Kind = Literal["tensor", "array", "scalar", "image", "int", "float", "bool", "str", "bytes"]
 SHAPED = frozenset({"tensor", "array", "scalar", "image"})
-"""Kinds whose bytes can only be read with a shape."""
+"""Kinds of fields with a shape, which is needed to decode their bytes."""
 
 _INT64 = range(-(2**63), 2**63)
 _PLAIN = (bool, int, float, str, bytes)
@@ -467,7 +484,7 @@ class UnsupportedSample(ValueError):
 
 
 class Field(Record):
-    """One column. `dtype` is the name that torch or numpy gives it, or an image's mode."""
+    """Field of a sample. `dtype` is the name of the torch or numpy dtype, or the image mode."""
 
     name: str
     kind: Kind
@@ -475,20 +492,21 @@ class Field(Record):
 
 
 class Layout(Record):
-    """The structure that all samples share: columns, and the nesting of tuples, lists and dicts
-    (JSON).
+    """Layout that all samples share.
+
+    `structure` is the nesting of tuples, lists and dicts as JSON, and `fields` are its leaves.
     """
 
     structure: str
     fields: tuple[Field, ...]
 
     def builder(self) -> Callable[[Sequence[Any]], Any]:
-        """Return a function that makes a sample (or a batch) from its columns' values."""
+        """Return a function that builds a sample or a batch from the values of its fields."""
         return partial(_built, json.loads(self.structure))
 
 
 class Encoded(NamedTuple):
-    """A sample as columns: bytes or plain values, and the shapes of those that have one."""
+    """Sample as a list of bytes or plain values, with a shape for each value that has one."""
 
     layout: Layout
     values: list[Any]
@@ -500,11 +518,15 @@ class Encoded(NamedTuple):
 
 
 def encode(sample: Any, layout: Layout | None = None) -> Encoded:
-    """Convert a sample to columns. Its bytes are copied, so a dataset may reuse its buffers.
+    """Convert a sample to values of columns. Bytes are copied, so a dataset may reuse its buffers.
+
+    Args:
+        sample: Sample of the user's dataset.
+        layout: Layout of the other samples, if known.
 
     Raises:
-        UnsupportedSample: The sample differs from `layout`, that of the other samples, or it
-            holds None, objects or sparse tensors.
+        UnsupportedSample: If the sample has another layout, or contains None, objects or sparse
+            tensors.
     """
     leaves: list[tuple[str, Any]] = []
     structure = _take_apart(sample, "", leaves)
@@ -528,7 +550,7 @@ def encode(sample: Any, layout: Layout | None = None) -> Encoded:
 
 
 def differing_columns(a: Encoded, b: Encoded) -> list[str]:
-    """Return the names of the columns in which two encodings of a sample differ in any bit."""
+    """Return the names of the columns with any difference between two encodings of a sample."""
     if a.layout != b.layout:
         return [f.name for f in a.layout.fields]
     return [
@@ -541,12 +563,15 @@ def differing_columns(a: Encoded, b: Encoded) -> list[str]:
 
 
 def spoken(name: str) -> str:
-    """Return a column's name for a sentence. Parts of tuples and lists have numbers."""
+    """Return a column's name for use in a sentence, such as "part 0" for items of a tuple."""
     return f"part {name}" if name[:1].isdigit() else name
 
 
 def _take_apart(value: Any, name: str, leaves: list[tuple[str, Any]]) -> Any:
-    """Return how the sample is nested. A leaf is its column's number."""
+    """Append the leaves of a sample to `leaves`, and return its nesting.
+
+    In the nesting, the number of its column represents a leaf.
+    """
     pairs: list[tuple[Any, Any]]
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
@@ -576,8 +601,8 @@ def _built(node: Any, leaves: Sequence[Any]) -> Any:
 
 
 def _encode_leaf(name: str, leaf: Any) -> tuple[Kind, str, Any, tuple[int, ...] | None]:
-    # torch and PIL count only if the user's code has loaded them: a worker without them starts a
-    # second sooner
+    # Do not import torch or PIL: a worker without them starts a second sooner. If the user's code
+    # has not imported them, the sample cannot contain their types.
     torch, image = sys.modules.get("torch"), sys.modules.get("PIL.Image")
     if torch is not None and isinstance(leaf, torch.Tensor):
         if leaf.layout != torch.strided or leaf.is_quantized:
@@ -605,7 +630,7 @@ def _encode_leaf(name: str, leaf: Any) -> tuple[Kind, str, Any, tuple[int, ...] 
 
 
 def _unequal(structure: Any, expected: Any, name: str) -> str | None:
-    """Describe the first list whose length differs from the other samples, or return None."""
+    """Describe the first list with a different length than in the other samples, or return None."""
     if isinstance(structure, int) or isinstance(expected, int) or structure[0] != expected[0]:
         return None
     kind, *parts = structure
@@ -641,7 +666,7 @@ def _difference(fields: Sequence[Field], expected: Sequence[Field]) -> str:
 
 
 def spread(count: int, total: int) -> Sequence[int]:
-    """Return `count` indices spread evenly over range(total), or all of them if there are fewer."""
+    """Return `count` indices spread evenly over range(total), or all if `total` is smaller."""
     if total <= count:
         return range(total)
     return [i * (total - 1) // max(count - 1, 1) for i in range(count)]
@@ -650,10 +675,10 @@ def spread(count: int, total: int) -> Sequence[int]:
 def timed_samples(
     dataset: Any, indices: Sequence[int], seconds: float
 ) -> Iterator[tuple[int, Encoded, float]]:
-    """Yield (index, sample, seconds to compute it) for the time allowed, without bad samples.
+    """Yield (index, sample, seconds to compute it) until the time limit. Bad samples are skipped.
 
     Raises:
-        UserCodeError: No sample can be computed.
+        UserCodeError: If no sample can be computed.
     """
     layout, reason = None, ""
     deadline = time.perf_counter() + seconds
@@ -677,7 +702,7 @@ def timed_samples(
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a sample is bad, in one line."""
+    """Return the reason why a sample is bad, in one line."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     if isinstance(error, UnsupportedSample):
         return text

@@ -1,10 +1,10 @@
-"""The files that a dataset reads.
+"""Detection of the files that a dataset reads.
 
-Dropping them from the page cache separates reading from computing.
+Dropping these files from the page cache allows to time reading and computing separately.
 
-Python's audit event "open" (PEP 578) sees the files that Python opens, PIL and numpy included.
-Files that stay open are found in /proc. Files that a C++ library opens (OpenCV, torchvision.io,
-lmdb) are not seen, but their bytes are, in /proc/self/io.
+Python's audit event "open" (PEP 578) reports files that Python code opens, including PIL and numpy.
+/proc shows files that stay open. Files that a C++ library opens (OpenCV, torchvision.io, lmdb) are
+not detected, but /proc/self/io counts the bytes read from them.
 """
 
 import contextlib
@@ -38,7 +38,10 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[str]]:
-    """Yield the paths that this process opens for reading, in order. Code is removed at the end."""
+    """Yield a list that collects the paths that this process opens for reading, in order.
+
+    At the end of the context, paths of code are removed from the list.
+    """
     global _recording, _hooked
     if not _hooked:
         sys.addaudithook(_hook)  # Python cannot remove an audit hook
@@ -53,9 +56,9 @@ def recorded() -> Iterator[list[str]]:
 
 
 def held_open() -> set[str]:
-    """Return the files that this process has open or mapped.
+    """Return the paths of files that this process has open or mapped.
 
-    If a dataset adds one (an HDF5 file, an archive), that is its data.
+    Files that appear when a dataset is loaded, such as an HDF5 file or an archive, are its data.
     """
     paths = set()
     with contextlib.suppress(OSError):
@@ -72,7 +75,7 @@ def held_open() -> set[str]:
 
 
 def bytes_read() -> int | None:
-    """Return the bytes that this process has read through system calls, or None if unknown."""
+    """Return the number of bytes that this process has read by system calls, or None if unknown."""
     try:
         with open("/proc/self/io") as counters:
             return int(counters.readline().split()[1])
@@ -84,7 +87,7 @@ def drop(paths: Iterable[str]) -> str:
     """Drop files from the page cache.
 
     Returns:
-        "", or a sentence on why their next read does not go to the storage.
+        "" on success, or a sentence that explains why the next read will not use the storage.
     """
     files = list(dict.fromkeys(paths))
     for path in files:
@@ -95,7 +98,7 @@ def drop(paths: Iterable[str]) -> str:
         with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             still_cached += size > 0 and (share_in_cache(file.fileno(), size, samples=1) or 0.0) > 0
-    time.sleep(0.01)  # asking whether a page is there has started to read it
+    time.sleep(0.01)  # the check for cached pages may itself start reading them
     for path in looked_at:
         drop_file(path)
     if still_cached <= _CACHED_SHARE * len(looked_at):
@@ -115,7 +118,7 @@ def drop(paths: Iterable[str]) -> str:
 def drop_file(path: str) -> None:
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
         with contextlib.suppress(OSError):
-            os.fsync(file.fileno())  # a page that is not written yet cannot be dropped
+            os.fsync(file.fileno())  # dirty pages cannot be dropped
         drop_from_cache(file.fileno())
 
 

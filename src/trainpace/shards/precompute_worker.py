@@ -1,8 +1,8 @@
-"""``python -m trainpace.shards.precompute_worker TARGET``: a process that computes samples or
-shards.
+"""Worker process that computes samples or shards.
 
-Samples serve to plan precomputing and to estimate its cost and gain. It reads one JSON request per
-line and answers in JSON lines. Output of the user's code goes to stderr.
+It is started as ``python -m trainpace.shards.precompute_worker TARGET``. It reads one JSON request
+per line and answers in JSON lines. Output of the user's code goes to stderr. Single samples are
+computed to plan a precomputation and to estimate its cost and gain.
 """
 
 import errno
@@ -35,18 +35,26 @@ from trainpace.shards.user_dataset import (
 )
 
 _WARM_SHARE = 0.7
-"""Share of memory up to which shards stay in the page cache after the first epoch."""
+"""Maximum size of shards, as a share of memory, that stays in the page cache between epochs."""
 _COMPUTED_TWICE = 2
-"""Samples that are computed twice, since a random dataset would be refused later."""
+"""Number of samples that an estimate computes twice.
+
+This finds random datasets early. `precompute` would reject them later.
+"""
 _LEAST_SHARE = 0.02
-"""Least gain, as a share of an epoch, that is worth a copy of the data."""
+"""Minimum gain that is worth a copy of the data, as a share of an epoch."""
 
 
 class SampleCosts(Record):
-    """Measured costs of one process.
+    """Measured costs per sample in one process.
 
-    `compute_s` is the time of the dataset's own sample. `read_s` and `read_cold_s` are the times to
-    read it from a shard inside and outside the page cache.
+    Attributes:
+        samples: Number of samples in the dataset.
+        measured: Number of samples that were measured.
+        compute_s: Time to compute a sample.
+        sample_bytes: Size of a sample in a shard.
+        read_s: Time to read a sample from a shard in the page cache.
+        read_cold_s: Time to read a sample from a shard outside the page cache.
     """
 
     samples: int
@@ -60,7 +68,7 @@ class SampleCosts(Record):
 
 
 class Estimate(Record):
-    """The decision. Times are those of the data path with `workers` processes."""
+    """Result of `decide`. Times are for loading data with `workers` processes."""
 
     costs: SampleCosts
     workers: int
@@ -79,11 +87,13 @@ class Estimate(Record):
 
 
 def estimate_here(dataset: Any, target: str, folder: str, seconds: float, most: int) -> SampleCosts:
-    """Compute up to `most` samples for at most `seconds`, write them beside `folder`, read them
-    back.
+    """Measure the costs of computing samples and of reading them back from a shard.
+
+    Up to `most` samples are computed in at most `seconds`, and written to a temporary folder next
+    to `folder`.
 
     Raises:
-        NotDeterministic: A sample differs when it is computed again.
+        NotDeterministic: If a sample differs when it is computed again.
     """
     import torch
 
@@ -108,7 +118,7 @@ def estimate_here(dataset: Any, target: str, folder: str, seconds: float, most: 
         batches = [positions[i : i + 32] for i in range(0, n, 32)]
         file = next(Path(place).glob("*.parquet"))
         size = file.stat().st_size
-        # opening and mapping happen once a shard, not once a sample
+        # Opening and mapping happen once per shard, so do not time them as part of a sample.
         data[0]
         opened_files.drop_file(str(file))
         cold = _timed(data, batches)
@@ -134,11 +144,12 @@ def decide(
     batch: int = 1,
     epochs: float | None = None,
 ) -> Estimate:
-    """Decide from measured costs if precomputing pays, and after how many epochs.
+    """Decide from measured costs if precomputing pays off, and after how many epochs.
 
-    An epoch takes the longer of its data and its steps (`step_s` per `batch` samples). Without
-    `step_s` only data counts, which is the most that can be saved. The first epoch's data would
-    have been computed anyway, and that is not counted as a gain.
+    An epoch takes as long as its data or its steps (`step_s` per `batch` samples), whichever is
+    longer. Without `step_s`, only data counts, and the result is an upper bound of the saving. The
+    training would compute each sample in the first epoch anyway; the estimate does not subtract
+    this.
     """
     n, total_bytes = costs.samples, costs.samples * costs.sample_bytes
     from_cache = total_bytes <= _WARM_SHARE * costs.memory_bytes
@@ -202,7 +213,7 @@ _LOOKING_S = 30.0
 
 
 class Inspection(Record):
-    """The findings from a few samples: the time and the size in a shard of one."""
+    """Findings from a few samples, such as the time to compute one and its size in a shard."""
 
     samples: int
     layout: Layout
@@ -212,11 +223,11 @@ class Inspection(Record):
 
 
 def inspect(dataset: Any, target: str, settings: str) -> Inspection:
-    """Compute some samples spread over the dataset twice.
+    """Inspect some samples that are spread over the dataset. Each is computed twice.
 
     Raises:
-        NotDeterministic: A sample differs when it is computed again.
-        UserCodeError: No sample can be computed.
+        NotDeterministic: If a sample differs when it is computed again.
+        UserCodeError: If no sample can be computed.
     """
     times, samples = [], []
     for index, _, seconds in timed_samples(dataset, spread(_LOOKED_AT, len(dataset)), _LOOKING_S):
@@ -234,7 +245,10 @@ def inspect(dataset: Any, target: str, settings: str) -> Inspection:
 def compute(
     dataset: Any, plan: files.ShardPlan, number: int, progress: Any
 ) -> tuple[list[tuple[int, Encoded]], list[files.BadSample]]:
-    """Return the samples of one shard, and the bad ones: those that raise or differ in layout."""
+    """Return the samples of one shard, and its bad samples.
+
+    A bad sample raises an exception, or has a different layout than the other samples.
+    """
     computed: list[tuple[int, Encoded]] = []
     bad: list[files.BadSample] = []
     reported_at = time.monotonic()
@@ -252,9 +266,10 @@ def compute(
 
 
 class _Worker:
-    """Answers requests.
+    """Server that answers the requests of the parent process.
 
-    It writes a shard while it computes the next: a disk's fsync would idle the core.
+    A thread writes a shard while the main thread computes the next one. Otherwise, the core would
+    be idle during fsync.
     """
 
     def __init__(self, target: str, answers: IO[str]) -> None:
@@ -263,7 +278,7 @@ class _Worker:
         self._written.set_result(None)
 
     def serve(self, requests: Iterable[dict[str, Any]]) -> None:
-        """Answer until there are no more requests, then end the process."""
+        """Answer requests until there are no more, then end the process."""
         try:
             files.import_pyarrow()
             self._dataset = load_dataset(self._target)
@@ -275,7 +290,7 @@ class _Worker:
             self._written.result()
         except (Exception, SystemExit) as error:
             self._fail(error)
-        os._exit(0)  # threads of the user's code must not keep the process
+        os._exit(0)  # threads of the user's code must not keep the process alive
 
     def _answer(self, do: str, **request: Any) -> None:
         if do == "inspect":
@@ -303,14 +318,14 @@ class _Worker:
             self._send(number=number, progress=samples, bad=bad, reason=reason)
 
         computed, bad = compute(self._dataset, plan, number, progress)
-        self._written.result()  # one at a time, so that no more than two shards are in memory
+        self._written.result()  # write one shard at a time, so at most two are in memory
         self._written = self._writer.submit(self._write, folder, plan, number, computed, bad)
 
     def _write(self, *shard: Any) -> None:
         try:
             self._send(shard=files.write_shard(*shard))
         except Exception as error:
-            # at once, because the main thread may wait for a request that will not come
+            # Report at once, because the main thread may wait for a request that never comes.
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:

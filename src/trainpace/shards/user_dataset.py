@@ -1,8 +1,8 @@
-"""The user's dataset in a process of its own: loaded, fingerprinted, and checked for randomness.
+"""Loading of the user's dataset, its fingerprint, and checks for randomness.
 
-A part is random if it draws from the random numbers of Python, numpy or torch, or gives two results
-for one input. torch counts only if the user's code has loaded it: a process without torch starts a
-second sooner.
+A part of a dataset is random if it draws from the global random generators of Python, numpy or
+torch, or gives two results for one input. This module does not import torch, because a process
+without torch starts a second sooner. It checks torch only if the user's code has imported it.
 """
 
 import ast
@@ -38,9 +38,9 @@ SETTINGS = "dataset settings"
 
 
 def made_by(target: str) -> Any:
-    """Return the object NAME, or its result if it is a class or a function.
+    """Return the object FILE.py:NAME, or its result if it is a class or a function.
 
-    Exceptions of the user's code pass through.
+    Exceptions of the user's code are not caught.
     """
     spec = ModelSpec.of(target)
     if not spec.runs_code:
@@ -49,7 +49,7 @@ def made_by(target: str) -> Any:
     if not isinstance(named, type) and (hasattr(named, "__getitem__") or not callable(named)):
         return named
     needed: list[str] = []
-    with contextlib.suppress(TypeError, ValueError):  # a callable whose arguments cannot be told
+    with contextlib.suppress(TypeError, ValueError):  # some callables have no signature
         parameters = inspect.signature(named).parameters.values()
         optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         needed = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
@@ -60,15 +60,17 @@ def made_by(target: str) -> Any:
 
 
 def is_task(made: Any) -> bool:
-    """Return True for (model, loss, optimizer, dataset)."""
+    """Return True if the object is a task: (model, loss, optimizer, dataset)."""
     return isinstance(made, tuple | list) and len(made) == 4 and hasattr(made[0], "parameters")
 
 
 def load_dataset(target: str) -> Any:
-    """Return the map-style dataset that NAME is, makes or holds.
+    """Return the map-style dataset of FILE.py:NAME.
 
-    A dataset may split itself. Its attribute `offline` is then the deterministic dataset that is
-    used instead, and its attribute `online` the function of one sample that runs in training.
+    NAME may be a dataset, a DataLoader, a task, or a function that returns one of them. A dataset
+    can separate its random part: if it has an attribute `offline`, that is the deterministic
+    dataset to precompute. Its attribute `online` is then a function of one sample that runs in
+    training.
     """
     made = made_by(target)
     torch = sys.modules.get("torch")
@@ -85,7 +87,7 @@ def length_of(dataset: Any, name: str) -> int:
     """Return the number of samples of a map-style dataset.
 
     Raises:
-        TrainpaceError: The object is not a map-style dataset, or has no samples.
+        TrainpaceError: If the object is not a map-style dataset, or has no samples.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dataset, torch.utils.data.IterableDataset):
@@ -103,24 +105,24 @@ def length_of(dataset: Any, name: str) -> int:
 
 
 def settings_of(dataset: Any) -> str:
-    """Return a hash of the plain settings and lists (such as file names) that a dataset holds.
+    """Return a hash of the settings in a dataset's attributes, including lists of file names.
 
-    Compute it before the dataset is used, because caches and counters would change it.
+    Call this before using the dataset, because caches and counters would change the hash.
     """
     return _hash(_settings(dataset, _SETTINGS_DEPTH))
 
 
 def fingerprint(dataset: Any, target: str, settings: str) -> Fingerprint:
-    """Return what the shards of this dataset depend on.
+    """Return the fingerprint of the inputs that the shards of this dataset depend on.
 
-    The code counts as syntax trees, without comments and line breaks. The source is the number of
-    samples, the dataset's `settings`, and size and time of the files that three of its samples
-    open.
+    Code is hashed as syntax trees, so comments and line breaks do not matter. The source consists
+    of the number of samples, the dataset's `settings`, and the size and modification time of the
+    files that three of its samples open.
     """
     total = len(dataset)
     with opened_files.recorded() as opened:
         for index in spread(_LOOKED_AT, total):
-            with contextlib.suppress(Exception):  # a bad sample is reported when it is computed
+            with contextlib.suppress(Exception):  # bad samples are reported when they are computed
                 dataset[index]
     source = {"number of samples": str(total), SETTINGS: settings}
     root = Path(ModelSpec.of(target).path).resolve().parent
@@ -137,9 +139,10 @@ def fingerprint(dataset: Any, target: str, settings: str) -> Fingerprint:
 
 
 def _users_files() -> list[Path]:
-    """Return the source files of loaded modules that belong to no installed package."""
+    """Return the source files of loaded modules, except those of installed packages."""
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    # torch.classes and torch.ops name "_classes.py" and "_ops.py", which might be in any folder
+    # torch.classes and torch.ops have the relative paths "_classes.py" and "_ops.py", so relative
+    # paths are skipped.
     paths = {
         Path(file).resolve()
         for file in files
@@ -170,9 +173,9 @@ def _version(module: str) -> str:
 
 
 def _settings(value: Any, depth: int) -> Any:
-    """Return plain values inside an object in a form that is the same in every process.
+    """Return the plain values inside an object, in a form that is the same in every process.
 
-    Arrays count by shape and a checksum.
+    Arrays are represented by their shape and a checksum.
     """
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)
@@ -221,20 +224,21 @@ _HINT = (
 
 
 class NotDeterministic(TrainpaceError):
-    """A sample differs when it is computed again."""
+    """Error for a sample that differs when it is computed again."""
 
 
 def computed_twice(dataset: Any, index: int) -> Encoded:
-    """Return the sample if it is the same under different seeds of Python, numpy and torch.
+    """Compute a sample with different seeds of Python, numpy and torch, and return it if equal.
 
-    Exceptions of the dataset itself pass through.
+    Exceptions of the dataset itself are not caught.
 
     Raises:
-        NotDeterministic: The sample differs. The message names the random transform, line or
+        NotDeterministic: If the sample differs. The message names the random transform, line or
             field.
     """
     first, drew = under_seed(_SEEDS[0], lambda: encode(dataset[index]))
-    # if it draws random numbers, two equal results may be chance: half of all flips do nothing
+    # If the dataset draws random numbers, two results may be equal by chance: half of all random
+    # flips do nothing. So try more seeds.
     for seed in (_SEEDS[1], *(_MORE_SEEDS if drew else ())):
         again, drew_again = under_seed(seed, lambda: encode(dataset[index]))
         differing = differing_columns(first, again)
@@ -268,7 +272,7 @@ def _in_words(
 
 
 def _random_transform(dataset: Any, index: int) -> str | None:
-    """Return the first transform in the dataset that gives two results for one input."""
+    """Return the name of the first transform that gives two results for one input, or None."""
     inputs: dict[int, Any] = {}
 
     def recorded(place: Place) -> Callable[..., Any]:
@@ -289,9 +293,9 @@ def _random_transform(dataset: Any, index: int) -> str | None:
 
 
 def _drawing_line(dataset: Any, index: int) -> str | None:
-    """Return the line of the user's code that draws a random number.
+    """Return the line of the user's code that draws a random number, or None.
 
-    The generators are compared after every line.
+    A trace function compares the states of the generators after every line.
     """
     message: str | None = None
     seen, before, state = 0, ("", 0, ""), states()
@@ -333,7 +337,10 @@ def _by_how_much(a: Encoded, b: Encoded) -> str:
 
 
 def under_seed(value: int, work: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """Return the result of `work` under this seed, and the generators that it drew from."""
+    """Run `work` with a seed. Return its result, and the names of the generators that it used.
+
+    The states of the generators are restored.
+    """
     with restored():
         seed(value)
         before = states()
@@ -342,7 +349,10 @@ def under_seed(value: int, work: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 
 def states() -> dict[str, Any]:
-    """Return the generators' states by name. They are equal if no random number was drawn."""
+    """Return the states of the global random generators by name.
+
+    Two results are equal if no random number was drawn in between.
+    """
     of_numpy: Any = np.random.get_state()
     generators = {"Python": random.getstate(), "numpy": (of_numpy[1].tobytes(), *of_numpy[2:])}
     torch = sys.modules.get("torch")
@@ -354,13 +364,13 @@ def states() -> dict[str, Any]:
 
 
 def moved(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the generators that were drawn from between two `states`."""
+    """Return the names of the generators that were used between two results of `states`."""
     return [name for name, state in after.items() if before.get(name, state) != state]
 
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """Restore the states at the end of the block."""
+    """Restore the states of the global random generators at the end of this context."""
     torch = sys.modules.get("torch")
     before: list[tuple[Any, Any]] = [
         (random.setstate, random.getstate()),
@@ -384,9 +394,9 @@ def seed(value: int) -> None:
 def gives_two_results(
     call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trials: int
 ) -> bool:
-    """Return True if `call` gives different results for one input under `trials` seeds.
+    """Return True if `call` gives different results for one input with `trials` different seeds.
 
-    Returns False if it fails.
+    Returns False if `call` raises an exception.
     """
     first: Any = None
     with restored(), contextlib.suppress(Exception):
@@ -401,7 +411,10 @@ def gives_two_results(
 
 
 def same(a: Any, b: Any) -> bool:
-    """Compare samples: tensors, arrays, images, numbers and text, in tuples, lists and dicts."""
+    """Return True if two samples are equal.
+
+    Samples are nested tuples, lists and dicts of tensors, arrays, images, numbers and strings.
+    """
     torch = sys.modules.get("torch")
     if type(a) is not type(b):
         return False
@@ -422,15 +435,22 @@ def same(a: Any, b: Any) -> bool:
 
 # ---- places of transforms in a dataset
 #
-# They are recognized by their names and types, so ``Compose`` of any library is one.
+# Transforms are recognized by the names of attributes and types, so ``Compose`` of any library works.
 
 
 class Place(NamedTuple):
-    """The place of a transform: an attribute of `container`, or an item if `is_item` is true.
+    """Place of a transform in a dataset.
 
-    `kind` is the outermost name, `position` a phrase for messages, and `branch` the path of the
-    dataset that holds it. One transform may have several places: torchvision's datasets store their
-    `transform` again inside `transforms`.
+    One transform may have several places: torchvision's datasets store their `transform` again
+    inside `transforms`.
+
+    Attributes:
+        container: Object that holds the transform.
+        key: Name of the attribute, or index of the item.
+        is_item: True if the transform is an item of the container, not an attribute.
+        kind: Name of the outermost attribute.
+        position: Phrase that describes the place in messages.
+        branch: Path of the dataset that holds the transform.
     """
 
     container: Any
@@ -455,26 +475,26 @@ class Place(NamedTuple):
         if self.is_item:
             self.container[self.key] = value
         elif isinstance(modules, dict) and self.key in modules:
-            modules[self.key] = value  # nn.Module accepts only modules as named children
+            modules[self.key] = value  # setattr of nn.Module would accept only modules here
         else:
             setattr(self.container, self.key, value)
 
 
 def find_places(dataset: Any) -> list[Place]:
-    """Return every place of every innermost transform, in the order in which they would run."""
+    """Return all places of all innermost transforms, in the order in which they would run."""
     return list(_within(dataset, "", _DEPTH, set()))
 
 
 @contextlib.contextmanager
 def replaced(places: list[Place], wrap: Callable[[Place], Any]) -> Iterator[None]:
-    """Replace each transform by `wrap(place)` in all its places, and restore them at the end."""
+    """Within this context, replace each transform by `wrap(place)` in all its places."""
     wrapped: dict[int, Any] = {}
     changed: list[Place] = []
     try:
         for place in places:
             if id(place.transform) not in wrapped:
                 wrapped[id(place.transform)] = wrap(place)
-            # the transform of a frozen holder stays
+            # If the container is frozen, its transform is not replaced.
             with contextlib.suppress(AttributeError, TypeError):
                 place.put(wrapped[id(place.transform)])
                 changed.append(place)
@@ -485,9 +505,9 @@ def replaced(places: list[Place], wrap: Callable[[Place], Any]) -> Iterator[None
 
 
 def _within(holder: Any, path: str, depth: int, seen: set[int]) -> Iterator[Place]:
-    """Yield the places in a dataset's attributes, and in the datasets that it holds.
+    """Yield the places in a dataset's attributes, and in the datasets that it contains.
 
-    `path` is the dataset's own and ends with a dot.
+    `path` is the path of the dataset. It ends with a dot.
     """
     if id(holder) in seen or depth == 0:
         return
@@ -505,7 +525,7 @@ def _within(holder: Any, path: str, depth: int, seen: set[int]) -> Iterator[Plac
 
 
 def held_datasets(dataset: Any) -> Iterator[Place]:
-    """Yield the datasets inside: those of Subset, ConcatDataset and the user's own wrappers."""
+    """Yield the datasets inside a Subset, a ConcatDataset or a wrapper of the user."""
     torch = sys.modules.get("torch")
     base = () if torch is None else torch.utils.data.Dataset
 
@@ -530,7 +550,7 @@ def _innermost(place: Place, path: str, seen: set[int]) -> Iterator[Place]:
     if kind == "Sequential" and isinstance(getattr(value, "_modules", None), dict):
         items = value._modules
     if items is None:
-        if kind == "StandardTransform":  # torchvision's pair of two transforms
+        if kind == "StandardTransform":  # torchvision's pair of transform and target_transform
             yield from _within(value, f"{path}.", _DEPTH, seen)
         elif callable(value) and not isinstance(value, type):
             yield place
@@ -544,9 +564,9 @@ def _innermost(place: Place, path: str, seen: set[int]) -> Iterator[Place]:
 
 
 def _is_composed(value: Any) -> bool:
-    """Return True for a list of transforms that all run.
+    """Return True for a transform that runs all transforms in its list, such as Compose.
 
-    A transform that chooses among others (RandomChoice, OneOf) counts as one.
+    A transform that chooses among others (RandomChoice, OneOf) counts as a single transform.
     """
     chooses = any(word in type(value).__name__ for word in ("Random", "Choice", "OneOf", "SomeOf"))
     return isinstance(getattr(value, "transforms", None), list) and not chooses
