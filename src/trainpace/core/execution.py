@@ -122,9 +122,8 @@ def _help(text: str) -> msgspec.Meta:
 class Execution(Record):
     """Settings to execute a workload. All counts are 1 or more.
 
-    The number of data-parallel ranks is world size / (`tp` x `pp` x `cp`). Any rank may have any
-    role: nodes need not be pipeline stages, and the GPUs of a node need not be tensor-parallel
-    ranks.
+    The number of data-parallel ranks is world size / (`tp` x `pp` x `cp`). Several nodes do not
+    imply pipeline stages, and several GPUs per node do not imply tensor-parallel ranks.
 
     Expert parallelism does not reduce the number of data-parallel ranks. In each pipeline stage,
     `ep` x `expert_tp` ranks share the experts. The stage therefore has world size / (pp x ep x

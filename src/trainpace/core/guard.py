@@ -1,23 +1,26 @@
-"""Runs one command, and ends everything that it started once it ends or its starter is gone.
+"""Run one command, and end all processes that it started.
 
-Killing a process group is not enough, because torchrun gives every rank a session of its own. On
-Linux this process adopts orphans (prctl(2), PR_SET_CHILD_SUBREAPER), so that it can reach every
-descendant. Elsewhere it ends its own process group.
+The guard ends them when the command ends, or when the process that started the guard is gone.
+Killing a process group is not enough, because torchrun gives every rank its own session. On Linux
+the guard adopts orphans (prctl(2), PR_SET_CHILD_SUBREAPER), so it can reach every descendant. On
+other systems it ends its own process group.
 
-It also ends a command that takes the last of the memory, or that starts processes without end.
-Address space is not limited: CUDA reserves terabytes of it, and torch maps memory that it may never
-touch. The kernel's limit on processes counts all processes of a user, not those of one command. So
-the guard looks at free memory twice a second, and more often as it shrinks. It walks through the
-command's processes only if little memory is left or many threads have appeared.
+The guard also ends a command that uses up the memory or starts too many processes. Limits of the
+kernel cannot do this. A limit on address space does not work: CUDA reserves terabytes of it, and
+torch maps memory that it may never touch. The limit on processes counts all processes of a user,
+not those of one command. Therefore the guard reads the free memory twice a second, and more often
+as it shrinks. It walks through the command's processes only if little memory is left or many
+threads have appeared.
 
-A script that needs the standard library alone, and that starts the command before it imports the
-rest:
+This file is a script that only needs the standard library. It starts the command before it imports
+other modules, to avoid a delay:
 
     python guard.py LIFELINE LIMITS COMMAND...
 
-LIFELINE is a socket (or a pipe, without limits) whose other end the starter holds open. LIMITS are
-the numbers of a `child.Limits`, as in 1,2, or "" for none. If the command oversteps them, the guard
-ends it and sends the numbers of a `child.Overstep` over the socket.
+LIFELINE is the file descriptor of a socket (or of a pipe, without limits) whose other end the
+starter keeps open. LIMITS are the numbers of a `child.Limits`, such as 1,2, or "" for no limits. If
+the command exceeds a limit, the guard ends it and sends the numbers of a `child.Overstep` over the
+socket.
 """
 
 import os
@@ -29,20 +32,23 @@ if TYPE_CHECKING:
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGPIPE, _SIGXFSZ = 13, 25
-"""Signals that Python ignores. Children of Python would inherit that."""
+"""Signals that Python ignores. The guard restores them, because the command would inherit this."""
 _POLL_S = 0.1
 BLAMED_FROM_BYTES = 256 << 20
-"""Memory below which a command cannot be the one that fills the machine."""
+"""Memory use up to which a command is not ended when the machine's memory is full.
+
+If the limit for free memory is smaller, that limit is used.
+"""
 _LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 0.5, 0.02
 _FASTEST_BYTES_PER_S = 20e9
-"""Rate at which several threads together can fill fresh memory."""
+"""Highest rate at which several threads together can fill new memory."""
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 _OOM_PENALTY = 500
-"""Added to the out-of-memory score of a command, in thousandths of the memory (proc(5))."""
+"""Out-of-memory score adjustment of a command, in thousandths of the memory (proc(5))."""
 
 
 def main() -> int:
-    """Run the command and return its exit code, or 128 + N if signal N killed it, as shells do."""
+    """Run the command and return its exit code. For signal N it is 128 + N, as in shells."""
     lifeline = int(sys.argv[1])
     os.set_inheritable(lifeline, False)
     child = os.posix_spawnp(sys.argv[3], sys.argv[3:], os.environ, setsigdef=(_SIGPIPE, _SIGXFSZ))
@@ -67,7 +73,7 @@ def _adopt_orphans() -> None:
 
 
 def _prefer_for_oom_kill(process: int) -> None:
-    """Let the kernel kill this command first if memory runs out faster than the guard looks."""
+    """Let the kernel kill this command first if memory runs out before the guard notices."""
     try:
         with open(f"/proc/{process}/oom_score_adj", "r+") as file:
             before = int(file.read())
@@ -78,9 +84,10 @@ def _prefer_for_oom_kill(process: int) -> None:
 
 
 def _wait(child: int, lifeline: int, watch: "Watch | None") -> int | None:
-    """Return the child's exit code, negative for a signal.
+    """Wait until the child ends, the lifeline is cut or a limit is exceeded.
 
-    None if the lifeline was cut or a limit overstepped.
+    Returns:
+        The child's exit code, negative for a signal. None if the child has not ended itself.
     """
     import contextlib
     import select
@@ -97,7 +104,7 @@ def _wait(child: int, lifeline: int, watch: "Watch | None") -> int | None:
             return os.waitstatus_to_exitcode(status)
         overstep = watch.overstep() if watch else None
         if overstep:
-            # at once: a fork bomb is faster than a walk through its processes
+            # kill the whole group at once: a fork bomb is faster than a walk through its processes
             _end_group()
             with contextlib.suppress(OSError):
                 os.write(lifeline, ",".join(map(str, overstep)).encode())
@@ -112,8 +119,10 @@ def _end_group() -> None:
 
 
 def end_descendants(at_once: bool = True) -> None:
-    """Kill descendants until none is left. One pass is not enough: a dying one may start
-    another."""
+    """Kill descendants until none is left.
+
+    One pass is not enough, because a dying process may start another.
+    """
     import signal
     import time
 
@@ -139,9 +148,9 @@ def end_descendants(at_once: bool = True) -> None:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Return the living processes below `ancestor`.
+    """Return the ids of the living processes below `ancestor`.
 
-    Source: proc(5); in /proc/PID/stat the state and the parent follow the name in brackets.
+    Source: proc(5). In /proc/PID/stat, the state and the parent follow the name in parentheses.
     """
     children: dict[int, list[int]] = {}
     dead = set()
@@ -167,12 +176,12 @@ def descendants(ancestor: int) -> list[int]:
 
 
 class Watch:
-    """Compares a command's memory and processes with its limits.
+    """Check of a command's memory and processes against its limits.
 
     Args:
-        least_free_bytes: memory that has to stay free in the machine and in each control group
-        most_processes: processes that the command may run at a time
-        descendants: returns the command's process ids
+        least_free_bytes: Memory that must stay free in the machine and in each control group.
+        most_processes: Number of processes that the command may run at a time.
+        descendants: Function that returns the command's process ids.
     """
 
     def __init__(
@@ -188,9 +197,9 @@ class Watch:
         self.pause_s = _SHORTEST_PAUSE_S
 
     def overstep(self) -> "tuple[int, int, int] | None":
-        """Return (processes, held bytes, free bytes) if a limit is overstepped now.
+        """Return (processes, held bytes, free bytes) if a limit is exceeded now, else None.
 
-        Also sets `pause_s`, the time until the next look.
+        Also sets `pause_s`, the time until the next check in seconds.
         """
         left = free_bytes(self._root)
         spare = float("inf") if left is None else left - self._least_free
@@ -199,7 +208,7 @@ class Watch:
             held = sum(_resident_bytes(process) for process in self._descendants())
             if held >= min(BLAMED_FROM_BYTES, self._least_free):
                 return 0, held, left
-        # the machine's number of threads is quick to read, the command's is not
+        # the number of threads of the machine is quick to read, that of the command is not
         if _threads(self._root) - self._threads > self._most_processes:
             count = len(self._descendants())
             if count > self._most_processes:
@@ -208,9 +217,9 @@ class Watch:
 
 
 def free_bytes(root: str = "/") -> int | None:
-    """Return the memory that can still be allocated, with swap and reclaimable page cache.
+    """Return the bytes that can still be allocated, including swap and reclaimable page cache.
 
-    The smallest value of the machine and its limited control groups; None if unknown. Source:
+    It is the minimum over the machine and its limited control groups. None if unknown. Source:
     proc(5) and the kernel's documents on cgroup-v2 and cgroup-v1/memory.
     """
     machine = meminfo(root)
@@ -221,7 +230,7 @@ def free_bytes(root: str = "/") -> int | None:
 
 
 def _limited_groups(root: str) -> "Iterator[tuple[str, tuple[str, str]]]":
-    """Yield (folder, names of the files of limit and use) for each cgroup with a memory limit."""
+    """Yield (folder, (limit file, usage file)) for each cgroup with a memory limit."""
     for line in _text(root, "proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if not controllers:

@@ -1,6 +1,6 @@
-"""Devices, host CPUs and clusters, and the packaged catalogues in which they are found by name.
+"""Devices, host CPUs and clusters, with packaged catalogues to find them by name.
 
-A device brings figures and nothing else; `trainpace.forecast` turns them into the times of kernels.
+A device only has figures. `trainpace.forecast` computes kernel times from them.
 """
 
 import functools
@@ -20,14 +20,19 @@ from trainpace.core.intake import toml_of
 from trainpace.core.records import Record, check_fields, from_package
 
 FigureKind = Literal["datasheet", "derived", "measured", "secondary"]
-"""datasheet: the maker's own document. derived: computed from the maker's figures. measured: by the
-named measurement. secondary: a third party's tables, if the maker publishes nothing."""
+"""Kind of source of a figure.
+
+- datasheet: The maker's own document.
+- derived: Computed from the maker's figures.
+- measured: The measurement that the source names.
+- secondary: Tables of a third party, if the maker publishes no figure.
+"""
 HostKind = Literal["server", "desktop", "laptop"]
 HOST_KINDS: tuple[HostKind, ...] = ("server", "desktop", "laptop")
 
 
 class Figure(Record):
-    """One number about a device, with its source."""
+    """Number about a device, with its source."""
 
     value: float
     source: str
@@ -39,12 +44,12 @@ class Figure(Record):
 
 
 class Device(Record):
-    """The datasheet of one device. Rates are dense (never sparse), in TFLOP/s (1e12 FLOP/s).
+    """Datasheet of one device.
 
-    ``*_tensor_tflops`` are rates of matrix units with **fp32 accumulation**, which training uses.
-    GeForce cards run it at half of their advertised fp16 rate. ``None`` means that the device has
-    no such unit, or that nobody published the figure. `nvlink_domain` is the number of devices that
-    NVLink joins over several nodes.
+    Rates are for dense matrices, in TFLOP/s (1e12 FLOP/s). ``*_tensor_tflops`` are rates of matrix
+    units with **fp32 accumulation**, which training uses. On GeForce cards this is half of the
+    advertised fp16 rate. ``None`` means that the device has no such unit, or that the figure is not
+    published. `nvlink_domain` is the number of devices that NVLink connects across nodes.
     """
 
     name: str
@@ -85,20 +90,25 @@ class Device(Record):
 
     @property
     def torch_precision(self) -> Literal["fp32", "torch_fp32"]:
-        """torch's default precision for fp32 models: convolutions in TF32 on cards that have it."""
+        """torch's default precision for fp32 models: convolutions run in TF32 if supported."""
         return "fp32" if self.tf32_tensor_tflops is None else "torch_fp32"
 
     @property
     def is_consumer(self) -> bool:
-        """True for desktop GeForce and Titan: clocks above the sheet, no peer access, rarely
-        bridges."""
+        """True for desktop GeForce and Titan cards.
+
+        They clock higher than their datasheet, have no PCIe peer access, and rarely NVLink bridges.
+        """
         return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*(Max-Q|Laptop))", self.name))
 
 
 class HostCPU(Record):
-    """The CPU that launches a GPU's kernels. `single_thread` is in points of PassMark's test.
+    """Host CPU that launches a GPU's kernels.
 
-    turbo_ghz: the highest clock of one core. rough: the points per GHz are of a related core.
+    Attributes:
+        turbo_ghz: Highest clock of a single core in GHz.
+        single_thread: Points in PassMark's single-thread test.
+        rough: True if the points are estimated from the points per GHz of a related core.
     """
 
     name: str
@@ -113,21 +123,22 @@ class HostCPU(Record):
 
 
 class HostLinks(Record):
-    """Links between CPU hosts, as measured with gloo's collectives over TCP.
+    """Links between CPU hosts, measured with gloo's collectives over TCP.
 
     `trainpace calibrate --hosts` measures them.
 
     Attributes:
-        start_us: fixed cost of a collective message_us: cost of one step of its algorithm besides
-        the bytes host_us_per_mib: the hosts' own work per MiB by collective (copies, sums), which
-        the transfer does
-            not hide
-        link_share: share of the nominal bandwidth that carries payload burst_bytes: bytes that pass
-        at once before a shaped link limits the rate duplex_excess: extra time of an all-gather of
-        two hosts, as a share. They send everything to each
-            other over one connection, while more hosts pass data on over two.
-        gb_per_s: a host's bandwidth in one direction; a cluster's `network_gb_per_s_per_device`
-            overrides it
+        start_us: Fixed cost of a collective in microseconds.
+        message_us: Cost of one step of the collective's algorithm in microseconds, without the
+            bytes.
+        host_us_per_mib: {collective: work of the hosts per MiB, such as copies and sums}, in
+            microseconds. The transfer does not hide it.
+        gb_per_s: Bandwidth of a host in one direction. A cluster's `network_gb_per_s_per_device`
+            overrides it.
+        link_share: Share of the nominal bandwidth that carries payload.
+        burst_bytes: Bytes that pass at full speed before a shaped link limits the rate.
+        duplex_excess: Extra time of an all-gather between two hosts, as a share. Two hosts send
+            everything to each other over one connection. More hosts pass data on over two.
     """
 
     start_us: float
@@ -155,13 +166,20 @@ class HostLinks(Record):
 
 
 class Cluster(Record):
-    """Equal nodes of equal devices. The price is for one device and one hour.
+    """Cluster of equal nodes with equal devices.
 
-    `network_gb_per_s_per_device` is a node's network bandwidth in one direction, divided by its
-    devices. `network_latency_us` is the time of one small message between two nodes. With
-    `pcie_peer_access` devices read each other's memory over PCIe; None means what such cards
-    usually do. `host` is the CPU that launches kernels, None if not given. `host_links` are
-    measured links of CPU hosts.
+    Attributes:
+        device: The device.
+        devices_per_node: Number of devices per node.
+        nodes: Number of nodes.
+        price_usd_per_device_hour: Price of one device for one hour in US dollars.
+        network_gb_per_s_per_device: Network bandwidth of a node in one direction, divided by its
+            number of devices.
+        network_latency_us: Time of a small message between two nodes in microseconds.
+        pcie_peer_access: True if devices read each other's memory over PCIe. None means the usual
+            behavior of such cards.
+        host: CPU that launches kernels. None if not given.
+        host_links: Measured links of CPU hosts.
     """
 
     device: Device
@@ -199,7 +217,7 @@ class Cluster(Record):
 
     @property
     def devices_per_domain(self) -> int:
-        """Devices that share a node, or NVLink over several of them."""
+        """Number of devices connected by a node, or by NVLink across several nodes."""
         domain = self.device.nvlink_domain
         return max(self.devices_per_node, int(domain.value) if domain else 1)
 
@@ -217,12 +235,17 @@ _FIGURES = {field.name for field in msgspec.structs.fields(Device) if field.type
 
 
 def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
-    """Parse devices of a TOML text. `source` names it in errors.
+    """Parse devices from a TOML text.
 
-    A file has ``[sources]`` (key -> title and kind), ``[figure_sources]`` (figure -> key; others
-    come from ``sheet``) and one ``[[gpu]]`` per device. A figure is a number, or ``{ value = 80,
-    source = "key", kind = "derived" }`` if its source or kind is not the file's usual one. A user's
-    file may omit both tables; its figures then cite the file.
+    The text has a table ``[sources]`` (key -> title and kind), a table ``[figure_sources]`` (figure
+    -> key), and one ``[[gpu]]`` per device. Figures without an entry in ``[figure_sources]`` come
+    from the source ``sheet``. A figure is a number. If it has another source or kind, it is
+    ``{ value = 80, source = "key", kind = "derived" }``. A user's file may omit both tables. Its
+    figures then cite the file.
+
+    Args:
+        text: The TOML text.
+        source: Name of the text, for errors and sources.
     """
     data = toml_of(text, source)
     unknown = data.keys() - {"sources", "figure_sources", "gpu"}
@@ -258,7 +281,7 @@ def _check_names(devices: Iterable[Device], source: str) -> None:
 
 
 class _Entry(NamedTuple):
-    """One unparsed device of a packaged file, with the file's sources."""
+    """Unparsed device of a packaged file, with the sources of the file."""
 
     file: str
     sources: str
@@ -272,7 +295,7 @@ def catalogue() -> tuple[Device, ...]:
 
 @functools.cache
 def _entries() -> dict[_Entry, str]:
-    """Return every packaged entry with its normalized names and aliases, joined."""
+    """Return {packaged entry: its normalized name and aliases, joined}."""
     entries: dict[_Entry, str] = {}
     for file in sorted(FOLDER.glob("*.toml")):
         sources, *texts = file.read_text("utf-8").split("\n[[gpu]]\n")
@@ -297,8 +320,10 @@ def _tables(text: str) -> dict[str, Any]:
 
 
 def _fields(text: str) -> dict[str, Any]:
-    """Parse a packaged entry. Plain lines take a tenth of tomllib's time, 0.15 s for all
-    entries."""
+    """Parse a packaged entry.
+
+    Plain lines are parsed here, in a tenth of tomllib's time (0.15 s for all entries).
+    """
     fields: dict[str, Any] = {}
     for line in text.strip().split("\n"):
         plain = _PLAIN.fullmatch(line)
@@ -311,10 +336,17 @@ def _fields(text: str) -> dict[str, Any]:
 
 
 def find_device(name: str, extra: Iterable[Device] = ()) -> Device:
-    """Return a device by its name or an alias, `extra` (the user's own) first.
+    """Find a device by its name or an alias.
 
-    Case, spaces, hyphens, underscores and leading words of the maker ("NVIDIA", "Tesla", "GeForce")
-    are ignored. Raises `UnknownName` with the nearest names.
+    Case, spaces, hyphens, underscores and the maker's leading words ("NVIDIA", "Tesla", "GeForce")
+    are ignored.
+
+    Args:
+        name: The name.
+        extra: The user's own devices, which are searched first.
+
+    Raises:
+        UnknownName: If no device has the name. The message lists similar names.
     """
     wanted = normalised(name)
     likely = (
@@ -337,7 +369,7 @@ def _names(device: Device) -> tuple[str, ...]:
 def catalogue_name(name: str) -> str:
     """Return the catalogue's name of a device, or an unknown name unchanged.
 
-    Forecasts and runs of one device then have the same name.
+    With it, forecasts and runs of the same device have the same name.
     """
     try:
         return find_device(name).name
@@ -346,7 +378,7 @@ def catalogue_name(name: str) -> str:
 
 
 def normalised(name: str) -> str:
-    """Return letters and digits of a name, without leading words of the maker, for comparison."""
+    """Return the letters and digits of a device name without the maker, for comparison."""
     return _VENDOR_WORDS.sub("", re.sub(r"[^a-z0-9]", "", name.casefold()))
 
 
@@ -379,7 +411,7 @@ def _device(
 
 
 def _figure(value: Any, key: Any, sources: dict[str, Any], where: str, file: str) -> dict[str, Any]:
-    """Return one figure as a plain dict. `key` is the source of a bare number."""
+    """Return a figure as a plain dict. `key` is the source of a figure without its own source."""
     own: dict[str, Any] = value if isinstance(value, dict) else {"value": value}
     if not sources:
         return {"source": file, "kind": "secondary", **own}
@@ -409,9 +441,9 @@ SOLD = {
     "Blackwell": 2024,
     "Battlemage": 2024,
 }
-"""Year in which most cards of a generation went on sale, by the makers' announcements."""
+"""Year in which most cards of a generation went on sale, from the makers' announcements."""
 NEWEST, OLDEST = 1, 2
-"""Typical hosts of a card were launched at most so many years after and before it."""
+"""Typical hosts of a card were launched at most 1 year after and 2 years before the card."""
 MACHINES = {
     "server": ("server",),
     "desktop": ("desktop",),
@@ -420,8 +452,10 @@ MACHINES = {
 }
 ANY_GENERATION = "any"
 ROUGH_LOG_SD = 0.15
-"""Standard deviation of the logarithm of a rough rating, by points per GHz of cores and
-successors."""
+"""Standard deviation of the logarithm of a rough rating.
+
+It is estimated from the points per GHz of cores and their successors.
+"""
 _WORKSTATION = re.compile(r"RTX A\d|RTX \d+ Ada|Quadro|RTX PRO(?!.*Server)")
 _DESKTOP = re.compile(r"[GR]TX \d|Titan|Arc\b")
 _NOISE = re.compile(
@@ -432,9 +466,12 @@ _FAMILY = re.compile(r"\b(ryzen( threadripper)?( \d)?|threadripper|pro|platinum|
 
 
 class TypicalHost(Record):
-    """The assumed host: the median of hosts with such cards, and the spread of their ratings.
+    """Assumed host of a card: the median of the hosts with such cards.
 
-    log_sd: the standard deviation of the logarithm of the ratings.
+    Attributes:
+        name: Name of the CPU.
+        points: Single-thread rating in PassMark's points.
+        log_sd: Standard deviation of the logarithm of the hosts' ratings.
     """
 
     name: str
@@ -443,7 +480,7 @@ class TypicalHost(Record):
 
 
 class TypicalHosts(Record):
-    """Typical hosts by kind of machine and generation of cards; ANY_GENERATION covers all."""
+    """Typical hosts by kind of machine and generation of cards, or ANY_GENERATION."""
 
     machines: dict[str, dict[str, TypicalHost]]
 
@@ -454,11 +491,13 @@ def host_catalogue() -> tuple[HostCPU, ...]:
 
 
 def find_host(name: str) -> HostCPU:
-    """Return a CPU by its name, as people, clouds and /proc/cpuinfo write it.
+    """Find a host CPU by a name as people, clouds and /proc/cpuinfo write it.
 
-    Case, spaces, hyphens, clocks, numbers of cores and words of the maker ("Intel(R) Xeon(R)") are
-    ignored. The number alone is enough if only one CPU has it ("8480+", "13900K"). Raises
-    `UnknownName`.
+    Case, spaces, hyphens, clocks, numbers of cores and the maker's words ("Intel(R) Xeon(R)") are
+    ignored. The model number alone is enough if only one CPU has it ("8480+", "13900K").
+
+    Raises:
+        UnknownName: If no CPU has the name.
     """
     full, number = _by_name()
     found = full.get(normalised_host(name)) or number.get(_number(name), [])
@@ -471,7 +510,7 @@ def find_host(name: str) -> HostCPU:
 
 
 def normalised_host(name: str) -> str:
-    """Return letters, digits and plus signs of a CPU's name, without makers and clocks."""
+    """Return the letters, digits and plus signs of a CPU name without maker and clock."""
     return re.sub(r"[^a-z0-9+]", "", _NOISE.sub(" ", name.casefold()))
 
 
@@ -482,10 +521,10 @@ def typical_host(device: Device) -> TypicalHost:
 
 
 def typical_hosts() -> TypicalHosts:
-    """Compute the content of `typical_hosts.json` from the catalogue.
+    """Compute the content of `typical_hosts.json` from the catalogue of host CPUs.
 
-    Candidates are CPUs of a kind of machine, launched from OLDEST years before to NEWEST years
-    after a generation of cards.
+    The candidates for a generation of cards are CPUs of the same kind of machine. They were
+    launched from OLDEST years before the cards to NEWEST years after.
     """
     every = host_catalogue()
     grace = tuple(cpu for cpu in every if cpu.vendor == "NVIDIA")
@@ -519,8 +558,7 @@ def _typical_hosts() -> TypicalHosts:
 
 
 def _machine(device: Device) -> str:
-    """Return the kind of machine with such a card: GeForce in desktops, others in servers or
-    both."""
+    """Return the kind of machine in which a card is usually installed, a key of `MACHINES`."""
     if device.form_factor == "module" and device.vendor == "NVIDIA":
         return "superchip"
     if device.form_factor == "mobile":
@@ -532,7 +570,7 @@ def _machine(device: Device) -> str:
 
 @functools.cache
 def _by_name() -> tuple[dict[str, list[HostCPU]], dict[str, list[HostCPU]]]:
-    """Return CPUs by their normalized full names, and by their numbers alone."""
+    """Return ({normalized full name: CPUs}, {model number: CPUs})."""
     full: dict[str, list[HostCPU]] = {}
     number: dict[str, list[HostCPU]] = {}
     for cpu in host_catalogue():
@@ -544,7 +582,7 @@ def _by_name() -> tuple[dict[str, list[HostCPU]], dict[str, list[HostCPU]]]:
 
 
 def _number(name: str) -> str:
-    """Return a name without its family, because people say 13900K, 5950X and 8480+."""
+    """Return a CPU name without its family, because people write 13900K, 5950X and 8480+."""
     return re.sub(r"^i\d(?=\d{4})", "", normalised_host(_FAMILY.sub(" ", name.casefold())))
 
 

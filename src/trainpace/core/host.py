@@ -1,7 +1,7 @@
-"""Facts about the host: cores, scheduling, the user's folders, file systems and installed packages.
+"""Read facts about the host: cores, scheduling, folders, file systems and installed packages.
 
-The recorder imports this module inside the user's script, so it imports only cheap parts of the
-standard library.
+The recorder imports this module inside the user's script. Therefore the module only imports parts
+of the standard library that load quickly.
 """
 
 import functools
@@ -26,26 +26,28 @@ _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def core_numbers() -> list[int] | None:
-    """Return the cores that this process may run on, or None if the system does not report them."""
+    """Return the numbers of the cores that this process may run on, or None if unknown."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may run on. Quotas do not count here."""
+    """Return the number of cores that this process may run on, ignoring CPU quotas."""
     numbers = core_numbers()
     return (os.cpu_count() or 1) if numbers is None else len(numbers)
 
 
 def allowed_cores(root: Path = Path("/")) -> float:
-    """Return how many cores this process can keep busy: the usable ones, or its quota if
-    smaller."""
+    """Return the number of cores that this process can keep busy.
+
+    It is the number of usable cores, or the CPU quota if it is smaller.
+    """
     return min(float(usable_cores()), quota_cores(root) or float("inf"))
 
 
 def quota_cores(root: Path = Path("/")) -> float | None:
-    """Return the CPU quota of this process in cores, or None without one.
+    """Return the CPU quota of this process in cores, or None without a quota.
 
-    Containers and Slurm set quotas on any level of the cgroup tree, and the tightest one holds.
+    Containers and Slurm set quotas on any level of the cgroup tree. The smallest one applies.
     Source: the kernel's documents on cgroup v2 (cpu.max) and sched-bwc (cpu.cfs_quota_us).
     """
     quotas = []
@@ -60,10 +62,14 @@ def quota_cores(root: Path = Path("/")) -> float | None:
 
 
 def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
-    """Yield this process's cgroup folders and all their parents, for v2 and v1's `controller`.
+    """Yield the cgroup folders of this process and all their parents.
 
-    In a container the path may be the host's, which is not mounted. The folder mounted at the top
-    is then the container's own.
+    In a container, the path may be the host's path, which is not mounted. The folder mounted at the
+    top is then the container's own cgroup.
+
+    Args:
+        controller: Controller for cgroup v1, such as cpu. cgroup v2 has one tree for all.
+        root: Root of the file system.
     """
     base = root / "sys/fs/cgroup"
     for line in read_fact(root / "proc/self/cgroup").splitlines():
@@ -87,9 +93,10 @@ def read_fact(file: Path) -> str:
 
 
 def thread_times(thread: int | None = None) -> tuple[int, int] | None:
-    """Return (CPU time, run-queue wait) of a thread in nanoseconds, by default the calling one.
+    """Return (CPU time, run-queue wait) of a thread in nanoseconds.
 
-    None if the system does not report it. Source: proc(5), schedstat.
+    The default is the calling thread. None if the system does not report it. Source: proc(5),
+    schedstat.
     """
     try:
         with open(f"/proc/self/task/{thread or threading.get_native_id()}/schedstat") as file:
@@ -103,16 +110,16 @@ def thread_times(thread: int | None = None) -> tuple[int, int] | None:
 
 
 def user_folder(kind: UserFolder) -> Path:
-    """Return Trainpace's folder among the user's files, by the XDG base directory specification."""
+    """Return Trainpace's folder for a kind of file, by the XDG base directory specification."""
     home = os.environ.get(f"XDG_{kind.upper()}_HOME")
     return (Path(home) if home else Path.home() / _XDG_DEFAULTS[kind]) / "trainpace"
 
 
 def temporary_environment(folder: str) -> dict[str, str]:
-    """Return environment variables that make `folder` a process's temporary folder.
+    """Return environment variables that make `folder` the temporary folder of a process.
 
-    torch.compile would put its cache there as well and compile everything again. Its cache stays
-    where torch has it by default.
+    The cache of torch.compile stays in torch's default folder. Otherwise it would be in `folder`,
+    and everything would be compiled again.
     """
     import getpass
     import tempfile
@@ -120,7 +127,7 @@ def temporary_environment(folder: str) -> dict[str, str]:
     around = {"TMPDIR": folder}
     try:
         compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
-    except (KeyError, OSError):  # a user without a name
+    except (KeyError, OSError):  # the user has no name
         return around
     return around | {_INDUCTOR_CACHE: os.environ.get(_INDUCTOR_CACHE, compiled)}
 
@@ -135,15 +142,17 @@ def filesystem_of(folder: str | os.PathLike[str]) -> str | None:
     place, kind, deepest = Path(folder).resolve(), None, -1
     for mount in psutil.disk_partitions(all=True):
         depth = len(Path(mount.mountpoint).parts)
-        # the later mount hides an earlier one at the same path
+        # a later mount hides an earlier one at the same path
         if depth >= deepest and place.is_relative_to(mount.mountpoint):
             deepest, kind = depth, mount.fstype or None
     return kind
 
 
 def drop_from_cache(handle: int) -> bool:
-    """Remove a file's clean pages from the page cache. Returns False if the system cannot
-    (macOS)."""
+    """Remove the clean pages of a file from the page cache.
+
+    Returns False if the system does not support it (macOS).
+    """
     if not hasattr(os, "posix_fadvise"):
         return False
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -151,7 +160,10 @@ def drop_from_cache(handle: int) -> bool:
 
 
 def share_in_cache(handle: int, size_bytes: int, samples: int = 32) -> float | None:
-    """Return the share of sampled places that are in the page cache, or None if unknown."""
+    """Return the share of a file that is in the page cache, or None if unknown.
+
+    It is estimated from `samples` positions in the file.
+    """
     flag = getattr(os, "RWF_NOWAIT", None)
     if flag is None:
         return None
@@ -170,7 +182,10 @@ def share_in_cache(handle: int, size_bytes: int, samples: int = 32) -> float | N
 
 
 def top_of(folder: str) -> str:
-    """Return the folder that holds the package of `folder` (absolute), or `folder` itself."""
+    """Return the folder that contains the top-level package of `folder`, or `folder` itself.
+
+    `folder` is an absolute path.
+    """
     while (
         os.path.isfile(os.path.join(folder, "__init__.py"))
         and (above := os.path.dirname(folder)) != folder
@@ -183,7 +198,7 @@ def top_of(folder: str) -> str:
 def holds_packages(folder: str) -> bool:
     """Return True if pip installed packages into `folder`.
 
-    pip leaves a folder named *.dist-info beside each package.
+    For each package, pip creates a folder named *.dist-info.
     """
     if not {*folder.split(os.sep)}.isdisjoint(_PACKAGE_FOLDERS):
         return True

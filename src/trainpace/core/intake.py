@@ -1,8 +1,8 @@
-"""Safe reading of users' files. Every file from outside is read here.
+"""Read users' files safely. All files from outside are read by this module.
 
-Only regular files up to a size limit are opened, so a device, a pipe without a writer or a sparse
-file cannot block a command or fill the memory. Text is UTF-8. Every fault of a file is an
-`UnreadableInput` that names it.
+Only regular files up to a size limit are opened. A device, a pipe without a writer or a sparse file
+therefore cannot block a command or fill the memory. Text is UTF-8. Every problem with a file raises
+an `UnreadableInput` that names the file.
 """
 
 import contextlib
@@ -22,33 +22,43 @@ if TYPE_CHECKING:
     import sqlite3
 
 MOST_BYTES = 1 << 28
-"""256 MiB. The workload of a model with 405 billion parameters has a few MiB."""
+"""Maximum size of a file: 256 MiB.
+
+The workload of a model with 405 billion parameters has a few MiB.
+"""
 MOST_TOML_BYTES = 1 << 22
-"""4 MiB. tomllib takes one second per MiB."""
+"""Maximum size of a TOML file: 4 MiB. tomllib takes one second per MiB."""
 MOST_UNPACKED_BYTES = 1 << 36
-"""64 GiB. Files read in pieces never fill the memory, but a compressed bomb of zeros must end."""
+"""Maximum decompressed size of a file that is read in pieces: 64 GiB.
+
+Such files do not fill the memory, but without a limit a decompression bomb would never end.
+"""
 PIECE_BYTES = 1 << 22
 GZIP, SQLITE = b"\x1f\x8b", b"SQLite format 3\x00"
-"""First bytes of such files."""
+"""First bytes of gzip and SQLite files."""
 DEEPEST = 100
-"""Largest nesting. Readers of the content use recursion."""
+"""Maximum nesting of JSON and TOML. Code that reads the content uses recursion."""
 LARGEST_INTEGER = 10**300
-"""Largest integer. A larger one cannot become a float."""
+"""Largest accepted integer. Larger ones may not fit into a float."""
 LONGEST_KEY = 32
-"""Largest number of parts of a dotted TOML key. tomllib's time and memory grow with its square."""
+"""Maximum parts of a dotted TOML key. tomllib's time and memory grow with their square."""
 
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Open a regular file for reading. Raises UnreadableInput for anything else."""
+    """Open a regular file for reading.
+
+    Raises:
+        UnreadableInput: If the path is not a regular file, or cannot be opened.
+    """
     name = os.fspath(path)
     try:
-        # without O_NONBLOCK opening a pipe would wait for its writer
+        # without O_NONBLOCK, opening a pipe would wait for its writer
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         file = open(handle, "rb")  # noqa: SIM115
     except OSError as error:
         raise UnreadableInput(f"cannot read {name}: {os_reason(error)}.") from None
-    except ValueError as error:  # a NUL byte in the name
+    except ValueError as error:  # the name contains a NUL byte
         raise UnreadableInput(f"cannot read {name!r}: {error}.") from None
     with file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -61,9 +71,9 @@ def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def opened_text(path: str | os.PathLike[str], newline: str | None = None) -> Iterator[TextIO]:
-    """Open a text file of any size in UTF-8, with or without a byte order mark.
+    """Open a UTF-8 text file of any size, with or without a byte order mark.
 
-    Text in another encoding raises UnicodeDecodeError when it is read.
+    Reading text in another encoding raises UnicodeDecodeError.
     """
     with (
         opened(path) as file,
@@ -73,10 +83,14 @@ def opened_text(path: str | os.PathLike[str], newline: str | None = None) -> Ite
 
 
 def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
-    """Read a regular file. Raises UnreadableInput as `opened` does, and for a larger file."""
+    """Read a regular file.
+
+    Raises:
+        UnreadableInput: If `opened` raises it, or the file is larger than `most_bytes`.
+    """
     with opened(path) as file:
         too_large = os.fstat(file.fileno()).st_size > most_bytes
-    # the file may grow meanwhile
+    # the file may grow while it is read, so one more byte than allowed is requested
     content = b"" if too_large else first_bytes(path, most_bytes + 1)
     if too_large or len(content) > most_bytes:
         raise UnreadableInput(
@@ -86,11 +100,12 @@ def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> by
 
 
 def pieces(path: str | os.PathLike[str], most_bytes: int = MOST_UNPACKED_BYTES) -> Iterator[bytes]:
-    """Yield the content of a regular file of any size in pieces, decompressed if it is gzip.
+    """Yield the content of a regular file of any size in pieces. A gzip file is decompressed.
 
-    Raises UnreadableInput as `opened` does, and for damaged, truncated or too large archives.
+    Raises:
+        UnreadableInput: If `opened` raises it, or the archive is damaged, truncated or too large.
     """
-    import gzip  # late, as few commands need it
+    import gzip  # imported late, because few commands need it
     import zlib
 
     with opened(path) as file:
@@ -125,10 +140,13 @@ def pieces(path: str | os.PathLike[str], most_bytes: int = MOST_UNPACKED_BYTES) 
 
 @contextlib.contextmanager
 def opened_database(path: str | os.PathLike[str]) -> Iterator["sqlite3.Connection"]:
-    """Open a SQLite file read-only. Nothing is written to it or beside it.
+    """Open a SQLite file read-only, without creating files next to it.
 
-    Text that is not UTF-8 gets replacement marks. Raises UnreadableInput as `opened` does, and for
-    other or damaged files, also while they are read.
+    Text that is not UTF-8 gets replacement characters.
+
+    Raises:
+        UnreadableInput: If `opened` raises it, or the file is not a SQLite file or is damaged. It
+            is also raised while the database is read in this context.
     """
     import sqlite3
 
@@ -170,17 +188,26 @@ def last_bytes(path: str | os.PathLike[str], count: int) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Read a text file in UTF-8. Raises UnreadableInput for anything else."""
+    """Read a UTF-8 text file. Raises UnreadableInput if this is impossible."""
     return _text(read_bytes(path), os.fspath(path))
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file. Raises UnreadableInput for anything else."""
+    """Read a JSON file. Raises UnreadableInput if this is impossible."""
     return json_of(read_bytes(path), os.fspath(path))
 
 
 def json_of(text: str | bytes, source: str, **options: Any) -> Any:
-    """Parse JSON text. `options` are json.loads'. Errors name `source`."""
+    """Parse JSON text.
+
+    Args:
+        text: The text.
+        source: Name of the text, for errors.
+        options: Keyword arguments of `json.loads`.
+
+    Raises:
+        UnreadableInput: If the text is not valid JSON.
+    """
     text = _text(text, source).removeprefix("\ufeff") if isinstance(text, bytes) else text
     try:
         data = json.loads(text, **options)
@@ -194,7 +221,15 @@ def json_of(text: str | bytes, source: str, **options: Any) -> Any:
 
 
 def toml_of(text: str | bytes, source: str) -> dict[str, Any]:
-    """Parse TOML text. Errors name `source`."""
+    """Parse TOML text.
+
+    Args:
+        text: The text.
+        source: Name of the text, for errors.
+
+    Raises:
+        UnreadableInput: If the text is not valid TOML.
+    """
     text = _text(text, source) if isinstance(text, bytes) else text
     if len(text) > MOST_TOML_BYTES:
         raise UnreadableInput(
@@ -233,7 +268,7 @@ def _reason(error: Exception) -> str:
 
 
 def _check_text(text: str, data: Any, source: str) -> None:
-    """Reject half of a surrogate pair, which JSON can escape but nothing can write."""
+    """Reject lone surrogates, which JSON can escape but UTF-8 cannot encode."""
     if "\\u" in text:
         try:
             json.dumps(data, ensure_ascii=False).encode("utf-8")
@@ -244,7 +279,7 @@ def _check_text(text: str, data: Any, source: str) -> None:
 
 
 def _check_values(data: Any, source: str) -> None:
-    """Reject deep nesting and integers that are too large for computations."""
+    """Reject deep nesting, and integers that are too large for computations."""
     level = [data]
     for _ in range(DEEPEST + 1):
         if any(type(value) is int and abs(value) > LARGEST_INTEGER for value in level):

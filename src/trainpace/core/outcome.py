@@ -1,4 +1,4 @@
-"""Results of forecasts and measurements: a step's time in named parts, memory, throughput."""
+"""Results of forecasts and measurements: parts of the step time, memory and throughput."""
 
 import functools
 import math
@@ -15,20 +15,24 @@ from trainpace.core.records import Record, Table, check_fields
 from trainpace.core.units import hours_from_s
 
 Provenance = Literal["measured", "transferred", "calibrated", "fitted", "datasheet"]
-"""Sources of a number, the surest first. transferred: a forecast corrected by measured related
-runs."""
+"""Source of a number, the most reliable first.
+
+transferred means a forecast that is corrected by measurements of related runs.
+"""
 
 MFU_LIMIT = 4.0
-"""Largest plausible utilization. Above 1, because Winograd convolutions replace 144 multiplications
-by 36 (Lavin and Gray 2015, F(4x4, 3x3)), and GeForce cards clock up to a fifth above their
-datasheet."""
+"""Largest plausible model FLOPs utilization (MFU).
+
+It can be above 1. Winograd convolutions replace 144 multiplications by 36 (Lavin and Gray 2015,
+F(4x4, 3x3)), and GeForce cards clock up to a fifth above their datasheet.
+"""
 
 
 class StepTime(Record):
-    """Wall-clock milliseconds of one optimizer step, in parts that add up to `total_ms`.
+    """Wall-clock time of one optimizer step in milliseconds, in parts that add up to `total_ms`.
 
-    `communication_ms`, `data_wait_ms` and `host_overhead_ms` are exposed times, which nothing
-    hides.
+    `communication_ms`, `data_wait_ms` and `host_overhead_ms` only contain exposed time, which does
+    not overlap with computation.
     """
 
     forward_ms: float = 0.0
@@ -49,16 +53,16 @@ class StepTime(Record):
 
     @property
     def computing_ms(self) -> float:
-        """Time in which the device computes."""
+        """Time in which the device computes, in milliseconds."""
         return self.forward_ms + self.backward_ms + self.optimizer_ms
 
     @property
     def evaluating_ms(self) -> float:
-        """Time of the forward passes with their share of the host's work.
+        """Time of the forward passes with their share of the host overhead, in milliseconds.
 
-        The whole step if its parts are unknown. Communication that inference also needs (tensor and
-        pipeline parallelism, gathered parameters) is missing, because `communication_ms` is one
-        number for both passes.
+        If the parts are unknown, it is the time of the whole step. Communication that inference
+        also needs (tensor and pipeline parallelism, gathered parameters) is missing, because
+        `communication_ms` is one number for both passes.
         """
         return float(
             evaluating_ms({name: getattr(self, name) for name in STEP_PARTS}, self.total_ms)
@@ -69,14 +73,26 @@ STEP_PARTS = StepTime.__struct_fields__
 
 
 def evaluating_ms(parts: Mapping[str, Any], total_ms: Any) -> np.ndarray:
-    """Return `StepTime.evaluating_ms` for steps whose parts may be arrays."""
+    """Return `StepTime.evaluating_ms` for one or many steps.
+
+    Args:
+        parts: {part: milliseconds}. Values may be arrays.
+        total_ms: Time of the whole step, which may be an array.
+    """
     computing = parts["forward_ms"] + parts["backward_ms"] + parts["optimizer_ms"]
     hosted = 1 + parts["host_overhead_ms"] / np.where(computing > 0, computing, 1.0)
     return np.where(computing > 0, parts["forward_ms"] * hosted, total_ms)
 
 
 class Interval(Record):
-    """A range that contains the true value in `coverage` of cases, and the basis of that claim."""
+    """Interval for an unknown value.
+
+    Attributes:
+        low: Lower end.
+        high: Upper end.
+        coverage: Share of cases in which the interval contains the true value.
+        basis: Evidence for the coverage, in words.
+    """
 
     low: float
     high: float
@@ -103,18 +119,26 @@ JOB_PARTS = (
 
 
 def sum_of_parts(parts: Mapping[str, Any]) -> Any:
-    """Add up all JOB_PARTS, which may be arrays, in a fixed order, so sums agree to the last
-    digit."""
+    """Add up all JOB_PARTS in a fixed order, so that equal parts give equal sums.
+
+    The values may be arrays.
+    """
     return functools.reduce(operator.add, (parts[name] for name in JOB_PARTS))
 
 
 class JobTime(Record):
-    """Mean wall-clock seconds of a whole training with all repeats, in parts that add up to
-    `total_s`.
+    """Mean wall-clock time of a whole training in seconds, in parts that add up to `total_s`.
 
-    `trainpace.job` computes it. `steps` are of one repeat. `checkpoints` are written in all, with
-    `checkpoint_interval_s` of work between two. `usd` is None without a price, `kwh` without a
-    known power. `assumed` lists assumptions in words.
+    `trainpace.job` computes it. The times include all repeats.
+
+    Attributes:
+        steps: Number of steps of one repeat.
+        repeats: Number of repeats.
+        checkpoints: Number of checkpoints written in total.
+        checkpoint_interval_s: Seconds of work between two checkpoints.
+        usd: Cost in US dollars. None without a price.
+        kwh: Energy in kWh. None if the power is unknown.
+        assumed: Assumptions in words.
     """
 
     steps: int
@@ -137,7 +161,7 @@ class JobTime(Record):
 
     @property
     def total_s(self) -> float:
-        """Sum of the parts; infinite if failures come faster than the training recovers."""
+        """Sum of the parts. Infinite if failures come faster than the training recovers."""
         return float(sum_of_parts({name: getattr(self, name) for name in JOB_PARTS}))
 
     @property
@@ -146,15 +170,16 @@ class JobTime(Record):
 
     @property
     def goodput(self) -> float:
-        """Share of the wall-clock time in lasting steps."""
+        """Share of the wall-clock time spent on steps that are not lost to failures."""
         return self.stepping_s / self.total_s
 
 
 class Memory(Record):
-    """GiB on one device at the step's peak. The parts add up to `allocated_gib`.
+    """Memory on one device at the peak of a step, in GiB.
 
-    allocated: live tensors. reserved: memory of the framework's allocator. device: memory of the
-    card as its monitor shows it, with the driver's context.
+    Parameters, gradients, optimizer states and activations add up to `allocated_gib`, the memory of
+    live tensors. `reserved_gib` is the memory of the framework's allocator. `device_gib` is the
+    memory that nvidia-smi and similar tools show, including the driver's context.
     """
 
     parameters_gib: float
@@ -175,7 +200,7 @@ class Memory(Record):
 
 
 class OperatorShare(Record):
-    """A group of similar operators among the most expensive of a step."""
+    """Group of similar operators that is among the most expensive of a step."""
 
     module: str
     kind: str
@@ -187,7 +212,10 @@ class OperatorShare(Record):
 
 
 class RoleShare(Record):
-    """Device time of a step in layers of one role. `layers` is their number, 0 if unknown."""
+    """Device time of a step in the layers of one role.
+
+    `layers` is the number of these layers, or 0 if unknown.
+    """
 
     role: str
     layers: int
@@ -195,12 +223,18 @@ class RoleShare(Record):
 
 
 class Jump(Record):
-    """A place where one more sample costs far more than usual, between two batch sizes.
+    """Jump of the step time: between two batch sizes, a sample costs far more than usual.
 
-    before, batch: the last size before the jump and the first one after it, with their steps.
-    excess_ms: beyond the usual slope. causes: in words, the largest first. mechanism: the largest
-    cause in two or three words, empty if unknown. next_good: the first larger size with the
-    throughput from before the jump, None if unknown.
+    Attributes:
+        before: Last batch size before the jump.
+        batch: First batch size after the jump.
+        before_ms: Step time at `before`.
+        after_ms: Step time at `batch`.
+        excess_ms: Increase of the step time beyond the usual slope.
+        causes: Causes in words, the largest first.
+        mechanism: Largest cause in two or three words. Empty if unknown.
+        next_good: Smallest larger batch size with the throughput from before the jump. None if
+            unknown.
     """
 
     before: int
@@ -214,14 +248,18 @@ class Jump(Record):
 
 
 class Forecast(Record):
-    """One model on one cluster under one execution. If impossible, `reason` is given and times are
-    None.
+    """Forecast for one model on one cluster with one execution.
 
-    host: the CPU that launches kernels, empty on a machine with its own profile. host_assumed: it
-    was not given, and a typical one of such cards is used. software: in words, empty on a machine
-    with its own profile. software_assumed: it was not given. software_idle: given software without
-    effect here, with reasons. notes: assumptions of the trace. sequence_length: tokens per sample,
-    None without sequences.
+    If the combination is impossible, `reason` says why and times are None.
+
+    Attributes:
+        host: CPU that launches kernels. Empty for a machine with its own profile.
+        host_assumed: True if the host was not given, so a typical host of such cards is assumed.
+        software: Software in words. Empty for a machine with its own profile.
+        software_assumed: True if the software was not given.
+        software_idle: Given software settings that have no effect here, with reasons.
+        notes: Assumptions of the trace.
+        sequence_length: Tokens per sample. None if samples are not sequences.
     """
 
     model: str
@@ -245,13 +283,13 @@ class Forecast(Record):
     cost_usd: float | None = None
     cost_interval_usd: Interval | None = None
     exposed_ms: dict[str, float] = msgspec.field(default_factory=dict)
-    """Share of `step.communication_ms` by kind of communication, in milliseconds."""
+    """{kind of communication: its part of `step.communication_ms`}, in milliseconds."""
     scaling_efficiency: float | None = None
-    """Throughput per device over that on `scaling_reference_devices`, with the same micro-batches.
+    """Throughput per device divided by that on `scaling_reference_devices`, at equal micro-batches.
 
-    None on one device, and if the model does not fit on fewer."""
+    None on one device, and if the model does not fit on fewer devices."""
     scaling_reference_devices: int | None = None
-    """The fewest devices of this kind that hold the model."""
+    """Smallest number of such devices on which the model fits."""
     warnings: tuple[str, ...] = ()
     fit_probability: float | None = None
     host: str = ""
@@ -263,7 +301,7 @@ class Forecast(Record):
     sequence_length: int | None = None
 
     def __post_init__(self) -> None:
-        # a utilization above the limit is an error in a figure or a formula, so it is not clamped
+        # an MFU above the limit means a wrong figure or formula, so it fails instead of being cut
         assert self.mfu is None or 0 <= self.mfu <= MFU_LIMIT, f"MFU of {self.mfu} on {self.device}"
         assert (self.step is None) == bool(self.reason), (
             "a forecast has either a step time or a reason"
@@ -275,17 +313,22 @@ class Forecast(Record):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens per second of all devices, None without sequences."""
+        """Tokens per second of all devices. None if samples are not sequences."""
         rate = self.samples_per_second
         return None if rate is None or self.sequence_length is None else rate * self.sequence_length
 
 
 class NoiseScale(Record):
-    """Gradient noise scale in `samples`, with its 90% interval from `low` to `high`, over `steps`
-    steps.
+    """Gradient noise scale in samples, measured over some steps. It changes during a training.
 
-    None with a `reason` if the true gradient cannot be distinguished from 0. It says nothing about
-    other phases of the training."""
+    Attributes:
+        samples: Noise scale. None, with a `reason`, if the true gradient cannot be distinguished
+            from 0.
+        low: Lower end of the 90% interval.
+        high: Upper end of the 90% interval.
+        steps: Number of steps.
+        reason: Reason why there is no noise scale.
+    """
 
     samples: float | None
     low: float | None
@@ -297,10 +340,14 @@ class NoiseScale(Record):
 
 
 class MeasuredNoiseScale(Record):
-    """The gradient noise scale over the first steps of a training, each of `batch` samples in
-    `parts`.
+    """Gradient noise scale over the first steps of a training.
 
-    `norms_ms` is the time of the two norms of a step, `step_ms` the rest of the step.
+    Attributes:
+        batch: Number of samples per step.
+        parts: Number of parts into which the batch is split.
+        scale: The noise scale.
+        norms_ms: Time to compute the two gradient norms of a step.
+        step_ms: Time of the rest of the step.
     """
 
     batch: int
@@ -311,16 +358,26 @@ class MeasuredNoiseScale(Record):
 
 
 class DeviceRun(Record):
-    """State of the device during a measurement's timed steps. Unknown values are None.
+    """State of the device during the timed steps of a measurement.
 
-    Only NVIDIA's driver reports clocks, power and energy.
+    Unknown values are None. Only NVIDIA's driver reports clocks, power and energy.
 
-    settled: True if two successive windows of the warm-up had equal medians; None if it was too
-    short. launch_ms: the host's time to launch a step. busy_share: share of the median step in
-    which the device works; in the rest it waits for the host. Clocks are of the multiprocessors in
-    MHz: median, lowest and highest during the steps, before the warm-up, just after the steps, and
-    the card's highest. held_by: reasons for lowered clocks. power_w: mean of the whole card.
-    energy_j: joules per step, by the card's energy counter or its power (energy_source).
+    Attributes:
+        settled: True if two successive windows of the warm-up had equal medians. None if the
+            warm-up was too short.
+        launch_ms: Time that the host needs to launch a step.
+        busy_share: Share of the median step in which the device works. In the rest it waits for the
+            host.
+        sm_mhz: Median clock of the multiprocessors during the steps.
+        sm_mhz_low: Lowest clock during the steps.
+        sm_mhz_high: Highest clock during the steps.
+        sm_mhz_before: Clock before the warm-up.
+        sm_mhz_after: Clock just after the steps.
+        sm_mhz_max: Highest clock that the card supports.
+        held_by: Reasons for reduced clocks.
+        power_w: Mean power of the whole card.
+        energy_j: Energy per step in joules.
+        energy_source: Source of `energy_j`: the card's energy counter, or its power.
     """
 
     settled: bool | None = None
@@ -339,13 +396,17 @@ class DeviceRun(Record):
 
 
 class Measurement(Record, Table):
-    """Real steps of one model at one batch size, on the machine that `environment` describes.
+    """Measured steps of one model at one batch size, on the machine in `environment`.
 
-    step_times_ms: the timed steps in order. warmup_ms: the steps before the steady state. step: the
-    unscaled medians of the parts; the rest of the median step is in `idle_ms`. peak_memory_gib: the
-    peak of live tensors, on a CPU the growth of the process since before training.
-    reserved_memory_gib: memory of the framework's allocator, on a CPU the whole process. loss: the
-    name of the loss, None if unknown. run: the state of the device, None on a CPU.
+    Attributes:
+        step_times_ms: Times of the timed steps, in order.
+        warmup_ms: Times of the steps before the steady state.
+        step: Median of each part, without scaling. The rest of the median step is in `idle_ms`.
+        peak_memory_gib: Peak memory of live tensors. On a CPU, growth of the process since before
+            training.
+        reserved_memory_gib: Memory of the framework's allocator. On a CPU, memory of the process.
+        loss: Name of the loss. None if unknown.
+        run: State of the device. None on a CPU.
     """
 
     model: str
@@ -371,9 +432,9 @@ class Measurement(Record, Table):
         return 1e3 * self.execution.global_batch / self.median_ms
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Return one row per step in order, warm-up first, with its loss if recorded."""
+        """Return a row for each step in order, including warm-up, with its loss if recorded."""
         times = [*self.warmup_ms, *self.step_times_ms]
-        # older runs may have a loss per micro-batch, or none
+        # older runs may have one loss per micro-batch, or no losses
         losses = self.losses if len(self.losses) == len(times) else (None,) * len(times)
         return [
             {
@@ -393,7 +454,7 @@ ProbeFailure = Literal["out_of_memory", "timeout", "crashed"]
 
 
 class FailedProbe(Record):
-    """A batch size that could not be measured, with the reason."""
+    """Batch size that could not be measured, with the reason."""
 
     model: str
     device: str
@@ -406,7 +467,7 @@ class FailedProbe(Record):
 
 
 def forecast_row(f: Forecast) -> dict[str, Any]:
-    """Return a row of `trainpace forecast --json`."""
+    """Return a forecast as a row of `trainpace forecast --json`."""
     interval = f.step_time_interval_ms
     return {
         "model": f.model,

@@ -1,8 +1,8 @@
-"""Records: frozen, keyword-only, validated when made, and lossless as JSON. And safe writing of
-files.
+"""Define records, and write files safely.
 
-On disk a record is one JSON object with its name and schema version: ``{"record": "Schedule",
-"schema_version": 1, ...}``. A reader rejects newer versions.
+Records are frozen and keyword-only. They are validated when they are created, and can be written as
+JSON without loss. In a file, a record is one JSON object with its name and schema version:
+``{"record": "Schedule", "schema_version": 1, ...}``. Newer versions are rejected.
 """
 
 import contextlib
@@ -23,14 +23,23 @@ SCHEMA_VERSION = 1
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A frozen value with named fields. Subclasses validate themselves in ``__post_init__``."""
+    """Frozen value with named fields. Subclasses validate their fields in ``__post_init__``."""
 
 
 def check_fields(
     record: Record, names: Iterable[str], holds: Callable[[Any], bool], need: str
 ) -> None:
-    """Raise TrainpaceError for the first field whose value fails `holds`. `need` says what must
-    hold."""
+    """Check the values of several fields of a record.
+
+    Args:
+        record: The record.
+        names: Names of the fields.
+        holds: Function that returns True for a valid value.
+        need: Description of valid values, for the error.
+
+    Raises:
+        TrainpaceError: For the first field with an invalid value.
+    """
     for name in names:
         value = getattr(record, name)
         if value is not None and not holds(value):
@@ -41,11 +50,15 @@ class Table:
     __slots__ = ()
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Return rows as dicts of plain values by column."""
+        """Return each row as a dict of plain values by column."""
         raise NotImplementedError
 
     def to_pandas(self) -> Any:
-        """Return the rows as a pandas DataFrame. Raises TrainpaceError without pandas."""
+        """Return the rows as a pandas DataFrame.
+
+        Raises:
+            TrainpaceError: If pandas is not installed.
+        """
         try:
             import pandas
         except ImportError:
@@ -59,20 +72,28 @@ R = TypeVar("R", bound=Record)
 
 
 def to_jsonable(record: Record) -> dict[str, Any]:
-    """Return the record as plain dicts, lists and numbers, with its name and schema version
-    first."""
+    """Return a record as plain dicts, lists and numbers. Its name and schema version come first."""
     fields: dict[str, Any] = msgspec.to_builtins(record, enc_hook=_encode_array)
     return {"record": type(record).__name__, "schema_version": SCHEMA_VERSION, **fields}
 
 
 def to_json(record: Record, indent: int = 0) -> str:
-    """Return the record as JSON text with `indent` spaces per level, 0 for one line."""
+    """Return a record as JSON text with `indent` spaces per level. 0 means one line."""
     encoded = msgspec.json.encode(to_jsonable(record))
     return (msgspec.json.format(encoded, indent=indent) if indent else encoded).decode()
 
 
 def from_json(text: str | bytes, kind: type[R], source: str = "the JSON text") -> R:
-    """Read a `kind` back. Raises UnreadableInput, naming `source`, for anything else."""
+    """Read a record from JSON text.
+
+    Args:
+        text: The text.
+        kind: Class of the record.
+        source: Name of the text, for errors.
+
+    Raises:
+        UnreadableInput: If the text is not such a record.
+    """
     try:
         data = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -96,7 +117,7 @@ def from_json(text: str | bytes, kind: type[R], source: str = "the JSON text") -
 
 
 def from_package(file: str, kind: type[R]) -> R:
-    """Read a record from a packaged JSON file, given by its path below src/trainpace."""
+    """Read a record from a packaged JSON file. `file` is its path below src/trainpace."""
     return from_json(read_bytes(Path(__file__).parents[1] / file), kind, f"trainpace's own {file}")
 
 
@@ -106,18 +127,22 @@ def load(path: str | os.PathLike[str], kind: type[R]) -> R:
 
 
 def save(record: Record, path: str | os.PathLike[str]) -> None:
-    """Write a record to a file, whole or not at all."""
+    """Write a record to a file. If it fails, the previous file remains."""
     write_whole(path, to_json(record) + "\n")
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write text to a temporary file and rename it, so readers see the old or the new file."""
+    """Write text to a file atomically: readers see either the old or the new content."""
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder with its parents. Raises TrainpaceError if the file system refuses."""
+    """Create a folder and its parents.
+
+    Raises:
+        TrainpaceError: If the file system refuses.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -130,10 +155,13 @@ def cannot_write_into(folder: Path, error: OSError) -> TrainpaceError:
 
 @contextlib.contextmanager
 def written_aside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a new file beside `path` that replaces it when the block ends, or is removed on errors.
+    """Yield a new file in the folder of `path` that replaces `path` when the context ends.
 
-    A link stays a link, and a file keeps its mode. Raises UnreadableInput if the file system
-    refuses, and for a device or a pipe, which cannot be replaced.
+    After an error, the new file is removed. A symbolic link remains a link, and a file keeps its
+    mode.
+
+    Raises:
+        UnreadableInput: If the file system refuses, or `path` is a device or a pipe.
     """
     try:
         target = Path(os.path.realpath(path))
@@ -170,7 +198,7 @@ def _encode_array(value: Any) -> object:
 
 def decode_array(kind: type, value: object) -> object:
     """Decode arrays of numbers for msgspec (`dec_hook`). Raises TypeError for other arrays."""
-    import numpy as np  # late, for commands that need no arrays
+    import numpy as np  # imported late, because some commands need no arrays
 
     if kind is np.ndarray:
         array = np.asarray(value)

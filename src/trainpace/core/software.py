@@ -1,10 +1,9 @@
-"""The software that runs a step: the framework, its version, and its implementations of
-calculations.
+"""Software that runs a step: framework, version, and implementations such as attention kernels.
 
-A record holds the given values. None and an empty version stand for the framework's own choice;
-this module alone knows what that is on a card, and how versions differ. Compilation and the engine
-belong to `Execution`, because a plan compares them, while software is the same for all choices of a
-search.
+A `Software` record contains the values that the user gave. None and an empty version stand for the
+framework's default. Only this module knows the defaults of each card and version. Compilation and
+the engine are fields of `Execution` instead, because a search varies them. The software is the same
+for a whole search.
 """
 
 import re
@@ -17,43 +16,63 @@ Framework = Literal["torch", "tensorflow", "jax"]
 
 FusedAttention = Literal["efficient", "flash1", "flash2", "flash3", "flash4", "cudnn"]
 Attention = Literal["eager", FusedAttention]
-"""eager: separate kernels for matmuls, mask, softmax and dropout, which store the scores
-(transformers' attn_implementation="eager", torch's SDPBackend.MATH). The others are fused.
-efficient: xFormers' and torch's memory-efficient kernel. flash1 to flash4: versions of
-FlashAttention (Dao et al. 2022, Dao 2023, Shah et al. 2024 for Hopper, the fourth for Blackwell).
-cudnn: cuDNN's, used by NVIDIA's containers and Transformer Engine."""
+"""Implementation of attention.
+
+- eager: Separate kernels for matmuls, mask, softmax and dropout, which store the scores
+  (transformers' attn_implementation="eager", torch's SDPBackend.MATH). All others are fused.
+- efficient: The memory-efficient kernel of xFormers and torch.
+- flash1 to flash4: Versions of FlashAttention (Dao et al. 2022, Dao 2023, Shah et al. 2024 for
+  Hopper, the fourth for Blackwell).
+- cudnn: The kernel of cuDNN, used by NVIDIA's containers and Transformer Engine.
+"""
 
 OptimizerImplementation = Literal["foreach", "fused", "for_loop"]
-"""torch.optim's implementations. foreach: a kernel per operation for several tensors (the default
-on CUDA since torch 2.0). fused: one kernel for the whole update. for_loop: tensor by tensor."""
+"""Implementation of an optimizer in torch.optim.
+
+- foreach: A kernel for each operation on several tensors. The default on CUDA since torch 2.0.
+- fused: One kernel for the whole update.
+- for_loop: Kernels for each tensor.
+"""
 
 CrossEntropy = Literal[
     "plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"
 ]
-"""plain: the framework's own, with logits in fp32, their log-softmax and its gradient. uncompiled:
-the same outside of the compiled model, so torch.compile does not see it. fused: one kernel that
-writes the gradient over the logits. fused_fp32: the same on logits that the model's code has cast
-to fp32 (Liger's and Unsloth's cross_entropy in transformers). chunked: head and loss together for a
-few tokens at a time, so there are never all logits (Liger's fused_linear_cross_entropy, Hsu et al.
-2024). cut: logits are never written (cut cross-entropy, Wijmans et al. 2025). vocab_parallel:
-Megatron's, in place, divided over tensor-parallel ranks."""
+"""Implementation of cross-entropy.
+
+- plain: The framework's own, with logits in fp32, their log-softmax and its gradient.
+- uncompiled: Like plain, but outside the compiled model, so torch.compile does not see it.
+- fused: One kernel that overwrites the logits with the gradient.
+- fused_fp32: Like fused, on logits that the model's code has cast to fp32 (Liger's and Unsloth's
+  cross_entropy in transformers).
+- chunked: Head and loss together for a few tokens at a time, so all logits never exist at once
+  (Liger's fused_linear_cross_entropy, Hsu et al. 2024).
+- cut: Logits are never written to memory (cut cross-entropy, Wijmans et al. 2025).
+- vocab_parallel: Megatron's in-place loss, split over the tensor-parallel ranks.
+"""
 
 Fp8Recipe = Literal["per_tensor", "block", "mxfp8"]
-"""Numbers that share a scale: a tensor, a block of 128 (DeepSeek-V3), or 32 (OCP Microscaling)."""
+"""FP8 recipe: a scale per tensor, per block of 128 (DeepSeek-V3), or per 32 (OCP Microscaling)."""
 
 FUSED_ATTENTION = (2, 0)
-"""torch 2.0 introduced scaled_dot_product_attention, and made foreach its optimizers' default."""
+"""First torch version with scaled_dot_product_attention, and with foreach optimizers by default."""
 FLASH_ATTENTION_2 = (2, 2)
-"""torch 2.2 replaced FlashAttention by its second version on every card."""
+"""First torch version with FlashAttention 2, which replaced FlashAttention 1 on every card."""
 ATTENTION_BY_CARD = (2, 10)
-"""Since 2.10 torch's wheels prefer cuDNN's attention on some cards (aten's sdp_utils.cpp)."""
+"""First torch version whose wheels prefer cuDNN's attention on some cards (aten's sdp_utils.cpp).
+"""
 INDUCTOR_OF_TODAY = (2, 2)
-"""Older torch.compile left more memory traffic and launched more slowly (GPTs under torch 2.1, the
-constants compile_old_*)."""
+"""First torch version with the current torch.compile.
+
+Older versions have more memory traffic and slower launches (GPTs under torch 2.1, the constants
+compile_old_*).
+"""
 QUICK_DISPATCH = (1, 10)
-"""Older dispatchers launched kernels several times more slowly (the constant host_old_torch)."""
+"""First torch version with the current dispatcher.
+
+Older ones launch kernels several times more slowly (the constant host_old_torch).
+"""
 NEWEST = 4
-"""Major version of torch from which on a version is a typing mistake."""
+"""First major version of torch that is rejected as a typo."""
 
 _NAMES: dict[str, Framework] = {
     "torch": "torch",
@@ -88,13 +107,16 @@ _FORMS = "Write torch2.8, torch, pytorch-1.9, tensorflow2.4, keras or jax."
 
 
 Router = Literal["fp32", "16_bit"]
-"""Operands of a mixture's router whose code casts to fp32. 16_bit: 16-bit operands with an fp32
-result, by Transformer Engine (Megatron-Core's RouterGatingLinearFunction; TF32 in the backward
-pass)."""
+"""Number format of the router matmul in a mixture of experts whose code casts to fp32.
+
+- fp32: fp32 operands.
+- 16_bit: 16-bit operands with an fp32 result, by Transformer Engine (Megatron-Core's
+  RouterGatingLinearFunction; TF32 in the backward pass).
+"""
 
 
 class Rewrites(NamedTuple):
-    """Differences of a step from the traced one. None means as traced."""
+    """Differences between a step and its trace. None and False mean no difference."""
 
     eager_attention: bool = False
     optimizer: OptimizerImplementation | None = None
@@ -103,7 +125,7 @@ class Rewrites(NamedTuple):
 
 
 class Software(Record):
-    """The software that runs a step. An empty `version` is the current one."""
+    """Software that runs a step. An empty `version` means the current version."""
 
     framework: Framework = "torch"
     version: tuple[int, ...] = ()
@@ -124,30 +146,32 @@ class Software(Record):
 
     @property
     def slow_host(self) -> Literal["", "host_old_torch", "host_tensorflow"]:
-        """Name of the constant by which the host launches more slowly than current torch, or ""."""
+        """Name of the constant for a host that launches more slowly than with current torch, or ""."""
         if self.framework == "tensorflow":
             return "host_tensorflow"
         return "host_old_torch" if self._is_torch_before(QUICK_DISPATCH) else ""
 
     @property
     def has_old_inductor(self) -> bool:
-        """True for torch.compile of 2.0 and 2.1."""
+        """True for the torch.compile of torch 2.0 and 2.1."""
         return self._is_torch_before(INDUCTOR_OF_TODAY)
 
     @property
     def compiles(self) -> bool:
-        """True if every step is compiled anyway, as XLA does under JAX."""
+        """True if the framework compiles every step, as JAX does with XLA."""
         return self.framework == "jax"
 
     @property
     def channels_last(self) -> bool:
-        """True if images are NHWC by default, as in TensorFlow."""
+        """True if the framework stores images as NHWC by default, as TensorFlow does."""
         return self.framework == "tensorflow"
 
     @property
     def fused_attention(self) -> FusedAttention | None:
-        """Kernels of fused attention: the given or the version's. None means the card's usual
-        ones."""
+        """Kernel of fused attention: the given one, or the version's default.
+
+        None means the default of the card.
+        """
         if self.attention is not None and self.attention != "eager":
             return self.attention
         if self._is_torch_before(FLASH_ATTENTION_2):
@@ -156,7 +180,7 @@ class Software(Record):
 
     @property
     def rewrites(self) -> Rewrites:
-        """Differences from current torch, which traces hold."""
+        """Differences from current torch, with which models are traced."""
         before = self.is_before_fusion
         eager = self.attention == "eager" or (before and self.attention is None)
         return Rewrites(
@@ -168,7 +192,7 @@ class Software(Record):
 
     @property
     def name(self) -> str:
-        """Framework and version: PyTorch 1.9, current PyTorch."""
+        """Framework and version, such as "PyTorch 1.9" or "current PyTorch"."""
         known = _FRAMEWORKS[self.framework]
         version = ".".join(map(str, self.version))
         return f"{known} {version}" if version else f"{known} of today"
@@ -178,13 +202,15 @@ class Software(Record):
 
 
 TODAY = Software()
-"""Current torch with its defaults."""
+"""Current version of torch with its defaults."""
 
 
 def parse_software(text: str) -> Software:
-    """Parse ``torch2.8``, ``PyTorch 2.8.0+cu128``, ``tensorflow2.4`` or ``keras``.
+    """Parse a framework and version, such as ``torch2.8``, ``PyTorch 2.8.0+cu128`` or ``keras``.
 
-    Raises UnknownName for another framework, TrainpaceError for an impossible version.
+    Raises:
+        UnknownName: If the framework is unknown.
+        TrainpaceError: If the version is impossible.
     """
     words = re.match(r"\s*([A-Za-z_]+?)(?:[\s_=-]*v?(\d[\w.+-]*))?\s*$", text)
     name = words[1].casefold() if words else text.strip()
@@ -195,12 +221,12 @@ def parse_software(text: str) -> Software:
     known = version[0] < NEWEST if version else not words[2]
     if framework == "torch" and not known:
         raise TrainpaceError(f"unknown version of torch {text!r}: there are 0.4 to 2.x.", _FORMS)
-    # Keras has its own version numbers, and no forecast depends on them
+    # Keras has its own version numbers, on which no forecast depends
     return Software(framework=framework, version=() if name == "keras" else version)
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """Return the numbers of a version such as "2.1.0a0+cu121", or () without a version."""
+    """Return the numbers of a version such as "2.1.0a0+cu121". The result may be empty."""
     version = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", text.strip())
     return (
         () if version is None else tuple(int(part) for part in version.groups() if part is not None)
@@ -216,7 +242,7 @@ COMMON_SOFTWARE = (
     "tensorflow",
     "jax",
 )
-"""Software with different forecasts, newest first, for lists to choose from."""
+"""Software versions with different forecasts, newest first, to offer as choices."""
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 _SPELLINGS: dict[str, Attention] = {
     "math": "eager",
@@ -233,12 +259,15 @@ _SPELLINGS: dict[str, Attention] = {
     "flash_attention_4": "flash4",
     "cudnn_attention": "cudnn",
 }
-"""Other libraries' names of the same kernels."""
+"""Names of the same kernels in other libraries."""
 
 
 def parse_attention(text: str) -> Attention:
-    """Return an implementation of attention by any library's name: ``flash_attention_2``,
-    ``math``."""
+    """Return the implementation of attention with a library's name, such as ``math``.
+
+    Raises:
+        UnknownName: If the name is unknown.
+    """
     word = re.sub(r"[\s-]+", "_", text.strip().casefold())
     for known in (word, word.replace("_", "")):
         if known in ATTENTIONS:
