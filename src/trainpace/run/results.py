@@ -36,7 +36,7 @@ It decides nothing. A ratio nearer to 1 than `CLEAR` is measured again, and a cl
 beyond this noise.
 """
 CLEAR = 1.5
-"""Speed ratio that needs no second measurement. The inverse counts too."""
+"""Speed ratio from which a gain is not measured again. The inverse counts too."""
 Verdict = Literal["ok", "drifts", "diverges", "not compared"]
 WINDOWS = 4
 """Number of equal windows of a loss curve. The smoothed curve is the mean of each window."""
@@ -123,8 +123,10 @@ def compare(
 ) -> LossCheck:
     """Compare two loss curves over the steps that both have.
 
-    - diverges: the rung's loss is not finite, or is above the tolerance in the last window.
-    - drifts: another window is beyond the tolerance, or the last one is below it.
+    - diverges: the rung's loss is not finite, or exceeds the baseline's by more than the tolerance
+      in the last window.
+    - drifts: another window differs by more than the tolerance, or the last one is better by more
+      than the tolerance.
     """
     bad = next((i for i, loss in enumerate(rung) if not math.isfinite(loss)), None)
     if bad is not None:
