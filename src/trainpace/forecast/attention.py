@@ -1,15 +1,16 @@
-"""Fused attention: the times of its kernels, by implementation and card.
+"""Kernel times of fused attention, by implementation and card.
 
-A block of threads takes `block_rows` queries of one head past all keys that they see. A score (a
-query and a key) costs two matmuls over the head's size, five in the backward pass, and one
-exponential. Hopper's and Blackwell's wide matrix units wait for the exponentials most if heads are
-small (Shah et al. 2024); the two overlap in part. Blocks go over the multiprocessors in waves.
-Under a causal mask they are of unequal length, so the last ones run on. A device with few blocks
-waits for the longest. Queries, keys, values and results move once through memory. After
-FlashAttention-2 (Dao 2023, arXiv:2307.08691).
+The model follows FlashAttention-2 (Dao 2023, arXiv:2307.08691). A thread block processes
+`block_rows` queries of one head against all keys that they see. Each score (a query with a key)
+needs two matmuls over the head size, or five in the backward pass, and one exponential. The wide
+matrix units of Hopper and Blackwell wait for the exponentials, most of all with small heads (Shah et
+al. 2024). Matmuls and exponentials overlap in part. Blocks run on the multiprocessors in waves. With
+a causal mask, blocks have unequal lengths, so the last ones end late. A device with few blocks waits
+for the longest one. Queries, keys, values and results move through memory once.
 
-The figures of `kernel_models/attention.json` are fitted only on measured kernels, by
-fitting/attention.py.
+fitting/attention.py fits `kernel_models/attention.json` only on measured kernels.
+
+Shapes: all functions are elementwise. Operators are on the last axis; axes before it are optional.
 """
 
 from functools import cache
@@ -23,10 +24,13 @@ from trainpace.forecast.constants import Pooled
 from trainpace.workload import ATTENTION, Floats, attention_widths
 
 Implementation = Literal["efficient", "flash1", "flash2", "flash3", "flash4", "cudnn"]
-"""Kernels of 16-bit fused attention. efficient: torch's memory-efficient ones (xFormers'). flash1
-to flash4: FlashAttention's versions; torch has the second, the third is Hopper's and the fourth
-Blackwell's. cudnn: cuDNN's own. flash4 was only measured with heads of 64 to 80: with heads of 128
-it is forecast a third slower than published (1,605 TFLOP/s on B200)."""
+"""Implementation of 16-bit fused attention.
+
+efficient: torch's memory-efficient kernels (from xFormers). flash1 to flash4: versions of
+FlashAttention. torch has flash2; flash3 is for Hopper and flash4 for Blackwell. cudnn: cuDNN's
+kernels. flash4 was only measured with head sizes of 64 to 80. With a head size of 128, its forecast
+is a third slower than published (1,605 TFLOP/s on B200).
+"""
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 
 PARAMETERS = (
@@ -42,51 +46,69 @@ PARAMETERS = (
     "wide",
     "block_rows",
 )
-"""The parameters of a pass (see `AttentionFigures`), in the order of
-`kernel_models/attention.json`."""
+"""Names of the parameters of a pass (see `AttentionFigures`).
+
+The order is that of `kernel_models/attention.json`.
+"""
 
 MASKED, FULL = "efficient", "efficient_full"
-"""Implementations for 16-bit masks and biases of numbers, and for fp32: memory-efficient
-attention."""
+"""Implementations for 16-bit operands with a mask or bias tensor, and for fp32 operands.
+
+Both are memory-efficient attention.
+"""
 FIRST = 0.5
-"""Speed of FlashAttention's first version as a share of its second ("about 2x", Dao 2023)."""
+"""Speed of FlashAttention 1 relative to FlashAttention 2 ("about 2x", Dao 2023)."""
 EXPONENTIALS_PER_CLOCK = 16.0
-"""Exponentials of one multiprocessor, from Volta to Blackwell (CUDA C++ Programming Guide,
-throughput of native arithmetic instructions)."""
+"""Exponentials per clock of one multiprocessor, from Volta to Blackwell.
+
+Source: CUDA C++ Programming Guide, throughput of native arithmetic instructions.
+"""
 NARROW_GENERATIONS = ("6.0", "7.0", "7.2", "7.5", "8.0")
-"""Compute capabilities with 64 fp32 lanes per multiprocessor; the others have 128."""
+"""Compute capabilities with 64 fp32 lanes per multiprocessor. All others have 128."""
 HEAD_UNIT, KEY_UNIT = 32.0, 64.0
-"""Heads and lengths are padded to multiples of these."""
+"""Multiples to which head sizes and sequence lengths are padded."""
 USUAL_HEAD = 128.0
 SMOOTHNESS = 5.0
 """Exponent of the p-norm that joins the compute and memory bounds. Larger is sharper."""
 L2_GAIN = 0.5
-"""Gain in memory rate for tensors much smaller than L2, as a share."""
+"""Relative gain in memory rate for tensors much smaller than L2."""
 OLD_INSTRUCTIONS = {"9": 0.63, "10": 0.31}
-"""Share of Hopper's and Blackwell's matrix rate that the instructions of Ampere reach, by major
-compute capability: 62.9% on H100 (Luo et al. 2024, arXiv:2402.13499); on Blackwell assumed to be as
-many FLOP per multiprocessor and clock."""
+"""Share of the matrix rate of Hopper and Blackwell that Ampere's instructions reach.
+
+The key is the major compute capability. An H100 reaches 62.9% (Luo et al. 2024, arXiv:2402.13499).
+Blackwell is assumed to do as many FLOP per multiprocessor and clock.
+"""
 AMPERE_KERNELS = ("efficient", "efficient_full", "flash1", "flash2")
-"""Implementations that use Ampere's instructions everywhere."""
+"""Implementations that use Ampere's instructions on all cards."""
 TAKES_UNEVEN = ("cudnn", "flash3", "flash4")
-"""Implementations that take values of another width than queries and keys, as DeepSeek-V3's 192 and
-128: cuDNN's from 9.10 on Hopper and 9.11 on Blackwell (`check_cudnn_tensor_shapes` in torch's
-sdp_utils.cpp), FlashAttention-3 and 4. Memory-efficient attention replaces the others."""
+"""Implementations for values of another width than queries and keys (DeepSeek-V3: 192 and 128).
+
+cuDNN supports this from 9.10 on Hopper and 9.11 on Blackwell (`check_cudnn_tensor_shapes` in torch's
+sdp_utils.cpp). FlashAttention 3 and 4 also do. Memory-efficient attention replaces all others.
+"""
 TF32_MATMULS = 3.0
-"""Memory-efficient attention makes one fp32 matmul of three in TF32, allowed or not (CUTLASS'
-OpMultiplyAddFastF32)."""
+"""Number of TF32 matmuls from which memory-efficient attention makes one fp32 matmul.
+
+It does so even if TF32 is not allowed (CUTLASS' OpMultiplyAddFastF32).
+"""
 
 
 class AttentionFigures(NamedTuple):
-    """Achieved rates of one pass on one device. Each may be an array that broadcasts.
+    """Rates that one pass reaches on one device, as arrays that broadcast.
 
-    flop_per_s: of the matmuls; wide: factor on it for each doubling of the head beyond 128.
-    score_per_s: scores whose softmax is finished. overlap: how far the two hide each other, from 0,
-    one after the other. prologue: start and end of a block, in keys. quantum: the share of the
-    empty part of a last wave that is paid for. tail: what the unequal blocks of a causal mask add,
-    in longest blocks. alone: what a longest block takes with at most one block per multiprocessor,
-    in blocks of a full device; below 1 if keys are divided over several. bytes_per_s: of memory.
-    start_s: start and end of the call. block_rows: queries per block.
+    Attributes:
+        flop_per_s: Rate of the matmuls.
+        score_per_s: Rate of scores through the softmax.
+        prologue: Time of the start and end of a block, in units of keys.
+        quantum: Cost of the idle part of the last wave, relative to a full wave.
+        tail: Extra time from the unequal blocks of a causal mask, in units of the longest block.
+        alone: Time of the longest block with at most one block per multiprocessor, relative to its
+            time on a full device. Below 1 if several blocks share the keys.
+        bytes_per_s: Memory bandwidth.
+        start_s: Start and end of the call, in seconds.
+        overlap: Overlap of matmuls and softmax. 0 means one after the other.
+        wide: Factor on `flop_per_s` for each doubling of the head size beyond 128.
+        block_rows: Queries per block.
     """
 
     flop_per_s: Floats
@@ -103,24 +125,25 @@ class AttentionFigures(NamedTuple):
 
 
 class AttentionRates(NamedTuple):
-    """The figures of both passes, each a tuple by operands.
+    """Rates of the forward and the backward pass, each as a tuple over four kinds of operands.
 
-    These are 16-bit operands; 16-bit operands with a mask or bias of numbers, which only
-    memory-efficient attention takes; fp32 operands; and 16-bit operands with values that are not as
-    wide as queries and keys.
+    0. 16-bit operands.
+    1. 16-bit operands with a mask or bias tensor. Only memory-efficient attention supports them.
+    2. fp32 operands.
+    3. 16-bit operands with values of another width than queries and keys.
     """
 
     forward: tuple[AttentionFigures, ...]
     backward: tuple[AttentionFigures, ...]
 
     def of(self, kind: str) -> tuple[AttentionFigures, ...]:
-        """Return the figures of a kind of operators."""
+        """Return the rates for a kind of operator: "attention" or "attention_backward"."""
         return self.forward if kind == "attention" else self.backward
 
 
 _NONE = AttentionFigures(*(np.asarray(1.0) for _ in AttentionFigures._fields))
 NO_ATTENTION = AttentionRates(*((_NONE,) * 4,) * 2)
-"""A placeholder for figures that no operator needs."""
+"""Placeholder for a table without attention."""
 
 
 class AttentionTimes(NamedTuple):
@@ -132,9 +155,9 @@ class AttentionTimes(NamedTuple):
 
 
 class AttentionModel(Record):
-    """The fitted parameters of every implementation.
+    """Fitted parameters by implementation and pass.
 
-    `flash2` forward, `flash2_backward`, ..., `efficient_full` in fp32.
+    Examples of keys are `flash2` (forward), `flash2_backward` and `efficient_full` (fp32).
     """
 
     passes: dict[str, Pooled]
@@ -142,19 +165,21 @@ class AttentionModel(Record):
 
 @cache
 def attention_model() -> AttentionModel:
-    """Return the package's parameters."""
+    """Return the fitted parameters that ship with the package."""
     return from_package("forecast/kernel_models/attention.json", AttentionModel)
 
 
 def default_implementation(device: Device) -> Implementation:
-    """Return the default of today's torch for 16-bit operands.
+    """Return the implementation that today's torch uses for 16-bit operands.
 
-    cuDNN's comes first on compute capability 9.x and 10.x with cuDNN 9.15 or newer, which torch's
-    wheels include since 2.10; then FlashAttention-2, from 8.0 on; then memory-efficient attention
-    (`check_prefer_cudnn_attention` and `priority_order` in pytorch's
-    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; torch 2.11 ran cuDNN's on the H100 of
-    fitting/data). Torch 2.2 to 2.9 (except 2.5.0) chose FlashAttention-2 there too. Other vendors'
-    builds have kernels of FlashAttention-2.
+    - Compute capability 9.x and 10.x: cuDNN, with cuDNN 9.15 or newer. torch's wheels include it
+      since 2.10. torch 2.2 to 2.9 (except 2.5.0) used FlashAttention 2.
+    - From 8.0 on: FlashAttention 2. Builds of other vendors have kernels of FlashAttention 2.
+    - Older: memory-efficient attention.
+
+    Source: `check_prefer_cudnn_attention` and `priority_order` in pytorch's
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. torch 2.11 ran cuDNN's kernels on the H100
+    of fitting/data.
     """
     major, _, _ = device.compute_capability.partition(".")
     if major in ("9", "10"):
@@ -163,10 +188,10 @@ def default_implementation(device: Device) -> Implementation:
 
 
 def implementation_on(device: Device, wanted: Implementation | None = None) -> Implementation:
-    """Return the implementation that a device runs: the wanted one, or its default.
+    """Return the implementation that a device runs: the wanted one if it has it, or its default.
 
-    A device without the wanted one runs its default: FlashAttention needs compute capability 8.0,
-    its versions 3 and 4 and cuDNN's fast kernels need Hopper or later.
+    FlashAttention needs compute capability 8.0. FlashAttention 3 and 4 and cuDNN's fast kernels need
+    Hopper or later.
     """
     usual = default_implementation(device)
     if (
@@ -181,9 +206,14 @@ def implementation_on(device: Device, wanted: Implementation | None = None) -> I
 def attention_rates(
     device: Device, implementation: Implementation, half: float, full: float, plain: float
 ) -> AttentionRates:
-    """Return the figures of a device.
+    """Return the attention rates of a device.
 
-    `half` and `full` are FLOP/s of matmuls by its datasheet, `plain` of its CUDA cores in fp32.
+    Args:
+        device: The device.
+        implementation: Implementation for plain 16-bit operands.
+        half: FLOP/s of 16-bit matmuls by the datasheet.
+        full: FLOP/s of fp32 matmuls on matrix units by the datasheet.
+        plain: FLOP/s of the CUDA cores in fp32.
     """
     model = attention_model().passes
     name = "flash2" if implementation == "flash1" else implementation
@@ -207,9 +237,13 @@ def attention_rates(
 def figures(
     parameters: dict[str, float], device: Device, peak: float, plain: float
 ) -> AttentionFigures:
-    """Return a pass's figures from its parameters (`PARAMETERS`), which are shares of a datasheet.
+    """Return the rates of a pass.
 
-    `peak` and `plain` are the datasheet's FLOP/s.
+    Args:
+        parameters: Values of `PARAMETERS`, relative to the datasheet.
+        device: The device.
+        peak: FLOP/s of matmuls.
+        plain: FLOP/s of the CUDA cores in fp32.
     """
     p = parameters
     exponentials = exponentials_per_s(device, plain)
@@ -256,9 +290,15 @@ def attention_s(
     sms: Floats,
     l2_bytes: Floats,
 ) -> AttentionTimes:
-    """Return the times of attention of `AttentionSizes`, the last of which may be absent.
+    """Return the times of attention operators.
 
-    Arrays broadcast.
+    Args:
+        kind: "attention" or "attention_backward".
+        sizes: One array per size, in the order of `AttentionSizes`. The last one is optional.
+        moved_bytes: Bytes read and written.
+        f: Rates of the pass.
+        sms: Number of multiprocessors.
+        l2_bytes: Size of the L2 cache.
     """
     b, heads, queries, keys, head, causal, value, visible = (*sizes, np.zeros(()))[: len(ATTENTION)]
     value = np.where(value > 0, value, head)
@@ -271,12 +311,14 @@ def attention_s(
     matmuls_s, softmax_s = 2.0 * padded * sms / speed, sms / f.score_per_s
     sharpness = 1.0 + f.overlap
     key_s = f.block_rows * (matmuls_s**sharpness + softmax_s**sharpness) ** (1.0 / sharpness)
-    # a block takes every key that one of its queries sees: a window moves along with them
+    # A block processes every key that one of its queries sees. With a sliding window, the window
+    # moves along with the queries of the block.
     taken = np.where(visible > 0, np.minimum(keys, visible + f.block_rows + 0.5 * KEY_UNIT), keys)
     longest = key_s * (taken + f.prologue)
     waves = b * heads * np.ceil(queries / f.block_rows) / sms
     even = longest * (waves + np.minimum(f.quantum, 1.0) * (np.ceil(waves) - waves))
-    # the first queries see few keys, the last all of them; keys before the first query all see
+    # With a causal mask, the first queries see few keys and the last query sees all of them. All
+    # queries see the keys before the first query.
     seen = np.minimum(
         keys, np.maximum(keys - 0.5 * (rows - f.block_rows), 0.5 * (keys + f.block_rows))
     )

@@ -1,8 +1,9 @@
-"""`Forecaster(workload, target)`: the entry point to forecasts of step times and memory.
+"""Entry point to forecasts of step time and memory: `Forecaster(workload, target)`.
 
-It answers for whole arrays of executions: kernels are evaluated once for every different way to
-shard the operators and every micro-batch, all else is array expressions. The heaviest operators,
-scaling and the largest micro-batch take longer, and are computed only for full records.
+A forecaster evaluates many executions at once. Kernel times are computed once for every micro-batch
+and every different way to shard the operators. Everything else is array expressions of shape (n,)
+for n executions. The heaviest operators, scaling efficiency and the largest micro-batch take longer,
+so only full records contain them.
 """
 
 from __future__ import annotations
@@ -47,10 +48,13 @@ MOST_REMEMBERED_ROWS = 4096
 
 
 class Evaluated:
-    """Results computed for one workload, shared by forecasters of all targets.
+    """Cache of results of one workload, shared by the forecasters of all targets.
 
-    Two threads may compute the same value at the same time, which costs time and does no harm.
-    `traced` belongs to the workload as it was traced, if this is the same under other software.
+    Two threads may compute the same value at the same time. This is harmless.
+
+    Args:
+        workload: Workload, perhaps rewritten for other software.
+        traced: Cache of the workload as traced, if this one is rewritten.
     """
 
     def __init__(self, workload: Workload, traced: Evaluated | None = None) -> None:
@@ -72,7 +76,7 @@ class Evaluated:
         operators = rank_operators(form.operators, form.blocks, *sharding[1:])
         if sharding.ep == 1:
             return RankTable(operators, form.blocks)
-        # dividing experts changes no chain of operators
+        # Expert parallelism does not change the chains that torch.compile fuses. Reuse them.
         whole = self.table(sharding._replace(ep=1, expert_tp=sharding.tp, expert_load=1.0))
         return RankTable(operators, form.blocks, whole)
 
@@ -93,7 +97,7 @@ class Evaluated:
 
 
 def remember(values: dict[Hashable, V], key: Hashable, value: V, most: int) -> None:
-    """Keep a value by its key. All older ones are forgotten if there are too many."""
+    """Store a value in a cache. The cache is cleared first if it has `most` values."""
     if len(values) >= most:
         values.clear()
     values[key] = value
@@ -102,7 +106,7 @@ def remember(values: dict[Hashable, V], key: Hashable, value: V, most: int) -> N
 class Forecaster:
     """Forecasts of one workload on one target. Safe to share between threads.
 
-    `workload` is as the target's software runs the one that was traced.
+    The attribute `workload` is the traced workload, rewritten for the software of the target.
     """
 
     def __init__(
@@ -118,8 +122,8 @@ class Forecaster:
     def on(self, target: Target | Cluster) -> Forecaster:
         """Return a forecaster of the same workload on another target.
 
-        Another cluster keeps kernel model and software. Both forecasters share what they computed
-        and what is known.
+        A `Cluster` replaces only the cluster, and keeps the kernel model and the software. Both
+        forecasters share their cache and their measurements.
         """
         target = self.target._replace(cluster=target) if isinstance(target, Cluster) else target
         return Forecaster(self.workload, target, self.evaluated, self.knowledge)
@@ -130,7 +134,7 @@ class Forecaster:
 
     @property
     def plain(self) -> Forecaster:
-        """The same forecaster without corrections."""
+        """Forecaster of the same workload and target, without corrections by measurements."""
         return self if self.knowledge is None else self.knowing(None)
 
     def forecast(
@@ -142,19 +146,19 @@ class Forecaster:
         """Return the full record of one execution.
 
         Raises:
-            Contradiction: if its sizes contradict each other, the model or the cluster.
+            Contradiction: If its sizes contradict each other, the model or the cluster.
         """
         return self.at([execution]).forecast(0, schedule, conditions)
 
     def over_batches(self, execution: Execution, batches: Sequence[int]) -> ForecastTable:
-        """Return the same execution at every micro-batch of `batches`."""
+        """Return the forecasts of the execution with each micro-batch of `batches`."""
         return self.at(Grid.vary(execution, micro_batch=list(batches)))
 
     def at(self, executions: Sequence[Execution] | Grid) -> ForecastTable:
         """Return the forecasts of all executions.
 
         Raises:
-            TrainpaceError: if the workload was not traced in a precision's format.
+            TrainpaceError: If the workload was not traced in the form of a precision.
         """
         grid = executions if isinstance(executions, Grid) else Grid.of(executions)
         table = ForecastTable(self, grid)
@@ -166,7 +170,7 @@ class Forecaster:
         return CorrectedTable(table, posterior, self.knowledge.source(self))
 
     def _fill(self, table: ForecastTable, rows: NDArray[np.intp]) -> None:
-        """Evaluate some rows of a table, which have one precision and engine."""
+        """Evaluate some rows of a table. They must share one precision and engine."""
         grid, workload, cluster = table.grid.at(rows), self.workload, self.target.cluster
         precision = PRECISIONS[int(grid.precision[0])]
         form = workload.form(precision)
@@ -197,7 +201,7 @@ class Forecaster:
                 columns[name][rows] = column
 
     def costs(self, grid: Grid) -> StageCosts | str:
-        """Return the kernel times of executions that can run, or why there are none."""
+        """Return the kernel times of valid executions, or the reason if they are unknown."""
         target, kept = self.target, self.evaluated.costs
         device, kernels, host_factor = target.cluster.device, target.kernels, target.host_factor
         whole: Floats = np.empty((0, 0))
@@ -218,9 +222,9 @@ class Forecaster:
         return StageCosts.of(whole)
 
     def least_gib(self, grid: Grid) -> Floats:
-        """Return what the fullest rank of every execution holds all the time.
+        """Return the GiB of parameters and states on the fullest rank, shape (n,).
 
-        It is less than its peak, and quickly computed.
+        This is a lower bound of the peak, and fast to compute.
         """
         least = np.zeros(len(grid))
         for rows in grid.groups(grid.precision):
@@ -235,9 +239,9 @@ class Forecaster:
         return self.evaluated.memory(form_of(execution.precision), grid, on_gpu).record(0)
 
     def largest_micro_batch(self, execution: Execution) -> int | None:
-        """Return the largest micro-batch that fits, 0 if not even one sample does.
+        """Return the largest micro-batch that fits, or 0 if not even one sample fits.
 
-        None on a CPU, or if the size of the memory is unknown.
+        The result is None on a CPU, or if the memory size is unknown.
         """
         device, only = self.target.cluster.device, self.workload.only_batch
         if device.kind != "gpu" or device.memory_gib is None:
@@ -249,16 +253,25 @@ class Forecaster:
         return only if largest >= only else 0
 
     def jumps(self, execution: Execution, batches: Sequence[int]) -> tuple[Jump, ...]:
-        """Return where the step grows out of proportion over ascending micro-batches, and why."""
+        """Return the jumps of the step time over micro-batches, with their causes.
+
+        `batches` must be ascending.
+        """
         steps = self.over_batches(execution, batches)
         return self.jumps_in(execution, batches, steps.step_ms) if steps.timed.all() else ()
 
     def jumps_in(
         self, execution: Execution, batches: Sequence[int], step_ms: Floats
     ) -> tuple[Jump, ...]:
-        """Return the jumps of step times that are known.
+        """Return the jumps in known step times.
 
-        Each has its causes and the next size that fits with as much throughput.
+        Each jump has its causes, and the next micro-batch that fits and has as much throughput as
+        before the jump.
+
+        Args:
+            execution: Execution of all step times, except for the micro-batch.
+            batches: Ascending micro-batches.
+            step_ms: Step time of each micro-batch.
         """
         jumps, largest = [], self.largest_micro_batch(execution)
         for i, excess in find_jumps(batches, step_ms):
@@ -299,14 +312,15 @@ class Forecaster:
         )
 
     def roofline(self, execution: Execution) -> Roofline | None:
-        """Return the heaviest operators of one rank under the device's roofs, or None."""
+        """Return the roofline of the heaviest operators of one rank, or None if unknown."""
         return self.at([execution]).roofline(0)
 
     def fewer_devices(self, execution: Execution) -> tuple[Forecast, ...]:
-        """Return forecasts on 1, 2, 4, ... devices up to the cluster's that have a time and fit.
+        """Return forecasts on 1, 2, 4, ... devices, up to all devices of the cluster.
 
-        Beyond one node they use whole nodes. Each device does the same work, so the global batch
-        grows with the devices (weak scaling).
+        Several nodes are used completely. Each device does the same work, so the global batch grows
+        with the number of devices (weak scaling). Forecasts without a time, or that do not fit in
+        memory, are omitted.
         """
         cluster, forecasts = self.target.cluster, []
         shapes = [(1, n) for n in doublings(cluster.devices_per_node)]
@@ -317,7 +331,7 @@ class Forecaster:
             try:
                 e = replace(execution, nnodes=nodes, nproc_per_node=per_node, shard_size=shard_size)
                 one = self.on(replace(cluster, nodes=nodes, devices_per_node=per_node)).forecast(e)
-            except TrainpaceError:  # too few for its tensor or pipeline parallelism
+            except TrainpaceError:  # Too few devices for its tensor or pipeline parallelism.
                 continue
             if one.step is not None and one.fits is not False:
                 forecasts.append(one)

@@ -1,18 +1,20 @@
-"""Effect of torch.compile on a table: each row's remaining share of bytes and kernels.
+"""Effect of torch.compile on a table: the share of bytes and kernels that remains of each row.
 
-Inductor joins chains of element-wise operators, casts and reductions into one kernel (Ansel et al.
-2024, section 4.4): what one of them writes and the next reads stays in registers. Matmuls,
-convolutions, attention, lookups and pooling are the boundaries of chains, and the optimizer is not
-compiled. So a fused row reads only what comes from a boundary or from another chain, and writes
-only what a boundary, another chain or nobody reads. The backward pass reads again no more of the
-forward pass than what the fused kernels read there: the rest is computed again (the min-cut
-partitioner of AOTAutograd).
+Inductor fuses chains of element-wise operators, casts and reductions into one kernel (Ansel et al.
+2024, section 4.4). Tensors between operators of a chain stay in registers. Matmuls, convolutions,
+attention, lookups and pooling are boundaries between chains. The optimizer is not compiled. A fused
+row therefore reads only tensors from a boundary or another chain. It writes only tensors that a
+boundary, another chain or no operator reads. The backward pass reads only tensors of the forward
+pass that its fused kernels also read. It recomputes the others (min-cut partitioner of AOTAutograd).
 
-A table does not say which operator reads what, but how large every operand is, and rows stand in
-the order in which they first ran. An operand is assumed to be the last tensor of its size that
-nothing has read yet. An added operand that is not such a tensor is a residual; for all others a
-tensor that the same chain has read before is enough. Alike rows are merged, so some readers stand
-before what they read: those are matched at the end.
+A table does not contain which operator reads which tensor. It contains the size of every operand,
+and rows are in the order in which they first ran. The model therefore matches operands by size:
+
+- An operand is the last unread tensor of its size.
+- If there is none, an operand of an addition is a residual from another chain. Other operands may
+  be a tensor that the same chain has read before.
+- Rows of equal operators are merged, so some rows come before the tensors that they read. These
+  are matched at the end.
 """
 
 from __future__ import annotations
@@ -37,24 +39,33 @@ from trainpace.workload import (
 )
 
 REFERENCE_BATCH = 16
-"""Samples at which sizes are compared. Shares hold for every batch, as bytes grow with it."""
+"""Batch size at which tensor sizes are compared.
+
+The resulting shares hold for every batch size, because bytes grow with it.
+"""
 SAME_SIZE = 1.01
-"""Ratio of sizes below which tensors count as equal: norms write a few statistics besides their
-result."""
+"""Ratio of sizes below which two tensors count as equal.
+
+Norms write a few statistics in addition to their result.
+"""
 BOUNDARIES = frozenset(("gemm", "embedding", "pool", *CONVOLUTION_KINDS, *ATTENTION_KINDS))
-"""Kinds of operators that stay kernels of their own."""
+"""Kinds of operators that are not fused with others."""
 HOST_ALONE = ("view", "module")
+"""Kinds of rows that launch no kernel."""
 UNCOMPILED = " (not compiled)"
-"""End of the module names of rows that run outside of what is compiled."""
+"""Suffix of the module names of rows that are not compiled."""
 
 
 class Fused(NamedTuple):
-    """Remaining share of bytes and of kernels, by row.
+    """Effect of torch.compile on the rows of a table. All arrays have shape (rows,).
 
-    Both are 0 to 1, except for the traffic of a batch norm: it reads everything for its statistics
-    before it reads it again to normalise, which the table counts once, so that its share may be (2
-    read + written) / (read + written), as it is without torch.compile. joined: rows that are
-    compiled, and not boundaries.
+    A batch norm reads its input twice, for its statistics and to normalize. The table counts one
+    read. Its traffic can therefore be up to (2 read + written) / (read + written), which is above 1.
+
+    Attributes:
+        traffic: Share of the bytes that remains, from 0 to 1 except for batch norms.
+        launches: Share of the kernels that remains, from 0 to 1.
+        joined: Mask of rows that are compiled and are not boundaries.
     """
 
     traffic: Floats
@@ -63,10 +74,14 @@ class Fused(NamedTuple):
 
 
 class _Tensor:
-    """The output of one row.
+    """Output of one row, which stands for `count` equal operators.
 
-    unread: its instances without a reader yet. written: those that a boundary or another chain
-    reads. boundaries: how many ran before.
+    Attributes:
+        row: Index of the row.
+        unread: Number of instances that no row has read yet.
+        written: Number of instances that a boundary or another chain reads.
+        is_boundary: True if the row is a boundary.
+        boundaries: Number of boundaries that ran before.
     """
 
     __slots__ = ("boundaries", "is_boundary", "row", "unread", "written")
@@ -82,7 +97,14 @@ class _Operand(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """An operand of `size` bytes that a row reads several times; `elements`: its length's class."""
+    """Operand of a row.
+
+    Attributes:
+        row: Index of the row.
+        times: Number of times that the row reads such an operand.
+        size: Bytes of the operand.
+        elements: Class of its number of elements (`_Graph.lengths`).
+    """
 
     row: int
     times: float
@@ -95,7 +117,7 @@ class _Read(NamedTuple):
 
 
 class _Graph(NamedTuple):
-    """The compiled rows of a table in their order, with their operands and results."""
+    """Compiled rows of a table in their order, with their operands and results."""
 
     operators: Operators
     rows: list[int]
@@ -103,13 +125,13 @@ class _Graph(NamedTuple):
     operands: dict[int, list[_Operand]]
     results: dict[int, float]
     sizes: dict[float, int]
-    """The class of every size in bytes."""
+    """Class of each size in bytes. Sizes of one class count as equal."""
     lengths: dict[float, int]
-    """The class of every number of elements."""
+    """Class of each number of elements."""
 
 
 def fused(operators: Operators) -> Fused:
-    """Return the shares that torch.compile leaves of every row; 1 if it does not fuse the row."""
+    """Return the effect of torch.compile on every row. Shares are 1 for rows that are not fused."""
     n, count = len(operators), operators.count
     read, wrote = (
         at_batch(column, REFERENCE_BATCH)
@@ -167,7 +189,7 @@ def _compiled_rows(operators: Operators) -> list[int]:
 
 
 class _Pass:
-    """The rows of one pass in their order, each matched with what it reads."""
+    """Match the rows of one pass with the tensors that they read, in the order of the rows."""
 
     def __init__(self, graph: _Graph, phase: Phase) -> None:
         self._graph = graph
@@ -187,7 +209,7 @@ class _Pass:
             self._match_the_rest(size)
 
     def _add(self, row: int) -> None:
-        """Match the operands of the next row, and keep its result for those that follow."""
+        """Match the operands of the next row, and store its result for later rows."""
         graph = self._graph
         boundary, count = graph.is_boundary[row], float(graph.operators.count[row])
         if boundary:
@@ -209,7 +231,7 @@ class _Pass:
                 self._at_hand[size] += 1
 
     def _read(self, read: _Read, size: int, number: int) -> None:
-        """Match the `number`-th operand of a size with what was written, or note it for later."""
+        """Match the `number`-th operand of a size with written tensors, or store it for later."""
         boundary = self._graph.is_boundary[read.row]
         adds = self._graph.operators.function[read.row] in ("add", "add_")
         left = self._matched(size, read, boundary, adds)
@@ -223,10 +245,13 @@ class _Pass:
             self._late.setdefault(size, []).append(read._replace(times=left))
 
     def _matched(self, size: int, read: _Read, boundary: bool, adds: bool) -> float:
-        """Match a read with the unread tensors of its size, the last first; return what is left.
+        """Match a read with the unread tensors of its size, from last to first.
 
-        An operand that is added and was written before a boundary ran is a residual, as many times
-        as boundaries ran since.
+        If an added operand was written before a boundary ran, one instance per boundary since then
+        is a residual.
+
+        Returns:
+            Number of times for which no tensor was found.
         """
         left = read.times
         for tensor in reversed(self._written.get(size, ())):
@@ -246,9 +271,9 @@ class _Pass:
         return left
 
     def _match_the_rest(self, size: int) -> None:
-        """Match readers that stand before what they read, and residuals from other chains.
+        """Match the reads that come before their tensors, and residuals from other chains.
 
-        A reader stands too early if an alike row, with which it was merged, ran earlier.
+        A read comes too early if its row was merged with an equal row that ran earlier.
         """
         unread = [tensor for tensor in self._written.get(size, ()) if tensor.unread]
         in_chains = sum(tensor.unread for tensor in unread if not tensor.is_boundary)
@@ -268,7 +293,7 @@ class _Pass:
         for read in residuals:
             self._from_elsewhere(read)
         apart += strangers
-        # write a result that another chain or a boundary reads, or that nothing reads
+        # A result is written if another chain, a boundary or no row reads it.
         unclaimed = max(0.0, in_chains - joined - apart - by_boundaries)
         written = min(in_chains, apart + by_boundaries) + unclaimed
         for tensor in unread:
@@ -280,16 +305,16 @@ class _Pass:
         self.unsupplied[read.elements] = self.unsupplied.get(read.elements, 0.0) + read.bytes
 
     def results(self) -> Iterator[_Tensor]:
-        """Yield what leaves the fused kernels."""
+        """Yield the tensors that fused kernels write to memory."""
         for tensors in self._written.values():
             yield from (t for t in tensors if not t.is_boundary and t.written)
 
 
 def _classes(sizes: list[float]) -> dict[float, int]:
-    """Return the class of every size. Sizes are alike except for statistics and biases.
+    """Group sizes into classes of almost equal sizes, and return the class of each size.
 
-    A size within 1% of the next smaller one is of its class, so a row of such sizes is one class,
-    however far apart its ends are.
+    A size belongs to the class of the next smaller one if they differ by at most 1%. The smallest
+    and the largest size of a class can differ by more.
     """
     distinct = np.unique(np.array(sizes, dtype=np.float64))
     apart = distinct[1:] > SAME_SIZE * distinct[:-1]
@@ -299,11 +324,18 @@ def _classes(sizes: list[float]) -> dict[float, int]:
 
 MOST_OPERANDS = 5
 _WIDTHS = {3: (2, 1), 5: (4, 1), 6: (4, 2)}
-"""Bytes per element of two operands of different widths, by their sum."""
+"""Bytes per element of two operands, by the sum of both."""
 
 
 def _operands(operators: Operators, i: int, dims: list[float], read: float) -> list[_Operand]:
-    """Return the large operands of one operator of row i, of these sizes and bytes read."""
+    """Return the large operands of one operator of row `i`.
+
+    Args:
+        operators: Table of operators.
+        i: Index of the row.
+        dims: Sizes of the operator.
+        read: Bytes that the operator reads.
+    """
     kind, width = operators.kind[i], 2.0 if operators.half[i] else 4.0
     if kind == "gemm":
         b, m, n, k = dims[: len(GEMM)]
@@ -329,5 +361,8 @@ def _operands(operators: Operators, i: int, dims: list[float], read: float) -> l
 
 
 def _result(function: str, dims: list[float], written: float) -> float:
-    """Return the bytes that one operator writes, without dropout's mask of a byte per element."""
+    """Return the bytes that one operator writes, without the mask of a dropout.
+
+    The mask has one byte per element.
+    """
     return written - dims[OTHER.elements_out] / 2 if function == "native_dropout" else written

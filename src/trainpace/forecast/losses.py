@@ -1,22 +1,23 @@
-"""The cross-entropy of a vocabulary by other kernels than the framework's own.
+"""Implementations of cross-entropy over a vocabulary, as rewrites of a traced loss.
 
-- plain, as it is traced: logits are cast to fp32, their log-softmax is kept, and the backward pass
-  makes two more tensors of their size. uncompiled: the same, which torch.compile leaves alone.
-- fused: one kernel reads the logits twice, for the maximum with the sum and for the gradient, which
-  it writes in their place; the backward pass has nothing left to do (Liger's cross_entropy).
-  fused_fp32: the same in a model whose code casts logits to fp32 before it calls the loss, as
-  transformers' does.
-- vocab_parallel: casts, then works in place, so that the softmax becomes the gradient
-  (Megatron-LM's VocabParallelCrossEntropy, core/tensor_parallel/cross_entropy.py); tensor-parallel
-  ranks divide it as they divide the logits.
-- chunked: head, loss and the head's gradients process a few tokens at a time, in as many chunks as
-  the vocabulary has times the hidden size, and add up the gradient of the head's weight over them
-  (Liger's fused_linear_cross_entropy, release 0.8.5; Hsu et al. 2024, arXiv:2410.10989, section
-  3.2).
-- cut: the head's matmul keeps no logits but the logarithm of their sum, and the backward pass makes
-  each block of them again for the gradients (Wijmans et al. 2025, arXiv:2411.09009). It skips
-  blocks whose gradients round to nothing; their number depends on what the model has learned, so
-  none are skipped here.
+- plain: the loss as traced. It casts logits to fp32 and keeps their log-softmax. The backward pass
+  makes two more tensors of the same size.
+- uncompiled: the same loss, but torch.compile does not compile it.
+- fused: one kernel reads the logits twice, for maximum and sum and for the gradient. It writes the
+  gradient in place of the logits. The backward pass has nothing left to do (Liger's cross_entropy).
+- fused_fp32: the same for a model that casts logits to fp32 before the loss, as in transformers.
+- vocab_parallel: casts logits and then works in place. The softmax becomes the gradient
+  (Megatron-LM's VocabParallelCrossEntropy, core/tensor_parallel/cross_entropy.py). Tensor-parallel
+  ranks divide it like the logits.
+- chunked: head, loss and gradients of the head process a chunk of tokens at a time. The number of
+  chunks is vocabulary / hidden size, rounded up. The gradient of the head's weight is summed over
+  the chunks (Liger's fused_linear_cross_entropy, release 0.8.5; Hsu et al. 2024, arXiv:2410.10989,
+  section 3.2).
+- cut: the matmul of the head keeps only the log-sum-exp of the logits. The backward pass computes
+  each block of logits again (Wijmans et al. 2025, arXiv:2411.09009). The real kernel skips blocks
+  whose gradients round to zero. Their number depends on the trained model, so none are skipped here.
+
+Sizes are of type `rewrites.Pair`, shape (2,): the constant and the part per sample.
 """
 
 from __future__ import annotations
@@ -35,21 +36,27 @@ from trainpace.forecast.rewrites import Pair, Part, fixed, passes, replaced
 from trainpace.workload import GEMM, OTHER, Blocks, Floats, MemoryProfile, Operators, TracedForm
 
 FP32 = 4.0
-"""Bytes of a number."""
+"""Bytes of an fp32 number."""
 LOSS = ("_log_softmax", "nll_loss_forward", "nll_loss_backward", "_log_softmax_backward_data")
 SMALLEST_VOCABULARY = 2048
-"""Fewer classes are a classifier's, whose loss costs nothing."""
+"""Smallest number of classes of a vocabulary. The loss of a classifier with fewer is negligible."""
 MATMUL_SIZES = [GEMM.m, GEMM.n, GEMM.k]
 
 
 class _Loss(NamedTuple):
-    """Rows of one loss, and its logits.
+    """Rows of a traced loss, and properties of its logits.
 
-    others: its rows besides the first. elements: of the logits. width: of their numbers in bytes as
-    the head makes them; plain_width: as the plain loss takes them. is_copied: logits without their
-    last token's are a copy, as transformers 4.45 makes it. is_returned_wide: the model returns
-    another copy in fp32, as accelerate does. head: rows of the matmul before it, with its two
-    gradients.
+    Attributes:
+        start: First row of the loss.
+        others: Its other rows.
+        elements: Number of logits.
+        width: Bytes per logit as the head computes them.
+        plain_width: Bytes per logit in the plain loss.
+        is_copied: True if the logits without those of the last token are a copy, as in transformers
+            4.45.
+        is_returned_wide: True if the model returns another copy in fp32, as accelerate does.
+        vocabulary: Size of the vocabulary.
+        head: Rows of the head's matmul and its two gradients.
     """
 
     start: int
@@ -69,9 +76,11 @@ class _Loss(NamedTuple):
 
 
 class _Bytes(NamedTuple):
-    """Bytes of a loss.
+    """Memory of a loss in bytes.
 
-    saved: from the loss to the backward pass; working: more at its fullest moment.
+    Attributes:
+        saved: Bytes that are kept from the loss to the backward pass.
+        working: Further bytes at the moment of highest memory.
     """
 
     saved: Pair
@@ -86,7 +95,7 @@ Parts = dict[int, Sequence[Part]]
 
 
 def has_vocabulary_loss(operators: Operators) -> bool:
-    """Return True if there is a cross-entropy over a vocabulary."""
+    """Return True if the table has a cross-entropy over a vocabulary."""
     return _loss(operators) is not None
 
 
@@ -97,9 +106,12 @@ def is_in_16_bits(operators: Operators) -> bool:
 
 
 def with_loss(form: TracedForm, kernels: CrossEntropy, name: Form = "half") -> TracedForm:
-    """Return the form with its cross-entropy made by `kernels`.
+    """Return the form with another implementation of cross-entropy.
 
-    `name` is that of the form, on which the copies that kernels make depend.
+    Args:
+        form: Traced form.
+        kernels: Implementation (see the module's docstring).
+        name: Name of the form. Some implementations make different copies in each form.
     """
     operators, loss = form.operators, _loss(form.operators)
     if loss is None or kernels == "plain" or (kernels == "cut" and loss.width != 2.0):
@@ -134,7 +146,7 @@ def _left_uncompiled(form: TracedForm, loss: _Loss) -> TracedForm:
 
 
 def _fused(operators: Operators, loss: _Loss, parts: Parts, name: Form, chunks: int = 1) -> _Bytes:
-    """The gradient takes the place of the logits."""
+    """Put the fused loss into `parts`. The gradient replaces the logits in memory."""
     s, w = loss.elements / chunks, loss.width
     parts[loss.start] = [
         passes("softmax", "cross_entropy", s, 2 * w, w, extent=loss.vocabulary, each=chunks)
@@ -143,7 +155,7 @@ def _fused(operators: Operators, loss: _Loss, parts: Parts, name: Form, chunks: 
 
 
 def _fused_in_fp32(operators: Operators, loss: _Loss, parts: Parts, name: Form) -> _Bytes:
-    """The model's own casts of the logits stay."""
+    """Put the fused loss in fp32 into `parts`. The model's casts of the logits stay."""
     s, w = loss.elements, loss.width
     if w < FP32:
         for i in loss.others:
@@ -152,7 +164,7 @@ def _fused_in_fp32(operators: Operators, loss: _Loss, parts: Parts, name: Form) 
     parts[loss.start] = [
         passes("softmax", "cross_entropy", s, 2 * FP32, FP32, extent=loss.vocabulary)
     ]
-    # the gradient of what was cast, and its own cast
+    # The gradient of the cast logits is alive, and its cast to the width of the head.
     return _with_copies(loss, _Bytes(FP32 * s, (w if w < FP32 else 0.0) * s), FP32)
 
 
@@ -166,32 +178,36 @@ def _with_copies(loss: _Loss, kept: _Bytes, width: float) -> _Bytes:
 
 
 def _chunked(operators: Operators, loss: _Loss, parts: Parts, name: Form) -> _Bytes:
-    """The gradients of input and weight are made beside one chunk's logits, and then wait."""
+    """Put the chunked loss into `parts`.
+
+    The gradients of input and weight are computed next to the logits of one chunk. They are then
+    kept until the backward pass.
+    """
     sizes = operators.dims[list(loss.head)][:, MATMUL_SIZES].reshape(-1, 2)
     others = (sizes[:, 0] > 1) & (sizes[:, 0] != loss.vocabulary)
-    # as many chunks as make their logits as large as the hidden states
+    # There are enough chunks to make the logits of one chunk as large as the hidden states.
     hidden = sizes[others & (sizes[:, 1] == 0), 0]
     chunks = math.ceil(loss.vocabulary / float(hidden.min())) if len(hidden) else 1
     plain = loss._replace(is_copied=False, is_returned_wide=False)
     logits = _fused(operators, plain, parts, name, chunks)
     if chunks > 1:
         parts |= {i: [_in_chunks(operators, i, chunks)] for i in loss.head}
-    # of the head's weight
+    # Elements of the head's weight.
     numbers = loss.vocabulary * float(sizes[others, 0].max(initial=0.0))
-    # a frozen head's gradient sums over no tokens
+    # Without a gradient matmul that sums over tokens, the head is frozen.
     trained = any(operators.dims[i, GEMM.k, 1] for i in loss.head)
     weight = (2.0 if name == "half" else FP32) * numbers * trained
-    # autocast keeps no cast of a view (cached_cast in aten/src/ATen/autocast_mode.cpp), and matmuls
-    # take the weight transposed
+    # Matmuls read the transposed weight, which is a view. Autocast does not cache casts of views
+    # (cached_cast in aten/src/ATen/autocast_mode.cpp).
     cast = fixed(2.0 * numbers if name == "amp" else 0.0)
     hidden_states = loss.elements * (numbers / loss.vocabulary**2)
     return _Bytes(loss.width * hidden_states + fixed(weight), logits.most + cast)
 
 
 def _cut(operators: Operators, loss: _Loss, parts: Parts, name: Form) -> _Bytes:
-    """One number per token is kept.
+    """Put the cut loss into `parts`. It keeps one number per token.
 
-    Each matmul of the backward pass needs the logits' blocks again, which one kernel shares.
+    The backward pass computes the blocks of logits again. One kernel shares them for both gradients.
     """
     tokens = loss.tokens
     parts[loss.start] = [passes("reduction", "indexed_dot", tokens, 2 * FP32, FP32, half=True)]
@@ -201,7 +217,7 @@ def _cut(operators: Operators, loss: _Loss, parts: Parts, name: Form) -> _Bytes:
         is_forward = operators.phase[i] == "forward"
         written = FP32 * tokens if is_forward else operators.written_bytes[i].astype(np.float64)
         read = operators.read_bytes[i].astype(np.float64)
-        if not is_forward:  # it reads hidden states and weight: the gradients stay on the chip
+        if not is_forward:  # It reads hidden states and weight. Logit gradients stay on the chip.
             read = np.maximum(read - loss.width * loss.elements, 0.0)
         flops = operators.flops[i].astype(np.float64)
         parts[i] = [Part("gemm", operators.function[i], True, flops, read, written, dims)]
@@ -213,9 +229,10 @@ def _cut(operators: Operators, loss: _Loss, parts: Parts, name: Form) -> _Bytes:
 
 
 def _vocab_parallel(operators: Operators, loss: _Loss, parts: Parts, name: Form) -> _Bytes:
-    """Maximum, difference, exponential, sum and quotient, in fp32 and in place.
+    """Put the vocabulary-parallel loss into `parts`.
 
-    The backward pass scales the result.
+    It computes maximum, difference, exponential, sum and quotient, in fp32 and in place. The backward
+    pass scales the result.
     """
     s, w = loss.elements, loss.width
 
@@ -245,7 +262,7 @@ _KERNELS: dict[str, Callable[[Operators, _Loss, Parts, Form], _Bytes]] = {
     "cut": _cut,
     "vocab_parallel": _vocab_parallel,
 }
-"""Functions that put the operators of a loss into `parts`, and return what it keeps."""
+"""Functions that put the operators of a loss into `parts`, and return its memory."""
 
 
 def _loss(operators: Operators) -> _Loss | None:
@@ -278,14 +295,14 @@ def _loss(operators: Operators) -> _Loss | None:
         width=2.0 if half else 4.0,
         plain_width=2.0 if operators.half[start] else 4.0,
         is_copied=bool(((function == "clone") & same).any()),
-        is_returned_wide=bool(operators.count[widened].sum() > 1),  # the loss takes one
+        is_returned_wide=bool(operators.count[widened].sum() > 1),  # One cast is for the loss.
         vocabulary=float(vocabulary),
         head=tuple(int(i) for i in head),
     )
 
 
 def _in_chunks(operators: Operators, i: int, chunks: int) -> Part:
-    """Return a matmul of the head over the tokens of one chunk at a time."""
+    """Return the matmul of row `i` of the head, split into chunks of tokens."""
     dims = operators.dims[i].astype(np.float64)
     m, n, k = (dims[at] for at in MATMUL_SIZES)
     half, width = bool(operators.half[i]), 2.0 if operators.half[i] else 4.0
@@ -297,7 +314,7 @@ def _in_chunks(operators: Operators, i: int, chunks: int) -> Part:
     flops = operators.flops[i] / chunks
     read, written = bytes_of(m, k) + bytes_of(k, n), bytes_of(m, n)
     if k[1]:
-        # the weight's gradient adds up over the chunks (addmm)
+        # The gradient of the weight is summed over the chunks (addmm), so it is also read.
         read = read + width * fixed(float(m[0] * n[0]))
     sizes = dims[GEMM.batch], m, n, k
     return Part("gemm", operators.function[i], half, flops, read, written, sizes, each=chunks)
@@ -306,10 +323,15 @@ def _in_chunks(operators: Operators, i: int, chunks: int) -> Part:
 def _without_logits(
     memory: MemoryProfile, blocks: Blocks, logits: Pair, kept: Pair
 ) -> MemoryProfile:
-    """Return the profile with smaller moments of head and loss.
+    """Return the memory profile with less memory during head and loss.
 
-    These hold more than what all blocks keep and one works with. `kept` bytes are alive there in
-    place of the `logits`.
+    Moments of head and loss are those with more bytes than all blocks keep and one block works with.
+
+    Args:
+        memory: Profile of the trace.
+        blocks: Repeated blocks of the model.
+        logits: Bytes of the traced loss.
+        kept: Bytes of the new loss, which replace them.
     """
     base = blocks.count * np.array(blocks.saved_bytes)
     least = base + np.maximum(np.array(blocks.working_bytes), kept)
