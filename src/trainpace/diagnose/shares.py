@@ -155,6 +155,7 @@ class Proof(Record):
 
 
 def proof_in_words(p: Proof) -> str:
+    """Describe the step times of a proof and the saving with its 90% interval."""
     return (
         f"a step took {format_number(p.without_ms)} ms instead of {format_number(p.plain_ms)}:"
         f" {format_number(p.saved_ms)} less ({format_number(p.low_ms)} to {format_number(p.high_ms)})"
@@ -166,6 +167,7 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def of_trial(rank: Rank, trial: str) -> list[Block]:
+    """Return the blocks of steps that a rank ran with this intervention ("plain" for none)."""
     return [b for b in rank.blocks if b.trial == trial]
 
 
@@ -238,6 +240,10 @@ def own_pace_ms(ranks: Sequence[Rank]) -> list[list[float]] | None:
 
 
 def part_ms(rank: Rank, trial: str, *parts: str) -> float | None:
+    """Return the mean ms per step in these parts, over the blocks with this intervention.
+
+    Returns None if the rank has no such blocks.
+    """
     blocks = of_trial(rank, trial)
     return fmean(math.fsum(b.parts_ms[p] for p in parts) for b in blocks) if blocks else None
 

@@ -149,7 +149,7 @@ class OperatorTimer(TorchDispatchMode):
         seconds = time.perf_counter() - start
         self.seconds += seconds
         rows = rows_of(func, *(map_tensors(_on_meta, tree) for tree in (args, kwargs, out)))
-        if rows:  # the first row stands for the call, including what a CPU adds (a bias)
+        if rows:  # the first row stands for the whole call, including extras on a CPU (a bias)
             self.rows.append(TimedRow(rows[0], seconds))
         return out
 

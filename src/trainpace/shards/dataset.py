@@ -311,8 +311,8 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
 class EpochOrder:
     """Order of the samples in one epoch.
 
-    `group_sizes` are the numbers of samples in the row groups. Without `shuffle`, the order is 0, 1,
-    2, ...
+    `group_sizes` has the number of samples in each row group. Without `shuffle`, the order is 0, 1,
+    2 and so on.
     """
 
     def __init__(

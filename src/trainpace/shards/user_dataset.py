@@ -272,7 +272,10 @@ def _in_words(
 
 
 def _random_transform(dataset: Any, index: int) -> str | None:
-    """Return the name of the first transform that gives two results for one input, or None."""
+    """Describe the first transform that gives two results for one input.
+
+    Returns None if there is no such transform.
+    """
     inputs: dict[int, Any] = {}
 
     def recorded(place: Place) -> Callable[..., Any]:
@@ -293,9 +296,10 @@ def _random_transform(dataset: Any, index: int) -> str | None:
 
 
 def _drawing_line(dataset: Any, index: int) -> str | None:
-    """Return the line of the user's code that draws a random number, or None.
+    """Describe the line of the user's code that draws a random number.
 
-    A trace function compares the states of the generators after every line.
+    A trace function compares the states of the generators after every line. Returns None if no
+    line of the user's code draws.
     """
     message: str | None = None
     seen, before, state = 0, ("", 0, ""), states()
@@ -435,7 +439,8 @@ def same(a: Any, b: Any) -> bool:
 
 # ---- places of transforms in a dataset
 #
-# Transforms are recognized by the names of attributes and types, so ``Compose`` of any library works.
+# Transforms are recognized by the names of attributes and types, so ``Compose`` of any library
+# works.
 
 
 class Place(NamedTuple):
