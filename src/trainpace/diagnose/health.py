@@ -149,6 +149,7 @@ class Examination(Record):
 
     @property
     def is_well(self) -> bool:
+        """True if no check found a problem or failed."""
         return not any(check.status in ("problem", "failed") for check in self.checks)
 
 
@@ -341,6 +342,7 @@ def machine_checks(machine: Machine) -> Iterator[Check]:
 
 
 def software_check(values: Mapping[str, Any], machine: Machine, kind: str) -> Iterator[Check]:
+    """Check that torch fits the driver, supports collectives, and has enough shared memory."""
     versions, accelerator = values["versions"], values["accelerator"]
     devices = f"{values['count']} x {values['name'] or kind}"
     if kind == "cpu":
@@ -384,6 +386,7 @@ def _major(version: str) -> int:
 
 
 def clock_check(values: Mapping[str, float]) -> Check:
+    """Check that device events and the host's clock give the same duration."""
     device_ms, host_ms = values["device_ms"], values["host_ms"]
     if abs(device_ms / host_ms - 1) <= CLOCKS_AGREE:
         return _ok(
@@ -436,6 +439,7 @@ def _speed_check(values: Mapping[str, float], device: Device | None) -> Check:
 
 
 def copies_check(values: Mapping[str, float], machine: Machine) -> Check:
+    """Compare the copy rate from pinned memory with the rate of the PCIe slot."""
     pinned, plain = values["to_device_pinned"], values["to_device"]
     finding = (
         f"Copies to the device run at {pinned:.1f} GB/s from pinned memory and {plain:.1f} from"
@@ -455,6 +459,7 @@ def copies_check(values: Mapping[str, float], machine: Machine) -> Check:
 
 
 def memory_check(values: Mapping[str, Any], expected_gib: float) -> Check:
+    """Check that the reported memory is right, and that the device recovers from running out."""
     allocated = values["allocated_gib"]
     if allocated is None:
         return _note("memory", "The system does not report how much memory a process took.")

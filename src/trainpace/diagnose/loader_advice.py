@@ -230,6 +230,7 @@ def whole_batches(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def worker_start(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
+    """Suggest to keep the workers between epochs."""
     starts, loader = fmean(r.parts_ms["loader_start"] for r in ranks), ranks[0].loader
     if loader is not None and loader.workers and not loader.persistent_workers:
         yield advice(

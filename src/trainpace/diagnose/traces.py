@@ -60,6 +60,7 @@ def _begins_like_kineto(begins: bytes) -> bool:
 
 
 def trace_files(folder: Path) -> list[Path]:
+    """Return the files in a folder that look like traces by their names, at most MOST_FILES."""
     files = [f for f in folder.iterdir() if f.name.endswith(ENDINGS) and f.is_file()]
     return sorted(files)[:MOST_FILES]
 
@@ -124,9 +125,11 @@ class Names:
         self._numbers: dict[str, int] = {}
 
     def number(self, name: str) -> int:
+        """Return the number of a name. A new name gets the next number."""
         return self._numbers.setdefault(name, len(self._numbers))
 
     def all(self) -> tuple[str, ...]:
+        """Return all names in the order of their numbers, cut to LONGEST_NAME."""
         return tuple(
             name.encode("utf-8", "replace").decode()[:LONGEST_NAME] for name in self._numbers
         )
@@ -150,6 +153,7 @@ class Column:
         return Spans(times[:, 0].copy(), times[:, 1].copy(), numbers[:, 0].copy())
 
     def ids(self) -> Numbers:
+        """Return the identities of the spans, -1 for spans without one."""
         return self._pairs()[:, 1].copy()
 
     def _pairs(self) -> Numbers:

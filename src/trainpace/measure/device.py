@@ -197,10 +197,12 @@ class StepClock:
         self.spans_ms: list[list[float]] = []
 
     def start_step(self) -> None:
+        """Start a step and set its first mark."""
         self._moments.append([])
         self.mark()
 
     def mark(self) -> None:
+        """Set a mark between two parts of the current step, or at its end."""
         moment: Any = time.perf_counter()
         if self._kind != "cpu":
             moment = torch.Event(self._kind, enable_timing=True)

@@ -172,6 +172,7 @@ class NoiseNorms:
         self._first = torch.zeros(())
 
     def after_first(self) -> None:
+        """Record the norm after the backward pass of the first micro-batch."""
         self._first = squared_norm(self._parameters) * (self._parts / self._loss_scale()) ** 2
 
     def after_last(self) -> None:

@@ -146,6 +146,7 @@ def kind_of_copy(name: str) -> str:
 
 
 def waits_for_data(range_name: str) -> bool:
+    """Return True if a named range is a wait for the data loader."""
     low = range_name.lower()
     return low.startswith(DATA_RANGE) or ("dataload" in low and "next" in low)
 

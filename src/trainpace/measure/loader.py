@@ -137,6 +137,7 @@ def limit_of(
 
 
 def fewest_workers(step_ms_by_workers: Mapping[int, float]) -> int:
+    """Return the smallest number of workers within `TOLERANCE` of the best step time."""
     best = min(step_ms_by_workers.values())
     return min(w for w, ms in step_ms_by_workers.items() if ms <= best * (1 + TOLERANCE))
 
@@ -289,10 +290,12 @@ class LoaderMeasurement(Record):
         return sum(s.wall_ms for s in self.stages if s.offline)
 
     def share_of(self, stage: Stage) -> float:
+        """Return the share of a stage in the time of all stages."""
         total = sum(s.wall_ms for s in self.stages)
         return stage.wall_ms / total if total else 0.0
 
     def point(self, workers: int) -> LoaderPoint:
+        """Return the measurement with this number of workers."""
         return next(p for p in self.points if p.workers == workers)
 
 
@@ -482,6 +485,7 @@ class LoaderComparison(Record):
 
 
 def compare_loaders(a: LoaderMeasurement, b: LoaderMeasurement) -> LoaderComparison:
+    """Compare two loaders by the times of the parts of a sample."""
     parts: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for i, m in enumerate((a, b)):
         for stage in m.stages:

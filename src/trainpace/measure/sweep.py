@@ -194,6 +194,7 @@ class SweepPlan(Record):
 
     @property
     def adaptive(self) -> bool:
+        """True if the sweep skips some of the requested batch sizes."""
         return not self.every and len(self.batches) >= ADAPTIVE_FROM
 
 

@@ -223,6 +223,7 @@ def verify(folder: Path) -> tuple[files.ShardPlan, list[Damage]]:
 
 
 def read_plan(folder: Path) -> files.ShardPlan:
+    """Return the plan of a folder. Raise `UnreadableInput` if it has none."""
     if not (folder / files.PLAN).exists():
         raise UnreadableInput(
             f"{folder} holds no precomputed samples.",
