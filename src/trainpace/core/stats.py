@@ -1,5 +1,4 @@
-"""Small statistics: medians and intervals, noise of repeats, steady states, trends over batch
-sizes."""
+"""Statistics of step times: medians, intervals, noise, warm-up, and trends over batch sizes."""
 
 import math
 import statistics
@@ -14,15 +13,23 @@ from trainpace.core.outcome import Interval
 from trainpace.core.records import Record
 
 Z_95 = 1.6448536
-"""The 95th percentile of the standard normal distribution."""
+"""95th percentile of the standard normal distribution."""
 DRIFT = 0.05
-"""Half-width of an interval, as a share of a step, that more steps do not narrow, because machines
-change their speed over minutes. An assumption, checked against real runs in
-benchmarks/results/time_left.md."""
+"""Half-width of an interval that remains with any number of steps, as a share of a step.
+
+The speed of machines changes over minutes. The number is an assumption, checked against real runs
+in benchmarks/results/time_left.md.
+"""
 
 
 def student_t_95(degrees: int) -> float:
-    """Return the 95th percentile of Student's t (Abramowitz and Stegun 26.7.5, within 1%)."""
+    """Return the 95th percentile of Student's t distribution.
+
+    Source: Abramowitz and Stegun 26.7.5. The error is below 1%.
+
+    Args:
+        degrees: Degrees of freedom.
+    """
     tabled = {1: 6.314, 2: 2.920}
     if degrees in tabled:
         return tabled[degrees]
@@ -40,10 +47,14 @@ def median(values: Sequence[float]) -> float:
 
 
 def median_interval(values: Sequence[float], z: float = 1.645) -> tuple[float, float]:
-    """Return the 90% interval of the median by order statistics.
+    """Return the 90% interval (low, high) of the median, by order statistics.
 
-    Ranks n/2 -+ z sqrt(n)/2 (Conover 1999, section 3.2). It assumes independent steps, and does not
-    include drift between runs.
+    The ends have the ranks n/2 -+ z sqrt(n)/2 (Conover 1999, section 3.2). The interval assumes
+    independent steps, and does not include drift between runs.
+
+    Args:
+        values: Step times.
+        z: Normal quantile. The default gives 90%.
     """
     ordered = sorted(values)
     n = len(ordered)
@@ -55,7 +66,7 @@ def median_interval(values: Sequence[float], z: float = 1.645) -> tuple[float, f
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and the half-width of its 90% interval by Student's t.
 
-    The half-width of a single value is the value itself.
+    For a single value, the half-width is the value itself.
     """
     mean = statistics.fmean(values)
     if len(values) < 2:
@@ -64,20 +75,28 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
 
 
 def consecutive_blocks(values: Sequence[float], count: int) -> list[Sequence[float]]:
-    """Split values into at most `count` blocks of nearly the same length, in order."""
+    """Split values into at most `count` consecutive blocks of nearly equal length."""
     count = min(count, len(values))
     edges = [round(i * len(values) / count) for i in range(count + 1)]
     return [values[a:b] for a, b in pairwise(edges)]
 
 
 def warmup_steps(times: Sequence[float], tolerance: float = 0.25, least: int = 2) -> int:
-    """Return the number of warm-up steps: the slow steps at the start of the first half."""
+    """Return the number of warm-up steps: the slow steps at the start.
+
+    Only the first half of the steps can be warm-up.
+
+    Args:
+        times: Step times in order.
+        tolerance: A step is slow if it takes longer than usual by more than this share.
+        least: Minimum number of warm-up steps.
+    """
     half = len(times) // 2
     if half < least:
         return 0
     steady = median(times[half:])
     slow = [i for i in range(half) if times[i] > steady * (1 + tolerance)]
-    # one slow step in the middle is noise; consecutive ones from the start are warm-up
+    # a single slow step later on is noise; only consecutive slow steps from the start are warm-up
     warm = least
     for i in slow:
         if i > warm:
@@ -95,14 +114,21 @@ def has_settled(times: Sequence[float], window: int, tolerance: float) -> bool:
 
 
 class Noise(Record):
-    """Relative standard deviation of one process' median, with its degrees of freedom."""
+    """Relative standard deviation of the median of one process, with its degrees of freedom."""
 
     relative: float
     degrees: int
 
 
 def noise_of(medians: Mapping[int, Sequence[float]]) -> Noise | None:
-    """Pool the noise over batch sizes with repeats, in logarithms. None without repeats."""
+    """Estimate the noise from repeated measurements, pooled over batch sizes.
+
+    Args:
+        medians: {batch size: median of each process}.
+
+    Returns:
+        The noise, computed from logarithms. None if no batch size was repeated.
+    """
     squares, degrees = 0.0, 0
     for values in medians.values():
         if len(values) > 1:
@@ -113,11 +139,11 @@ def noise_of(medians: Mapping[int, Sequence[float]]) -> Noise | None:
 
 
 def repeat_interval(medians: Sequence[float], noise: Noise) -> Interval:
-    """Return the 90% prediction interval of the median of one more process.
+    """Return the 90% prediction interval for the median of one more process.
 
-    By Student's t on the pooled noise (Hahn and Meeker 1991, chapter 4), with the spread of the
-    repeat and of the measured processes. The center is the median, whose variance is pi/2 of the
-    mean's from three processes on.
+    It uses Student's t and the pooled noise (Hahn and Meeker 1991, chapter 4). It includes the
+    spread of the new process and of the measured ones. The center is the median of the measured
+    processes. From three processes on, its variance is pi/2 times that of the mean.
     """
     n = len(medians)
     centre = float(np.median(medians))
@@ -131,30 +157,35 @@ def repeat_interval(medians: Sequence[float], noise: Noise) -> Interval:
     )
 
 
-# ---- the step time over the batch size
+# ---- step time over the batch size
 
 Floats = NDArray[np.float64]
 
 FEWEST_BATCHES = 4
-"""Least batch sizes for a trend. Fewer fit every curve."""
+"""Minimum number of batch sizes for a trend. Any curve fits fewer points."""
 CLOSE = 0.03
-"""Largest mean error, as a share of the step, of a step time that follows a curve."""
+"""Largest mean error of a fit, as a share of the step time, for step times that follow a curve."""
 KNEE = 0.05
-"""Share of the best throughput that the knee may lack."""
+"""Largest loss of throughput at the knee, as a share of the best throughput."""
 WINDOW = 8
-"""Number of neighboring gaps on either side for the usual cost of a sample."""
+"""Number of neighboring gaps on each side that define the usual cost of a sample."""
 MOST_UNEVEN = 4
 Shape = Literal["linear", "quadratic", "cubic", "none of these"]
 
 
 class Trend(Record):
-    """Least-squares fits of a sweep's step times over the batch size.
+    """Least-squares fits of the step time over the batch size.
 
-    The line is fixed_ms + ms_per_sample x batch. mean_errors: the mean of |fit / step - 1| for
-    polynomials of degree 1, 2 and 3. worst_error: the line's largest signed error, at
-    `worst_batch`. best_batch: the size with the highest throughput. knee_batch: the smallest size
-    with at most 5% less. uneven: the sizes after which one more sample costs far more than around
-    there, with the excess as a share of the step.
+    The fitted line is fixed_ms + ms_per_sample x batch.
+
+    Attributes:
+        mean_errors: Mean of |fit / step - 1| for polynomials of degree 1, 2 and 3.
+        worst_error: Largest error of the line, with its sign.
+        worst_batch: Batch size with the largest error.
+        best_batch: Batch size with the highest throughput.
+        knee_batch: Smallest batch size with at most 5% less throughput.
+        uneven: Pairs (batch size, excess). After this size, one more sample costs far more than
+            usual around there. The excess is a share of the step.
     """
 
     first_batch: int
@@ -175,7 +206,7 @@ class Trend(Record):
 
     @property
     def shape(self) -> Shape:
-        """Simplest polynomial that the step time follows within its noise."""
+        """Lowest-degree polynomial that fits the step time within its noise."""
         shapes: tuple[Shape, ...] = ("linear", "quadratic", "cubic")
         limit = max(CLOSE, self.noise)
         close = (
@@ -190,13 +221,16 @@ def trend_of(
     samples_per_second: Sequence[float] | Floats,
     noise: float = 0.0,
 ) -> Trend | None:
-    """Return the trend over ascending batch sizes, or None for fewer than FEWEST_BATCHES."""
+    """Fit the trend of step times over batch sizes in ascending order.
+
+    Returns None for fewer than FEWEST_BATCHES sizes.
+    """
     if len(batches) < FEWEST_BATCHES:
         return None
     x, y, rate = (
         np.asarray(values, dtype=float) for values in (batches, step_ms, samples_per_second)
     )
-    u = x / x[-1]  # powers of large batches would lose digits
+    u = x / x[-1]  # scaled to 1, because powers of large batch sizes would lose digits
     fits = [np.polynomial.polynomial.polyfit(u, y, degree) for degree in (1, 2, 3)]
     lines = [np.polynomial.polynomial.polyval(u, fit) for fit in fits]
     errors = [line / y - 1 for line in lines]
@@ -227,8 +261,16 @@ def trend_of(
 
 
 def excesses(batches: Sequence[int], step_ms: Floats) -> tuple[Floats, Floats]:
-    """Return (milliseconds beyond the usual slope, usual milliseconds per sample) between
-    neighbors."""
+    """Return (excess, usual slope) for each gap between neighboring batch sizes.
+
+    Args:
+        batches: n batch sizes in ascending order.
+        step_ms: n step times in milliseconds.
+
+    Returns:
+        n - 1 increases of the step time beyond the usual slope in milliseconds, and n - 1 usual
+        slopes in milliseconds per sample.
+    """
     width = np.diff(np.asarray(batches, dtype=float))
     slope = np.diff(step_ms) / width
     usual = np.array(

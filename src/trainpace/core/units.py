@@ -1,7 +1,7 @@
-"""Parses and formats numbers with units.
+"""Parse and format numbers with units.
 
-Inside trainpace every number has the unit at the end of its name: ``_s``, ``_ms``, ``_gib`` (2**30
-bytes), ``_gb`` (1e9 bytes), ``_usd``. Text is parsed and formatted only here.
+In trainpace's code, the name of a number ends in its unit: ``_s``, ``_ms``, ``_gib`` (2**30 bytes),
+``_gb`` (1e9 bytes), ``_usd``. Only this module converts between text and such numbers.
 """
 
 import math
@@ -48,10 +48,13 @@ def gib_from_bytes(count: float) -> float:
 
 
 def parse_duration_s(text: str) -> float:
-    """Return seconds from ``90s``, ``1.5h``, ``210ms``, ``2h30m``, ``1 day 4 h``, ``1:30:00``
-    (h:m:s).
+    """Parse a duration and return it in seconds.
 
-    A bare number raises: 90 could be seconds or milliseconds.
+    Examples: ``90s``, ``1.5h``, ``210ms``, ``2h30m``, ``1 day 4 h``, ``1:30:00`` (h:m:s).
+
+    Raises:
+        TrainpaceError: If the text is not a duration. A number without a unit is rejected, because
+            90 could mean seconds or milliseconds.
     """
     clock = re.fullmatch(r"\s*(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d)\s*", text)
     seconds = _clock_s(clock) if clock else _sum_of_parts_s(text)
@@ -59,7 +62,7 @@ def parse_duration_s(text: str) -> float:
 
 
 def _clock_s(clock: re.Match[str]) -> float:
-    """Return seconds of the groups days, hours, minutes and seconds."""
+    """Return the seconds of a match with the groups days, hours, minutes and seconds."""
     sizes = (86400.0, 3600.0, 60.0, 1.0)
     return sum(s * int(part or 0) for s, part in zip(sizes, clock.groups(), strict=True))
 
@@ -79,7 +82,7 @@ def _sum_of_parts_s(text: str) -> float:
 
 
 def parse_count(text: str) -> int:
-    """Return a whole number from ``1281167``, ``1_281_167``, ``1.28M`` or ``7B``."""
+    """Parse a whole number, such as ``1281167``, ``1_281_167``, ``1.28M`` or ``7B``."""
     value, unit = _amount(
         text, "[kmgbtKMGBT]?", "a count", "Write a number such as 50000, 1.28M or 7B."
     )
@@ -90,7 +93,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_usd(text: str) -> float:
-    """Return US dollars from ``500``, ``$500``, ``500usd`` or ``1.2k``."""
+    """Parse an amount in US dollars, such as ``500``, ``$500``, ``500usd`` or ``1.2k``."""
     bare = re.sub(r"^\s*\$|\s*(?:usd|\$)\s*$", "", text, flags=re.IGNORECASE)
     what = "an amount in US dollars"
     value, unit = _amount(bare, "[kKmM]?", what, "Write it as 500, $500 or 500usd.", text)
@@ -98,9 +101,9 @@ def parse_usd(text: str) -> float:
 
 
 def parse_ratio(text: str) -> float:
-    """Return a speed-up as the ratio of old to new time: ``3.63x`` and ``363%`` are both 3.63.
+    """Parse a speed-up, the ratio of old to new time. ``3.63x`` and ``363%`` both give 3.63.
 
-    100% is as fast as before; a percentage does not mean "faster by".
+    100% means as fast as before.
     """
     value, unit = _amount(
         text, "%|x|×", "a speed-up", "Write it as 3.63x, or as 363% of the old speed."
@@ -111,7 +114,10 @@ def parse_ratio(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration in at most two units: ``1 h 12 min`` or ``713 days (1.95 years)``."""
+    """Format a duration with at most two units, such as ``1 h 12 min``.
+
+    Long durations also get years: ``713 days (1.95 years)``.
+    """
     if not math.isfinite(seconds):
         return "forever"
     if seconds < 0:
@@ -139,7 +145,7 @@ def _format_days(seconds: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Format three significant figures, with an exponent only for tiny numbers."""
+    """Format a number with three significant digits. Only tiny numbers get an exponent."""
     if not math.isfinite(value):
         return str(value)
     if abs(value) >= 999.5:
@@ -148,7 +154,7 @@ def format_number(value: float) -> str:
 
 
 def format_count(value: float) -> str:
-    """Format ``1,281,167`` up to ten million, and ``6.74 B`` above."""
+    """Format a count, as ``1,281,167`` up to ten million and as ``6.74 B`` above."""
     for limit, size, suffix in (
         (1e15, 1e12, " T"),
         (1e12, 1e12, " T"),
@@ -165,7 +171,10 @@ def format_count(value: float) -> str:
 
 
 def format_usd(value: float) -> str:
-    """Format dollars with cents below 100, without cents above, in three figures below a cent."""
+    """Format US dollars.
+
+    Amounts below $100 have cents. Amounts below a cent have three significant digits.
+    """
     if 0 < abs(value) < 0.01:
         return f"${format_number(value)}"
     return f"${value:,.2f}" if abs(value) < 99.995 else f"${value:,.0f}"
@@ -177,10 +186,14 @@ def _two_units(count: int, per_large: int, large: str, small: str) -> str:
 
 
 def _amount(text: str, units: str, what: str, example: str, written: str = "") -> tuple[float, str]:
-    """Return the number in `text` and its unit in lower case.
+    """Split a text into its number and its unit in lower case.
 
-    `units` is the pattern of possible units. `written` is the whole text for errors, if `text` is a
-    part.
+    Args:
+        text: The text.
+        units: Regular expression of the possible units.
+        what: Word for the quantity, for errors.
+        example: Valid text, for errors.
+        written: Whole text for errors, if `text` is a part of it.
     """
     match = re.fullmatch(rf"\s*({_NUMBER})\s*({units})\s*", text)
     if not match:

@@ -1,8 +1,9 @@
-"""Runs worker modules in their own processes, so users' code can crash, hang or exit without harm.
+"""Run worker modules in separate processes, so users' code can crash, hang or exit without harm.
 
-A worker answers one request from a JSON file in another file (`serve`), or many as JSON lines
-(`serve_lines`). An answer is a result or one sentence about the error. Success is read from the
-answer, never from the exit code alone. Output of users' code goes to stderr.
+A worker either reads one request from a JSON file and writes its answer to another file (`serve`),
+or it answers many requests as JSON lines (`serve_lines`). An answer contains a result or one
+sentence about the error. The answer decides about success, never the exit code alone. Output of
+users' code goes to stderr.
 """
 
 from __future__ import annotations
@@ -50,28 +51,36 @@ _MEMORY_WORDS = (
     "std::bad_alloc",
 )
 _PYTHON = (sys.executable, "-P", "-m")
-"""Python without the current folder on its path, where a torch.py or random.py could hide the real
-one. A user's FILE.py adds its own folder."""
+"""Command to run a module with Python, without the current folder on the import path.
+
+A file torch.py or random.py there could hide the real module. A user's FILE.py adds its own folder.
+"""
 _NOT_THE_USERS = ("/torch/", "/trainpace/", "/lightning/", "/deepspeed/", "<frozen", "runpy")
 _POLL_S = 0.02
 _SIZE_POLL_S = 0.5
 """Seconds between checks of an answer's size."""
 PATIENCE_S = 60.0
 LIMITS: Limits | None = None
-"""Limits of every worker, by default the usual ones."""
+"""Limits of every worker. None means the default limits (`child.usual_limits`)."""
 _WAITING_ANSWERS = 1000
-"""Largest number of waiting answers in a pool. Faster workers wait."""
+"""Maximum number of answers in the queue of a pool. Workers wait while it is full."""
 
 
 def serve(work: Callable[[dict[str, Any]], str]) -> None:
-    """Do `work` on the request in the file `sys.argv[1]`, answer in the file `sys.argv[2]`, and end
-    this process."""
+    """Answer one request, and end this process.
+
+    The request is in the file `sys.argv[1]`. The answer is written to the file `sys.argv[2]`.
+
+    Args:
+        work: Function that computes the result of a request.
+    """
     answer: Answer
     aside = f"{sys.argv[2]}.aside"
-    written, dumps, replace = open, json.dumps, os.replace  # before users' code can change them
+    # keep the original functions, because users' code may replace them
+    written, dumps, replace = open, json.dumps, os.replace
     try:
         answer = {"result": work(json.loads(Path(sys.argv[1]).read_text()))}
-    except BaseException as error:  # users' code can raise anything
+    except BaseException as error:  # users' code can raise any exception
         answer = failure_of(error)
     with written(aside, "w", encoding="utf-8") as file:
         file.write(dumps(answer))
@@ -80,9 +89,10 @@ def serve(work: Callable[[dict[str, Any]], str]) -> None:
 
 
 def serve_lines() -> tuple[Iterator[Answer], IO[str]]:
-    """Return (requests as they arrive, a file for answers). Both have a JSON object per line.
+    """Return (requests, file for answers) of a worker in a `Pool`.
 
-    Output of users' code goes to stderr.
+    The requests are yielded as they arrive. Answers are written to the file, with one JSON object
+    per line. Standard output is redirected to stderr for users' code.
     """
     requests, answers = (
         os.fdopen(os.dup(0), encoding="utf-8"),
@@ -94,8 +104,10 @@ def serve_lines() -> tuple[Iterator[Answer], IO[str]]:
 
 
 def end(exit_code: int = 0) -> NoReturn:
-    """End this process at once. Threads of users' code cannot keep it alive, nor can torch
-    abort."""
+    """End this process at once.
+
+    Threads of users' code cannot keep it alive, and torch cannot abort during shutdown.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
@@ -104,7 +116,15 @@ def end(exit_code: int = 0) -> NoReturn:
 def failure_of(
     error: BaseException, who: str = "the model's code", memory_hint: str = "Try a smaller batch."
 ) -> Answer:
-    """Return one sentence about the error and a hint, with `out_of_memory` or `misuse` set."""
+    """Return the answer for an exception: one sentence about the error, and a hint.
+
+    The keys `out_of_memory` and `misuse` are set if they apply.
+
+    Args:
+        error: The exception.
+        who: Code that raised it, for the sentence.
+        memory_hint: Hint for out of memory.
+    """
     if is_out_of_memory(error.__cause__ or error):
         return {"error": "out of memory.", "hint": memory_hint, "out_of_memory": True}
     if isinstance(error, TrainpaceError):
@@ -117,7 +137,7 @@ def failure_of(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for errors of Python, torch or C++ that mean out of memory."""
+    """Return True if an exception of Python, torch or C++ means out of memory."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and any(
@@ -133,7 +153,7 @@ def _message(error: BaseException) -> str:
 
 
 def place_in_code(error: BaseException) -> str:
-    """Return the last line of users' code in a traceback, such as "train.py line 12", or ""."""
+    """Return the last place in users' code in a traceback, such as "train.py line 12", or ""."""
     place, trace_back = "", error.__traceback__
     while trace_back is not None:
         file = trace_back.tb_frame.f_code.co_filename
@@ -144,7 +164,7 @@ def place_in_code(error: BaseException) -> str:
 
 
 def _short(file: str) -> str:
-    """Return the name of a file, or its path below site-packages."""
+    """Return the path of a file below site-packages, or else its name."""
     return (
         file.rpartition(f"{os.sep}site-packages{os.sep}")[2]
         if "site-packages" in file
@@ -153,24 +173,42 @@ def _short(file: str) -> str:
 
 
 def explain(error: BaseException, who: str = "the model's code") -> str:
-    """Return one sentence: who raised, the exception, and the last line of users' code."""
+    """Return one sentence with the exception and the last place in users' code.
+
+    Args:
+        error: The exception.
+        who: Code that raised it, the subject of the sentence.
+    """
     place = place_in_code(error)
     where = f" at {place}" if place else ""
     lines = [line.strip() for line in _message(error).splitlines() if line.strip()] or [
         "no message"
     ]
-    # a DataLoader worker sends its whole traceback, whose last line is the exception
+    # a DataLoader worker sends its whole traceback; the last line is the exception
     is_traceback = any(line.startswith("Original Traceback") for line in lines)
     reason = lines[-1].removeprefix(f"{type(error).__name__}: ") if is_traceback else lines[0]
     return f"{who} raised {type(error).__name__}{where}: {reason[:300]}"
 
 
 class DiskFull(TrainpaceError):
-    """Error for a full disk. Finished files stay."""
+    """Error for a full disk. Finished files are not deleted."""
 
 
 def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: str) -> str:
-    """Return the answer (JSON text) of ``python -m module``. `what` names the work in errors."""
+    """Run ``python -m module`` on a request, and return its answer.
+
+    Args:
+        module: The worker module, which calls `serve`.
+        request: The request.
+        timeout_s: Time limit in seconds.
+        what: Description of the work, for errors.
+
+    Returns:
+        The result as text.
+
+    Raises:
+        TrainpaceError: If the worker fails, dies, or exceeds the time limit.
+    """
     with started_isolated(module, request, timeout_s, what) as answer:
         return answer()
 
@@ -179,9 +217,9 @@ def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: s
 def started_isolated(
     module: str, request: dict[str, Any], timeout_s: float, what: str
 ) -> Iterator[Callable[[], str]]:
-    """Start ``python -m module``, and yield a function that waits for its answer.
+    """Start ``python -m module`` on a request, and yield a function that waits for its answer.
 
-    The process ends with the context.
+    Leaving the context ends the process. The arguments are those of `run_isolated`.
     """
     with _started(module, request) as (worker, folder):
 
@@ -197,9 +235,16 @@ def started_isolated(
 
 
 def run_ranks(module: str, requests: Sequence[dict[str, Any]], timeout_s: float, what: str) -> str:
-    """Run workers that need each other, one per request, and return the answer of the first.
+    """Run several ranks that communicate with each other, and return the answer of rank 0.
 
-    Raises as soon as one has failed, because the others would wait for it until the timeout.
+    An error is raised as soon as one rank has failed, because the others would wait for it until
+    the timeout.
+
+    Args:
+        module: The worker module, which calls `serve`.
+        requests: The request of each rank.
+        timeout_s: Time limit in seconds.
+        what: Description of the work, for errors.
     """
     deadline = time.monotonic() + timeout_s
     with contextlib.ExitStack() as stack:
@@ -219,10 +264,13 @@ def run_ranks(module: str, requests: Sequence[dict[str, Any]], timeout_s: float,
 
 
 class Pool:
-    """A number of ``python -m module argument`` processes, which use `serve_lines`.
+    """Pool of ``python -m module argument`` processes. Leaving the context ends them.
 
-    Leaving the context ends them. `note` receives a sentence if no worker has answered for a
-    minute.
+    Args:
+        module: The worker module, which calls `serve_lines`.
+        argument: Its command-line argument.
+        count: Number of processes.
+        note: Function that is called with a sentence if no worker has answered for a minute.
     """
 
     def __init__(
@@ -233,7 +281,7 @@ class Pool:
         self._workers: list[Child] = []
 
     def __enter__(self) -> Pool:
-        # one thread per worker: the workers are the parallelism
+        # one thread per worker, because the workers already run in parallel
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         for number in range(self._count):
             limits = LIMITS or usual_limits()
@@ -261,9 +309,10 @@ class Pool:
             self._workers[worker].stdin.flush()
 
     def answers(self, what: Callable[[int], str]) -> Iterator[tuple[int, Answer]]:
-        """Yield (worker, answer) as they arrive, and raise errors of workers.
+        """Yield (worker, answer) as answers arrive. Errors of workers are raised.
 
-        `what` names the work of a worker.
+        Args:
+            what: Function that returns a description of a worker's work, for errors.
         """
         while True:
             try:
@@ -282,19 +331,19 @@ class Pool:
             yield worker, answer
 
     def _listen(self, number: int) -> None:
-        with contextlib.suppress(ValueError):  # closed meanwhile
+        with contextlib.suppress(ValueError):  # the pipe may be closed while it is read
             while line := self._workers[number].stdout.readline(MOST_BYTES + 1):
                 self._answers.put((number, _line_of(line)))
-                if len(line) > MOST_BYTES:  # the rest is not a line
+                if len(line) > MOST_BYTES:  # the rest of a cut line cannot be parsed
                     return
         self._answers.put((number, None))
 
 
 @contextlib.contextmanager
 def _started(module: str, request: dict[str, Any]) -> Iterator[tuple[Child, Path]]:
-    """Yield a worker, and the folder of its request and answer.
+    """Yield a started worker, and the folder with its request and answer.
 
-    The folder is its temporary folder as well, because a killed process cannot remove its own.
+    The folder is also the worker's temporary folder. A killed process could not remove its own.
     """
     with tempfile.TemporaryDirectory(prefix="trainpace-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -302,7 +351,7 @@ def _started(module: str, request: dict[str, Any]) -> Iterator[tuple[Child, Path
         Path(files[0]).write_text(json.dumps(request))
         try:
             output = sys.stderr.fileno()
-        except (OSError, AttributeError, ValueError):  # standard error is not a file
+        except (OSError, AttributeError, ValueError):  # sys.stderr is not a real file
             output = subprocess.DEVNULL
         around = {**os.environ, **temporary_environment(name)}
         with Child(
@@ -312,9 +361,9 @@ def _started(module: str, request: dict[str, Any]) -> Iterator[tuple[Child, Path
 
 
 def _answered_at(folder: Path) -> int:
-    """Return a key that sorts ended ranks: those without an answer first, then by time.
+    """Return a key that sorts ended ranks: first ranks without an answer, then by time.
 
-    The first failure is the cause of the others.
+    The first failure is usually the cause of the others.
     """
     file = folder / "answer.json"
     return file.stat().st_mtime_ns if file.exists() else 0
@@ -331,7 +380,7 @@ def _answer_of(worker: Child, folder: Path, what: str) -> str:
         answer = read_json(file)
         _raise_error_of(answer)
         return str(answer["result"])
-    # users' code runs in the same process, and may write anywhere
+    # users' code runs in the worker's process, and may have overwritten the answer
     except (UnreadableInput, AttributeError, KeyError, TypeError):
         raise UserCodeError(
             f"{what} left an answer that is damaged; it {ending_of(code)}."
@@ -352,9 +401,9 @@ def _raise_overstep(worker: Child, what: str, hint: str = "Try a smaller batch."
 
 
 def _check_size(folder: Path, what: str) -> None:
-    """Raise if the answer becomes too long to be read. It may have no end."""
+    """Raise an error if the answer is too long to be read, since it may grow without end."""
     written = 0
-    with contextlib.suppress(OSError):  # renamed or removed meanwhile
+    with contextlib.suppress(OSError):  # a file may be renamed or removed in between
         written = sum(file.stat().st_size for file in folder.glob("answer.json*"))
     if written > MOST_BYTES:
         raise UserCodeError(f"{what} was ended: its answer was longer than {MOST_BYTES >> 20} MiB.")
@@ -387,20 +436,26 @@ def _late(what: str, timeout_s: float) -> TimedOut:
 
 
 def load_name(path: Path, name: str, what: str = "name") -> Any:
-    """Return the value of `name` in a Python file. This runs users' code: call it only in a worker.
+    """Import a user's Python file, and return the value of a name in it.
 
-    The folder of the file joins the import path, as with ``python FILE.py``. A file with relative
-    imports is loaded as a part of its package. Errors of the file's own code are not caught.
+    This runs users' code, so call it only in a worker. The folder of the file is added to the
+    import path, as with ``python FILE.py``. A file with relative imports is loaded as a part of its
+    package. Exceptions of the file's own code are not caught.
+
+    Args:
+        path: The file.
+        name: The name.
+        what: Word for the kind of name, for errors.
 
     Raises:
-        UnreadableInput: there is no such file
-        UnknownName: it does not define the name; `what` is the kind of name
+        UnreadableInput: If there is no such file.
+        UnknownName: If the file does not define the name.
     """
     if not path.is_file():
         raise UnreadableInput(f"cannot read {path}: no such file.")
     try:
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8", errors="replace"))))
-    except SyntaxError:  # the import reports it with its line
+    except SyntaxError:  # the import below reports it, with its line
         nodes = []
     sys.path.insert(0, str(path.resolve().parent))
     module = _as_part_of_a_package(path.resolve(), nodes) or _alone(path)
@@ -422,12 +477,12 @@ def _unknown_name(
 
 
 _MACHINES = ("sitecustomize.py", "usercustomize.py")
-"""Files that Python loads when it starts."""
+"""Files that Python loads at startup. They do not count as users' files."""
 
 
 @functools.cache
 def is_users(file: str) -> bool:
-    """Return True for the user's own files: not of a library, of Python or of trainpace."""
+    """Return True for a user's own file, which is not part of a library, Python or trainpace."""
     if file.startswith(("~", "<")) or not file or os.path.basename(file) in _MACHINES:
         return False
     return Path(file) != Path(sys.executable) and not _is_installed(
@@ -466,7 +521,7 @@ def _is_from(value: Any, module: ModuleType) -> bool:
 
 @functools.cache
 def _is_installed(folder: str) -> bool:
-    """Return True for the standard library, trainpace, and folders with installed packages."""
+    """Return True for folders of the standard library, trainpace and installed packages."""
     paths, root = sysconfig.get_paths(), Path(folder)
     if any(
         root.is_relative_to(known)
