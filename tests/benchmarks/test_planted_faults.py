@@ -23,7 +23,7 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["accelerator_faults.py"])
 
     def tested(*lines):
-        folder = tmp_path / "tests" / "accelerator"
+        folder = tmp_path / "tests" / "measure"
         folder.mkdir(parents=True)
         text = [
             "from trainpace.clock import ms",

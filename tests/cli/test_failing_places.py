@@ -229,11 +229,11 @@ def test_no_duration_comes_from_a_clock_that_can_be_set(tmp_path, monkeypatch):
     assert note["started"] == 1e9
 
 
-def test_wall_clocks_are_read_only_where_a_moment_is_meant():
-    """Each of these notes when something was, for people, or compares it with files' own times; none takes a difference."""
+def test_wall_clocks_are_only_read_for_points_in_time():
+    """These modules record when something happened, or compare with file times."""
     package = Path(__file__).parents[2] / "src" / "trainpace"
-    moments = {"watch/command.py", "run/script_trial.py"} | {
-        f"watch/inside/{name}.py" for name in ("start", "copies", "crowding", "left_out")
+    moments = {"watch/command.py", "run/script.py"} | {
+        f"watch/inside/{name}.py" for name in ("start", "files", "observers")
     }
     words = ("time.time()", "time.time_ns()", "datetime.now() -", "utcnow")
     found = {

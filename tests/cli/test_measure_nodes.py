@@ -89,7 +89,7 @@ def test_misuse_is_said_before_anything_starts(folder):
     done = measure(folder, "--suite", "suite.toml", "--launcher", "slurm", PATH=str(folder))
     assert done.returncode == 2
     assert "sbatch" in done.stderr
-    assert {p.name for p in folder.iterdir()} == {"suite.toml", "broken.py"}
+    assert {p.name for p in folder.iterdir()} == {"suite.toml", "broken.py", "mlps.py"}
 
 
 def test_a_result_is_of_its_options_code_and_versions(folder, monkeypatch):

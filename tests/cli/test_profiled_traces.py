@@ -86,7 +86,7 @@ def test_a_page_and_a_picture(ranks, capsys):
         capsys, "diagnose", "--html", page, "--figure", figure, "--share", shared, ranks
     )
     assert code == 0
-    assert "What a change could save, at most" in page.read_text()
+    assert "could save" in page.read_text().lower()
     assert figure.read_text().startswith("<?xml")
     assert str(ranks) not in shared.read_text()
     assert "rank0.json" not in shared.read_text()
@@ -129,13 +129,13 @@ def test_python_gets_the_record(ranks):
     ("words", "says"),
     [
         (["TRACE", "another"], "takes no further arguments"),
-        (["watch", "--from", "TRACE"], "trainpace diagnose reads"),
-        (["look", "TRACE"], "trainpace diagnose reads"),
-        (["diagnose", "CUT"], "cut short or damaged"),
+        (["watch", "--from", "TRACE"], "trainpace diagnose"),
+        (["look", "TRACE"], "trainpace diagnose"),
+        (["diagnose", "CUT"], "not a complete trace"),
         (["REPORT"], "nsys export --type sqlite"),
     ],
 )
-def test_what_goes_wrong_is_one_sentence(words, says, tmp_path, capsys):
+def test_errors_are_one_sentence(words, says, tmp_path, capsys):
     whole = made.write(tmp_path / "t.json", made.trace_of(made.events_of(made.COMPUTING)))
     cut, report = tmp_path / "cut.json", tmp_path / "r.nsys-rep"
     cut.write_bytes(whole.read_bytes()[:5000])

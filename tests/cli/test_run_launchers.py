@@ -148,7 +148,7 @@ def trainpace(folder, *arguments, path):
 
 def test_misuse_is_one_sentence_before_anything_starts(folder):
     for arguments, said in (
-        (["--launcher", "slurm"], "sbatch, squeue, scancel, scontrol not found"),
+        (["--launcher", "slurm"], "sbatch, squeue, scancel, scontrol"),
         (["--partition", "a100"], "no rung is launched with it"),
         (["--launcher", "slurm", "--sbatch", "qos=debug"], "not an option of sbatch"),
     ):

@@ -34,8 +34,8 @@ def test_diagnose_gives_verdict_why_and_next(train, tmp_path):
     wide = {"env": os.environ | {"COLUMNS": "100"}}
     done = trainpace("diagnose", *options, "--", sys.executable, train, **wide)
     assert done.returncode == 0, done.stderr
-    assert re.match(r"(?s).*\nVerdict: waiting for data, \d+ % of the step.\n", done.stdout)
-    assert "With the same batch again and again a step took" in done.stdout
+    assert re.search(r"waiting for data, \d+%", done.stdout)
+    assert "same batch" in done.stdout
     assert "loader workers instead of 0" in done.stdout
     assert "the job" in done.stdout
     folder = next((tmp_path / "data" / "trainpace" / "recordings").iterdir())
@@ -135,7 +135,7 @@ def test_json_keeps_the_scripts_output_apart(train, tmp_path):
     [
         (("watch",), "command"),
         (("diagnose",), "command"),
-        (("watch", "--", "no-such-command"), "there is no command no-such-command"),
+        (("watch", "--", "no-such-command"), "unknown command no-such-command"),
         (
             ("diagnose", "--", sys.executable, "-c", "pass"),
             "No Python process of this command imported torch",

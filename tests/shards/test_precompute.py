@@ -334,7 +334,7 @@ def test_a_full_disk(small_disk, tmp_path):
     assert "32.4 MB" in refused.stderr or "33 MB" in refused.stderr
 
 
-def test_a_sample_that_hangs_is_told_of(file, tmp_path, monkeypatch):
+def test_hanging_sample_is_reported(file, tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "PATIENCE_S", 0.4)
     file.write_text(
         NUMBERS.replace(
@@ -346,9 +346,7 @@ def test_a_sample_that_hangs_is_told_of(file, tmp_path, monkeypatch):
         target=f"{file}:Numbers", folder=str(tmp_path / "out"), workers=1, shard_samples=10
     )
     assert precompute(settings, note=notes.append).finished
-    assert [
-        note for note in notes if "no sample has come for 400 ms (computing samples 20 to " in note
-    ]
+    assert any("400 ms" in note and "samples 20 to" in note for note in notes)
 
 
 def test_a_random_dataset_is_refused_before_it_is_estimated(tmp_path):

@@ -9,6 +9,7 @@ import torch
 
 from made_logs import read_log
 from trainpace import measure as accelerator
+from trainpace.measure.kernels import DeviceWork
 from trainpace.watch.inside import observers
 from trainpace.watch.inside.event_log import BACKWARD, FORWARD, OTHER, EventLogWriter
 from trainpace.watch.inside.recorder import Recorder
@@ -117,8 +118,8 @@ def test_an_optimizer_is_copied_only_if_it_fits_in_free_memory(device, monkeypat
     assert not observers._can_be_copied(optimizer)
 
 
-def test_what_a_device_did_in_a_step_is_noted(tmp_path, monkeypatch):
-    work = accelerator.DeviceWork(7.0, 2.0, {"a" * 200: 3.0, "a" * 300: 2.0})
+def test_device_work_of_a_step_is_noted(tmp_path, monkeypatch):
+    work = DeviceWork(7.0, 2.0, {"a" * 200: 3.0, "a" * 300: 2.0})
     monkeypatch.setattr(accelerator, "device_work", lambda kind: lambda: work)
     recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
     observers.profile_one_step(recorder)()

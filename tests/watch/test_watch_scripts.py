@@ -512,8 +512,8 @@ def test_ranks_that_are_forked_are_recorded(tmp_path):
     assert recording.ranks[0].samples_per_step == 4
 
 
-def test_a_command_that_is_not_there(tmp_path):
-    with pytest.raises(TrainpaceError, match="there is no command"):
+def test_unknown_command_is_an_error(tmp_path):
+    with pytest.raises(TrainpaceError, match="no-such-command"):
         watch(["no-such-command"], tmp_path / "r")
 
 

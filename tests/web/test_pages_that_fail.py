@@ -116,12 +116,12 @@ def test_a_journal_that_the_database_refuses_is_503(client, journal):
         assert client.get(path).status == 503
 
 
-def test_a_run_says_its_interval_and_forecast(client, journal):
+def test_run_page_shows_interval_and_forecast(client, journal):
     one = whole_entry(forecast_ms=1.0)
     none = entry(step_time_ms=0.0, forecast_ms=1.0)
     journal.add_many([one, none])
     text = client.get(f"/run?id={one.id}").text
-    assert f"at {100 * one.interval_ms.coverage:.0f} % (" in text
+    assert f"{100 * one.interval_ms.coverage:.0f}%" in text
     assert client.get(f"/run?id={none.id}").status == 200
 
 
