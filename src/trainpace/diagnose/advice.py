@@ -42,9 +42,7 @@ LESS_OFTEN = 10
 ONCE_AN_EPOCH = 1.5
 """Occurrences per epoch below which an event counts as once per epoch."""
 ONE_LINE, MOST_LINES = 0.2, 2
-"""Minimum share of the time in the script's own code for a line to be named, and the maximum number
-of named lines.
-"""
+"""Minimum share of a named line in the time of the script's own code, and the maximum number."""
 FUSED = 0.4
 """Share of the time in memory-bound kernels that torch.compile saves. The optimizer is excluded.
 

@@ -32,7 +32,7 @@ _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,6})", re.IGNORECASE)
 
 
 class About(msgspec.Struct):
-    """The field of an event's `args` that links a runtime call to the work that it launched."""
+    """Arguments of an event. `correlation` links a runtime call to the work that it launched."""
 
     correlation: Any = None
 

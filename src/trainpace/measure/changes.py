@@ -299,9 +299,8 @@ def _straightened(search: Search, terms: list[Term]) -> list[Term]:
 def _certain(search: Search, terms: list[Term]) -> _Fit:
     """Fit the terms, remove uncertain levels and mark the certain ones as jumps.
 
-    The least certain level is removed first, then the fit is repeated. If the uncertain level also
-    changes the slope, a bend remains: two lines that meet between two points look like a small
-    jump.
+    The least certain level is removed first, then the fit is repeated. An uncertain term of kind
+    BOTH stays, but counts as a bend: two lines that meet between two points look like a small jump.
     """
     while True:
         fit = _Fit(search, terms)

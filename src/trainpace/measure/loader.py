@@ -28,7 +28,7 @@ CROWDED = 4.0
 """Limit of the loading that slows down computing, in multiples of the computing time.
 
 It applies if the compute threads fill all cores. Up to this limit, loading and computing take as
-long as in series. Loading beyond the limit runs in parallel.
+long as in series. The workers share the loading beyond the limit, up to one core each.
 
 Measured with ResNets of 65 to 225 ms per step on two cores and 270 ms of loading: a step with two
 workers took 0.93 to 1.18 times as long as without workers, and with one worker 1.03 to 1.22 times.

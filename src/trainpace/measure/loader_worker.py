@@ -794,7 +794,7 @@ def _gives_two(dataset: Any, key: Any) -> bool:
 
 
 def is_random(target: LoaderTarget, index: int) -> bool:
-    """Return True if a sample differs when it is computed again."""
+    """Return True if a sample draws random numbers, or differs when it is computed again."""
     return _gives_two(target.dataset, index)
 
 
