@@ -47,7 +47,7 @@ class UserCodeError(TrainpaceError):
 
 
 class OutOfMemory(UserCodeError):
-    """Error for the user's own code that ran out of memory of the device, the machine or a limit."""
+    """Error for the user's own code that ran out of memory on the device or the machine."""
 
 
 class TimedOut(UserCodeError):

@@ -146,7 +146,7 @@ class Software(Record):
 
     @property
     def slow_host(self) -> Literal["", "host_old_torch", "host_tensorflow"]:
-        """Name of the constant for a host that launches more slowly than with current torch, or ""."""
+        """Name of the constant for launches slower than with current torch, or ""."""
         if self.framework == "tensorflow":
             return "host_tensorflow"
         return "host_old_torch" if self._is_torch_before(QUICK_DISPATCH) else ""

@@ -242,7 +242,10 @@ def lightning_task(name: str, module: Any, data: Any, where: str) -> Task:
 
 
 class TrainingStep(nn.Module):
-    """Module whose forward pass is a LightningModule's `training_step`, so any engine can wrap it."""
+    """Module whose forward pass is a LightningModule's `training_step`.
+
+    Engines such as DDP can wrap it.
+    """
 
     def __init__(self, module: Any) -> None:
         super().__init__()
