@@ -1,11 +1,12 @@
-"""The constants of the GPU kernel models, shared by all GPUs or by generation and card.
+"""Constants of the GPU kernel models, shared by all GPUs or by generation and card.
 
-`constants.json` is written by fitting/fit.py with the residuals of its fit; a GPU adds only its
-datasheet. Kernels that were measured on single cards have constants of their own, estimated with
-partial pooling (Gelman and Hill 2007, chapter 12): in logarithms a parameter is ``shared +
-generation + card``, and the last two are drawn towards 0 by their spread over generations and
-cards. A measured card uses its own figures; another card of a measured generation that
-generation's; any other card the shared ones.
+fitting/fit.py writes `constants.json`, which all GPUs share. Only the datasheet differs between GPUs.
+
+Kernels that were measured on single cards also have constants per card. They are estimated with
+partial pooling (Gelman and Hill 2007, chapter 12). The logarithm of a parameter is ``shared +
+generation + card``. The last two are drawn toward 0, depending on their spread over generations and
+cards. A measured card uses its own constants. Other cards of a measured generation use those of the
+generation. All other cards use the shared constants.
 """
 
 from __future__ import annotations
@@ -23,41 +24,51 @@ from trainpace.workload import ROW_WORK, TRAFFIC_SHARES, WORK
 
 
 class _Constants(Record):
-    """Shares of the device's achievable figures, for large operators. Defaults start the fit.
+    """Constants of the kernel models, for large operators. The defaults are the start of the fit.
 
-    watts_*: watts per TFLOP/s and nanometre at which a card is fed well enough to keep its clock;
-    watts_floor: the share of them below which its voltage falls no further. tensor_feeding:
-    exponent by which matrix units that are wider than GeForce's lose. consumer_boost: how far
-    GeForce and Titan cards clock above their datasheet (see `rates`).
+    Most constants are shares of a rate of the device, from 0 to 1.
 
-    tile_*: see `matmul.TileModel`; plain on CUDA cores, tensor on matrix units; conv_tile_* those
-    of convolutions. gemm_*, conv_*: shares by operator and unit. misaligned: factor for each time
-    that 8 numbers have to be halved to divide a matmul's sizes; conv_misaligned if channels are not
-    a multiple of 8. products_sustained: what long steps leave of the rate that short bursts of 16-
-    and 8-bit matmuls reach; consumer_products: how much faster the matmuls of GeForce cards without
-    measured kernels are than their relatives'. fp8: share of the FP8 rate that matmuls reach,
-    relative to 16 bits, if the fitted matmul model does not include the card.
+    Clock and power (see `rates`):
+        watts_plain, watts_tensor: Watts per TFLOP/s and nanometer above which a card keeps its clock.
+        watts_floor: Share of these watts below which the voltage cannot fall further.
+        tensor_feeding: Exponent of the loss of matrix units that are wider than GeForce's.
+        consumer_boost: Real clock of GeForce and Titan cards relative to the datasheet.
 
-    winograd_*: 3x3 convolutions on CUDA cores by F(4x4, 3x3) in three kernels, winograd_fused_* by
-    F(2x2, 3x3) in one. transposes: passes over a convolution's tensors that NCHW costs on matrix
-    units, which need NHWC. grouped_*: share of the rate at 16 channels per group,
-    grouped_*channels: how it grows with them; odd_nhwc is cuDNN's slow path. depthwise_*: share of
-    the CUDA cores' rate for a 3x3 window, depthwise_*window: how it grows with the window, 1 for
-    not at all.
+    Matmuls and convolutions:
+        tile_plain_*, tile_tensor_*: See `matmul.TileModel`, for CUDA cores and matrix units.
+            conv_tile_* are those of convolutions.
+        gemm_*, conv_*: Share of the rate that large tiles reach, by operator and unit.
+        misaligned: Factor for each halving of 8 until it divides the sizes of a matmul.
+        conv_misaligned: Factor if channels are not a multiple of 8.
+        products_sustained: Rate of 16-bit and 8-bit matmuls in long steps, relative to short bursts.
+        consumer_products: Speed-up of matmuls on GeForce cards without measured kernels.
+        fp8: Reached share of the FP8 rate relative to 16 bits, if the matmul model does not cover
+            the card.
+        winograd*: 3x3 convolutions on CUDA cores by F(4x4, 3x3) in three kernels.
+            winograd_fused* are F(2x2, 3x3) in one kernel.
+        transposes: Passes over the tensors of an NCHW convolution on matrix units, which need NHWC.
+        grouped*: Share of the rate at 16 channels per group. grouped_*channels is the exponent of
+            the channels. odd_nhwc is cuDNN's slow path.
+        depthwise*: Share of the rate of CUDA cores for a 3x3 window. depthwise_*window is the
+            exponent of the window, where 1 means no effect.
 
-    traffic_*: share of the memory bandwidth by class of operator. work_*, row_work_*: FLOPs of the
-    CUDA cores for each element read or written, and for each normalised row. l2_gain: how much
-    faster a tensor is that stays in L2.
+    Memory traffic:
+        traffic_*: Share of the memory bandwidth, by class of operator.
+        work_*, row_work_*: FLOPs of CUDA cores per element, and per normalized row.
+        l2_gain: Relative speed-up of a tensor that stays in L2.
 
-    compile_*: factors on the traffic and the launches that torch.compile leaves by `fusion`, and on
-    the host's time for each of these launches; compile_old_*: further factors of torch before 2.2,
-    whose Inductor fused less.
+    torch.compile:
+        compile_traffic, compile_launches: Factors on the result of `fusion`.
+        compile_host: Factor on the host time per launch.
+        compile_old_*: Further factors of torch before 2.2, whose Inductor fused less.
 
-    latency_us: start and end of a kernel on the device. host_*_us: the host's time per launch, per
-    view and per module entered; host_library_us per launch of matmuls, convolutions, attention and
-    normalisations (`target.LIBRARY_KINDS`); host_optimizer_us per launch of the optimizer, for
-    dozens of tensors; host_step_us once per step. host_old_torch, host_tensorflow: factors on the
-    host's times under torch before 1.10, and under Keras.
+    Launches:
+        latency_us: Start and end of a kernel on the device.
+        host_launch_us, host_view_us, host_module_us: Host time per launch, view and entered module.
+        host_library_us: Host time per launch of `target.LIBRARY_KINDS`.
+        host_optimizer_us: Host time per launch of the optimizer, for dozens of tensors.
+        host_step_us: Host time once per step.
+        host_old_torch, host_tensorflow: Factors on host times of torch before 1.10, and of Keras.
     """
 
     watts_plain: float = 0.8
@@ -151,9 +162,9 @@ class _Constants(Record):
 if TYPE_CHECKING:
 
     class KernelConstants(_Constants):
-        """All constants: those above, and three for each class of memory traffic.
+        """All constants: those of `_Constants`, and those of each class of memory traffic.
 
-        `traffic_*`, `work_*` and `row_work_*` are declared by the kinds of operators.
+        The kinds of operators declare `traffic_*`, `work_*` and `row_work_*`.
         """
 
         def __getattr__(self, name: str) -> float: ...
@@ -174,19 +185,19 @@ else:
 
 @cache
 def fitted_constants() -> KernelConstants:
-    """Return the package's constants."""
+    """Return the fitted constants that ship with the package."""
     return from_package("forecast/constants.json", KernelConstants)
 
 
 Familiarity = Literal["card", "generation", "none"]
-"""Basis of a card's constants: its own measured kernels, its generation's, or neither."""
+"""Basis of a card's constants: measured kernels of the card, of its generation, or neither."""
 
 
 def generation_of(device: Device) -> str:
-    """Return the generation of a device, whose multiprocessors are alike.
+    """Return the generation of a device. Devices of one generation have similar multiprocessors.
 
-    NVIDIA's is the compute capability up to 9.x and its major version from 10 on; other vendors' is
-    the name of their instruction set or architecture.
+    For NVIDIA, this is the compute capability up to 9.x, and its major version from 10 on. For other
+    vendors, it is the name of the instruction set or architecture.
     """
     major, _, minor = device.compute_capability.partition(".")
     if not major.isdigit():
@@ -195,7 +206,7 @@ def generation_of(device: Device) -> str:
 
 
 class Pooled(Record):
-    """Logarithms of parameters by `names`: shared, and for each measured generation and card."""
+    """Logarithms of the parameters `names`: shared, by measured generation and by card."""
 
     names: tuple[str, ...]
     shared: tuple[float, ...]
@@ -203,7 +214,7 @@ class Pooled(Record):
     devices: dict[str, tuple[float, ...]]
 
     def of(self, device: Device) -> dict[str, float]:
-        """Return the parameters of a device, as factors."""
+        """Return the parameters of a device by name, without logarithm."""
         none = (0.0,) * len(self.names)
         own = self.devices.get(device.name, none)
         generation = self.generations.get(generation_of(device), none)
@@ -217,10 +228,10 @@ class Pooled(Record):
 
 
 class CardConstants(Record):
-    """Constants of measured cards, by family of kernels ("conv_plain", "batch_norm").
+    """Constants of measured cards, by kernel family (for example "conv_plain", "batch_norm").
 
-    A card of a generation whose kernels of a family were measured takes the family's constants from
-    here. Any other card keeps the shared ones of `KernelConstants`, which whole steps decide too.
+    They replace the shared constants for cards of a generation with measured kernels of the family.
+    All other cards keep the shared `KernelConstants`, which were also fitted on whole steps.
     """
 
     families: dict[str, Pooled]
@@ -247,5 +258,5 @@ def _of_device(cards: CardConstants, c: KernelConstants, device: Device) -> Kern
 
 @cache
 def measured_cards() -> CardConstants:
-    """Return the cards whose kernels the package's fit measured."""
+    """Return the constants of measured cards that ship with the package."""
     return from_package("forecast/kernel_models/cards.json", CardConstants)

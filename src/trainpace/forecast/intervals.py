@@ -1,13 +1,17 @@
 """Prediction intervals from the parts of a step and the uncertainty of each part.
 
-`intervals.json` has a standard deviation of log(measured / forecast) for each part of a step
-(matmuls, attention, convolutions, memory traffic, launches, communication), on cards with runs in
-the fit and on others. They are fitted on runs whose card, or whose family of models, was left out
-of the fit (`python -m benchmarks accuracy`). Errors of one part are fully correlated over its
-operators, those of different parts are independent: a step's variance is the sum of squared shares
-times deviations, plus one of the model's own. The error in units of this deviation gives the
-interval's quantiles (split-conformal prediction; Vovk et al. 2005, Lei et al. 2018). Its guarantee
-holds for cases drawn like these runs, which cannot be promised.
+`intervals.json` contains a standard deviation of log(measured / forecast) for each part of a step,
+for cards with runs in the fit and for other cards. The deviations are fitted on runs whose card or
+model family was held out of the fit (`python -m benchmarks accuracy`).
+
+Errors of the operators of one part are fully correlated. Errors of different parts are independent.
+The variance of a step is the sum of (share * deviation)^2 over its parts, plus one term that all
+steps have. The measured errors, in units of this deviation, give the quantiles of the interval
+(split-conformal prediction; Vovk et al. 2005, Lei et al. 2018). The guarantee of this method only
+holds for cases that are distributed like these runs.
+
+Shapes: n is the number of steps. Shares have shape (n, parts), in the order of `PARTS`, or (parts,)
+for one step.
 """
 
 import math
@@ -25,10 +29,13 @@ from trainpace.workload import ATTENTION_KINDS, CONV, CONVOLUTION_KINDS, Floats,
 
 COVERAGE = 0.9
 EXPERTS_SD = 0.28
-"""Standard deviation of the logarithm of a step with layers of experts, beside that of its parts:
-90 of 100 measured steps with divided experts lie in the intervals that it makes, 88 if it is fitted
-without the maker's models (`python -m benchmarks experts`; most were vendors' recipes on Hopper and
-Blackwell, 25.11 to 26.08). Its causes are unknown: routing, hosts or releases."""
+"""Extra standard deviation of log(step time) for models with expert layers.
+
+With it, 90 of 100 measured steps with expert parallelism lie in their intervals. If it is fitted
+without the models of the same maker, 88 do (`python -m benchmarks experts`; most were vendors'
+recipes on Hopper and Blackwell, 25.11 to 26.08). The cause is unknown. It may be routing, hosts or
+software releases.
+"""
 Part = Literal[
     "16-bit matmuls",
     "32-bit matmuls",
@@ -42,26 +49,32 @@ Part = Literal[
 PARTS: tuple[Part, ...] = Part.__args__  # type: ignore[attr-defined]
 """Parts of a step's time: operators by kind, then host and communication."""
 OPERATOR_PARTS = 6
-"""The number of PARTS that are operators, which come first."""
+"""Number of `PARTS` that are operators. They come first."""
 
 
 class PartSpread(Record):
-    """Standard deviations of the logarithm, on cards with runs in the fit and on others."""
+    """Standard deviations of log(measured / forecast) for one part of a step.
+
+    `seen_card` is for cards with runs in the fit, and `new_card` for all others.
+    """
 
     seen_card: float
     new_card: float
 
 
 class Relatedness(Record):
-    """Shares of the variance of a forecast's error that different steps have in common.
+    """Shares of the error variance that different steps have in common. The shares add up to 1.
 
-    They are common to one user, to a device and to a model: as far as two steps are made of the
-    same parts, and once more (`_near`) as far as they also take about as long; and to one run at
-    several batch sizes, on its device and elsewhere. They add up to 1.
-
-    batch_scale: the factors of e between two batch sizes over which errors of one run fade to 1 /
-    e. time_scale, shares_scale: the factors of e between two step times, and the distance between
-    two vectors of shares, at which `_near` has faded to 1 / sqrt(e).
+    Attributes:
+        user: Share that all measurements of one user have in common, if steps consist of the same
+            parts. device and model are the shares for one device and one model.
+        user_near: Further share if two steps also take about as long. device_near and model_near
+            likewise.
+        run: Share that one run has in common on one device, over batch sizes.
+        run_elsewhere: Share that one run has in common on all devices, over batch sizes.
+        batch_scale: Difference of log(batch size) at which errors of one run are correlated by 1/e.
+        time_scale: Difference of log(step time) at which the `_near` shares fall to 1/sqrt(e).
+        shares_scale: Distance between two vectors of shares at which they fall to 1/sqrt(e).
     """
 
     user: float
@@ -78,10 +91,15 @@ class Relatedness(Record):
 
 
 class Spreads(Record):
-    """The fitted deviations.
+    """Fitted standard deviations.
 
-    model_sd: deviation of every model and software. low, high: quantiles of the error in a step's
-    own deviations. n: runs that they come from. devices: the cards with runs in the fit.
+    Attributes:
+        devices: Cards with runs in the fit.
+        parts: Standard deviations by part of the step.
+        model_sd: Standard deviation that every step has, from its model and software.
+        low: Lower quantile of the error, in units of a step's standard deviation. high likewise.
+        n: Number of runs in the fit.
+        relatedness: Correlation of errors between steps.
     """
 
     devices: tuple[str, ...]
@@ -94,7 +112,7 @@ class Spreads(Record):
 
 
 class Spread(NamedTuple):
-    """The ends of an interval, as factors on the central forecast."""
+    """Ends of an interval, as factors on the forecast."""
 
     low: float
     high: float
@@ -104,12 +122,12 @@ class Spread(NamedTuple):
 
 @cache
 def fitted_spreads() -> Spreads:
-    """Return the package's deviations."""
+    """Return the fitted standard deviations that ship with the package."""
     return from_package("forecast/intervals.json", Spreads)
 
 
 def parts_of(operators: Operators) -> np.ndarray:
-    """Return the position in PARTS of every row."""
+    """Return the index in `PARTS` of every operator row, shape (rows,)."""
     kind = np.array(operators.kind)
     grouped = operators.dims[:, CONV.groups].sum(axis=1) > 1
     convolution = np.isin(kind, CONVOLUTION_KINDS)
@@ -124,7 +142,13 @@ def parts_of(operators: Operators) -> np.ndarray:
 
 
 def shares_of(step: StepTime, part: np.ndarray, device_s: Floats) -> Floats:
-    """Return the share of each of PARTS in a step whose rows take `device_s`."""
+    """Return the share of each part in a step, in the order of `PARTS`.
+
+    Args:
+        step: The step.
+        part: Index in `PARTS` of every operator row.
+        device_s: Device seconds of every operator row.
+    """
     total = step.total_ms
     outside = np.array([step.host_overhead_ms, step.communication_ms]) / total
     operators = np.bincount(part, device_s, minlength=OPERATOR_PARTS)
@@ -133,9 +157,12 @@ def shares_of(step: StepTime, part: np.ndarray, device_s: Floats) -> Floats:
 
 
 def deviations(spreads: Spreads, shares: Floats, seen: bool) -> Floats:
-    """Return the standard deviations of the logarithms of steps with these shares (n x parts).
+    """Return the standard deviations of log(measured / forecast) for steps, shape (n,).
 
-    `seen`: their card has runs in the fit.
+    Args:
+        spreads: Fitted standard deviations.
+        shares: Composition of the steps, shape (n, parts).
+        seen: True if the card has runs in the fit.
     """
     parts = [spreads.parts[name] for name in PARTS]
     sd = np.array([part.seen_card if seen else part.new_card for part in parts])
@@ -143,12 +170,12 @@ def deviations(spreads: Spreads, shares: Floats, seen: bool) -> Floats:
 
 
 def deviation(spreads: Spreads, shares: Floats | Sequence[float], seen: bool) -> float:
-    """Return `deviations` of one step."""
+    """Return the result of `deviations` for one step."""
     return float(deviations(spreads, np.asarray(shares), seen))
 
 
 def card_deviations(spreads: Spreads, shares: Floats, device: str) -> Floats:
-    """Return the standard deviations that a card without runs in the fit adds; else 0."""
+    """Return the standard deviations that a card without runs in the fit adds, or 0."""
     if device in spreads.devices:
         return np.zeros(shares.shape[:-1])
     new, seen = (deviations(spreads, shares, known) for known in (False, True))
@@ -156,16 +183,16 @@ def card_deviations(spreads: Spreads, shares: Floats, device: str) -> Floats:
 
 
 def card_deviation(spreads: Spreads, shares: Floats | Sequence[float], device: str) -> float:
-    """Return `card_deviations` of one step."""
+    """Return the result of `card_deviations` for one step."""
     return float(card_deviations(spreads, np.asarray(shares), device))
 
 
 def interval_deviations(
     spreads: Spreads, shares: Floats, device: str, outside_sd: Floats | float = 0.0
 ) -> Floats:
-    """Return the standard deviations that the fitted intervals of steps stand for.
+    """Return the standard deviations of normal errors with the same 90% intervals as these steps.
 
-    `outside_sd` comes from causes outside of a step's parts.
+    `outside_sd` is a further standard deviation that no part of the step accounts for.
     """
     sd = deviations(spreads, shares, device in spreads.devices)
     ends = [np.hypot(end * sd, Z_95 * outside_sd) for end in (spreads.low, spreads.high)]
@@ -173,7 +200,7 @@ def interval_deviations(
 
 
 def composed_spread(shares: Floats, device: Device) -> Spread:
-    """Return the spread of a step with these shares on a device."""
+    """Return the 90% interval of a step with these shares on a device."""
     spreads = fitted_spreads()
     seen = device.name in spreads.devices
     sd = deviation(spreads, shares, seen)
@@ -184,7 +211,7 @@ def composed_spread(shares: Floats, device: Device) -> Spread:
 
 
 def widened(spread: Spread, log_sd: float) -> Spread:
-    """Return a spread with one more independent normal error of the step's logarithm."""
+    """Return a wider interval that includes another independent, log-normal error."""
     if not log_sd:
         return spread
     low, high = (math.log(end) for end in (spread.low, spread.high))

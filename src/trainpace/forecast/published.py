@@ -1,7 +1,7 @@
-"""The packaged measurements of others, one record per run.
+"""Published measurements that ship with the package, one record per run.
 
-fitting/public_journal.py writes `public_runs.json.gz`. SOURCES.md in this folder lists every source
-and its license.
+fitting/public_journal.py writes `public_runs.json.gz`. SOURCES.md in this folder lists all sources
+and their licenses.
 """
 
 from __future__ import annotations
@@ -22,15 +22,22 @@ RUNS_FILE, TRACES_FILE = FOLDER / "public_runs.json.gz", FOLDER / "traces.json.x
 
 
 class PublicRun(Record):
-    """One step that somebody else measured, with its source and this version's forecast.
+    """One published step time, with its source and its forecast by this version.
 
-    id: stable; made of the source, the place there and the conditions. model: as the source calls
-    it. model_kind: convolutions, transformers, experts or other. device: the catalogue's name.
-    gpus: in all. micro_batch: 0 if the source gives none. date: of the measurement or publication,
-    if known. trust: A to C, explained in docs/evidence.md. forecast_ms, low_ms, high_ms: forecast
-    under the same conditions and its 90% interval. in_fit: constants or an interval were fitted on
-    the run, so its error proves little. why_no_forecast: the reason, or empty. collection: one of
-    those in docs/evidence.md. assumed: assumptions of the forecast.
+    Attributes:
+        id: Stable id, from the source, the place in the source and the conditions.
+        model: Name of the model in the source.
+        model_kind: "convolutions", "transformers", "experts" or "other".
+        device: Name of the GPU in the catalog.
+        gpus: Number of GPUs on all nodes.
+        micro_batch: Micro-batch, or 0 if the source gives none.
+        date: Date of the measurement or publication, if known.
+        trust: Trust level A, B or C, explained in docs/evidence.md.
+        forecast_ms: Forecast under the same conditions. low_ms and high_ms are its 90% interval.
+        in_fit: True if constants or intervals were fitted on the run. Its error then proves little.
+        why_no_forecast: Reason why there is no forecast, or "".
+        collection: Name of the collection in docs/evidence.md.
+        assumed: Assumptions of the forecast.
     """
 
     id: str
@@ -69,7 +76,7 @@ class PublicRun(Record):
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples per second of all GPUs, None if the source gives no batch."""
+        """Samples per second on all GPUs, or None if the source gives no batch."""
         return 1e3 * self.global_batch / self.step_time_ms if self.global_batch else None
 
     @property
@@ -81,7 +88,7 @@ class PublicRun(Record):
 
 
 class CardFigures(NamedTuple):
-    """Figures that decide how near two cards are."""
+    """Figures of a card that determine its distance from other cards."""
 
     architecture: str
     fp32_tflops: float
@@ -90,10 +97,14 @@ class CardFigures(NamedTuple):
 
 
 class PublicJournal(Record):
-    """All runs, and the constants' fingerprint of their forecasts.
+    """All published runs, with data to find similar ones.
 
-    signatures: of the traced workloads, by `signature_of`. signature_of_run: the position of each
-    run's workload among them, -1 for none.
+    Attributes:
+        fingerprint: Fingerprint of the constants with which the runs were forecast.
+        runs: The runs.
+        signatures: Signatures of the traced workloads (see `nearness.signature_of`).
+        signature_of_run: Index in `signatures` of each run's workload, or -1.
+        cards: Figures of the cards by name.
     """
 
     fingerprint: str
@@ -105,17 +116,17 @@ class PublicJournal(Record):
 
 @cache
 def public_journal() -> PublicJournal:
-    """Read everything packaged except the traces. Takes about 30 ms the first time."""
+    """Read all published runs. This takes about 30 ms the first time."""
     return msgspec.json.decode(gzip.decompress(read_bytes(RUNS_FILE)), type=PublicJournal)
 
 
 def public_runs() -> tuple[PublicRun, ...]:
-    """Return every packaged run, by collections, models, cards and batches."""
+    """Return all published runs, sorted by collection, model, card and batch."""
     return public_journal().runs
 
 
 def fingerprint_of_constants() -> str:
-    """Return 12 hex digits of the installed constants, intervals and kernel models."""
+    """Return a hash of the installed constants, intervals and kernel models, as 12 hex digits."""
     digest = hashlib.sha256()
     for file in sorted(FOLDER.rglob("*.json")):
         digest.update(file.relative_to(FOLDER).as_posix().encode() + b"\0" + file.read_bytes())

@@ -1,12 +1,15 @@
-"""Achievable rates of a device: datasheet peaks, lowered if the power limit binds.
+"""Achievable rates of a device: peaks of the datasheet, reduced if the power limit is reached.
 
-A card that would need more power than it may draw lowers its clock. The watts that a peak rate
-needs follow from the process: energy per FLOP falls with the feature size. So ``x = (TDP / peak) /
-feature size`` says how well a card is fed; well-fed cards sustain their peak. Below a threshold x0,
-power falls with the cube of a clock whose voltage falls with it, so the rate falls with the cube
-root of ``x / x0``; below ``watts_floor`` of x0 the voltage can fall no further, and the rate falls
-in proportion (Horowitz et al. 1994). T4 (70 W) and A10 (150 W) are the most starved of power, the
-500 W H100 a little.
+A card that would need more power than its limit lowers its clock. The energy per FLOP falls with the
+feature size of the process. The model therefore compares ``x = (TDP / peak) / feature size`` with a
+threshold x0 (Horowitz et al. 1994):
+
+- Above x0, the card keeps its peak rate.
+- Below x0, voltage and clock fall together, and power falls with the cube of the clock. The rate is
+  proportional to the cube root of ``x / x0``.
+- Below ``watts_floor * x0``, the voltage cannot fall further. The rate is proportional to x.
+
+T4 (70 W) and A10 (150 W) lose most. The H100 with 500 W loses a little.
 """
 
 from __future__ import annotations
@@ -37,26 +40,30 @@ from trainpace.forecast.matmul import (
 from trainpace.workload import Floats
 
 NO_RATE = 1e30
-"""A rate that no operator of the table needs."""
+"""Placeholder for a rate that no operator of the table needs."""
 TYPICAL_SMS = 80.0
 TYPICAL_PROCESS_NM = 8.0
 SHARPNESS = 8.0
-"""Exponent of the smooth minimum between fully fed and starved."""
+"""Exponent of the smooth transition at the power limit. Larger is sharper."""
 ISSUED_THREADS = 128.0
-"""Threads that the four schedulers of a multiprocessor issue per clock, from Volta on (NVIDIA's
-Volta and Ampere white papers)."""
+"""Threads that the four schedulers of a multiprocessor issue per clock, from Volta on.
+
+Source: NVIDIA's Volta and Ampere white papers.
+"""
 CONSUMER_BOOST = 1.1
 NARROW = 512.0
-"""FLOP per clock and multiprocessor of matrix units that are fed in full: GeForce cards with fp32
-sums."""
+"""FLOP per clock and multiprocessor up to which matrix units reach their full rate.
+
+These are the matrix units of GeForce cards with fp32 accumulation.
+"""
 
 ON_ENGINES = {"Gaudi"}
-"""Architectures whose matmuls all run on matrix engines, so that the fp32 rate of their cores does
-not apply to matmuls."""
+"""Architectures that run all matmuls on matrix engines. The fp32 rate of their cores does not apply
+to matmuls."""
 
 
 class Peak(NamedTuple):
-    """FLOP/s of matrix operators, and whether a matrix unit gives it."""
+    """Peak rate of matrix operators. `tensor_core` is True if it is the rate of a matrix unit."""
 
     flop_per_s: float
     tensor_core: bool
@@ -66,7 +73,7 @@ NO_PEAK = Peak(NO_RATE, False)
 
 
 class Rates(NamedTuple):
-    """Achievable figures of one device in one precision. Each may be an array that broadcasts."""
+    """Achievable rates of one device in one precision, as arrays that broadcast."""
 
     full: Floats
     """FLOP/s of matmuls whose operands are stored in fp32."""
@@ -87,15 +94,17 @@ class Rates(NamedTuple):
     aligned_only: Floats = np.asarray(0.0)
     """1 if batched 16-bit matmuls need rows of multiples of 16 bytes to run on matrix units."""
     weights: MatmulFigures = UNKNOWN
-    """Matmuls with weights, of operands stored in 16 bits."""
+    """Parameters of matmuls with weights whose operands are stored in 16 bits."""
     batched: MatmulFigures = UNKNOWN
-    """Matmuls of activations with each other, which stay in 16 bits if others use FP8."""
+    """Parameters of matmuls of two activations. They stay in 16 bits if the precision is FP8."""
     attention: AttentionRates = NO_ATTENTION
-    """Fused attention, which stays in 16 bits as well."""
+    """Rates of fused attention. It stays in 16 bits if the precision is FP8."""
     issue: Floats = np.asarray(1.0)
-    """FLOP/s of the CUDA cores if each issued instruction were one of theirs: twice those of Volta
-    to A100, whose multiprocessors issue 128 threads per clock as others do and have 64 fp32
-    lanes."""
+    """FLOP/s if each issued instruction were an fp32 instruction of the CUDA cores.
+
+    From Volta to A100, this is twice the fp32 rate. Their multiprocessors issue 128 threads per clock
+    but have only 64 fp32 lanes.
+    """
     products_boost: Floats = np.asarray(1.0)
     """Speed-up of matmuls in whole steps on GeForce cards without measured kernels."""
 
@@ -103,13 +112,18 @@ class Rates(NamedTuple):
 def matrix_peak(
     device: Device, precision: Precision, half: bool, convolves: bool = False
 ) -> Peak | str:
-    """Return the rate that matrix operators run against, or why the device cannot run them.
+    """Return the peak rate of matrix operators, or the reason why the device cannot run them.
 
-    `convolves` selects convolutions, which torch lets multiply in TF32 by default. Without tensor
-    cores, 16-bit matmuls run on the CUDA cores with fp32 accumulation, at the fp32 rate. TF32 on a
-    device without it is plain fp32, as in torch. The few matmuls that a job in bf16 or FP8 leaves
-    in fp32 (of positions, of routers) take the cores' fp32 rate everywhere, also if the catalogue
-    has no fp32 rate of the matrix engines.
+    Without tensor cores, 16-bit matmuls run on the CUDA cores with fp32 accumulation, at the fp32
+    rate. TF32 on a device without it is plain fp32, as in torch. A job in bf16 or FP8 keeps a few
+    matmuls in fp32 (positions, routers). They use the fp32 rate of the cores on all devices, even if
+    the catalog has no fp32 rate of the matrix engines.
+
+    Args:
+        device: The device.
+        precision: Precision of the training.
+        half: True for operands stored in 16 bits.
+        convolves: True for convolutions. torch lets them use TF32 by default.
     """
     number_format = NUMBER_FORMATS[precision]
     in_tf32 = "tf32" in (number_format.convolutions if convolves else number_format.products)
@@ -149,9 +163,16 @@ def sustained_rates(
     model: MatmulModel | None = None,
     attention: Implementation | None = None,
 ) -> Rates | str:
-    """Return the rates of a device, or why one that the operators need is missing.
+    """Return the rates of a device, or the reason if a required rate is unknown.
 
-    `attention` is the implementation of the operators' fused attention, if they have any.
+    Args:
+        device: The device.
+        precision: Precision of the training.
+        needs_full: True if some operators have operands in fp32.
+        needs_half: True if some operators have operands in 16 bits.
+        constants: Fitted constants.
+        model: Matmul model. Defaults to that of the package.
+        attention: Implementation of fused attention, or None if there is none.
     """
     if device.memory_bandwidth_gb_per_s is None:
         return f"{device.name} has no memory bandwidth in the catalogue."
@@ -159,9 +180,9 @@ def sustained_rates(
         return f"{device.name} has no fp32 rate in the catalogue."
     plain = Peak(device.fp32_tflops.value * 1e12, False)
     peaks = []
-    # Volta gave the CUDA cores the issue slots and operand caches that let a matmul reach its peak;
-    # Kepler's 192 lanes per multiprocessor are harder to feed still, and its memory pays for ECC
-    # derived from its bandwidth
+    # Since Volta, CUDA cores have enough issue slots and operand caches for matmuls to reach their
+    # peak. Kepler has 192 lanes per multiprocessor, which are even harder to keep busy. Its ECC also
+    # costs memory bandwidth.
     generation = device.compute_capability.partition(".")[0]
     yields = {"3": constants.kepler, "5": constants.pre_volta, "6": constants.pre_volta}
     for kind, needed in (
@@ -183,7 +204,7 @@ def sustained_rates(
         in_16_bits = half if isinstance(bf16, str) else bf16
         weights = _measured_matmuls(device, half, "8", model)
         batched = _measured_matmuls(device, in_16_bits, "16", model)
-        # an 8-bit matmul takes about half the energy of a 16-bit one, and starves the card no more
+        # An 8-bit matmul needs about half the energy of a 16-bit one, so it does not need more power.
         half = half._replace(flop_per_s=half.flop_per_s * constants.fp8)
     sustained_half = _sustained(device, in_16_bits, constants)
     sustained_plain = _sustained(device, plain, constants)
@@ -258,10 +279,10 @@ def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
 
 
 def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
-    """Return the share of their rate that wide matrix units keep.
+    """Return the share of their rate that wide matrix units reach.
 
-    Registers, shared memory and issue slots grew less than the units did, from 1024 FLOP per clock
-    and multiprocessor on V100 over 2048 on A100 to 4096 on H100 (Shah et al. 2024 on Hopper's).
+    Matrix units have 1024 FLOP per clock and multiprocessor on V100, 2048 on A100 and 4096 on H100.
+    Registers, shared memory and issue slots grew less (Shah et al. 2024 on Hopper's).
     """
     if not peak.tensor_core or device.sms is None or device.boost_clock_mhz is None:
         return 1.0
@@ -270,8 +291,8 @@ def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
 
 
 def consumer_boost(device: Device) -> float:
-    """Return how far a GeForce card's clock goes above its datasheet's in practice.
+    """Return the real clock of a card relative to its datasheet. It is above 1 for GeForce cards.
 
-    An RTX 4090 reaches 2.7 GHz (datasheet: 2.52), an RTX 3090 1.9 (1.7).
+    An RTX 4090 reaches 2.7 GHz (datasheet: 2.52), and an RTX 3090 reaches 1.9 GHz (1.7).
     """
     return CONSUMER_BOOST if device.is_consumer else 1.0
