@@ -1,7 +1,9 @@
 """Explanation of a forecast: heaviest operators, layer roles, roofline, memory over a step.
 
-The roofline sets operators against the roofs of a device (Williams, Waterman and Patterson 2009):
-work per byte, and the rate that it reaches.
+The roofline (Williams, Waterman and Patterson 2009) shows FLOP per byte and reached FLOP/s of
+operators, below the peak rate and the memory bandwidth of the device.
+
+Shapes: times, shares and repeats of operators have one value per row of the table.
 """
 
 import re
@@ -21,16 +23,21 @@ from trainpace.workload import CONVOLUTION_KINDS, Counts, Floats, Operators, Tra
 MOST_HEAVIEST = 10
 MOST_POINTS = 40
 AGREES = 0.02
-"""Share of the forecast's peak by which a curve's highest moment may differ from it. A curve that
-differs more is not shown."""
+"""Largest relative difference between the maximum of a memory curve and the forecast peak.
+
+A curve that differs more is not shown.
+"""
 
 
 def heaviest(
     operators: Operators, times: KernelTimes, repeats: Counts
 ) -> tuple[OperatorShare, ...]:
-    """Return the rows that take most device time in a step, and what bounds each.
+    """Return the rows with the most device time in a step, and the bound of each.
 
-    A row runs `repeats` times per step.
+    Args:
+        operators: Table of operators.
+        times: Seconds of each row.
+        repeats: Number of times that each row runs per step.
     """
     shares = []
     for i in np.argsort(-times.device_s * repeats)[:MOST_HEAVIEST]:
@@ -53,7 +60,7 @@ def heaviest(
 
 
 class RooflinePoint(NamedTuple):
-    """A row of equal operators: FLOP/byte, TFLOP/s as forecast, milliseconds per step."""
+    """One row of equal operators: FLOP per byte, forecast TFLOP/s, milliseconds per step."""
 
     name: str
     intensity: float
@@ -62,9 +69,9 @@ class RooflinePoint(NamedTuple):
 
 
 class Roofline(NamedTuple):
-    """The heaviest operators that do arithmetic, heaviest first, under the datasheet's roofs.
+    """Heaviest operators with arithmetic, and the datasheet's peak rate and bandwidth.
 
-    They take `share` of the device's time.
+    `points` are sorted by time, longest first. `share` is their share of the device time.
     """
 
     points: tuple[RooflinePoint, ...]
@@ -74,7 +81,7 @@ class Roofline(NamedTuple):
 
 
 def peak_flop_per_s(device: Device, operators: Operators, execution: Execution) -> float | None:
-    """Return the rate of the fastest format that the operators use, or None if it is unknown."""
+    """Return the peak FLOP/s of the fastest format that the operators use, or None if unknown."""
     matrix, convolution = operators.is_matrix, np.isin(operators.kind, CONVOLUTION_KINDS)
     used = set(zip(operators.half[matrix].tolist(), convolution[matrix].tolist(), strict=True))
     used = used or {(False, False)}
@@ -90,10 +97,15 @@ def roofline_of(
     execution: Execution,
     device: Device,
 ) -> Roofline | None:
-    """Return a rank's operators under the device's roofs, or None if a roof is unknown.
+    """Return the roofline of one rank, or None if the peak rate or bandwidth is unknown.
 
-    The rank has a share of each row (`held`, 0 to 1), which takes `seconds` and runs `repeats`
-    times per step.
+    Args:
+        table: Table of operators.
+        seconds: Seconds of each row on the rank.
+        held: Share of each row that the rank computes, from 0 to 1.
+        repeats: Number of times that each row runs per step.
+        execution: The execution.
+        device: The device.
     """
     peak = peak_flop_per_s(device, table, execution)
     if peak is None or device.memory_bandwidth_gb_per_s is None:
@@ -123,9 +135,10 @@ def roofline_of(
 
 
 class MemoryOverStep(NamedTuple):
-    """GiB alive at ascending milliseconds of the last micro-step and the update.
+    """Memory over the time of the last micro-batch and the update.
 
-    Parameters and states stay all the time.
+    `at_ms` is ascending. The arrays have one value per moment. Parameters and optimizer states are
+    constant.
     """
 
     at_ms: Floats
@@ -143,11 +156,14 @@ class MemoryOverStep(NamedTuple):
 def memory_over_step(
     form: TracedForm, execution: Execution, step: StepTime, memory: Memory
 ) -> MemoryOverStep | None:
-    """Return the memory at the trace's moments.
+    """Return the memory at the moments of the trace.
 
-    None if the execution has others (it shards, divides or recomputes), or the trace has none.
-    Within a phase a moment lies where the bytes moved up to it lie, which is nearly its time for a
-    memory-bound model.
+    The time of a moment in a phase is estimated from the bytes that were moved before it. This is
+    nearly exact for a memory-bound model.
+
+    Returns:
+        The curve, or None if the trace has no moments, or if they do not apply because the execution
+        shards, divides or recomputes.
     """
     moments = form.memory.moments
     divides = execution.world_size != execution.data_parallel_size
@@ -162,7 +178,7 @@ def memory_over_step(
     if execution.accumulation > 1:
         gradients = np.full_like(gradients, whole)
     if execution.data_parallel_size > 1 and execution.engine != "data_parallel":
-        gradients = gradients + whole  # the buckets of DDP
+        gradients = gradients + whole  # DDP's buckets are a second copy of the gradients.
     activations = np.maximum(moments[:, 3] + moments[:, 4] * execution.micro_batch, 0.0)
     alive = gradients / BYTES_PER_GIB, activations / BYTES_PER_GIB
     curve = MemoryOverStep(at_ms, *alive, memory.parameters_gib, memory.optimizer_states_gib)
@@ -192,7 +208,7 @@ _LAST: dict[str, frozenset[str]] = {
     OUTPUT: frozenset("o_proj out_proj to_out out_lin o".split()),
     HEAD: frozenset("lm_head head classifier score fc output_projection embed_out cls".split()),
 }
-"""Names that libraries give to a layer (transformers, timm, torchtitan, torchvision)."""
+"""Names of layers in transformers, timm, torchtitan and torchvision, by role."""
 _BY_KIND = {
     "attention": "attention",
     "attention_backward": "attention",
@@ -205,14 +221,18 @@ _BY_KIND = {
 _REST = "element-wise operators and copies"
 _NORM = re.compile(r"(ln|bn)(_?\w)?")
 _NUMBER = re.compile(r"\.(\d+)\.(?=[\w.]*[a-zA-Z_])")
-"""The number of a block whose layers have names."""
+"""Number of a block in the name of a module, such as `.3.` in `layers.3.attn`."""
 
 
 def by_role(operators: Operators, times: KernelTimes, repeats: Counts) -> tuple[RoleShare, ...]:
-    """Return milliseconds of device time per step by the role of layers, the longest first.
+    """Return the device milliseconds per step by role of layers, longest first.
 
-    All MLP projections of a transformer are one entry, not one row per layer. A row runs `repeats`
-    times per step.
+    For example, the MLP projections of all layers of a transformer are one entry.
+
+    Args:
+        operators: Table of operators.
+        times: Seconds of each row.
+        repeats: Number of times that each row runs per step.
     """
     ms: defaultdict[str, float] = defaultdict(float)
     layers: defaultdict[str, int] = defaultdict(int)
@@ -233,7 +253,7 @@ def by_role(operators: Operators, times: KernelTimes, repeats: Counts) -> tuple[
 
 
 def alike(module: str, count: int) -> str:
-    """Return a name for operators of several layers: a star stands for the layer's number."""
+    """Return the name of a module, with a star as layer number if it stands for several layers."""
     return _NUMBER.sub(".*.", module) if count > 1 else module
 
 
@@ -256,7 +276,7 @@ def _matmul_role(names: list[str]) -> str:
         return OUTPUT
     if last == "c_proj":
         return DOWN
-    if last == "dense":  # BERT's names, in which the parent says what it is
+    if last == "dense":  # In BERT, the name of the parent module tells the role.
         parents = {"intermediate": UP, "output": DOWN}
         return next((parents[name] for name in parents if name in inside), LINEAR)
     return next((role for role, known in _LAST.items() if last in known), LINEAR)
@@ -273,10 +293,10 @@ def _stack(module: str) -> str:
 
 
 def _layers(operators: Operators) -> dict[str, int]:
-    """Return how many layers each list has.
+    """Return the number of layers in each list of layers.
 
-    Alike operators of all layers are one row with the module that ran first: the first layer of a
-    forward pass, the last of a backward pass.
+    Equal operators of all layers are one row. Its module is the layer that ran first: the first layer
+    in the forward pass, and the last layer in the backward pass.
     """
     most: dict[str, int] = {}
     for module in operators.module:

@@ -1,8 +1,10 @@
-"""Jumps of the step time over the batch size: where, why, and the next good size.
+"""Jumps of the step time over the batch size: their place, their cause and the next good size.
 
-A step grows by about the same time with every sample. If one more sample costs far more (another
-wave of tiles, a padded batch, another algorithm), there is a jump: the batch before it is the
-better choice, or one that fills the next wave.
+Each further sample adds about the same time to a step. If one sample adds far more, there is a jump.
+Causes are another wave of tiles, a padded batch or another algorithm. The batch before the jump is a
+better choice, or a larger batch that fills the next wave.
+
+Shapes: tilings and times of operators have shape (batches, rows).
 """
 
 from collections.abc import Callable, Sequence
@@ -16,23 +18,29 @@ from trainpace.forecast.matmul import WINOGRAD_IMAGES, Algorithm, Tiling
 from trainpace.workload import CONV, CONVOLUTION_KINDS, Floats, Operators, at_batch
 
 LEAST_SHARE = 0.02
-"""Smallest share of the step that a jump adds."""
+"""Smallest extra time of a jump, as a share of the step before it."""
 LEAST_OVER_SLOPE = 3.0
-"""Smallest cost of a jump's sample, as a multiple of the usual cost of a sample around it."""
+"""Smallest time per sample at a jump, as a multiple of the usual time per sample around it."""
 MOST_CAUSES = 2
 LEAST_CAUSE = 0.25
 """Minimum contribution of a second cause, as a share of the first."""
 MOST_FULL_SIZES = 6
 SMALLER_TILES = 1.2
-"""Ratio of waves, in proportion to the batch, above which the tiles must be smaller."""
+"""Growth of the waves, relative to the growth of the batch, above which tiles became smaller."""
 AS_GOOD = 0.999
-"""Throughput of a size after a jump, over that before it, from which on it is as good."""
+"""Smallest throughput after a jump, relative to before it, that counts as equally good."""
 
 
 def find_jumps(batches: Sequence[int], step_ms: Floats) -> list[tuple[int, float]]:
-    """Return (index of the first batch after the jump, milliseconds beyond the usual slope).
+    """Return the jumps in a list of step times.
 
-    Batch sizes ascend.
+    Args:
+        batches: Ascending batch sizes.
+        step_ms: Step time of each batch size.
+
+    Returns:
+        Pairs of the index of the first batch after the jump, and the milliseconds beyond the usual
+        slope.
     """
     if len(batches) < FEWEST_BATCHES:
         return []
@@ -45,9 +53,12 @@ def find_jumps(batches: Sequence[int], step_ms: Floats) -> list[tuple[int, float
 
 
 class Explained(NamedTuple):
-    """Why a step jumps: causes as phrases, and the main one in two or three words.
+    """Explanation of a jump.
 
-    full: sizes after the jump at which the main operator's waves or padding are full.
+    Attributes:
+        causes: Causes as phrases, most important first.
+        mechanism: The main cause in a few words.
+        full: Batch sizes after the jump that fill the waves or the padding of the main operator.
     """
 
     causes: tuple[str, ...]
@@ -56,7 +67,7 @@ class Explained(NamedTuple):
 
 
 TilingOf = Callable[[Operators, Sequence[int]], Tiling | None]
-"""Returns how the work of a table's rows is divided at some batch sizes (batches x rows)."""
+"""Function that returns the tiling of a table's rows at some batch sizes, shape (batches, rows)."""
 
 
 def explain(
@@ -67,10 +78,17 @@ def explain(
     multiprocessors: int | None,
     tiling_of: TilingOf,
 ) -> Explained:
-    """Return why a step jumps from one batch size to another.
+    """Return the causes of a jump from one batch size to another.
 
-    `device_s` are seconds of every row (2 x rows) at the two sizes. Rows count by what they grow
-    beyond proportion.
+    Rows are weighted by their growth beyond the growth of the batch.
+
+    Args:
+        operators: Table of operators.
+        device_s: Seconds of every row at the two sizes, shape (2, rows).
+        before: Batch size before the jump.
+        after: Batch size after the jump.
+        multiprocessors: Number of multiprocessors of the device, if known.
+        tiling_of: Function that returns the tiling of operators.
     """
     growth = device_s[1] - device_s[0] * after / before
     tiling = tiling_of(operators, [before, after])
@@ -112,7 +130,7 @@ def _padded(images: Any) -> Any:
 
 
 def _mechanism(tiling: Tiling | None, j: int) -> str:
-    """Return why row `j` grows out of proportion from the first size to the second."""
+    """Return why row `j` grows more than the batch does from the first size to the second."""
     if tiling is None:
         return OTHER
     algorithm, images, waves, aligned = (column[:, j] for column in tiling)
@@ -189,7 +207,10 @@ def _named(operators: Operators, j: int, batch: int) -> str:
 def _full_sizes(
     name: str, operators: Operators, j: int, before: int, after: int, tiling_of: TilingOf
 ) -> tuple[int, ...]:
-    """Return the sizes from `after` on that row `j` fills: before the next wave, or aligned."""
+    """Return the batch sizes from `after` on that use row `j` well.
+
+    These are the last sizes before another wave or more padding, or the aligned sizes.
+    """
     if name in (OTHER, ALGORITHM):
         return ()
     sizes = range(after, 4 * after + 2 * int(WINOGRAD_IMAGES))
@@ -206,15 +227,18 @@ def _full_sizes(
 
 
 def one_row(operators: Operators, j: int) -> Operators:
-    """Return the table of row `j` alone."""
+    """Return a table with only row `j`."""
     fields = operators.__struct_fields__
     return replace(operators, **{name: getattr(operators, name)[j : j + 1] for name in fields})
 
 
 def next_good(before: int, sizes: Sequence[int], step_ms: Floats) -> int | None:
-    """Return the first of `sizes` with as much throughput as before the jump.
+    """Return the first of `sizes` with as much throughput as before the jump, or None.
 
-    `step_ms` has the step of `before`, then of the sizes.
+    Args:
+        before: Batch size before the jump.
+        sizes: Candidate batch sizes.
+        step_ms: Step time of `before`, followed by those of `sizes`.
     """
     rate = np.asarray(sizes, dtype=float) / step_ms[1:]
     good = np.flatnonzero(rate >= AS_GOOD * before / step_ms[0])

@@ -1,8 +1,10 @@
-"""Find packaged measurements similar to a training, by operators, GPU and execution.
+"""Find published measurements similar to a training, by operators, GPU and execution.
 
-A distance is a sum of weighted differences. 0 means the same operators on the same card under the
-same execution; runs closer than `NEAR` are evidence for the requested step. Model names do not
-count.
+A distance is a sum of weighted differences. A distance of 0 means the same operators on the same card
+with the same execution. Runs closer than `NEAR` are evidence for the requested step. Names of models
+are not compared.
+
+Shapes: arrays have one value per comparable run. Signatures have shape (runs, numbers).
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ from trainpace.forecast.published import CardFigures, PublicJournal, PublicRun, 
 from trainpace.workload import ATTENTION_KINDS, CONV, CONVOLUTION_KINDS, GROUPED, Floats, Workload
 
 NEAR = 1.0
-"""Distance at which a run stops being near, such as a GPU of another generation with 2.5 times
-the peak, in another precision."""
+"""Distance from which a run is no longer near.
+
+An example is a run on a GPU of another generation with 2.5 times the peak, in another precision.
+"""
 MOST = 3
 # Weights are chosen by hand, not fitted. A difference is a share, a log ratio, or 0 or 1.
 WEIGHTS = {
@@ -50,11 +54,16 @@ WEIGHTS = {
     "doubt": 1.0,
 }
 NUMBER_BYTES = {"fp32": 4.0, "amp": 2.5, "half": 2.0}
-"""Bytes per element in each trace form. Precision has its own term, so traffic is compared
-in elements."""
+"""Bytes per element in each trace form.
+
+Precision has its own weight, so memory traffic is compared in elements.
+"""
 OTHER_FORMAT, OTHER_STORAGE, OTHER_UNITS = 0.05, 0.15, 0.7
-"""Precision distances: bf16 to fp16; autocast to pure 16-bit; different matrix units (16
-bits, TF32, fp32, FP8)."""
+"""Distances between precisions.
+
+OTHER_FORMAT: bf16 to fp16. OTHER_STORAGE: autocast to pure 16-bit. OTHER_UNITS: different matrix
+units (16 bits, TF32, fp32, FP8).
+"""
 DOUBT = {"A": 0.0, "B": 0.01, "C": 0.03}
 """Extra distance by trust level. Among equally near runs, the best documented comes first."""
 SAME = 0.02
@@ -64,8 +73,7 @@ SIMILAR_SIZE = 0.1
 
 
 class Near(Record):
-    """Measured run with its distance from the request, and their common and different
-    properties."""
+    """Measured run, its distance from the request, and their common and different properties."""
 
     run: PublicRun
     distance: float
@@ -174,7 +182,7 @@ class _Differences:
         lengths, own_length = c.signatures[:, tail + 2], asked[:, tail + 2]
         both = (lengths > 0) & (own_length > 0)
         length = np.where(both, _log(lengths) - _log(own_length), 0.0)
-        # the work of a pass is compared per sample, or per token
+        # FLOPs and bytes of a pass are compared per sample, or per token.
         passes = np.where(c.forward_only, 1.0, 3.0)
         own_passes = 1.0 if workload.mode == "inference" else 3.0
         width = NUMBER_BYTES[NUMBER_FORMATS[e.precision].form]
@@ -211,7 +219,8 @@ class _Differences:
     def nearest(self, most: int) -> tuple[Near, ...]:
         c = self.c
         total = np.sum([WEIGHTS[name] * np.abs(value) for name, value in self.by.items()], axis=0)
-        # among equally near runs, use the shortest name: gluon_resnet18_v1b is also ResNet-18
+        # Among equally near runs, prefer the shortest model name. gluon_resnet18_v1b, for example,
+        # is also a ResNet-18.
         order = np.lexsort((c.name_length, np.round(total, 6)))
         chosen: dict[tuple[object, ...], Near] = {}
         for i in order[: 40 * most].tolist():
@@ -390,12 +399,15 @@ DIGITS = 6
 
 
 def signature_of(workload: Workload, precision: Precision) -> tuple[float, ...]:
-    """Summarize what a workload computes in a few numbers.
+    """Summarize the operators of a workload in a few numbers.
 
-    Contains two coefficients (constant, per sample) for the FLOPs of each of FLOP_CLASSES and
-    the bytes of each of BYTE_CLASSES, then the numbers of trained and of all parameters, and the
-    tokens of a sample (0 without tokens). Raises TrainpaceError if the workload was not traced for
-    the precision.
+    Returns:
+        Two coefficients (constant, per sample) for the FLOPs of each of `FLOP_CLASSES` and the bytes
+        of each of `BYTE_CLASSES`. The trained parameters, all parameters and the tokens of a sample
+        (0 without tokens) follow.
+
+    Raises:
+        TrainpaceError: If the workload was not traced for the precision.
     """
     table = workload.form(precision).operators
     kind, function = np.array(table.kind), np.array(table.function)

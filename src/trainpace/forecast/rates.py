@@ -58,8 +58,7 @@ These are the matrix units of GeForce cards with fp32 accumulation.
 """
 
 ON_ENGINES = {"Gaudi"}
-"""Architectures that run all matmuls on matrix engines. The fp32 rate of their cores does not apply
-to matmuls."""
+"""Architectures that run all matmuls on matrix engines instead of fp32 cores."""
 
 
 class Peak(NamedTuple):

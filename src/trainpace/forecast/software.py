@@ -1,4 +1,4 @@
-"""A workload as the software of a target runs it, in every number format that was traced."""
+"""Rewrite a traced workload for the software of a target, in all forms that were traced."""
 
 from __future__ import annotations
 
@@ -32,11 +32,14 @@ from trainpace.workload import (
 )
 
 MASKED = "efficient"
-"""Names of functions that take a mask of numbers contain it."""
+"""Part of the function name of attention operators with a mask tensor."""
 
 
 def as_run(workload: Workload, rewrites: Rewrites) -> Workload:
-    """Return the workload with the operators of this software; itself if nothing differs."""
+    """Return the workload with the operators of this software.
+
+    If nothing differs, the result is the same object.
+    """
     forms = {
         name: _as_run(workload, name, workload.forms[name], rewrites)
         for name in FORMS
@@ -59,7 +62,10 @@ def _as_run(workload: Workload, name: Form, form: TracedForm, rewrites: Rewrites
 
 
 def with_half_router(form: TracedForm) -> TracedForm:
-    """Return the form with the fp32 matmuls of its blocks, which are routers', in 16 bits."""
+    """Return the form with 16-bit routers.
+
+    The only fp32 matmuls in the blocks of a 16-bit form are those of routers.
+    """
     blocks, operators = form.blocks, form.operators
     if blocks is None:
         return form
@@ -78,9 +84,12 @@ def with_half_router(form: TracedForm) -> TracedForm:
 
 
 class RunningSoftware(NamedTuple):
-    """The software of a forecast in words, and whether all of it was assumed.
+    """Description of the software of a forecast.
 
-    idle: settings that have no effect here, with the reason.
+    Attributes:
+        words: The software in words.
+        is_assumed: True if all of it is assumed.
+        idle: Settings without effect on this forecast, with the reason.
     """
 
     words: str
@@ -90,7 +99,7 @@ class RunningSoftware(NamedTuple):
 
 NO_SOFTWARE = RunningSoftware("", False, ())
 Effect = tuple[str, str]
-"""(what runs, which setting has no effect and why); either may be empty."""
+"""Software that runs, and a setting without effect with its reason. Either may be ""."""
 
 
 def running_software(
@@ -100,9 +109,14 @@ def running_software(
     precision: Precision,
     compiles: bool = False,
 ) -> RunningSoftware:
-    """Return the software under which a workload runs on a device.
+    """Describe the software that runs a workload on a device.
 
-    `workload` is as traced; `compiles`: by torch.compile.
+    Args:
+        workload: Workload as traced.
+        software: Software of the target.
+        device: The device.
+        precision: Precision of the training.
+        compiles: True if torch.compile is used.
     """
     operators = workload.form(precision).operators
     effects = [
@@ -176,17 +190,17 @@ def _fp8(software: Software, precision: Precision) -> str:
 
 
 def packed(workload: Workload, row: PackedRow) -> Workload:
-    """Return the workload with each of its samples a packed row of several documents.
+    """Return the workload with samples that are packed rows of several documents.
 
-    Every operator but attention works on tokens one by one, and does as much in a packed row.
-    Attention goes over each document alone (flash_attn_varlen_func, to which transformers'
-    padding-free collators and TRL's packing pass position ids that restart): scores are the sum
-    over documents of length squared. The same tokens in sequences of the length that a token's
-    document has on average make as many scores, and move the same queries, keys and values. The
-    difference is how blocks of unequal documents fill the last wave.
+    All operators except attention process each token separately, so packing does not change them.
+    Attention processes each document separately. This is flash_attn_varlen_func, which transformers'
+    padding-free collators and TRL's packing call with position ids that restart. The number of scores
+    is the sum of squared document lengths. Sequences of equal length have as many scores if their
+    length is the mean over tokens of the document length. They also move the same queries, keys and
+    values. Only the last wave differs, because documents have unequal lengths.
 
     Raises:
-        TrainpaceError: if its attention has no kernel for that.
+        TrainpaceError: If the attention of the model has no kernel for packed rows.
     """
     forms = {name: _packed(workload.model, form, row) for name, form in workload.forms.items()}
     note = (
@@ -216,7 +230,7 @@ def _packed(model: str, form: TracedForm, row: PackedRow) -> TracedForm:
 def _problems(
     model: str, operators: Operators, rows: np.ndarray, row: PackedRow
 ) -> Iterator[tuple[str, str]]:
-    """Yield why attention has no kernel for packed rows, and what to do."""
+    """Yield the reasons why attention has no kernel for packed rows, each with a hint."""
     dims, hint = operators.dims[rows], "Leave --packed out."
     if not len(rows):
         yield f"{model} has no fused attention, and packed rows need its variable length.", hint

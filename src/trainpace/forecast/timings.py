@@ -1,10 +1,12 @@
-"""Operator times of one machine, learnt from its own micro-benchmarks.
+"""Operator times of one machine, learned from its own micro-benchmarks.
 
-A bounded physical form gives most of it (a roofline). The rest, the logarithm of measured over
-formula, is interpolated between the micro-benchmarks by Gaussian-process regression (Rasmussen and
-Williams 2006, section 2.2) over the logarithms of the operator's sizes, with a process for each
-class. Far from every micro-benchmark it returns to the median of its class, with a large standard
-deviation.
+A roofline gives a first estimate. Its error log(measured / roofline) is interpolated between the
+micro-benchmarks by Gaussian-process regression (Rasmussen and Williams 2006, section 2.2). Each
+class of operators has its own process over the logarithms of the operator sizes. Far from all
+micro-benchmarks, the error returns to the median of the class, with a large standard deviation.
+
+Shapes: arrays of timed operators have shape (n,). Arrays over a table have one value per row.
+Features have shape (rows, features).
 """
 
 from __future__ import annotations
@@ -35,26 +37,30 @@ from trainpace.workload import (
 )
 
 UNTIMED_SD = 0.7
-"""Standard deviation of the logarithm, for operators without a micro-benchmark: a factor of two."""
+"""Standard deviation of log(time) for operators without a micro-benchmark: a factor of two."""
 WHOLE_STEP_SD = 0.2
-"""Standard deviation of the logarithm of a step, for a profile without networks to learn it
-from."""
+"""Standard deviation of log(step time), for a calibration without timed networks."""
 MOST_OF_A_KIND = 300
+"""Largest number of micro-benchmarks used for the fit of one class."""
 FUSED = ("conv_bias", "conv_bias_backward")
-"""Rows that a CPU's convolution includes; on a GPU they are kernels of their own."""
+"""Rows that are part of the convolution on a CPU. On a GPU they are separate kernels."""
 
 
 class ClassFit(Record):
-    """How smooth a class of operators is: its length scale and noise, both in logarithms."""
+    """Smoothness of a class of operators: length scale and noise, both in logarithms."""
 
     length_scale: float
     noise: float
 
 
 class OperatorTimings(Record):
-    """n timed operators: flops, bytes, seconds and half have n values.
+    """n timed operators.
 
-    dims: n x 16, in the order of its kind (see `Operators`).
+    flops, bytes, seconds and half have shape (n,). dims has shape (n, `MOST_SIZES`), in the order of
+    the operator's kind (see `Operators`).
+
+    Raises:
+        TrainpaceError: If the columns differ in length, or if a value is invalid.
     """
 
     kind: tuple[str, ...]
@@ -92,7 +98,7 @@ class OperatorTimings(Record):
 
 
 class MachineRoofline(NamedTuple):
-    """The physical form on a CPU: the later of arithmetic and traffic, plus a start."""
+    """Roofline of a CPU: the maximum of arithmetic and traffic time, plus a start time."""
 
     flop_per_s: float
     bytes_per_s: float
@@ -105,7 +111,7 @@ class MachineRoofline(NamedTuple):
 
 
 class MachineModel(Record):
-    """The calibration of one machine's CPU: roofline, timed operators, and the host's own work."""
+    """Calibration of one machine's CPU: roofline, timed operators and host overhead."""
 
     timings: OperatorTimings
     flop_per_s: float
@@ -116,14 +122,14 @@ class MachineModel(Record):
     host_us_per_module: float
     basis: str
     step_factors: tuple[float, ...] = ()
-    """measured / forecast of whole steps of random networks, run beside the micro-benchmarks.
+    """Ratios measured / forecast for whole steps of random networks on the same machine.
 
-    They show what lies between the operators (colder caches, the allocator) and how far a forecast
-    is off."""
+    They show effects between operators (colder caches, the allocator), and the error of forecasts.
+    """
 
     @property
     def form(self) -> MachineRoofline:
-        """The physical form that the timings correct."""
+        """Roofline that the timings correct."""
         return MachineRoofline(self.flop_per_s, self.bytes_per_s, 1e-6 * self.start_us)
 
 
@@ -135,7 +141,11 @@ class Predicted(NamedTuple):
 
 
 def classes_of(kind: tuple[str, ...], function: tuple[str, ...], half: np.ndarray) -> list[str]:
-    """Return the class of every operator: matrix operators by kind, all others by function."""
+    """Return the class of every operator.
+
+    The class of a matrix operator is its kind, and of another operator its function. 16-bit
+    operators have separate classes.
+    """
     names = [k if k in MATRIX_KINDS else f for k, f in zip(kind, function, strict=True)]
     return [
         f"{name}/half" if is_half else name
@@ -144,9 +154,9 @@ def classes_of(kind: tuple[str, ...], function: tuple[str, ...], half: np.ndarra
 
 
 def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
-    """Return the logarithms of the sizes that decide how well an operator of this kind runs.
+    """Return the features of operators for the Gaussian process, shape (rows, features).
 
-    The result is rows x features.
+    They are weighted logarithms of the sizes that determine the efficiency of this kind.
     """
 
     def log(x: Floats) -> Floats:
@@ -156,7 +166,7 @@ def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
         groups = np.maximum(dims[:, CONV.groups], 1.0)
         channels = dims[:, CONV.c_in] / groups, dims[:, CONV.c_out] / groups
         sizes = [dims[:, CONV.images], *channels, groups, dims[:, CONV_OUT].prod(axis=1)]
-        # kernel and stride choose the algorithm, so a step in them counts more than one in channels
+        # Kernel size and stride determine the algorithm, so they count more than channels.
         shapes = [dims[:, CONV_KERNEL].prod(axis=1), dims[:, CONV_STRIDE].prod(axis=1)]
         return np.stack([*map(log, sizes), *(1.5 * log(shape) for shape in shapes)], axis=1)
     if kind == "gemm":
@@ -165,7 +175,7 @@ def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
         return np.concatenate(
             [log(dims[:, ATTENTION[: ATTENTION.causal]]), 2.0 * dims[:, [ATTENTION.causal]]], axis=1
         )
-    # the ratio of inputs to outputs shows a sum, a lookup or a broadcast
+    # The ratio of inputs to outputs distinguishes sums, lookups and broadcasts.
     general = [
         log(traffic),
         0.5 * (log(dims[:, OTHER.elements_in]) - log(dims[:, OTHER.elements_out])),
@@ -176,7 +186,7 @@ def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
 
 
 class Interpolator:
-    """The Gaussian processes of one machine's timings, each solved once, at the first use."""
+    """Gaussian processes of one machine's timings. Each is solved once, at its first use."""
 
     def __init__(self, timings: OperatorTimings, form: MachineRoofline) -> None:
         self._timings, self._form = timings, form
@@ -187,7 +197,10 @@ class Interpolator:
         self._processes: dict[tuple[str, str], Process | None] = {}
 
     def predict(self, operators: Operators, batch: int) -> Predicted:
-        """Return the time of one operator of every row at a batch size; 0 for rows of the host."""
+        """Return the time of one operator of every row at a batch size.
+
+        The time is 0 for rows that only the host runs.
+        """
         flops, dims = at_batch(operators.flops, batch), at_batch(operators.dims, batch)
         traffic = operators.moved_bytes(batch)
         wanted = np.array(classes_of(operators.kind, operators.function, operators.half))
@@ -208,7 +221,7 @@ class Interpolator:
     def _process(self, name: str, kind: str, half: bool) -> Process | None:
         if (name, kind) not in self._processes:
             near = np.flatnonzero(self._class == name)
-            if not len(near):  # another function of the same kind is the next best guess
+            if not len(near):  # Use other functions of the same kind as the next best estimate.
                 near = np.flatnonzero((self._kind == kind) & (self._timings.half == half))[
                     :MOST_OF_A_KIND
                 ]
@@ -224,9 +237,9 @@ class Interpolator:
 def machine_times(
     operators: Operators, batch: int, model: MachineModel, interpolator: Interpolator
 ) -> tuple[KernelTimes, Floats]:
-    """Return (times of every row, the standard deviation of each one's logarithm).
+    """Return the times of every row, and the standard deviations of their logarithms.
 
-    Times are of all operators of a row together.
+    The time of a row includes all of its operators.
     """
     predicted, count = interpolator.predict(operators, batch), operators.count
     flops = np.where(operators.is_matrix, at_batch(operators.flops, batch), 0.0)
@@ -239,15 +252,18 @@ def machine_times(
 
 
 def step_factor(model: MachineModel) -> float:
-    """Return the correction of a whole step: the mean over the random networks, 1 without any."""
+    """Return the correction factor of a whole step.
+
+    It is the geometric mean over the random networks, or 1 without any.
+    """
     return float(np.exp(np.mean(np.log(model.step_factors)))) if model.step_factors else 1.0
 
 
 def machine_spread(model: MachineModel, device_s: Floats, log_sd: Floats) -> Spread:
     """Return the 90% interval of a corrected step.
 
-    It follows from the scatter of the random networks and the operators' uncertainty. Errors of
-    operators are independent, so their squares add up.
+    Its width comes from the scatter of the random networks and the uncertainty of the operators.
+    Errors of operators are independent, so their variances add up.
     """
     n = len(model.step_factors)
     shares = device_s / max(float(device_s.sum()), 1e-12)
@@ -270,9 +286,9 @@ class Process:
         self._weights = self._inverse @ (y - self._centre)
 
     def at(self, x: Floats) -> tuple[Floats, Floats]:
-        """Return (mean, standard deviation) at each row of x.
+        """Return the mean and the standard deviation at each row of `x`.
 
-        Beyond the known sizes the ratio to the formula stays constant.
+        Outside the range of known sizes, the ratio to the formula stays constant.
         """
         x = np.clip(x, self._x.min(axis=0), self._x.max(axis=0))
         cross = self._kernel(x, self._x)
@@ -292,7 +308,7 @@ class Process:
 
 
 def fit_classes(timings: OperatorTimings, form: MachineRoofline) -> dict[str, ClassFit]:
-    """Return the smoothness of each class and each kind, by leave-one-out cross-validation."""
+    """Fit the smoothness of each class and each kind by leave-one-out cross-validation."""
     log_ratio = np.log(timings.seconds / form.seconds(timings.kind, timings.flops, timings.bytes))
     classes, kinds = np.array(timings.classes()), np.array(timings.kind)
     fits = {}
