@@ -105,6 +105,7 @@ class Child:
         return self._guard.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait for the command, and return its exit code. None if the timeout ends first."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._guard.wait(timeout_s)
         return self._guard.returncode

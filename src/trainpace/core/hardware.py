@@ -290,6 +290,7 @@ class _Entry(NamedTuple):
 
 @functools.cache
 def catalogue() -> tuple[Device, ...]:
+    """Return all devices of the packaged catalogue."""
     return tuple(map(_device_of, _entries()))
 
 
@@ -487,6 +488,7 @@ class TypicalHosts(Record):
 
 @functools.cache
 def host_catalogue() -> tuple[HostCPU, ...]:
+    """Return all host CPUs of the packaged catalogue."""
     return tuple(_read(FILE.read_text("utf-8")))
 
 

@@ -47,6 +47,8 @@ def check_fields(
 
 
 class Table:
+    """Base class of records that can be converted to rows, for example to a pandas DataFrame."""
+
     __slots__ = ()
 
     def to_dicts(self) -> list[dict[str, Any]]:
@@ -150,6 +152,7 @@ def make_folder(path: Path) -> None:
 
 
 def cannot_write_into(folder: Path, error: OSError) -> TrainpaceError:
+    """Return the error for a folder into which no file can be written."""
     return TrainpaceError(f"cannot write into {folder}: {os_reason(error)}.")
 
 

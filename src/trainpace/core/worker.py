@@ -304,6 +304,7 @@ class Pool:
             worker.end()
 
     def ask(self, worker: int, **request: Any) -> None:
+        """Send a request to a worker. `answers` yields the answer."""
         with contextlib.suppress(BrokenPipeError):  # `answers` reports a dead worker
             self._workers[worker].stdin.write(json.dumps(request).encode() + b"\n")
             self._workers[worker].stdin.flush()

@@ -395,9 +395,9 @@ class Layout(NamedTuple):
         """Return the tensor-parallel role of one row.
 
         The rows of a column or row matmul include its backward pass. Only the matmuls among them
-        are "column" or "row". Other rows are "sharded" or "replicated", by the size of their
-        result: the gradient of the bias is a sum over the matmul's outputs, and autograd adds the
-        gradients of an input that several calls read.
+        are "column" or "row". Other rows are "sharded" or "replicated", depending on the size of
+        their result. Examples are the gradient of the bias, which is a sum over the matmul's
+        outputs, and autograd's sum of the gradients of an input with several readers.
         """
         if origin.place <= BEFORE:
             role = self._in(self.outside, kind, function, origin.call, "")

@@ -626,6 +626,16 @@ It takes (configuration, samples, side in latents, tokens of text or None).
 
 
 def diffusers_task(path: str, sequence_length: int | None, image_size: int | None) -> Task:
+    """Return the task of a diffusers configuration file.
+
+    Args:
+        path: The configuration file of a UNet or transformer.
+        sequence_length: Tokens of the text per sample. None means the model's usual number.
+        image_size: Side of images in pixels. None means the configured size.
+
+    Raises:
+        TrainpaceError: If the file or the image size is invalid, or the model class is unknown.
+    """
     diffusers = import_package("diffusers", "diffusers")
     diffusers.logging.set_verbosity_error()
     values = read_json(path)

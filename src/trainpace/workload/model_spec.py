@@ -85,7 +85,7 @@ class ModelSpec(NamedTuple):
 
     @property
     def plain_name(self) -> str:
-        """The name without its library, if the libraries use it for the same model."""
+        """Name without its library, if the libraries use this name for the same model."""
         return self.name if self.kind in ("built_in", "timm", "torchvision") else self.text
 
     @property

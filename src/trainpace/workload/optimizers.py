@@ -195,8 +195,10 @@ SMALLEST_QUANTISED = 4096
 """Minimum elements of a tensor with quantized states (bitsandbytes' `min_8bit_size`; torchao too).
 """
 SMALLEST_PAGED = 100_000
-"""Minimum elements of a paged state. Smaller states stay on the device (get_state_buffer of
-bitsandbytes)."""
+"""Minimum elements of a paged state (bitsandbytes' get_state_buffer).
+
+Smaller states stay on the device.
+"""
 UPDATE = "blockwise_update_"
 
 _library = torch.library.Library("trainpace", "FRAGMENT")

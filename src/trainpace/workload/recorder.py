@@ -93,6 +93,7 @@ class FlopCheck:
     def add(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, rows: Sequence[Row]
     ) -> None:
+        """Compare the FLOPs of one call's rows with torch's formula."""
         if func is _SKIPPING and args[3] == UNKNOWN:
             self._whole_masks = True
         expected = _expected_flops(func, args, kwargs, out)
@@ -256,8 +257,11 @@ class Recorder(TorchDispatchMode):
         self.recorded: list[Recorded] = []
         self.flop_check = FlopCheck()
         self.parameter_bytes = self.frozen_bytes = self.optimizer_bytes = self.paged_bytes = 0.0
-        """Bytes of parameters and buffers, of the frozen parameters among them, of optimizer
-        states, and of the optimizer states that CUDA pages to the host."""
+        """Bytes of four kinds of states.
+
+        They are parameters and buffers, the frozen parameters among them, optimizer states, and the
+        optimizer states that CUDA pages to the host.
+        """
         self.before_update = 0.0
         """Bytes of activations alive when the optimizer starts."""
         self._gradient_bytes = 0.0

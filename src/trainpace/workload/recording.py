@@ -1,9 +1,9 @@
 """Recorded steps, and workloads at sequence lengths between the traced ones.
 
 A `Recording` lists every operator of a step in order. Each number is affine in the batch size.
-`Recording.form` converts it to a table in which equal operators share a row, to the moments that
-can be the memory peak, and to the repeated blocks. The module does not import torch, so workloads
-at other lengths can be computed without it.
+`Recording.form` computes three things from it: a table in which equal operators share a row, the
+moments that can be the memory peak, and the repeated blocks. The module does not import torch, so
+workloads at other lengths can be computed without it.
 
 A `Family` computes workloads at other sequence lengths. As long as the same operators run, every
 number of a step (FLOPs, bytes, sizes, bytes alive) is a polynomial of degree 2 at most in the
@@ -313,6 +313,7 @@ class Family(Record):
     recordings: dict[str, tuple[Recording, ...]]
 
     def holds(self, length: int) -> bool:
+        """Return True if a length belongs to the family."""
         return self.least <= length <= self.most and (length - self.least) % self.step == 0
 
     @property
@@ -475,6 +476,7 @@ class Lengths(Record):
     families: tuple[Family, ...] = ()
 
     def at(self, length: int) -> Workload:
+        """Return the workload at one of the lengths."""
         for workload in self.traced:
             if workload.sequence_length == length:
                 return workload

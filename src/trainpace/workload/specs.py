@@ -92,6 +92,13 @@ class _Residual(nn.Module):
 
 
 def resnet(bottleneck: bool, blocks: tuple[int, ...], classes: int = 1000) -> nn.Module:
+    """Return a ResNet.
+
+    Args:
+        bottleneck: True for blocks with three convolutions, False for blocks with two.
+        blocks: Number of blocks in each stage.
+        classes: Number of classes.
+    """
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, 2, 3, bias=False),
         nn.BatchNorm2d(64),
@@ -161,6 +168,7 @@ def mobilenet_v1(classes: int = 1000) -> nn.Module:
 
 
 def mobilenet_v2(classes: int = 1000) -> nn.Module:
+    """Return MobileNetV2."""
     stages = (
         (1, 16, 1, 1),
         (6, 24, 2, 2),

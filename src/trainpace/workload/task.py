@@ -97,6 +97,7 @@ class WholeStep(NamedTuple):
 
     @property
     def optimizer_name(self) -> str:
+        """Names of the optimizers, joined by " + "."""
         return " + ".join(dict.fromkeys(optimizer_name(optimizer) for optimizer in self.optimizers))
 
 

@@ -224,6 +224,14 @@ def lightning_data(made: Any) -> tuple[Any, Any] | None:
 
 
 def lightning_task(name: str, module: Any, data: Any, where: str) -> Task:
+    """Return the task of a LightningModule.
+
+    Args:
+        name: Name of the task.
+        module: The LightningModule.
+        data: Its data, or None if the module provides the data itself.
+        where: Name of the user's function, for errors.
+    """
     package = _package_of(module)
     loader = _loader(package, module, data, where)
     samples = samples_of(loader, None, where)
@@ -333,6 +341,7 @@ ARGUMENTS = "transformers.training_args"
 
 
 def is_trainer(made: Any) -> bool:
+    """Return True for a Hugging Face Trainer. Does not import transformers."""
     module = sys.modules.get("transformers.trainer")
     return module is not None and isinstance(made, module.Trainer)
 
@@ -503,6 +512,15 @@ class Parts(NamedTuple):
 
 
 def task_from_file(path: Path, function: str) -> Task:
+    """Run a function of the user's file, and return the task that it describes.
+
+    Args:
+        path: The Python file.
+        function: Name of the function, which takes no arguments.
+
+    Raises:
+        TrainpaceError: If the function fails, or returns something that is not a task.
+    """
     name, where = f"{path.name}:{function}", f"{path}:{function}"
     returned = _returned(path, function)
     if is_trainer(returned):

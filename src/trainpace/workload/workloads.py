@@ -230,6 +230,7 @@ def packaged_names() -> list[str]:
 
 
 def packaged_file(name: str, variant: str) -> Path:
+    """Return the path of a packaged trace. `variant` is an optimizer or a mode without one."""
     return FOLDER / f"{name}.{variant}.json.gz"
 
 
