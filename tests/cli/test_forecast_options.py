@@ -47,7 +47,7 @@ def forecast(*arguments):
         (("--optimizer", "adamw"), "traced with --optimizer sgd_momentum"),
         (("--image-size", "128"), "traced with --image-size 224"),
         (("--sequence-length", "77"), "traced with --sequence-length none"),
-        (("--save-workload", "again.json"), "saved workload already"),
+        (("--save-workload", "again.json"), "already a saved workload"),
         (("--shard-size", "2"), "--zero"),
         (("--keep-gathered",), "--zero 3"),
         (("--async-tp",), "needs --tp"),
@@ -207,7 +207,7 @@ def test_packed_rows_stand_beside_padded_batches_of_the_same_documents(llama, tm
         "of the time that a document's token takes in padded batches on H100 SXM at batch 2"
         in " ".join(shown.split())
     )
-    assert "50 % is padding, of packed rows 0 %" in shown.replace("\n ", "").replace("  ", " ")
+    assert "Padding is 50%" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,9 @@ def test_a_faster_host_launches_faster(model, capsys):
 
 
 def test_an_unnamed_host_is_said_where_it_matters(model, capsys):
-    assert "The host is not named" in said(capsys, "mobilenet_v2")
-    assert "The host is not named" not in said(capsys, "mobilenet_v2", "--host", "EPYC 7742")
-    assert "The host is not named" not in said(
+    assert "Host CPU not given" in said(capsys, "mobilenet_v2")
+    assert "Host CPU not given" not in said(capsys, "mobilenet_v2", "--host", "EPYC 7742")
+    assert "Host CPU not given" not in said(
         capsys, model, batch=512
     )  # its products take all of the step
 
