@@ -560,7 +560,7 @@ def _typical_hosts() -> TypicalHosts:
 
 
 def _machine(device: Device) -> str:
-    """Return the kind of machine in which a card is usually installed, a key of `MACHINES`."""
+    """Return the kind of machine in which a card is usually installed, such as server or laptop."""
     if device.form_factor == "module" and device.vendor == "NVIDIA":
         return "superchip"
     if device.form_factor == "mobile":

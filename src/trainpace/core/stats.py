@@ -184,8 +184,8 @@ class Trend(Record):
         worst_batch: Batch size with the largest error.
         best_batch: Batch size with the highest throughput.
         knee_batch: Smallest batch size with at most 5% less throughput.
-        uneven: Pairs (batch size, excess). After this size, one more sample costs far more than
-            usual around there. The excess is a share of the step.
+        uneven: Pairs (batch size, excess), at most 4. After this size, one more sample costs more
+            than usual around there. The excess is a share of the step.
     """
 
     first_batch: int

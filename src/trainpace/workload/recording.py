@@ -299,7 +299,7 @@ class Family(Record):
         most: Largest length in tokens.
         step: Difference between neighboring lengths in tokens.
         lengths: The three lengths of the recordings.
-        first: Workload at the first of `lengths`, without its forms.
+        first: Workload at the first of `lengths`.
         sample_bytes: Bytes per sample at each of `lengths`.
         recordings: {number format: recordings at `lengths`}.
     """
@@ -357,7 +357,7 @@ def family_of(traced: Mapping[int, Traced]) -> Family | None:
     lengths = sorted(traced)
     if len(lengths) != MEMBERS or len({length % GRID for length in lengths}) > 1:
         return None
-    # the checked length is inside the range, so a threshold in the range makes the check fail
+    # the checked length is the second of four, so a threshold in the range makes the check fail
     known, checked = (lengths[0], lengths[-1], lengths[2]), lengths[1]
     heads = [replace(traced[length][0], forms={}) for length in lengths]
     if not all(_is_alike(head, heads[0]) for head in heads):
