@@ -3,10 +3,10 @@
 The model follows FlashAttention-2 (Dao 2023, arXiv:2307.08691). A thread block processes
 `block_rows` queries of one head against all keys that they see. Each score (a query with a key)
 needs two matmuls over the head size, or five in the backward pass, and one exponential. The wide
-matrix units of Hopper and Blackwell wait for the exponentials, most of all with small heads (Shah et
-al. 2024). Matmuls and exponentials overlap in part. Blocks run on the multiprocessors in waves. With
-a causal mask, blocks have unequal lengths, so the last ones end late. A device with few blocks waits
-for the longest one. Queries, keys, values and results move through memory once.
+matrix units of Hopper and Blackwell wait for the exponentials, most of all with small heads (Shah
+et al. 2024). Matmuls and exponentials overlap in part. Blocks run on the multiprocessors in waves.
+With a causal mask, blocks have unequal lengths, so the last ones end late. A device with few blocks
+waits for the longest one. Queries, keys, values and results move through memory once.
 
 fitting/attention.py fits `kernel_models/attention.json` only on measured kernels.
 
@@ -83,8 +83,9 @@ AMPERE_KERNELS = ("efficient", "efficient_full", "flash1", "flash2")
 TAKES_UNEVEN = ("cudnn", "flash3", "flash4")
 """Implementations for values of another width than queries and keys (DeepSeek-V3: 192 and 128).
 
-cuDNN supports this from 9.10 on Hopper and 9.11 on Blackwell (`check_cudnn_tensor_shapes` in torch's
-sdp_utils.cpp). FlashAttention 3 and 4 also do. Memory-efficient attention replaces all others.
+cuDNN supports this from 9.10 on Hopper and 9.11 on Blackwell (`check_cudnn_tensor_shapes` in
+torch's sdp_utils.cpp). FlashAttention 3 and 4 also do. Memory-efficient attention replaces all
+others.
 """
 TF32_MATMULS = 3.0
 """Number of TF32 matmuls from which memory-efficient attention makes one fp32 matmul.
@@ -190,8 +191,8 @@ def default_implementation(device: Device) -> Implementation:
 def implementation_on(device: Device, wanted: Implementation | None = None) -> Implementation:
     """Return the implementation that a device runs: the wanted one if it has it, or its default.
 
-    FlashAttention needs compute capability 8.0. FlashAttention 3 and 4 and cuDNN's fast kernels need
-    Hopper or later.
+    FlashAttention needs compute capability 8.0. FlashAttention 3 and 4 and cuDNN's fast kernels
+    need Hopper or later.
     """
     usual = default_implementation(device)
     if (

@@ -59,12 +59,12 @@ to 0.37 (NVIDIA's BERT, from the time that more GPUs add to a step).
 PCIE_PEER_EFFICIENCY = 0.75
 """Share of the PCIe bandwidth that a ring reaches if devices read each other's memory.
 
-Four A100 and four H100 with bridged pairs reach 0.75 and 0.76 (Vidur's tables). RTX A5000, A5500 and
-A40 reach 0.6 to 1.0 (NVIDIA's BERT). The server matters more than anything else. In one server, four
-L40S reach 0.17 and eight 0.05 (aiconfigurator's tables). In another, two RTX 6000 Ada reach 0.36
-(PipeWeave's). But training steps on four and eight RTX 6000 Ada (lambda's, n 8), relative to steps
-on one, are 8% slower with 0.75, 28% with 0.17 and 96% with 0.05. So no property of the card predicts
-the bandwidth of a host's root complexes.
+Four A100 and four H100 with bridged pairs reach 0.75 and 0.76 (Vidur's tables). RTX A5000, A5500
+and A40 reach 0.6 to 1.0 (NVIDIA's BERT). The server matters more than anything else. In one server,
+four L40S reach 0.17 and eight 0.05 (aiconfigurator's tables). In another, two RTX 6000 Ada reach
+0.36 (PipeWeave's). But training steps on four and eight RTX 6000 Ada (lambda's, n 8), relative to
+steps on one, are 8% slower with 0.75, 28% with 0.17 and 96% with 0.05. So no property of the card
+predicts the bandwidth of a host's root complexes.
 """
 NETWORK_EFFICIENCY = 0.95
 """Share of a node's network bandwidth that a ring reaches with the largest payloads.
@@ -78,7 +78,7 @@ NETWORK_SEND_EFFICIENCY = 0.75
 Two H100 nodes reach 35.4 of 50 GB/s with 64 MiB (Vidur's tables).
 """
 NETWORK_LATENCY_US = 2.5
-"""Latency of one message over InfiniBand, from NCCL's latency of a hop between nodes (tuning.cc)."""
+"""Latency of one message over InfiniBand, from NCCL's hop between nodes (tuning.cc)."""
 NETWORK_HOP_US = 4.5
 """Latency of a hop between nodes in a collective.
 
@@ -97,9 +97,10 @@ SWITCHED_FORM_FACTORS = ("sxm", "oam", "module")
 WIRED_SHARES = {"sxm2": ((2, 4, 8), (0.52, 0.67, 1.0)), "module": ((2, 4), (0.33, 1.0))}
 """Share of a device's links that lead to other devices of its group, on boards without a switch.
 
-The first tuple has group sizes, and the second the shares. A V100 in the hybrid cube mesh has four of
-six links to its half of eight GPUs (NVIDIA's DGX-1 whitepaper). Two ranks reach 0.42 of the datasheet
-and four reach 0.53 (Sailor's tables). Each of four GH200s has a third of its links to each other one.
+The first tuple has group sizes, and the second the shares. A V100 in the hybrid cube mesh has four
+of six links to its half of eight GPUs (NVIDIA's DGX-1 whitepaper). Two ranks reach 0.42 of the
+datasheet and four reach 0.53 (Sailor's tables). Each of four GH200s has a third of its links to
+each other one.
 """
 
 

@@ -192,8 +192,8 @@ class Communication(NamedTuple):
         sends = self.ms("send", payload, 2, self.groups.pipeline_inside)
         whole = np.where((grid.pp > 1) & ~grid.sequence_parallel, hidden_bytes, 0.0)
         sends = sends + self.ms("all_gather", whole, grid.tp, self.groups.tensor_inside)
-        # Inner stages receive and send in both passes. The first and the last stage do half of that,
-        # unless virtual stages make them send to each other.
+        # Inner stages receive and send in both passes. The first and the last stage do half of
+        # that, unless virtual stages make them send to each other.
         boundaries = np.broadcast_to([1.0, 2.0, 1.0], stages.blocks.shape)
         inner = (grid.virtual_stages > 1)[:, None]
         boundaries = np.where(inner, 2.0, boundaries) * (stages.number > 0)
@@ -206,8 +206,8 @@ class Communication(NamedTuple):
         """Return the time to sum hidden states over tensor-parallel ranks, shape (n, 3).
 
         Sequence parallelism uses a reduce-scatter and an all-gather instead, which are assumed to
-        take the same time. Its backward pass gathers the input of column-parallel matmuls once more,
-        but a matmul hides this (Korthikanti et al. 2022).
+        take the same time. Its backward pass gathers the input of column-parallel matmuls once
+        more, but a matmul hides this (Korthikanti et al. 2022).
         """
         grid, stages = self.grid, self.stages
         one = self.ms("all_reduce", hidden_bytes, grid.tp, self.groups.tensor_inside)
@@ -295,9 +295,10 @@ class Communication(NamedTuple):
     ) -> StepCommunication:
         """Return the communication between data-parallel ranks, and between devices and hosts.
 
-        Replicated gradients are reduced only in the backward pass of the last micro-batch (no_sync).
-        Sharded gradients are reduced in every backward pass. FSDP communicates in units: each block,
-        and the rest of the model. A model without blocks is a single unit, so nothing is hidden.
+        Replicated gradients are reduced only in the backward pass of the last micro-batch
+        (no_sync). Sharded gradients are reduced in every backward pass. FSDP communicates in units:
+        each block, and the rest of the model. A model without blocks is a single unit, so nothing
+        is hidden.
 
         Args:
             gradient_bytes: Unsharded gradients of a stage's rank in the sent format, shape (n, 3).

@@ -1,6 +1,7 @@
 """Constants of the GPU kernel models, shared by all GPUs or by generation and card.
 
-fitting/fit.py writes `constants.json`, which all GPUs share. Only the datasheet differs between GPUs.
+fitting/fit.py writes `constants.json`, which all GPUs share. Only the datasheet differs between
+GPUs.
 
 Kernels that were measured on single cards also have constants per card. They are estimated with
 partial pooling (Gelman and Hill 2007, chapter 12). The logarithm of a parameter is ``shared +
@@ -29,7 +30,7 @@ class _Constants(Record):
     Most constants are shares of a rate of the device, from 0 to 1.
 
     Clock and power (see `rates`):
-        watts_plain, watts_tensor: Watts per TFLOP/s and nanometer above which a card keeps its clock.
+        watts_plain, watts_tensor: Watts per TFLOP/s and nanometer above which the clock stays up.
         watts_floor: Share of these watts below which the voltage cannot fall further.
         tensor_feeding: Exponent of the loss of matrix units that are wider than GeForce's.
         consumer_boost: Real clock of GeForce and Titan cards relative to the datasheet.
@@ -40,7 +41,7 @@ class _Constants(Record):
         gemm_*, conv_*: Share of the rate that large tiles reach, by operator and unit.
         misaligned: Factor for each halving of 8 until it divides the sizes of a matmul.
         conv_misaligned: Factor if channels are not a multiple of 8.
-        products_sustained: Rate of 16-bit and 8-bit matmuls in long steps, relative to short bursts.
+        products_sustained: Rate of 16-bit and 8-bit matmuls in long steps over that of short bursts.
         consumer_products: Speed-up of matmuls on GeForce cards without measured kernels.
         fp8: Reached share of the FP8 rate relative to 16 bits, if the matmul model does not cover
             the card.
@@ -196,8 +197,8 @@ Familiarity = Literal["card", "generation", "none"]
 def generation_of(device: Device) -> str:
     """Return the generation of a device. Devices of one generation have similar multiprocessors.
 
-    For NVIDIA, this is the compute capability up to 9.x, and its major version from 10 on. For other
-    vendors, it is the name of the instruction set or architecture.
+    For NVIDIA, this is the compute capability up to 9.x, and its major version from 10 on. For
+    other vendors, it is the name of the instruction set or architecture.
     """
     major, _, minor = device.compute_capability.partition(".")
     if not major.isdigit():

@@ -162,8 +162,8 @@ def memory_over_step(
     nearly exact for a memory-bound model.
 
     Returns:
-        The curve, or None if the trace has no moments, or if they do not apply because the execution
-        shards, divides or recomputes.
+        The curve, or None if the trace has no moments, or if they do not apply because the
+        execution shards, divides or recomputes.
     """
     moments = form.memory.moments
     divides = execution.world_size != execution.data_parallel_size
@@ -295,8 +295,8 @@ def _stack(module: str) -> str:
 def _layers(operators: Operators) -> dict[str, int]:
     """Return the number of layers in each list of layers.
 
-    Equal operators of all layers are one row. Its module is the layer that ran first: the first layer
-    in the forward pass, and the last layer in the backward pass.
+    Equal operators of all layers are one row. Its module is the layer that ran first: the first
+    layer in the forward pass, and the last layer in the backward pass.
     """
     most: dict[str, int] = {}
     for module in operators.module:

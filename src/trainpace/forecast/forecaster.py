@@ -2,8 +2,8 @@
 
 A forecaster evaluates many executions at once. Kernel times are computed once for every micro-batch
 and every different way to shard the operators. Everything else is array expressions of shape (n,)
-for n executions. The heaviest operators, scaling efficiency and the largest micro-batch take longer,
-so only full records contain them.
+for n executions. The heaviest operators, scaling efficiency and the largest micro-batch take
+longer, so only full records contain them.
 """
 
 from __future__ import annotations

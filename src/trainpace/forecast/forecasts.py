@@ -377,7 +377,8 @@ class ForecastTable:
         if row is None or brief.step is None:
             return brief
         form = self.forecaster.workload.form(execution.precision)
-        # FLOPs for MFU come from the plain trace. They must not depend on how the software computes.
+        # FLOPs for MFU come from the plain trace. They must not depend on how the software
+        # computes.
         traced = self.forecaster.evaluated.traced.workload.form(execution.precision)
         flops = _model_flops(traced.operators, execution) * execution.data_parallel_size
         repeats = np.where(row.table.updates, 1, execution.accumulation)

@@ -5,7 +5,8 @@ Inductor fuses chains of element-wise operators, casts and reductions into one k
 attention, lookups and pooling are boundaries between chains. The optimizer is not compiled. A fused
 row therefore reads only tensors from a boundary or another chain. It writes only tensors that a
 boundary, another chain or no operator reads. The backward pass reads only tensors of the forward
-pass that its fused kernels also read. It recomputes the others (min-cut partitioner of AOTAutograd).
+pass that its fused kernels also read. It recomputes the others (min-cut partitioner of
+AOTAutograd).
 
 A table does not contain which operator reads which tensor. It contains the size of every operand,
 and rows are in the order in which they first ran. The model therefore matches operands by size:
@@ -60,7 +61,8 @@ class Fused(NamedTuple):
     """Effect of torch.compile on the rows of a table. All arrays have shape (rows,).
 
     A batch norm reads its input twice, for its statistics and to normalize. The table counts one
-    read. Its traffic can therefore be up to (2 read + written) / (read + written), which is above 1.
+    read. Its traffic can therefore be up to (2 read + written) / (read + written), which is above
+    1.
 
     Attributes:
         traffic: Share of the bytes that remains, from 0 to 1 except for batch norms.

@@ -1,8 +1,8 @@
 """Jumps of the step time over the batch size: their place, their cause and the next good size.
 
-Each further sample adds about the same time to a step. If one sample adds far more, there is a jump.
-Causes are another wave of tiles, a padded batch or another algorithm. The batch before the jump is a
-better choice, or a larger batch that fills the next wave.
+Each further sample adds about the same time to a step. If one sample adds far more, there is a
+jump. Causes are another wave of tiles, a padded batch or another algorithm. The batch before the
+jump is a better choice, or a larger batch that fills the next wave.
 
 Shapes: tilings and times of operators have shape (batches, rows).
 """

@@ -59,8 +59,8 @@ SUMMED_US = 0.15
 """Extra microseconds of a sum, mean or norm, times the square root of the inputs per result.
 
 torch's reduction divides the inputs among threads and blocks. The block that ends last makes a
-second pass (ATen/native/cuda/Reduce.cuh). Fitted on profiled sums and means of an H100 (n 1360). The
-bias on an H200 (n 286) is then -6%, and -57% without this term.
+second pass (ATen/native/cuda/Reduce.cuh). Fitted on profiled sums and means of an H100 (n 1360).
+The bias on an H200 (n 286) is then -6%, and -57% without this term.
 """
 MOST_SUMMED = 160_000.0
 """Largest number of inputs per result that adds to the time of a reduction.
@@ -173,8 +173,8 @@ class _Columns(NamedTuple):
 class KernelTable:
     """Table of the operators of a workload, which computes their times on any device.
 
-    `batch`, the arrays of `Rates` and the flags `channels_last` and `compiled` broadcast against the
-    operators on the last axis.
+    `batch`, the arrays of `Rates` and the flags `channels_last` and `compiled` broadcast against
+    the operators on the last axis.
     """
 
     def __init__(
@@ -401,7 +401,8 @@ class KernelTable:
         work = matmuls.seconds - matmuls.latency_s
         bound = matmuls.compute_s**SMOOTHNESS
         bound = bound / (bound + matmuls.memory_s**SMOOTHNESS)
-        # Long steps heat the card, which lowers its clock. The matmuls of the fit were short bursts.
+        # Long steps heat the card, which lowers its clock. The matmuls of the fit were short
+        # bursts.
         steady = c.products_sustained * part(rates.products_boost, rows)
         work = work * (1.0 + (1.0 / steady - 1.0) * bound)
         latency_s = matmuls.latency_s * self.operators.count[rows]

@@ -15,7 +15,8 @@
   section 3.2).
 - cut: the matmul of the head keeps only the log-sum-exp of the logits. The backward pass computes
   each block of logits again (Wijmans et al. 2025, arXiv:2411.09009). The real kernel skips blocks
-  whose gradients round to zero. Their number depends on the trained model, so none are skipped here.
+  whose gradients round to zero. Their number depends on the trained model, so none are skipped
+  here.
 
 Sizes are of type `rewrites.Pair`, shape (2,): the constant and the part per sample.
 """
@@ -207,7 +208,8 @@ def _chunked(operators: Operators, loss: _Loss, parts: Parts, name: Form) -> _By
 def _cut(operators: Operators, loss: _Loss, parts: Parts, name: Form) -> _Bytes:
     """Put the cut loss into `parts`. It keeps one number per token.
 
-    The backward pass computes the blocks of logits again. One kernel shares them for both gradients.
+    The backward pass computes the blocks of logits again. One kernel shares them for both
+    gradients.
     """
     tokens = loss.tokens
     parts[loss.start] = [passes("reduction", "indexed_dot", tokens, 2 * FP32, FP32, half=True)]
@@ -231,8 +233,8 @@ def _cut(operators: Operators, loss: _Loss, parts: Parts, name: Form) -> _Bytes:
 def _vocab_parallel(operators: Operators, loss: _Loss, parts: Parts, name: Form) -> _Bytes:
     """Put the vocabulary-parallel loss into `parts`.
 
-    It computes maximum, difference, exponential, sum and quotient, in fp32 and in place. The backward
-    pass scales the result.
+    It computes maximum, difference, exponential, sum and quotient, in fp32 and in place. The
+    backward pass scales the result.
     """
     s, w = loss.elements, loss.width
 
@@ -325,7 +327,8 @@ def _without_logits(
 ) -> MemoryProfile:
     """Return the memory profile with less memory during head and loss.
 
-    Moments of head and loss are those with more bytes than all blocks keep and one block works with.
+    Moments of head and loss are those with more bytes than all blocks keep and one block works
+    with.
 
     Args:
         memory: Profile of the trace.

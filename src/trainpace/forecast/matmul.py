@@ -482,7 +482,7 @@ class FormTimes(NamedTuple):
 
 
 def form_times(b: Floats, m: Floats, n: Floats, k: Floats, f: MatmulFigures) -> FormTimes:
-    """Return the formula's times of `b` matmuls m x n x k that run at once. All arrays broadcast."""
+    """Return the formula's times of `b` concurrent matmuls m x n x k. All arrays broadcast."""
     # With a short k, blocks hide each other's start and end.
     prologue = f.prologue * k / (k + SHORT_K)
     tiles = TileModel(np.asarray(1.0), f.half_intensity, prologue, f.quantisation)
@@ -658,8 +658,8 @@ def convolved(
 ) -> tuple[Floats, Tiling]:
     """Return the arithmetic seconds and the tiling of convolutions that are not depthwise.
 
-    Convolutions run as implicit GEMM. A 3x3 convolution with stride 1 on CUDA cores runs as Winograd
-    if that is faster.
+    Convolutions run as implicit GEMM. A 3x3 convolution with stride 1 on CUDA cores runs as
+    Winograd if that is faster.
     """
     v = _convolution(sizes, rows)
     direct, waves = _implicit_gemm(kind, v, grouped, half, c)

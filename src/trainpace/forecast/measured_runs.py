@@ -1,8 +1,8 @@
 """Readers of measured runs from CSV or Parquet, and their conversion to cases for a forecast.
 
 A row is one training step that somebody timed. Only a model and a batch are required.
-docs/verbs/validate.md describes all columns. An empty field means that the value is unknown. Unknown
-columns are ignored.
+docs/verbs/validate.md describes all columns. An empty field means that the value is unknown.
+Unknown columns are ignored.
 
 Missing values get the usual value for the software of the run. For example, torch before 2.0
 (transformers: before 2.1.1) had no fused attention, and its optimizers launched kernels for one
@@ -232,7 +232,8 @@ AS_OLD_AS_ITS_CARD = (1, 9)
 Peak = Literal["allocated", "reserved", "device"]
 """Way in which peak memory was measured.
 
-allocated: live tensors. reserved: memory of torch's allocator. device: a monitor such as nvidia-smi.
+allocated: live tensors. reserved: memory of torch's allocator. device: a monitor such as
+nvidia-smi.
 """
 
 

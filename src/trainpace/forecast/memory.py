@@ -5,10 +5,10 @@ gradients and optimizer states scale with the rank's share of the parameters. Ac
 the bytes that the rank's blocks keep, divided by those that all blocks keep without sharding
 (Korthikanti et al. 2022), times the micro-batches in flight (Narayanan et al. 2021).
 
-In the trace, gradients and states have the dtype of their parameters, as in plain torch. Training in
-16 bits on one device or with DDP therefore keeps 2 + 2 + 4 bytes per parameter with Adam. Engines
-that shard also keep fp32 master weights and fp32 states. The table shows the bytes per parameter
-with Adam and 16-bit weights on d data-parallel ranks, as weights + gradients + states:
+In the trace, gradients and states have the dtype of their parameters, as in plain torch. Training
+in 16 bits on one device or with DDP therefore keeps 2 + 2 + 4 bytes per parameter with Adam.
+Engines that shard also keep fp32 master weights and fp32 states. The table shows the bytes per
+parameter with Adam and 16-bit weights on d data-parallel ranks, as weights + gradients + states:
 
 | sharded by | bytes | source |
 |---|---|---|
@@ -23,8 +23,8 @@ with Adam and 16-bit weights on d data-parallel ranks, as weights + gradients + 
 DeepSpeed's update flattens its share of the 16-bit gradients and makes an fp32 copy of it. Both
 need 6/d bytes during the update. DeepSpeed's pipelines in bf16 keep both 16-bit and fp32 gradients
 (bf16_optimizer.py), which is 2 bytes more than in the table. From ZeRO 2 on, a rank keeps only the
-gradients of its shard. Training in fp32 or with autocast needs 4 + 4 + 8 bytes in every case, before
-they are divided among ranks.
+gradients of its shard. Training in fp32 or with autocast needs 4 + 4 + 8 bytes in every case,
+before they are divided among ranks.
 
 Shapes: n is the number of executions. Arrays have shape (n,), or (n, 3) with one column per kind of
 pipeline stage: first, middle and last (see `grid.Stages`).
@@ -55,8 +55,8 @@ context included.
 FRAGMENTATION = 1.06
 """Ratio of reserved to allocated memory if memory is short.
 
-Segments of 2 and 20 MiB stay partly empty. By this rule, 770 of 781 timm runs that fitted into 24 GB
-fit. The other models use other normalization layers today than when they were measured.
+Segments of 2 and 20 MiB stay partly empty. By this rule, 770 of 781 timm runs that fitted into 24
+GB fit. The other models use other normalization layers today than when they were measured.
 """
 CONTEXT_GIB = 0.45
 """Memory of the CUDA context with cuBLAS and cuDNN loaded.
@@ -85,8 +85,8 @@ memory, from six models (benchmarks/results/memory.md). Five other models have 0
 COMPILED_NEED_SD = 0.18
 """Standard deviation of log(needed memory / forecast memory) with torch.compile.
 
-torch.compile recomputes some activations that the trace keeps. The value comes from 77 runs of three
-models. Two other models have 0.31, and always need less than forecast.
+torch.compile recomputes some activations that the trace keeps. The value comes from 77 runs of
+three models. Two other models have 0.31, and always need less than forecast.
 """
 MOST_SAMPLES = 2**24
 """Largest micro-batch that the search for the largest one tries."""

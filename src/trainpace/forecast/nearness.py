@@ -1,8 +1,8 @@
 """Find published measurements similar to a training, by operators, GPU and execution.
 
-A distance is a sum of weighted differences. A distance of 0 means the same operators on the same card
-with the same execution. Runs closer than `NEAR` are evidence for the requested step. Names of models
-are not compared.
+A distance is a sum of weighted differences. A distance of 0 means the same operators on the same
+card with the same execution. Runs closer than `NEAR` are evidence for the requested step. Names of
+models are not compared.
 
 Shapes: arrays have one value per comparable run. Signatures have shape (runs, numbers).
 """
@@ -402,9 +402,9 @@ def signature_of(workload: Workload, precision: Precision) -> tuple[float, ...]:
     """Summarize the operators of a workload in a few numbers.
 
     Returns:
-        Two coefficients (constant, per sample) for the FLOPs of each of `FLOP_CLASSES` and the bytes
-        of each of `BYTE_CLASSES`. The trained parameters, all parameters and the tokens of a sample
-        (0 without tokens) follow.
+        Two coefficients (constant, per sample) for the FLOPs of each of `FLOP_CLASSES` and the
+        bytes of each of `BYTE_CLASSES`. The trained parameters, all parameters and the tokens of a
+        sample (0 without tokens) follow.
 
     Raises:
         TrainpaceError: If the workload was not traced for the precision.

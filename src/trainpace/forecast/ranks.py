@@ -3,17 +3,18 @@
 Parallelism changes the sizes of the operators in the table. Small matmuls therefore get the time of
 small matmuls.
 
-- Tensor parallelism divides the weight of a column-parallel matmul by outputs, and of a row-parallel
-  matmul by inputs (Shoeybi et al. 2019). Operators between them are divided by heads or features.
+- Tensor parallelism divides the weight of a column-parallel matmul by outputs, and of a
+  row-parallel matmul by inputs (Shoeybi et al. 2019). Operators between them are divided by heads
+  or features.
 - Sequence parallelism divides the other operators along the sequence (Korthikanti et al. 2022).
 - Context parallelism divides the tokens. Attention keeps all keys and values. With a causal mask,
   the rank with the last tokens is timed. The forecasts of six of torchtitan's runs of 2024-12 are
   then 9% short to 16% long. If ranks shared the work evenly, they would be 1.2 to 1.7 times as fast
   as measured.
 
-Selective recomputation has two meanings. If attention consists of separate kernels, it repeats their
-matmuls, softmax and dropout (Korthikanti et al. 2022, section 5). A fused attention kernel keeps
-nothing that could be dropped. Selective then means the same as in torchtitan: the results of
+Selective recomputation has two meanings. If attention consists of separate kernels, it repeats
+their matmuls, softmax and dropout (Korthikanti et al. 2022, section 5). A fused attention kernel
+keeps nothing that could be dropped. Selective then means the same as in torchtitan: the results of
 attention and of every second matmul are kept, and everything else is repeated
 (models/llama3/parallelize.py, option "op").
 
@@ -139,7 +140,7 @@ def _sums_over_tokens(dims: Floats) -> Flags:
 
 
 class _Moved:
-    """Bytes of matmuls before their sizes change. They give the factor for the bytes of the table."""
+    """Bytes of matmuls before their sizes change, to scale the bytes of the table."""
 
     def __init__(self, dims: Floats) -> None:
         self._before = self._bytes(dims)
@@ -197,7 +198,8 @@ def _divide_experts(
 
     ep divides the groups. Each group gets the tokens that all ep ranks have for it. Each
     tensor-parallel rank brings its part of the tokens, as sequence parallelism divides them.
-    expert_tp gathers the tokens of that many ranks, and divides each expert like tensor parallelism.
+    expert_tp gathers the tokens of that many ranks, and divides each expert like tensor
+    parallelism.
 
     Args:
         dims: Sizes of all operators.

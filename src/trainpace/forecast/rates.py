@@ -1,8 +1,8 @@
 """Achievable rates of a device: peaks of the datasheet, reduced if the power limit is reached.
 
-A card that would need more power than its limit lowers its clock. The energy per FLOP falls with the
-feature size of the process. The model therefore compares ``x = (TDP / peak) / feature size`` with a
-threshold x0 (Horowitz et al. 1994):
+A card that would need more power than its limit lowers its clock. The energy per FLOP falls with
+the feature size of the process. The model therefore compares ``x = (TDP / peak) / feature size``
+with a threshold x0 (Horowitz et al. 1994):
 
 - Above x0, the card keeps its peak rate.
 - Below x0, voltage and clock fall together, and power falls with the cube of the clock. The rate is
@@ -101,8 +101,8 @@ class Rates(NamedTuple):
     issue: Floats = np.asarray(1.0)
     """FLOP/s if each issued instruction were an fp32 instruction of the CUDA cores.
 
-    From Volta to A100, this is twice the fp32 rate. Their multiprocessors issue 128 threads per clock
-    but have only 64 fp32 lanes.
+    From Volta to A100, this is twice the fp32 rate. Their multiprocessors issue 128 threads per
+    clock but have only 64 fp32 lanes.
     """
     products_boost: Floats = np.asarray(1.0)
     """Speed-up of matmuls in whole steps on GeForce cards without measured kernels."""
@@ -115,8 +115,8 @@ def matrix_peak(
 
     Without tensor cores, 16-bit matmuls run on the CUDA cores with fp32 accumulation, at the fp32
     rate. TF32 on a device without it is plain fp32, as in torch. A job in bf16 or FP8 keeps a few
-    matmuls in fp32 (positions, routers). They use the fp32 rate of the cores on all devices, even if
-    the catalog has no fp32 rate of the matrix engines.
+    matmuls in fp32 (positions, routers). They use the fp32 rate of the cores on all devices, even
+    if the catalog has no fp32 rate of the matrix engines.
 
     Args:
         device: The device.
@@ -180,8 +180,8 @@ def sustained_rates(
     plain = Peak(device.fp32_tflops.value * 1e12, False)
     peaks = []
     # Since Volta, CUDA cores have enough issue slots and operand caches for matmuls to reach their
-    # peak. Kepler has 192 lanes per multiprocessor, which are even harder to keep busy. Its ECC also
-    # costs memory bandwidth.
+    # peak. Kepler has 192 lanes per multiprocessor, which are even harder to keep busy. Its ECC
+    # also costs memory bandwidth.
     generation = device.compute_capability.partition(".")[0]
     yields = {"3": constants.kepler, "5": constants.pre_volta, "6": constants.pre_volta}
     for kind, needed in (
@@ -203,7 +203,8 @@ def sustained_rates(
         in_16_bits = half if isinstance(bf16, str) else bf16
         weights = _measured_matmuls(device, half, "8", model)
         batched = _measured_matmuls(device, in_16_bits, "16", model)
-        # An 8-bit matmul needs about half the energy of a 16-bit one, so it does not need more power.
+        # An 8-bit matmul needs about half the energy of a 16-bit one, so it does not need more
+        # power.
         half = half._replace(flop_per_s=half.flop_per_s * constants.fp8)
     sustained_half = _sustained(device, in_16_bits, constants)
     sustained_plain = _sustained(device, plain, constants)

@@ -193,11 +193,11 @@ def packed(workload: Workload, row: PackedRow) -> Workload:
     """Return the workload with samples that are packed rows of several documents.
 
     All operators except attention process each token separately, so packing does not change them.
-    Attention processes each document separately. This is flash_attn_varlen_func, which transformers'
-    padding-free collators and TRL's packing call with position ids that restart. The number of scores
-    is the sum of squared document lengths. Sequences of equal length have as many scores if their
-    length is the mean over tokens of the document length. They also move the same queries, keys and
-    values. Only the last wave differs, because documents have unequal lengths.
+    Attention processes each document separately. This is flash_attn_varlen_func, which
+    transformers' padding-free collators and TRL's packing call with position ids that restart. The
+    number of scores is the sum of squared document lengths. Sequences of equal length have as many
+    scores if their length is the mean over tokens of the document length. They also move the same
+    queries, keys and values. Only the last wave differs, because documents have unequal lengths.
 
     Raises:
         TrainpaceError: If the attention of the model has no kernel for packed rows.

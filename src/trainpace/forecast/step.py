@@ -62,7 +62,8 @@ COPY_START_US = 6.0
 """Fixed cost of one copy to the device, in microseconds, before its first byte moves.
 
 A cudaMemcpyAsync costs 5 to 7 microseconds (Wu et al. 2026, "DualPath", arXiv:2602.21548, section
-5.2). For pageable memory this is a lower bound, because the driver copies it to pinned memory first.
+5.2). For pageable memory this is a lower bound, because the driver copies it to pinned memory
+first.
 """
 HOST_MEMORY_GB_PER_S = 250.0
 """Host memory bandwidth per node that Adam on the CPUs reaches, in GB/s.

@@ -47,9 +47,9 @@ HOST_SHARPNESS = 6.0
 LIBRARY_KINDS = (*MATRIX_KINDS, "norm")
 """Kinds of operators with expensive host calls.
 
-They choose an algorithm of cuBLAS, cuDNN or torch, allocate several tensors and save tensors for the
-backward pass. In launch-bound steps on an H100's host, the forward call of a convolution took 132
-microseconds, of a matmul 129, of a normalization 99, and of all others 10 to 23 (n 51;
+They choose an algorithm of cuBLAS, cuDNN or torch, allocate several tensors and save tensors for
+the backward pass. In launch-bound steps on an H100's host, the forward call of a convolution took
+132 microseconds, of a matmul 129, of a normalization 99, and of all others 10 to 23 (n 51;
 fitting/data).
 """
 REFERENCE_POINTS = 2750.0
@@ -155,7 +155,7 @@ def together_ms(device_ms: Floats, host_ms: Floats) -> Floats:
 
 
 def host_sensitivity(parts: Mapping[str, Floats], step_ms: Floats) -> Floats:
-    """Return d log(step) / d log(host time): the percent that a step grows per percent of host time.
+    """Return d log(step) / d log(host time): percent of the step per percent of host time.
 
     The result is between 0 and 1. By `together_ms`, a phase with device time d takes a time t, and
     d ln t / d ln host = 1 - (d / t)^p. All phases are treated as one.
@@ -248,7 +248,7 @@ class FittedKernels(KernelModel):
 
     Args:
         constants: Constants that all GPUs share. Defaults to those of the package.
-        host_factor: Launch time of the host, relative to the time that its CPU and software predict.
+        host_factor: Launch time of the host, divided by the time that CPU and software predict.
         matmuls: Matmul model. Defaults to that of the package.
         cards: Constants of measured cards. Defaults to those of the package.
     """
@@ -393,8 +393,8 @@ def host_of(cluster: Cluster) -> LaunchingHost:
 class Target(NamedTuple):
     """Cluster, kernel model and software of a forecast.
 
-    `host_copy_gb_per_s` is the rate of exposed copies of micro-batches to the device. It is infinite
-    if the copies are hidden.
+    `host_copy_gb_per_s` is the rate of exposed copies of micro-batches to the device. It is
+    infinite if the copies are hidden.
     """
 
     cluster: Cluster

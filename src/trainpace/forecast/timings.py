@@ -56,8 +56,8 @@ class ClassFit(Record):
 class OperatorTimings(Record):
     """n timed operators.
 
-    flops, bytes, seconds and half have shape (n,). dims has shape (n, `MOST_SIZES`), in the order of
-    the operator's kind (see `Operators`).
+    flops, bytes, seconds and half have shape (n,). dims has shape (n, `MOST_SIZES`), in the order
+    of the operator's kind (see `Operators`).
 
     Raises:
         TrainpaceError: If the columns differ in length, or if a value is invalid.

@@ -366,8 +366,8 @@ def by(rows: Iterable[Row], key: Callable[[Row], str]) -> list[Summary]:
 def family_of(spec: str) -> str:
     """Return the family of a model, for example "resnet" for "timm:tv_resnet50".
 
-    The family is the name up to the first digit or separator. Prefixes for the origin of the weights
-    are removed.
+    The family is the name up to the first digit or separator. Prefixes for the origin of the
+    weights are removed.
     """
     name = re.split(r"[:/]", spec)[-1].removesuffix(".json")
     name = re.sub(r"^(tf_|gluon_|legacy_|tv_|ig_|ssl_|swsl_|dm_)", "", name)
