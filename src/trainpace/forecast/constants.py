@@ -41,7 +41,7 @@ class _Constants(Record):
         gemm_*, conv_*: Share of the rate that large tiles reach, by operator and unit.
         misaligned: Factor for each halving of 8 until it divides the sizes of a matmul.
         conv_misaligned: Factor if channels are not a multiple of 8.
-        products_sustained: Rate of 16-bit and 8-bit matmuls in long steps over that of short bursts.
+        products_sustained: Rate of 16-bit and 8-bit matmuls in long steps, over that of bursts.
         consumer_products: Speed-up of matmuls on GeForce cards without measured kernels.
         fp8: Reached share of the FP8 rate relative to 16 bits, if the matmul model does not cover
             the card.
