@@ -235,7 +235,7 @@ def test_more_gpus_are_not_written_beside_a_batch_that_no_file_states(folder):
     )
     assert done.returncode == 0, done.stderr
     assert "torchrun --nproc-per-node 8" not in done.stdout
-    assert "command.sh: the launch command has no flag for it" in " ".join(done.stdout.split())
+    assert "not compared: command.sh:" in done.stdout
 
 
 RANDOM_MODELS = Path(__file__).parents[2] / "benchmarks" / "random_models.py"

@@ -35,7 +35,7 @@ from trainpace.diagnose import IN_WORDS, Status
 from trainpace.forecast import Near, Nearness, RooflinePoint
 from trainpace.journal import OWN_MODEL, SHARED_LIBRARIES, public_name
 from trainpace.offers import snapshot
-from trainpace.plan import Problem
+from trainpace.plan import Plan, Problem
 from trainpace.report.match import match_page_json
 from trainpace.report.pages import page
 from trainpace.report.phrases import sentence
@@ -365,7 +365,7 @@ def public(value: Any, name: str = "") -> Any:
             return value._replace(name=", ".join(value.name.split(", ")[-2:]))
         case Planned() if value.setting.cluster.device.name in _known_words():
             # The sentences of a plan contain no names except those of the device and settings.
-            return replace(_public_record(value), plan=replace(value.plan, corrected=""))
+            return replace(_public_record(value), plan=_public_plan(value.plan))
         case msgspec.Struct():
             return _public_record(value)
         case Mapping():
@@ -380,6 +380,17 @@ def public(value: Any, name: str = "") -> Any:
                 every = [text for text in every if text != HIDDEN]
             return type(value)(every)
     return None
+
+
+def _public_plan(plan: Plan) -> Plan:
+    """Remove the model's name, and the names of files from the reasons of alternatives."""
+    own = "not compared: "
+    rejected = tuple(
+        replace(entry, why=own.rstrip(": ")) if entry.why.startswith(own) else entry
+        for entry in plan.rejected
+    )
+    model = _public_text(plan.model, "model")
+    return replace(plan, model=model, rejected=rejected, corrected="")
 
 
 def _public_text(text: str, name: str) -> str:
