@@ -94,7 +94,7 @@ def test_what_changes_nothing_is_named(model, capsys):
         capsys, "resnet50", "--cross-entropy", "fused"
     )
     (idle,) = row_of(capsys, model, "--attention", "flash2", "--precision", "fp32")["software_idle"]
-    assert idle == "FlashAttention 2: fp32 takes memory-efficient attention"
+    assert idle == "FlashAttention 2: fp32 uses memory-efficient attention"
     (idle,) = row_of(capsys, model, "--precision", "fp8", "--fp8-recipe", "mxfp8", gpu="H100")[
         "software_idle"
     ]
