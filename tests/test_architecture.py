@@ -233,6 +233,6 @@ def test_only_measure_names_kinds_of_accelerators():
     assert users <= {"measure"}
 
 
-def test_no_module_is_longer_than_900_lines():
+def test_no_module_is_longer_than_1000_lines():
     lines = {name_of(p): len(p.read_text().splitlines()) for p in MODULES}
-    assert {name: count for name, count in lines.items() if count > 900} == {}
+    assert {name: count for name, count in lines.items() if count > 1000} == {}

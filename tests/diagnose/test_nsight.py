@@ -118,7 +118,7 @@ def test_times_that_cannot_be_right_are_left_out(tmp_path):
 )
 def test_a_database_without_kernels_is_refused(statements, tmp_path):
     file = changed(made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING]), *statements)
-    with pytest.raises(UnreadableInput, match="no kernel of a GPU"):
+    with pytest.raises(UnreadableInput, match="no GPU kernels"):
         read_nsight(file)
 
 
