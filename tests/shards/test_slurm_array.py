@@ -40,7 +40,7 @@ def test_parts():
         4,
     )
     for wrong in ("0/4", "5/4", "2", "a/b", "-1/3"):
-        with pytest.raises(TrainpaceError, match="not a part"):
+        with pytest.raises(TrainpaceError):
             part_of(wrong, {})
     with pytest.raises(TrainpaceError, match="not numbered evenly"):
         part_of(None, {**slurm, "SLURM_ARRAY_TASK_ID": "9"})
