@@ -25,6 +25,8 @@ from trainpace.report.sections import (
     Verbatim,
     brief,
     details,
+    say,
+    tabulate,
     words,
 )
 from trainpace.verbs.request import forwarded
@@ -152,33 +154,23 @@ def catalogue_sections(
     devices: Sequence[Device], asked: GpusRequest | None = None
 ) -> Iterator[Section]:
     """Convert devices of the hardware catalogue to sections."""
-    rows = [
-        (
-            d.name,
-            d.architecture,
-            _short(d.memory_gib),
-            _short(d.memory_bandwidth_gb_per_s),
-            _short(d.fp32_tflops),
-            _short(d.tf32_tensor_tflops),
-            _short(d.fp16_tensor_tflops),
-            _short(d.fp8_tensor_tflops),
-            _short(d.tdp_w),
-        )
-        for d in devices
-    ]
-    yield Headline(f"{len(devices)} devices.")
+
+    def rate(name: str, field: str, rank: int = 0) -> Column:
+        return Column(name, rank, cell=lambda d: _short(getattr(d, field)))
+
     columns = (
-        words("GPU", least=20),
-        words("architecture", 2),
-        Column("GiB"),
-        Column("GB/s"),
-        Column("fp32"),
-        Column("tf32", 1),
-        Column("16-bit"),
-        Column("fp8", 3),
-        Column("W", 4),
+        words("GPU", least=20, cell="name"),
+        words("architecture", 2, cell="architecture"),
+        rate("GiB", "memory_gib"),
+        rate("GB/s", "memory_bandwidth_gb_per_s"),
+        rate("fp32", "fp32_tflops"),
+        rate("tf32", "tf32_tensor_tflops", 1),
+        rate("16-bit", "fp16_tensor_tflops"),
+        rate("fp8", "fp8_tensor_tflops", 3),
+        rate("W", "tdp_w", 4),
     )
-    yield Table(columns, rows, keep=[i for i, d in enumerate(devices) if d.name in USUAL])
+    yield Headline(f"{len(devices)} devices.")
+    yield tabulate(devices, columns, keep=[i for i, d in enumerate(devices) if d.name in USUAL])
     yield Lines(["Rates in TFLOP/s, dense, with fp32 accumulation."])
     if devices:
         own = [] if asked is None else forwarded(asked, type(asked))
@@ -188,16 +180,17 @@ def catalogue_sections(
 
 def device_sections(device: Device, asked: GpusRequest | None = None) -> Iterator[Section]:
     yield Headline(f"{device.name} ({device.vendor} {device.architecture}, {device.form_factor})")
-    if device.aliases:
-        yield Lines([f"Also known as: {', '.join(device.aliases)}"])
-    figures = ((name, getattr(device, name)) for name in device.__struct_fields__)
-    rows = [
-        (name, f"{f.value:g}", f.kind, f.source) for name, f in figures if isinstance(f, Figure)
-    ]
-    columns = (words("figure", least=16), Column("value"), words("kind", 1, 6))
-    yield from brief(Table(columns, [row[:3] for row in rows]))
-    sourced = Table([*columns, words("source", least=16)], rows)
-    yield from details("the source of every figure", sourced)
+    yield say(device.aliases and f"Also known as: {', '.join(device.aliases)}")
+    columns = (
+        words("figure", least=16, cell=lambda row: row[0]),
+        Column("value", cell=lambda row: f"{row[1].value:g}"),
+        words("kind", 1, 6, lambda row: row[1].kind),
+        words("source", least=16, cell=lambda row: row[1].source),
+    )
+    figures = [(name, getattr(device, name)) for name in device.__struct_fields__]
+    rows = [row for row in figures if isinstance(row[1], Figure)]
+    yield from brief(tabulate(rows, columns[:3]))
+    yield from details("the source of every figure", tabulate(rows, columns))
     own = [] if asked is None else forwarded(asked, type(asked))
     forecast = ["trainpace", "forecast", "resnet50", "--gpu", device.name, *own]
     yield Next(forecast, "a step of a model on it; FILE.py:FUNCTION for your own model")

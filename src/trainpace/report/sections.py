@@ -6,12 +6,14 @@ pages, shared pages (`pages.page`) and notebooks all render these sections.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from trainpace.core.records import Record
+from trainpace.report.phrases import number, percent
 
 if TYPE_CHECKING:
     from trainpace.report.charts import Picture
@@ -23,6 +25,8 @@ class Column(NamedTuple):
     """Column of a table.
 
     Attributes:
+        cell: Attribute of a record to show, such as "offer.device", or a function that returns its
+            cell. For `tabulate`.
         rank: If the terminal is too narrow, columns with the highest rank are hidden first. Rank 0
             is never hidden.
         least: Minimum width to which text may be wrapped and bars shortened. 0 marks numbers, which
@@ -32,15 +36,25 @@ class Column(NamedTuple):
     name: str
     rank: int = 0
     least: int = 0
+    cell: str | Callable[[Any], str | float] = ""
 
     @property
     def words(self) -> bool:
         """True if the cells are text. Text is aligned left and wrapped if necessary."""
         return self.least > 0
 
+    def of(self, record: Any) -> str | float:
+        """Return the cell of a record."""
+        if callable(self.cell):
+            return self.cell(record)
+        value = operator.attrgetter(self.cell)(record)
+        return value if isinstance(value, str) else number(value)
 
-def words(name: str, rank: int = 0, least: int = 10) -> Column:
-    return Column(name, rank, least)
+
+def words(
+    name: str, rank: int = 0, least: int = 10, cell: str | Callable[[Any], str | float] = ""
+) -> Column:
+    return Column(name, rank, least, cell)
 
 
 class Section(Record, kw_only=True):
@@ -166,7 +180,67 @@ def pictures_of(sections: Iterable[Section]) -> list[Picture | None]:
     return [chart for part in sections if isinstance(part, Charts) for chart in part.draw()]
 
 
-def filled_only(columns: Sequence[Column], rows: Sequence[Sequence[str | float]]) -> Table:
+def say(*texts: object) -> Lines:
+    """Return the texts as lines, without those that are empty, None or False."""
+    return Lines([str(text) for text in texts if text])
+
+
+def tabulate(
+    records: Iterable[Any],
+    columns: Iterable[Column | Literal[False]],
+    filled: bool = False,
+    **options: Any,
+) -> Table:
+    """Return a table with one row per record and the cells of its columns.
+
+    Args:
+        records: One value per row.
+        columns: The columns with their `cell`. A column that is False is left out.
+        filled: True to leave out columns that are empty in every row.
+        options: Other fields of the table.
+    """
+    shown = [column for column in columns if column]
+    rows = [[column.of(record) for column in shown] for record in records]
+    return (filled_only if filled else Table)(shown, rows, **options)
+
+
+def shares_table(
+    name: str,
+    parts: Iterable[Sequence[Any]],
+    whole: float,
+    *more: Column,
+    unit: str = "ms",
+    form: Callable[[float], str] = number,
+    digits: int = 0,
+    least: float = 0.0,
+    **options: Any,
+) -> Table:
+    """Return a table of parts with their values, shares of the whole, and bars.
+
+    Args:
+        name: Heading of the parts' names.
+        parts: Name and value of each part, and what `more` needs.
+        whole: The value of the whole.
+        more: Columns before the bars. Their cells get a part.
+        unit: Heading of the values.
+        form: Format of a value.
+        digits: Decimal digits of a share.
+        least: Minimum share of a part that is shown.
+        options: Other fields of the table.
+    """
+    columns = (
+        words(name, least=18, cell=lambda part: part[0]),
+        Column(unit, cell=lambda part: form(part[1])),
+        Column("share", cell=lambda part: percent(part[1] / whole, digits=digits)),
+        *more,
+        words("", 1, 8, lambda part: part[1] / whole),
+    )
+    return tabulate([part for part in parts if part[1] >= least * whole], columns, **options)
+
+
+def filled_only(
+    columns: Sequence[Column], rows: Sequence[Sequence[str | float]], **options: Any
+) -> Table:
     """Return a table without the columns that are empty in every row."""
     shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]
-    return Table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
+    return Table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows], **options)
