@@ -6,13 +6,14 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, get_type_hints
+from functools import partial
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import click
 
 from trainpace import report
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.records import write_whole
+from trainpace.core.records import to_jsonable, write_whole
 from trainpace.report import Section, tell
 from trainpace.verbs.defaults import ProjectDefaults, defaults_for
 from trainpace.verbs.request import (
@@ -79,10 +80,33 @@ class PicturedView(SharedView):
     ] = None
 
 
-def command_of(function: Callable[[Any, Any], int]) -> click.Command:
-    """Make a click command from a function of (request, view) that returns the exit code.
+class Reply(NamedTuple):
+    """Answer of a command.
 
-    The types of the two parameters define the options.
+    Attributes:
+        record: The answer as a record, for pages to share.
+        sections: The answer for the terminal.
+        code: Exit code.
+        title: Title of the page.
+        data: Makes the JSON values, if they are not those of the record.
+        page: Sections of the page, if they are not those of the terminal.
+        page_data: Makes the JSON values in the page, if they are not `data`.
+    """
+
+    record: Any
+    sections: Iterable[Section]
+    code: int = 0
+    title: str = ""
+    data: Callable[[], Any] | None = None
+    page: Iterable[Section] | None = None
+    page_data: Callable[[], Any] | None = None
+
+
+def command_of(function: Callable[[Any, Any], Reply | int]) -> click.Command:
+    """Make a click command from a function of (request, view).
+
+    The types of the two parameters define the options. The function returns its answer, or the exit
+    code if it has printed the answer itself.
     """
     hints = get_type_hints(function)
     kinds: tuple[type[Request], ...] = (hints["request"], hints["view"])
@@ -98,7 +122,8 @@ def command_of(function: Callable[[Any, Any], int]) -> click.Command:
             request, view = (
                 kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds
             )
-            return function(request, view)
+            reply = function(request, view)
+            return reply if isinstance(reply, int) else give(reply, view)
         except TrainpaceError as error:
             hints = [error.hint]
             if isinstance(error, Misuse):
@@ -245,40 +270,29 @@ def typed_words() -> list[str]:
     return ["trainpace", *(_PASSWORD.sub(r"\1***@", word) for word in typed)] if typed else []
 
 
-def echo_json(value: Any) -> None:
-    tell(json.dumps(value, indent=1, allow_nan=False))
-
-
-def save_shared(view: SharedView, answer: object) -> None:
-    """Save the page to share, if requested."""
-    if view.share:
+def give(reply: Reply, view: Any) -> int:
+    """Print an answer and save its pages and charts, as the view asks. Returns the exit code."""
+    data = reply.data or partial(to_jsonable, reply.record)
+    sections: Iterable[Section] = ()
+    if view.json:
+        tell(json.dumps(data(), indent=1, allow_nan=False))
+    else:
+        sections = [*reply.sections]
+        report.show(sections, view.details)
+    share, html, figure = (getattr(view, name, None) for name in ("share", "html", "figure"))
+    if share:
         verb = (click.get_current_context().info_name or "").capitalize()
-        write_whole(view.share, report.shared_page(answer, f"{verb}, to be shared"))
-        tell(f"Page to share: {view.share}", err=True)
-
-
-def print_answer(view: View, sections: Iterable[Section]) -> None:
-    """Print an answer. It is cut to one screen unless --details is given."""
-    report.show(sections, view.details)
-
-
-def save_pictures(
-    view: PicturedView,
-    title: str,
-    sections: Callable[[], Iterable[Section]],
-    data: Callable[[], Any],
-) -> None:
-    """Create and save the page and the charts that were requested."""
-    if view.html:
-        save_page(view.html, title, sections(), data())
-    if view.figure:
-        for file in report.save_figures(report.pictures_of(sections()), view.figure):
+        write_whole(share, report.shared_page(reply.record, f"{verb}, to be shared"))
+        tell(f"Page to share: {share}", err=True)
+    if html or figure:
+        sections = [*(sections or reply.sections if reply.page is None else reply.page)]
+    if html:
+        write_whole(html, report.page(reply.title, sections, (reply.page_data or data)()))
+        tell(f"Page: {html}", err=True)
+    if figure:
+        for file in report.save_figures(report.pictures_of(sections), figure):
             tell(f"Picture: {file}", err=True)
-
-
-def save_page(file: str, title: str, sections: Iterable[Section], data: Any) -> None:
-    write_whole(file, report.page(title, sections, data))
-    tell(f"Page: {file}", err=True)
+    return reply.code
 
 
 class _Value(click.ParamType):

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec.structs import replace
 
 from trainpace import report, verbs
-from trainpace.cli.command import (
-    PicturedView,
-    View,
-    echo_json,
-    print_answer,
-    save_pictures,
-    save_shared,
-    typed_words,
-)
+from trainpace.cli.command import PicturedView, Reply, View, typed_words
 from trainpace.core.records import save, to_jsonable
 from trainpace.report import tell
 from trainpace.verbs.request import COUNT, NEW_FILE, Field, Group, Misuse
@@ -38,7 +31,7 @@ class TracedView(PicturedView):
     ] = None
 
 
-def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
+def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> Reply:
     """Forecast step time, memory and cost of MODEL on GPUs you don't have, from its code alone.
 
     MODEL is a name (resnet50, vgg16, mobilenet_v2), torchvision:NAME, timm:NAME, transformers:CONFIG.json,
@@ -54,21 +47,17 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
     answer = verbs.forecast.run(
         replace(request, save_workload=view.save_workload), report.TerminalProgress()
     )
-    if view.json:
-        echo_json(answer.as_json())
-    else:
-        print_answer(view, report.forecast_sections(answer, request))
-    save_shared(view, answer)
-    save_pictures(
-        view,
-        report.forecast_title(answer),
-        lambda: report.forecast_sections(answer, request),
-        answer.as_json,
-    )
     if all(row.step is None for row in answer.rows):
         for reason in dict.fromkeys(row.reason for row in answer.rows if row.reason):
             tell(f"trainpace: not forecast: {reason}", err=True)
-    return 0 if any(row.step is not None and row.fits is not False for row in answer.rows) else 1
+    fits = any(row.step is not None and row.fits is not False for row in answer.rows)
+    return Reply(
+        answer,
+        report.forecast_sections(answer, request),
+        0 if fits else 1,
+        report.forecast_title(answer),
+        answer.as_json,
+    )
 
 
 class MatchView(TracedView):
@@ -77,7 +66,7 @@ class MatchView(TracedView):
     ] = 6
 
 
-def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
+def match(request: verbs.match.MatchRequest, view: MatchView) -> Reply:
     """Rank servers by what the whole training of MODEL costs, or how long it takes.
 
     Every server on offer, alone and joined by its network, at the same global batch: seconds and dollars per step, hours and
@@ -107,21 +96,18 @@ def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
     def sections(top: int) -> Iterable[report.Section]:
         return report.match_sections(answer, request.by, top, today, request)
 
-    if view.json:
-        echo_json(answer.as_json(today))
-    else:
-        print_answer(view, sections(view.top))
-    save_shared(view, answer)
-    save_pictures(
-        view,
+    return Reply(
+        answer,
+        sections(view.top),
+        0 if answer.ranking.matches else 1,
         report.match_title(answer),
-        lambda: sections(report.PAGE_ROWS),
+        lambda: answer.as_json(today),
+        sections(report.PAGE_ROWS),
         lambda: report.match_page_json(answer, today),
     )
-    return 0 if answer.ranking.matches else 1
 
 
-def offers(request: verbs.match.OffersRequest, view: View) -> int:
+def offers(request: verbs.match.OffersRequest, view: View) -> Reply:
     """List servers on offer: GPUs, price, spot price, network, and where the price comes from.
 
     \b
@@ -129,14 +115,14 @@ def offers(request: verbs.match.OffersRequest, view: View) -> int:
     trainpace offers --refresh
     """
     answer = verbs.match.list_offers(request, report.TerminalProgress())
-    if view.json:
-        echo_json({"record": "Offers", "schema_version": 1, "rows": answer.to_dicts()})
-    else:
-        print_answer(view, report.offers_sections(answer.offers, datetime.date.today(), request))
-    return 0
+    return Reply(
+        answer,
+        report.offers_sections(answer.offers, datetime.date.today(), request),
+        data=lambda: {"record": "Offers", "schema_version": 1, "rows": answer.to_dicts()},
+    )
 
 
-def gpus(request: verbs.machine.GpusRequest, view: View) -> int:
+def gpus(request: verbs.machine.GpusRequest, view: View) -> Reply:
     """List the hardware catalogue, or one device with the source of every figure.
 
     \b
@@ -144,17 +130,13 @@ def gpus(request: verbs.machine.GpusRequest, view: View) -> int:
     trainpace gpus "NVIDIA GeForce RTX 3090"
     """
     devices = verbs.machine.list_gpus(request, report.TerminalProgress())
-    if view.json:
-        rows = [to_jsonable(device) for device in devices]
-        echo_json(rows if request.name is None else rows[0])
-    elif request.name is None:
-        print_answer(view, report.catalogue_sections(devices, request))
-    else:
-        print_answer(view, report.device_sections(devices[0], request))
-    return 0
+    if request.name is None:
+        return Reply(devices, report.catalogue_sections(devices, request))
+    (device,) = devices
+    return Reply(device, report.device_sections(device, request))
 
 
-def schedule(request: verbs.schedule.ScheduleRequest, view: View) -> int:
+def schedule(request: verbs.schedule.ScheduleRequest, view: View) -> Reply:
     """Compute steps, hours and dollars of a training run, or whichever number is missing.
 
     \b
@@ -171,16 +153,16 @@ def schedule(request: verbs.schedule.ScheduleRequest, view: View) -> int:
       trainpace schedule --config ds.json --config args.json --samples 1281167 --epochs 90 --step-time 210ms
     """
     answer, files = verbs.schedule.run(request, report.TerminalProgress())
-    if view.json:
-        total_s = None if answer.time is None else answer.time.total_s
-        echo_json({**to_jsonable(answer), "total_s": total_s, **files.as_json()})
-    else:
-        found = report.settings_sections(files.combined)
-        print_answer(view, [*found, *report.schedule_sections(answer, request)])
-    return 1 if answer.meets_limit is False else 0
+    total_s = None if answer.time is None else answer.time.total_s
+    return Reply(
+        answer,
+        chain(report.settings_sections(files.combined), report.schedule_sections(answer, request)),
+        1 if answer.meets_limit is False else 0,
+        data=lambda: {**to_jsonable(answer), "total_s": total_s, **files.as_json()},
+    )
 
 
-def validate(request: verbs.checks.ValidateRequest, view: View) -> int:
+def validate(request: verbs.checks.ValidateRequest, view: View) -> Reply:
     """Forecast measured runs under their own conditions, and compare.
 
     RUNS is CSV or Parquet. Columns: model_spec (or model), gpu_canonical (or gpu), precision, batch_per_gpu,
@@ -198,18 +180,20 @@ def validate(request: verbs.checks.ValidateRequest, view: View) -> int:
     trainpace validate measured_runs.parquet --file timm_train_rtx3090 --json
     """
     validated = verbs.checks.validate(request, report.TerminalProgress())
-    if view.json:
-        sums = {
-            f"by_{name}": [to_jsonable(s) for s in group]
-            for name, group in validated.groups.items()
-        }
-        summary = {"overall": to_jsonable(validated.overall), **sums}
-        rows = [to_jsonable(row) for row in validated.rows]
-        echo_json({"record": "Validation", "schema_version": 1, "rows": rows, "summary": summary})
-    else:
-        groups = {name: list(group) for name, group in validated.groups.items()}
-        print_answer(view, report.validation_sections(validated.rows, validated.overall, groups))
-    return 0 if validated.overall.n else 1
+    overall, groups = validated.overall, validated.groups
+
+    def data() -> dict[str, Any]:
+        sums = {f"by_{name}": to_jsonable(group) for name, group in groups.items()}
+        summary = {"overall": to_jsonable(overall), **sums}
+        rows = to_jsonable(validated.rows)
+        return {"record": "Validation", "schema_version": 1, "rows": rows, "summary": summary}
+
+    return Reply(
+        validated,
+        report.validation_sections(validated.rows, overall, groups),
+        0 if overall.n else 1,
+        data=data,
+    )
 
 
 class PlanView(PicturedView):
@@ -242,7 +226,7 @@ class PlanView(PicturedView):
     ] = False
 
 
-def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
+def plan(request: verbs.plan.PlanRequest, view: PlanView) -> Reply:
     """Recommend what to change about a training, in which order, and how many seconds of the whole job each change saves.
 
     MODEL is given as in trainpace forecast. How it trains now comes from options, settings files or a recording; the global
@@ -261,22 +245,21 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
         save(plan, view.output)
     files = verbs.settings.rewritten(request, plan, view.new) if view.write else None
     backups = verbs.settings.save_all(files) if files is not None and view.yes else {}
-    if view.json:
-        echo_json({**answer.as_json(), **(_files_json(files, backups) if view.write else {})})
-    else:
-        written = _written(files, backups, view.yes) if view.write else ()
-        code = verbs.settings.changes_in_code(plan, files)
-        following = []
-        if typed := typed_words():
-            model = request.model_name if ModelSpec.of(request.model_name).runs_code else None
-            command = _without_write(typed) if backups else typed
-            following.append(report.plan_next(command, view.output, model, request))
-        print_answer(view, report.plan_sections(answer, written, code, following))
-    save_shared(view, answer)
-    save_pictures(
-        view, report.plan_title(answer), lambda: report.plan_sections(answer), answer.as_json
+    written = _written(files, backups, view.yes) if view.write else ()
+    code = verbs.settings.changes_in_code(plan, files)
+    following = []
+    if typed := typed_words():
+        model = request.model_name if ModelSpec.of(request.model_name).runs_code else None
+        command = _without_write(typed) if backups else typed
+        following.append(report.plan_next(command, view.output, model, request))
+    return Reply(
+        answer,
+        report.plan_sections(answer, written, code, following),
+        0 if plan.best is not None else 1,
+        report.plan_title(answer),
+        lambda: {**answer.as_json(), **(_files_json(files, backups) if view.write else {})},
+        report.plan_sections(answer),
     )
-    return 0 if plan.best is not None else 1
 
 
 def _without_write(typed: Sequence[str]) -> list[str]:

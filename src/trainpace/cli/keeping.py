@@ -6,7 +6,7 @@ import shlex
 import click
 
 from trainpace import report, verbs
-from trainpace.cli.command import View, command_of, echo_json, print_answer, typed_words
+from trainpace.cli.command import Reply, View, command_of, typed_words
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import Record, to_jsonable
 from trainpace.journal import Entry, Scores
@@ -33,49 +33,38 @@ def journal(context: click.Context) -> int:
     return 0
 
 
-def _list(request: verb.ListRequest, view: View) -> int:
+def _list(request: verb.ListRequest, view: View) -> Reply:
     """List runs, newest first."""
     listing = verb.list_runs(request)
-    if view.json:
-        echo_json([to_jsonable(row) for row in listing.sweeps or listing.public or listing.runs])
-    elif request.public:
-        print_answer(view, report.public_runs_sections(listing.public, listing.total))
-    elif request.sweeps:
-        print_answer(view, report.sweeps_sections(listing.sweeps, request))
-    else:
-        print_answer(
-            view, report.entries_sections(listing.runs, listing.total, listing.place, request)
-        )
-    return 0
+    if request.public:
+        public = listing.public
+        return Reply(public, report.public_runs_sections(public, listing.total))
+    if request.sweeps:
+        return Reply(listing.sweeps, report.sweeps_sections(listing.sweeps, request))
+    runs = listing.runs
+    return Reply(runs, report.entries_sections(runs, listing.total, listing.place, request))
 
 
-def show(request: verb.ShowRequest, view: View) -> int:
+def show(request: verb.ShowRequest, view: View) -> Reply:
     """Show one run. ID is its id or the first digits of it; public:ID is a run of the public journal."""
     run = verb.show(request)
-    if view.json:
-        echo_json(to_jsonable(run))
-    elif isinstance(run, Entry):
-        print_answer(view, report.entry_sections(run, request))
-    else:
-        print_answer(view, report.public_run_sections(run, request))
-    return 0
+    if isinstance(run, Entry):
+        return Reply(run, report.entry_sections(run, request))
+    return Reply(run, report.public_run_sections(run, request))
 
 
-def compare(request: verb.CompareRequest, view: View) -> int:
+def compare(request: verb.CompareRequest, view: View) -> Reply:
     """Compare two runs or two sweeps: differences, parts of the step, and whether the ratio is beyond the noise.
 
     public:ID is a run of the public journal, and mine your newest run that is most similar to the other one.
     Exit code 1 if no batch size was timed on both sides.
     """
     comparison = verb.compare_runs(request)
-    if view.json:
-        echo_json(to_jsonable(comparison))
-    else:
-        print_answer(view, report.comparison_sections(comparison))
-    return 0 if comparison.ratios else 1
+    code = 0 if comparison.ratios else 1
+    return Reply(comparison, report.comparison_sections(comparison), code)
 
 
-def _import(request: verb.ImportRequest, view: View) -> int:
+def _import(request: verb.ImportRequest, view: View) -> Reply:
     """Import runs from elsewhere; existing runs are not duplicated.
 
     FILE is an export of a journal, runs that others shared (see share), what
@@ -85,18 +74,18 @@ def _import(request: verb.ImportRequest, view: View) -> int:
     format, whether their card could have done it, duplicates, and the distance from the forecast of this version.
     """
     imports, place = verb.import_runs(request, report.TerminalProgress())
-    if view.json:
-        echo_json({**to_jsonable(imports), "files": [to_jsonable(one) for one in imports.files]})
-    else:
-        print_answer(view, report.imported_sections(imports.files, place, request))
-        for refused in imports.refused:
-            tell(f"trainpace: nothing imported: {refused.reason}", err=True)
-    if imports.refused:
-        return 2
-    return 0 if all(one.new + one.already_there for one in imports.files) else 1
+    for refused in () if view.json else imports.refused:
+        tell(f"trainpace: nothing imported: {refused.reason}", err=True)
+    is_empty = not all(one.new + one.already_there for one in imports.files)
+    return Reply(
+        imports,
+        report.imported_sections(imports.files, place, request),
+        2 if imports.refused else int(is_empty),
+        data=lambda: to_jsonable(imports) | {"files": to_jsonable(imports.files)},
+    )
 
 
-def export(request: verb.ExportRequest, view: View) -> int:
+def export(request: verb.ExportRequest, view: View) -> Reply:
     """Write runs to a file, oldest first; without filters, all runs and sweeps. Importing the file restores them.
 
     With --to, runs go into an experiment tracker; runs with a known id are not added again.
@@ -112,7 +101,7 @@ def export(request: verb.ExportRequest, view: View) -> int:
         if request.to
         else f"{done.records:,} records in"
     )
-    return _answer(done, f"{into} {done.file}", view)
+    return _done(done, f"{into} {done.file}")
 
 
 def share(request: verb.ShareRequest, view: View) -> int:
@@ -142,59 +131,49 @@ def share(request: verb.ShareRequest, view: View) -> int:
     return 0
 
 
-def merge(request: verb.MergeRequest, view: View) -> int:
+def merge(request: verb.MergeRequest, view: View) -> Reply:
     """Merge all runs and sweeps of another journal, OTHER, a path or URL; existing runs do not change."""
     done = verb.merge(request)
-    return _answer(
-        done,
-        f"{done.new:,} new from {done.source}, {done.already_there:,} were there already",
-        view,
-    )
+    words = f"{done.new:,} new from {done.source}, {done.already_there:,} were there already"
+    return _done(done, words)
 
 
-def annotate(request: verb.AnnotateRequest, view: View) -> int:
+def annotate(request: verb.AnnotateRequest, view: View) -> Reply:
     """Replace the notes of a run with TEXT."""
     entry = verb.annotate(request)
-    return _answer(entry, f"{entry.id[:8]}: {entry.notes}", view)
+    return _done(entry, f"{entry.id[:8]}: {entry.notes}")
 
 
-def delete(request: verb.DeleteRequest, view: View) -> int:
+def delete(request: verb.DeleteRequest, view: View) -> Reply:
     """Delete runs permanently."""
     done = verb.delete(request)
-    return _answer(done, f"deleted {', '.join(id_[:8] for id_ in done.deleted)}", view)
+    return _done(done, f"deleted {', '.join(id_[:8] for id_ in done.deleted)}")
 
 
-def path(request: verb.JournalRequest, view: View) -> int:
+def path(request: verb.JournalRequest, view: View) -> Reply:
     """Show the journal's place, schema version and number of runs."""
     facts = verb.path(request)
     words = (
         f"{facts.journal} ({facts.database}, schema version {facts.database_version},"
         f" {facts.runs:,} runs)"
     )
-    return _answer(facts, words, view)
+    return _done(facts, words)
 
 
-def score(request: verb.ScoreRequest, view: View) -> int:
+def score(request: verb.ScoreRequest, view: View) -> Reply:
     """Score the forecasts that were made before their runs. Exit code 1 if there are none.
 
     With --public, score this version's forecasts of the public journal's runs, each under the conditions of its run.
     """
     scores = verb.score(request, report.TerminalProgress())
-    if view.json:
-        echo_json(to_jsonable(scores))
-    elif isinstance(scores, Scores):
-        print_answer(view, report.scores_sections(scores, request))
-    else:
-        print_answer(view, report.public_score_sections(scores))
-    return 0 if scores.overall.n else 1
+    code = 0 if scores.overall.n else 1
+    if isinstance(scores, Scores):
+        return Reply(scores, report.scores_sections(scores, request), code)
+    return Reply(scores, report.public_score_sections(scores), code)
 
 
-def _answer(done: Record, words: str, view: View) -> int:
-    if view.json:
-        echo_json(to_jsonable(done))
-    else:
-        print_answer(view, [report.Headline(words)])
-    return 0
+def _done(record: Record, words: str) -> Reply:
+    return Reply(record, [report.Headline(words)])
 
 
 for function in (

@@ -7,21 +7,18 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec.structs import replace
 
 from trainpace import report, verbs
 from trainpace.cli.command import (
     PicturedView,
+    Reply,
     SharedView,
     View,
-    echo_json,
+    give,
     json_stdout,
-    print_answer,
-    save_page,
-    save_pictures,
-    save_shared,
     typed_words,
 )
 from trainpace.core.errors import TrainpaceError, ending_with
@@ -29,6 +26,9 @@ from trainpace.core.records import save, to_jsonable, write_whole
 from trainpace.report import tell
 from trainpace.verbs.places import JournalPlace
 from trainpace.verbs.request import COUNT, DURATION, GB_PER_S, NEW_FILE, Field, Misuse, Unit, within
+
+if TYPE_CHECKING:
+    from trainpace.watch import Timeline
 
 
 def _parse_steps(text: str) -> range:
@@ -56,7 +56,7 @@ class MeasureView(PicturedView):
     ] = None
 
 
-def measure(request: verbs.measure.SuiteRequest, view: MeasureView) -> int:
+def measure(request: verbs.measure.SuiteRequest, view: MeasureView) -> Reply | int:
     """Train MODEL for some steps on this machine at several batch sizes, each in its own process, and time them.
 
     Prints the step time with the interval of a repeat, the jumps, the batch with the best throughput and the largest that fits,
@@ -81,20 +81,15 @@ def measure(request: verbs.measure.SuiteRequest, view: MeasureView) -> int:
         return _measure_suite(request, view)
     sweep = verbs.measure.run(request, report.TerminalProgress())
     if view.output:
-        write_whole(view.output, json.dumps([to_jsonable(m) for m in sweep], indent=1) + "\n")
-    save_shared(view, sweep)
-    save_pictures(
-        view,
+        write_whole(view.output, json.dumps(to_jsonable(sweep.rows), indent=1) + "\n")
+    crashed = any(failed.failure == "crashed" for failed in sweep.failed)
+    return Reply(
+        sweep,
+        report.sweep_sections(sweep, request),
+        1 if crashed and len(sweep.analysis.points) < FEWEST_MEASURED else 0,
         report.sweep_title(sweep),
-        lambda: report.sweep_sections(sweep, request),
         lambda: report.sweep_json(sweep),
     )
-    if view.json:
-        echo_json(report.sweep_json(sweep))
-    else:
-        print_answer(view, report.sweep_sections(sweep, request))
-    crashed = any(failed.failure == "crashed" for failed in sweep.failed)
-    return 1 if crashed and len(sweep.analysis.points) < FEWEST_MEASURED else 0
 
 
 def _measure_suite(request: verbs.measure.SuiteRequest, view: MeasureView) -> int:
@@ -121,7 +116,7 @@ class CalibrateView(View):
     detect_only: Annotated[bool, Field("Describe this machine without measuring.")] = False
 
 
-def calibrate(request: verbs.machine.CalibrateRequest, view: CalibrateView) -> int:
+def calibrate(request: verbs.machine.CalibrateRequest, view: CalibrateView) -> Reply | int:
     """Measure what this machine's CPU can do, for a minute, and save it for forecasts.
 
     Small blocks of layers are trained with every operator timed, then whole random networks for the time between operators.
@@ -136,26 +131,17 @@ def calibrate(request: verbs.machine.CalibrateRequest, view: CalibrateView) -> i
     file, progress = str(request.profile_file), report.TerminalProgress()
     if view.hosts:
         links = verbs.machine.run_hosts(request, view.network)
-        if links is not None:
-            (
-                echo_json(to_jsonable(links))
-                if view.json
-                else print_answer(view, report.host_links_sections(links, file, request))
-            )
-        return 0
+        if links is None:
+            return 0
+        return Reply(links, report.host_links_sections(links, file, request))
     machine = verbs.machine.machine_of(request, progress)
-    if not view.json:
-        print_answer(view, report.machine_sections(machine))
-    elif view.detect_only:
-        echo_json(to_jsonable(machine))
+    found = Reply(machine, report.machine_sections(machine))
     if view.detect_only:
-        return 0
+        return found
+    if not view.json:
+        give(found, view)
     profile = verbs.machine.calibrate_machine(request, progress, machine)
-    if view.json:
-        echo_json(to_jsonable(profile))
-    else:
-        print_answer(view, report.profile_sections(profile, file, request))
-    return 0
+    return Reply(profile, report.profile_sections(profile, file, request))
 
 
 class DoctorView(SharedView):
@@ -170,7 +156,7 @@ class DoctorView(SharedView):
     ] = None
 
 
-def doctor(request: verbs.machine.DoctorRequest, view: DoctorView) -> int:
+def doctor(request: verbs.machine.DoctorRequest, view: DoctorView) -> Reply:
     """Examine this machine and whether it can be measured, in about a minute.
 
     Driver, torch build, clocks, other programs, copies, memory, a known training step beside its forecast, the recorder of watch,
@@ -187,16 +173,14 @@ def doctor(request: verbs.machine.DoctorRequest, view: DoctorView) -> int:
         write_whole(
             view.trace, "".join(f"{part}\n{trace}\n" for part, trace in examination.traces.items())
         )
-    if view.html:
-        title = f"Examination of {examination.device}"
-        data = report.examination_json(examination)
-        save_page(view.html, title, report.examination_sections(examination), data)
-    save_shared(view, examination)
-    if view.json:
-        echo_json(report.examination_json(examination))
-    else:
-        print_answer(view, report.examination_sections(examination, view.trace))
-    return 0 if examination.is_well else 1
+    return Reply(
+        examination,
+        report.examination_sections(examination, view.trace),
+        0 if examination.is_well else 1,
+        f"Examination of {examination.device}",
+        lambda: report.examination_json(examination),
+        report.examination_sections(examination),
+    )
 
 
 class LoaderView(View):
@@ -205,7 +189,7 @@ class LoaderView(View):
     ] = None
 
 
-def loader(request: verbs.data.LoaderRequest, view: LoaderView) -> int:
+def loader(request: verbs.data.LoaderRequest, view: LoaderView) -> Reply:
     """Measure a DataLoader alone: samples/s over workers, where a sample's time goes, and settings for this machine.
 
     NAME is a Dataset, a DataLoader or a task (model, loss, optimizer, dataset), its class, or a function that returns it. For a
@@ -220,18 +204,15 @@ def loader(request: verbs.data.LoaderRequest, view: LoaderView) -> int:
     answer = verbs.data.time_loader(request, report.TerminalProgress())
     if view.output:
         save(answer.measurement, view.output)
-    if answer.comparison is not None:
-        if view.json:
-            echo_json(
-                to_jsonable(answer) | {"verdict": report.comparison_verdict(answer.comparison)}
-            )
-        else:
-            print_answer(view, report.loader_comparison_sections(answer.comparison))
-    elif view.json:
-        echo_json(report.loader_json(answer.measurement, answer.advice))
-    else:
-        print_answer(view, report.loader_sections(answer.measurement, answer.advice))
-    return 0
+    measured, comparison = (answer.measurement, answer.advice), answer.comparison
+    if comparison is None:
+        sections = report.loader_sections(*measured)
+        return Reply(answer, sections, data=lambda: report.loader_json(*measured))
+    return Reply(
+        answer,
+        report.loader_comparison_sections(comparison),
+        data=lambda: to_jsonable(answer) | {"verdict": report.comparison_verdict(comparison)},
+    )
 
 
 class PrecomputeView(View):
@@ -241,7 +222,7 @@ class PrecomputeView(View):
     time: Annotated[float, Field("Time limit of each task of --sbatch.", DURATION)] = 86400.0
 
 
-def precompute(request: verbs.data.PrecomputeRequest, view: PrecomputeView) -> int:
+def precompute(request: verbs.data.PrecomputeRequest, view: PrecomputeView) -> Reply | int:
     """Compute the samples of TARGET once, in parallel processes, into Parquet shards that ShardDataset reads back.
 
     TARGET is FILE.py:NAME: a dataset with __len__ and __getitem__, its class, or a function that returns it. A DataLoader or a
@@ -260,20 +241,15 @@ def precompute(request: verbs.data.PrecomputeRequest, view: PrecomputeView) -> i
         tell(verbs.data.array_script(request, view.sbatch, view.time), nl=False)
         return 0
     answer = verbs.data.precompute(request, report.TerminalProgress())
-    if view.json:
-        echo_json(to_jsonable(answer))
-    elif isinstance(answer, verbs.data.Verified):
-        print_answer(view, report.damage_sections(answer.shards, answer.damaged, request.out))
-    elif isinstance(answer, Estimate):
-        print_answer(view, report.estimate_sections(answer))
-    else:
-        print_answer(view, report.precomputed_sections(answer))
     if isinstance(answer, verbs.data.Verified):
-        return 1 if answer.damaged else 0
-    return 0 if not isinstance(answer, Estimate) or answer.pays else 1
+        damage = report.damage_sections(answer.shards, answer.damaged, request.out)
+        return Reply(answer, damage, 1 if answer.damaged else 0)
+    if isinstance(answer, Estimate):
+        return Reply(answer, report.estimate_sections(answer), 0 if answer.pays else 1)
+    return Reply(answer, report.precomputed_sections(answer))
 
 
-def verify(request: verbs.checks.VerifyRequest, view: View) -> int:
+def verify(request: verbs.checks.VerifyRequest, view: View) -> Reply:
     """Train MODEL for some steps as one big batch, by accumulation and on ranks, and compare the resulting weights.
 
     All trainings start with the same weights and samples, on the CPU. If weights differ by more than rounding, one thing at a
@@ -286,11 +262,12 @@ def verify(request: verbs.checks.VerifyRequest, view: View) -> int:
     trainpace verify train.py:task --batch 10 --accumulate 4 --way accumulate
     """
     equivalence = verbs.checks.verify(request, report.TerminalProgress())
-    if view.json:
-        echo_json(report.equivalence_json(equivalence))
-    else:
-        print_answer(view, report.equivalence_sections(equivalence, request))
-    return 0 if equivalence.equal else 1
+    return Reply(
+        equivalence,
+        report.equivalence_sections(equivalence, request),
+        0 if equivalence.equal else 1,
+        data=lambda: report.equivalence_json(equivalence),
+    )
 
 
 PICTURES = ("html", "figure", "share")
@@ -309,7 +286,7 @@ class RunView(PicturedView):
     ] = None
 
 
-def run(request: verbs.run.RunRequest, view: RunView) -> int:
+def run(request: verbs.run.RunRequest, view: RunView) -> Reply:
     """Try a list of changes step by step: forecast, measure, keep what helps, undo what does not.
 
     LADDER is a ladder.toml (a task, how it trains now, and rungs to try), or a plan from trainpace plan --output. Every rung is a
@@ -324,22 +301,19 @@ def run(request: verbs.run.RunRequest, view: RunView) -> int:
     """
     if view.dry_run:
         preview = verbs.run.dry_run(request, report.TerminalProgress())
-        if view.json:
-            echo_json(report.ahead_json(*preview))
-        else:
-            print_answer(view, report.ahead_sections(*preview))
-        return 0
+        sections = report.ahead_sections(*preview)
+        return Reply(preview, sections, data=lambda: report.ahead_json(*preview))
     climbed = verbs.run.run(request, report.TerminalProgress())
-    table, answer = report.table_of(climbed), report.ladder_json(climbed)
+    table = report.table_of(climbed)
     if view.markdown:
         write_whole(view.markdown, report.markdown(table))
-    save_shared(view, climbed)
-    save_pictures(view, table.title, lambda: report.ladder_sections(table), lambda: answer)
-    if view.json:
-        echo_json(answer)
-    else:
-        print_answer(view, report.ladder_sections(table))
-    return 0 if any(rung.kept for rung in climbed.rungs) else 1
+    return Reply(
+        climbed,
+        report.ladder_sections(table),
+        0 if any(rung.kept for rung in climbed.rungs) else 1,
+        table.title,
+        lambda: report.ladder_json(climbed),
+    )
 
 
 class WatchView(SharedView):
@@ -419,32 +393,42 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
             tolerance = TOLERANCE if view.tolerance is None else view.tolerance
             comparison = guard(baseline, pace_of_recording(recording, str(folder)), tolerance)
         compared = {} if comparison is None else {"baseline": to_jsonable(comparison)}
-        if view.json:
-            echo_json({"folder": str(folder), **to_jsonable(recording), **compared})
-        else:
-            sections = [*report.recording_sections(recording, str(folder))]
+
+        def timeline() -> Timeline:
+            return timeline_of(folder, view.steps)
+
+        def sections() -> Iterable[report.Section]:
+            yield from report.recording_sections(recording, str(folder))
             if view.timeline and recording.ranks:
-                sections += report.timeline_sections(timeline_of(folder, view.steps))
+                yield from report.timeline_sections(timeline())
             if comparison is not None:
-                sections += report.guarded_sections(comparison)
-            print_answer(view, sections)
-        save_shared(view, recording)
+                yield from report.guarded_sections(comparison)
+
+        def page() -> Iterable[report.Section]:
+            yield from report.timeline_sections(timeline())
+
+        reply = Reply(
+            recording,
+            sections(),
+            code if comparison is None else int(comparison.regressed),
+            f"Timeline of {folder.name}",
+            lambda: {"folder": str(folder), **to_jsonable(recording), **compared},
+            page(),
+            lambda: to_jsonable(timeline()),
+        )
+        give(reply, view)
         if view.trace:
             write_trace(folder, Path(view.trace))
-        if view.html:
-            timeline = timeline_of(folder, view.steps)
-            page = report.timeline_sections(timeline)
-            save_page(view.html, f"Timeline of {folder.name}", page, to_jsonable(timeline))
         if view.svg:
-            write_whole(view.svg, report.timeline_svg(timeline_of(folder, view.steps)))
-    return code if comparison is None else int(comparison.regressed)
+            write_whole(view.svg, report.timeline_svg(timeline()))
+    return reply.code
 
 
 class DiagnoseView(PicturedView):
     json: JsonAlone = False
 
 
-def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int:
+def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> Reply | int:
     """Find what slows a training script down, prove it, and estimate what changes save.
 
     Runs the script for some hundred steps and removes one suspect at a time in blocks of them: the same batch instead of the
@@ -470,54 +454,42 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
         replace(request, stdout=json_stdout(view)), report.TerminalProgress()
     )
     if isinstance(answer, verbs.diagnose.Profiled):
-        return _show_profiled(answer, view)
+        training, place = answer.training, str(answer.place)
+        return Reply(
+            training,
+            report.profiled_sections(training, place),
+            title=report.profiled_title(place),
+            data=lambda: {"trace": place, **to_jsonable(training)},
+        )
     if isinstance(answer, verbs.watch.Watched):
         return answer.exit_code
     diagnosis, watched = answer.diagnosis, answer.watched
-    if view.json:
-        echo_json({"folder": str(watched.folder), **to_jsonable(diagnosis)})
-    else:
-        tried = any(rank.blocks for rank in watched.recording.ranks)
-        again = watched.recording.proved_by if answer.was_read and not tried else ()
-        restored = report.restored_notes(watched.recording, watched.folder)
-        folder = str(watched.folder)
-        print_answer(view, report.diagnosis_sections(diagnosis, folder, again, restored))
-    words = " ".join(watched.recording.command)
+    recording, folder = watched.recording, str(watched.folder)
 
-    def sections() -> Iterable[report.Section]:
+    def page() -> Iterable[report.Section]:
         timeline: Iterable[report.Section] = ()
         with contextlib.suppress(TrainpaceError):  # Not every recording has detailed steps.
             timeline = report.timeline_sections(timeline_of(watched.folder))
-        folder = str(watched.folder)
-        return report.diagnosis_sections(diagnosis, folder, timeline=timeline)
+        yield from report.diagnosis_sections(diagnosis, folder, timeline=timeline)
 
+    tried = any(rank.blocks for rank in recording.ranks)
+    again = recording.proved_by if answer.was_read and not tried else ()
+    restored = report.restored_notes(recording, watched.folder)
     stopped = watched.exit_code > 128
-    ours = any(r.ended_among_the_last for r in watched.recording.ranks)
-    code = watched.exit_code if stopped or not (diagnosis.proofs or ours) else 0
-    with ending_with(code or TrainpaceError.exit_code):
-        save_shared(view, diagnosis)
-        title = f"What slows it down: {words}"
-        save_pictures(view, title, sections, lambda: to_jsonable(diagnosis))
-    return code
-
-
-def _show_profiled(answer: verbs.diagnose.Profiled, view: DiagnoseView) -> int:
-    training, place = answer.training, str(answer.place)
-    if view.json:
-        echo_json({"trace": place, **to_jsonable(training)})
-    else:
-        print_answer(view, report.profiled_sections(training, place))
-    save_shared(view, training)
-    save_pictures(
-        view,
-        report.profiled_title(place),
-        lambda: report.profiled_sections(training, place),
-        lambda: to_jsonable(training),
+    ours = any(r.ended_among_the_last for r in recording.ranks)
+    reply = Reply(
+        diagnosis,
+        report.diagnosis_sections(diagnosis, folder, again, restored),
+        watched.exit_code if stopped or not (diagnosis.proofs or ours) else 0,
+        f"What slows it down: {' '.join(recording.command)}",
+        lambda: {"folder": folder, **to_jsonable(diagnosis)},
+        page(),
     )
-    return 0
+    with ending_with(reply.code or TrainpaceError.exit_code):
+        return give(reply, view)
 
 
-def look(request: verbs.look.LookRequest, view: View) -> int:
+def look(request: verbs.look.LookRequest, view: View) -> Reply:
     """Let a training script train for some seconds and report how long it will take, what slows it down, and its cost elsewhere.
 
     `trainpace train.py --epochs 30` is short for `trainpace look python train.py --epochs 30`. Options of trainpace come before
@@ -532,8 +504,4 @@ def look(request: verbs.look.LookRequest, view: View) -> int:
     trainpace look --for 60s torchrun --nproc-per-node 2 train.py
     """
     looked = verbs.look.run(request, report.TerminalProgress())
-    if view.json:
-        echo_json(looked.as_json())
-    else:
-        print_answer(view, report.look_sections(looked, request))
-    return 0
+    return Reply(looked, report.look_sections(looked, request), data=looked.as_json)

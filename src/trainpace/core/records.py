@@ -9,7 +9,7 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
@@ -73,8 +73,13 @@ class Table:
 R = TypeVar("R", bound=Record)
 
 
-def to_jsonable(record: Record) -> dict[str, Any]:
-    """Return a record as plain dicts, lists and numbers. Its name and schema version come first."""
+def to_jsonable(record: Record | Sequence[Record]) -> Any:
+    """Return one or several records as plain dicts, lists and numbers.
+
+    The name of a record and the schema version come first.
+    """
+    if isinstance(record, list | tuple):
+        return [to_jsonable(one) for one in record]
     fields: dict[str, Any] = msgspec.to_builtins(record, enc_hook=_encode_array)
     return {"record": type(record).__name__, "schema_version": SCHEMA_VERSION, **fields}
 

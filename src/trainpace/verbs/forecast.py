@@ -255,7 +255,7 @@ class Forecasts(Record, Rows[Forecast]):
 
     def as_json(self) -> dict[str, Any]:
         """Return what `trainpace forecast --json` prints."""
-        jumps = {name: [to_jsonable(jump) for jump in some] for name, some in self.jumps.items()}
+        jumps = {name: to_jsonable(some) for name, some in self.jumps.items()}
         return {
             "record": "Forecasts",
             "schema_version": SCHEMA_VERSION,

@@ -112,7 +112,7 @@ class Offers(Record, Table):
     offers: tuple[Offer, ...]
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        return [to_jsonable(offer) for offer in self.offers]
+        return to_jsonable(self.offers)
 
 
 def list_offers(request: OffersRequest, progress: Progress) -> Offers:
