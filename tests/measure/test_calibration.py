@@ -51,7 +51,7 @@ def ranks_in(folder):
     lines = [
         line.split()
         for line in out.splitlines()
-        if "allreduce_rank" in line and "guard.py" not in line
+        if "measure.collectives" in line and "guard.py" not in line
     ]
     return [(int(words[0]), words[-2]) for words in lines if words[-2].startswith(str(folder))]
 

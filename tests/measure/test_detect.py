@@ -42,8 +42,6 @@ SERVER = {
     "proc/self/cgroup": "0::/\n",
     "proc/1/cgroup": "0::/init.scope\n",
     "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04.1 LTS"\n',
-    f"{FREQUENCY}/base_frequency": "2600000\n",
-    f"{FREQUENCY}/cpuinfo_max_freq": "3700000\n",
     f"{FREQUENCY}/scaling_governor": "performance\n",
     f"{CACHE}/index0/level": "1\n",
     f"{CACHE}/index0/type": "Data\n",
@@ -84,14 +82,8 @@ def server(monkeypatch, request):
 def test_a_server(tmp_path):
     m = detect(tree(tmp_path, SERVER))
     assert m.cpu.name == "Intel(R) Xeon(R) Gold 6142 CPU @ 2.60GHz"
-    assert (m.cpu.sockets, m.cpu.physical_cores, m.cpu.logical_cores, m.cpu.affinity_cores) == (
-        2,
-        32,
-        64,
-        33,
-    )
-    assert (m.cpu.base_mhz, m.cpu.max_mhz, m.cpu.governor) == (2600, 3700, "performance")
-    assert (m.cpu.l1d_bytes, m.cpu.l2_bytes, m.cpu.l3_bytes) == (32 * 2**10, 2**20, 22 * 2**20)
+    assert (m.cpu.physical_cores, m.cpu.logical_cores, m.cpu.affinity_cores) == (32, 64, 33)
+    assert (m.cpu.governor, m.cpu.l2_bytes, m.cpu.l3_bytes) == ("performance", 2**20, 22 * 2**20)
     assert m.memory_gib == 377.58
     assert (m.memory_limit_gib, m.cpu.quota_cores, m.container, m.on_battery) == (
         None,
@@ -105,19 +97,6 @@ def test_a_server(tmp_path):
         0.52,
     )
     assert warnings_of(m) == ()
-
-
-def test_the_base_clock_may_be_in_the_name(tmp_path):
-    files = {name: text for name, text in SERVER.items() if not name.endswith("base_frequency")}
-    assert detect_cpu(tree(tmp_path, files)).base_mhz == 2600
-
-
-def test_sockets_prefer_sysfs(tmp_path):
-    topology = {
-        f"sys/devices/system/cpu/cpu{i}/topology/physical_package_id": f"{i // 2}\n"
-        for i in range(8)
-    }
-    assert detect_cpu(tree(tmp_path, {**SERVER, **topology})).sockets == 4
 
 
 def test_a_processor_that_linux_does_not_name_is_described_by_py_cpuinfo(tmp_path, monkeypatch):
@@ -139,10 +118,9 @@ def test_nothing_to_read(tmp_path, monkeypatch, server):
     assert (
         m.cpu.logical_cores,
         m.cpu.usable_cores,
-        m.cpu.sockets,
         m.cpu.l2_bytes,
         m.container,
-    ) == (None,) * 5
+    ) == (None,) * 4
     assert m.gpus == ()
     assert m.python
     assert warnings_of(m) == ()
@@ -235,18 +213,9 @@ H200 = Gpu(
     pcie_generation_max=5,
     pcie_width=16,
     pcie_width_max=16,
-    sm_mhz=1980,
-    sm_mhz_max=1980,
-    memory_mhz=3201,
-    memory_mhz_max=3201,
     power_limit_w=700,
     power_limit_default_w=700,
-    power_limit_max_w=700,
-    compute_capability="9.0",
     mig=False,
-    ecc=True,
-    persistence=True,
-    temperature_c=34,
     performance_state=0,
     other_processes=0,
 )
@@ -287,18 +256,13 @@ def fake_nvml(absent=(), init=None, count=1, **changed):
         "MaxPcieLinkWidth": 16,
         "PowerManagementLimit": 700000,
         "PowerManagementDefaultLimit": 700000,
-        "PowerManagementLimitConstraints": [200000, 700000],
-        "CudaComputeCapability": (9, 0),
         "MigMode": [0, 0],
-        "EccMode": [1, 1],
-        "PersistenceMode": 1,
         "PerformanceState": 0,
         "CurrentClocksThrottleReasons": 1,
         "ComputeRunningProcesses": [types.SimpleNamespace(pid=os.getpid())],
         "MaxMigDeviceCount": 7,
         **changed,
     }
-    clocks = {"SM": (1980, 1980), "MEM": (3201, 3201)}
 
     def answer(name, value):
         def function(*_):
@@ -313,18 +277,12 @@ def fake_nvml(absent=(), init=None, count=1, **changed):
         NVMLError=FakeError,
         NVMLError_LibraryNotFound=LibraryNotFound,
         NVMLError_DriverNotLoaded=DriverNotLoaded,
-        NVML_CLOCK_SM="SM",
-        NVML_CLOCK_MEM="MEM",
-        NVML_TEMPERATURE_GPU=0,
         nvmlInit=begin,
         nvmlShutdown=lambda: None,
         nvmlSystemGetDriverVersion=lambda: b"550.90.07",
         nvmlSystemGetCudaDriverVersion=lambda: 12040,
         nvmlDeviceGetCount=lambda: count,
         nvmlDeviceGetHandleByIndex=lambda i: "H200",
-        nvmlDeviceGetClockInfo=lambda _, kind: clocks[kind][0],
-        nvmlDeviceGetMaxClockInfo=lambda _, kind: clocks[kind][1],
-        nvmlDeviceGetTemperature=lambda _, kind: 34,
         **functions,
     )
 
@@ -337,7 +295,6 @@ def test_nvml_with_figures_that_are_not_supported():
     absent = (
         "PowerManagementLimit",
         "PowerManagementDefaultLimit",
-        "EccMode",
         "MigMode",
         "ComputeRunningProcesses",
         "MemoryInfo",
@@ -347,7 +304,6 @@ def test_nvml_with_figures_that_are_not_supported():
         H200,
         power_limit_w=None,
         power_limit_default_w=None,
-        ecc=None,
         mig=None,
         other_processes=None,
         memory_gib=None,
@@ -385,7 +341,6 @@ def test_an_idle_laptop(tmp_path, server):
         "PowerManagementDefaultLimit",
         "PowerManagementLimitConstraints",
         "MigMode",
-        "EccMode",
     )
     server(
         nvml=fake_nvml(

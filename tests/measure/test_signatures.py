@@ -142,20 +142,13 @@ def test_nvml_is_asked_what_it_knows():
     nvml.nvmlDeviceGetMemoryInfo.return_value = SimpleNamespace(
         total=80 * GIB, free=70 * GIB, used=10 * GIB
     )
-    nvml.nvmlDeviceGetCudaComputeCapability.return_value = (8, 0)
-    nvml.nvmlDeviceGetPowerManagementLimitConstraints.return_value = [100_000, 400_000]
     nvml.nvmlDeviceGetComputeRunningProcesses.return_value = [SimpleNamespace(pid=1)]
-    nvml.nvmlDeviceGetMigMode.return_value = nvml.nvmlDeviceGetEccMode.return_value = [0, 0]
+    nvml.nvmlDeviceGetMigMode.return_value = [0, 0]
     nvml.nvmlDeviceGetCurrentClocksEventReasons.return_value = 0x4  # power cap
     gpus, problem = detect_gpus(nvml)
     assert problem is None
     (gpu,) = gpus
-    assert (gpu.name, gpu.memory_gib, gpu.compute_capability, gpu.power_limit_max_w) == (
-        "NVIDIA A100-SXM4-80GB",
-        80,
-        "8.0",
-        400,
-    )
+    assert (gpu.name, gpu.memory_gib) == ("NVIDIA A100-SXM4-80GB", 80)
     assert (gpu.driver, gpu.cuda, gpu.other_processes, gpu.mig) == ("580.65.06", "13.0", 1, False)
     assert gpu.throttled_by
     # a name that NVML does not have would be left out in silence

@@ -18,7 +18,6 @@ from trainpace.core import records
 from trainpace.core.errors import TimedOut
 from trainpace.core.hardware import Device, HostLinks
 from trainpace.core.records import Record
-from trainpace.core.stats import median
 from trainpace.core.worker import run_isolated, run_ranks
 from trainpace.forecast import TCP_SHARE, MachineModel, meets_itself, steps, wire_bytes
 from trainpace.measure.detection import Machine, detect
@@ -37,8 +36,7 @@ CLOSE = 0.01
 class AllReduce(Record):
     """Measured all-reduce (sum) of fp32 tensors between the ranks of one machine.
 
-    `time_ms[i]` is the time of the slowest rank for `sizes_bytes[i]`, the median over repeats. The
-    fit is time = latency + wire bytes / bandwidth. A ring sends 2 (ranks - 1) / ranks of the
+    `time_ms[i]` is the time for `sizes_bytes[i]` (see `TimedCollective`). The fit is time = latency + wire bytes / bandwidth. A ring sends 2 (ranks - 1) / ranks of the
     payload. The bandwidth is None if the times do not grow with the payload.
     """
 
@@ -128,15 +126,14 @@ def measure_allreduce(
         ]
         what = f"an all-reduce between {ranks} ranks over {backend}"
         answer = run_ranks("trainpace.measure.collectives", requests, timeout_s, what)
-    seconds = json.loads(answer)
-    times = [median([repeat[i] for repeat in seconds]) for i in range(len(sizes))]
+    time_ms: list[float] = json.loads(answer)
     wire = wire_bytes("all_reduce", np.array(sizes), np.array(ranks))
-    latency_s, bytes_per_s = fit_latency_and_bandwidth(wire, times)
+    latency_s, bytes_per_s = fit_latency_and_bandwidth(wire, np.array(time_ms) / 1e3)
     return AllReduce(
         ranks=ranks,
         backend=backend,
         sizes_bytes=tuple(sizes),
-        time_ms=tuple(1e3 * t for t in times),
+        time_ms=tuple(time_ms),
         latency_us=1e6 * latency_s,
         bandwidth_gb_per_s=None if bytes_per_s is None else bytes_per_s / 1e9,
     )
@@ -206,24 +203,18 @@ def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) 
         gb_per_s: Known bandwidth of the link in GB/s. By default, the largest payload sent between
             two hosts determines it. It then includes the work of the hosts.
     """
-    if gb_per_s is None:
-        sent = [t for t in timed if t.collective == "send"] or timed
-        largest = max(sent, key=lambda t: t.payload_bytes)
-        gb_per_s = _wire(largest) / largest.time_ms / 1e6 / TCP_SHARE
     seconds = np.array([t.time_ms / 1e3 for t in timed])
-    wire_b, hops, both_ways = (
-        np.array([of(t) for t in timed]) for of in (_wire, _hops, _goes_both_ways)
-    )
+    wire_b, hops, both_ways = map(np.array, zip(*map(_traffic, timed), strict=True))
+    if gb_per_s is None:
+        sent = np.array([t.collective == "send" for t in timed])
+        largest = np.argmax(np.where(sent | ~sent.any(), wire_b, 0.0))
+        gb_per_s = float(wire_b[largest] / seconds[largest]) / 1e9 / TCP_SHARE
     # A collective that sends in both directions at once has an unknown excess (`duplex_excess`).
     # Its host work is therefore assumed to be that of an all-reduce.
-    works = [
-        "all_reduce" if both else t.collective for t, both in zip(timed, both_ways, strict=True)
-    ]
-    names = sorted(set(works))
+    works = np.where(both_ways, "all_reduce", [t.collective for t in timed])
+    names = sorted(set(works.tolist()))
     columns = [np.full(len(timed), 1e-6), 1e-6 * hops]
-    columns += [
-        1e-6 * wire_b / 2**20 * np.array([work == name for work in works]) for name in names
-    ]
+    columns += [1e-6 * wire_b / 2**20 * (works == name) for name in names]
     fits: list[tuple[float, float, np.ndarray]] = []
     for burst in BURSTS_BYTES:
         held_back = np.maximum(0.0, wire_b - burst) / (1e9 * gb_per_s * TCP_SHARE)
@@ -232,29 +223,26 @@ def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) 
         x = _least_absolute(relative, left)
         fits.append((float(np.abs(relative @ x - left).sum()), burst, x))
     _, burst, x = min(fits, key=operator.itemgetter(0))
+    start_us, message_us, *host_us, duplex_excess = x.tolist()
     return HostLinks(
-        start_us=float(x[0]),
-        message_us=float(x[1]),
-        host_us_per_mib=dict(zip(names, (float(v) for v in x[2:-1]), strict=True)),
+        start_us=start_us,
+        message_us=message_us,
+        host_us_per_mib=dict(zip(names, host_us, strict=True)),
         gb_per_s=gb_per_s,
         link_share=TCP_SHARE,
         burst_bytes=burst,
-        duplex_excess=float(x[-1]),
+        duplex_excess=duplex_excess,
     )
 
 
-def _wire(t: TimedCollective) -> float:
-    return float(
-        wire_bytes(t.collective, np.array(float(t.payload_bytes)), np.array(float(t.ranks)))
+def _traffic(t: TimedCollective) -> tuple[float, float, bool]:
+    """Return (bytes that each rank sends, messages in a row, True if both directions collide)."""
+    payload, ranks = np.array(float(t.payload_bytes)), np.array(float(t.ranks))
+    return (
+        float(wire_bytes(t.collective, payload, ranks)),
+        float(steps(t.collective, ranks)),
+        bool(meets_itself(t.collective, ranks)),
     )
-
-
-def _hops(t: TimedCollective) -> float:
-    return float(steps(t.collective, np.array(float(t.ranks))))
-
-
-def _goes_both_ways(t: TimedCollective) -> bool:
-    return bool(meets_itself(t.collective, np.array(float(t.ranks))))
 
 
 def _least_absolute(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -30,45 +30,63 @@ REFILL_S = 0.004
 In a training, the bucket is also full when the first collective of a step starts.
 """
 SMALL_BYTES = 2**16
+BYTES_A_TIMING = 2**20
 QUANTILE = 0.25
 """Quantile over rounds that is reported. It is low because disturbances only add time."""
 TIMEOUT_S = 120.0
 
 
 def time_collectives(
-    collectives: list[str], sizes_bytes: list[int], repeats: int
+    collectives: list[str],
+    sizes_bytes: list[int],
+    repeats: int,
+    kind: str = "cpu",
+    most_calls: int = 1,
 ) -> list[TimedCollective]:
     """Time every collective at every payload of fp32 numbers, once per round.
 
     The process group must exist. All ranks return the same times.
+
+    Args:
+        collectives: Names of collectives, of `COLLECTIVES`.
+        sizes_bytes: Payloads.
+        repeats: Number of timed rounds.
+        kind: Type of the devices that hold the payloads.
+        most_calls: Maximum number of calls of a small payload that are timed together. Ranks start
+            further apart than a small payload takes.
     """
     ranks = dist.get_world_size()
-    cases = [(name, size, _call(name, size)) for name in collectives for size in sizes_bytes]
-    rounds = torch.zeros(repeats, len(cases), dtype=torch.float64)
-    for i in range(-1, repeats):  # round -1 is the warm-up
+    cases = [(name, size, _call(name, size, kind)) for name in collectives for size in sizes_bytes]
+    rounds = torch.zeros(1 + repeats, len(cases), dtype=torch.float64)
+    for timed in rounds:
         for j, (name, size, call) in enumerate(cases):
             if size <= SMALL_BYTES:
                 call()  # the first call after a change of size is slower
             time.sleep(REFILL_S)
             dist.barrier()
+            synchronize(kind)
+            calls = max(1, min(most_calls, BYTES_A_TIMING // size))
             start = time.perf_counter()
-            call()
+            for _ in range(calls):
+                call()
+            synchronize(kind)
             # A send may return before the data has arrived, so only the receiver's time counts.
-            if i >= 0 and (name != "send" or dist.get_rank() == 1):
-                rounds[i, j] = time.perf_counter() - start
+            if name != "send" or dist.get_rank() == 1:
+                timed[j] = (time.perf_counter() - start) / calls
+    rounds = rounds[1:].to(kind)  # the first round is the warm-up
     dist.all_reduce(rounds)
     counted = torch.tensor([1 if name == "send" else ranks for name, _, _ in cases])
-    undisturbed = (1e3 * torch.quantile(rounds / counted, QUANTILE, dim=0)).tolist()
+    undisturbed = (1e3 * torch.quantile(rounds.cpu() / counted, QUANTILE, dim=0)).tolist()
     return [
         TimedCollective(collective=name, payload_bytes=size, ranks=ranks, time_ms=ms)
         for (name, size, _), ms in zip(cases, undisturbed, strict=True)
     ]
 
 
-def _call(collective: str, size_bytes: int) -> Callable[[], object]:
+def _call(collective: str, size_bytes: int, kind: str) -> Callable[[], object]:
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    part = torch.zeros(max(1, size_bytes // 4 // ranks))
-    whole = torch.zeros(part.numel() * ranks)
+    part = torch.zeros(max(1, size_bytes // 4 // ranks), device=kind)
+    whole = torch.zeros(part.numel() * ranks, device=kind)
     # torch 2.13 warns about the older names.
     if collective == "all_reduce":
         return lambda: dist.all_reduce(whole)
@@ -116,52 +134,17 @@ def join() -> None:
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=TIMEOUT_S))
 
 
-WARMUP_ROUNDS = 2
-BYTES_A_TIMING = 2**20
-MOST_CALLS = 10
-
-
-def time_allreduce(sizes_bytes: list[int], repeats: int, device: torch.device) -> list[list[float]]:
-    """Return the seconds of one all-reduce on the slowest rank, shape (repeats, sizes).
-
-    Each round times all sizes, so drift of the machine affects all sizes alike.
-    """
-    tensors = [torch.zeros(size // torch.float32.itemsize, device=device) for size in sizes_bytes]
-    rounds = [[_seconds(tensor) for tensor in tensors] for _ in range(WARMUP_ROUNDS + repeats)]
-    slowest = torch.tensor(rounds[WARMUP_ROUNDS:], dtype=torch.float64, device=device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    seconds: list[list[float]] = slowest.tolist()
-    return seconds
-
-
-def _seconds(tensor: torch.Tensor) -> float:
-    # Ranks start further apart than a small payload takes, so time several calls together.
-    calls = max(1, min(MOST_CALLS, BYTES_A_TIMING // tensor.nbytes))
-    dist.all_reduce(tensor)  # the first call after a change of size is slower
-    dist.barrier()
-    _wait(tensor)
-    start = time.perf_counter()
-    for _ in range(calls):
-        dist.all_reduce(tensor)
-    _wait(tensor)
-    return (time.perf_counter() - start) / calls
-
-
-def _wait(tensor: torch.Tensor) -> None:
-    synchronize(tensor.device.type)
-
-
 def _work(request: dict[str, Any]) -> str:
     rank, ranks, backend = request["rank"], request["ranks"], request["backend"]
-    device = torch.device("cpu")
+    kind = "cpu"
     if backend == "nccl":
         gpus = count_devices("cuda") if dist.is_nccl_available() else 0
         if gpus < ranks:
             raise TrainpaceError(
                 f"nccl needs a CUDA GPU for each of the {ranks} ranks, but {gpus} are usable here."
             )
-        device = torch.device("cuda", rank)
-        use_device("cuda", rank)
+        kind = "cuda"
+        use_device(kind, rank)
     else:
         torch.set_num_threads(1)  # ranks share the cores
         if sys.platform == "linux":  # gloo fails if the host's own name does not resolve
@@ -173,9 +156,11 @@ def _work(request: dict[str, Any]) -> str:
         world_size=ranks,
         timeout=datetime.timedelta(seconds=request["timeout_s"]),
     )
-    seconds = time_allreduce(request["sizes_bytes"], request["repeats"], device)
+    timed = time_collectives(
+        ["all_reduce"], request["sizes_bytes"], request["repeats"], kind, most_calls=10
+    )
     dist.barrier()  # otherwise a rank might exit while another still communicates with it
-    return json.dumps(seconds)
+    return json.dumps([t.time_ms for t in timed])
 
 
 if __name__ == "__main__":

@@ -54,19 +54,15 @@ class Cpu(Record):
         affinity_cores: Number of logical cores that this process may run on.
         quota_cores: CPU time limit of the process's cgroup, in cores.
 
-    Caches are per core, except L3, which is per group of cores that share it.
+    L2 is per core, and L3 is per group of cores that share it.
     """
 
     name: str | None
-    sockets: int | None
     physical_cores: int | None
     logical_cores: int | None
     affinity_cores: int | None
     quota_cores: float | None
-    base_mhz: float | None
-    max_mhz: float | None
     governor: str | None
-    l1d_bytes: int | None
     l2_bytes: int | None
     l3_bytes: int | None
 
@@ -150,22 +146,17 @@ def detect(root: Path = Path("/")) -> Machine:
 def detect_cpu(root: Path = Path("/")) -> Cpu:
     import psutil
 
-    frequency = root / "sys/devices/system/cpu/cpu0/cpufreq"
-    name = cpu_name(root)
-    stated = re.search(r"@\s*([\d.]+)\s*GHz", name)
-    base_mhz = _mhz(frequency / "base_frequency")
+    governor = root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
     numbers = core_numbers()
     return Cpu(
-        name=name,
-        sockets=_sockets(root),
+        name=cpu_name(root),
         physical_cores=psutil.cpu_count(logical=False),
         logical_cores=psutil.cpu_count(),
         affinity_cores=None if numbers is None else len(numbers),
         quota_cores=quota_cores(root),
-        base_mhz=1e3 * float(stated.group(1)) if base_mhz is None and stated else base_mhz,
-        max_mhz=_mhz(frequency / "cpuinfo_max_freq"),
-        governor=read_fact(frequency / "scaling_governor").strip() or None,
-        **_caches(root),
+        governor=read_fact(governor).strip() or None,
+        l2_bytes=_cache_bytes(root, "2"),
+        l3_bytes=_cache_bytes(root, "3"),
     )
 
 
@@ -189,30 +180,12 @@ def cpu_name(root: Path = Path("/")) -> str:
     return str(description.get("brand_raw") or platform.machine())
 
 
-def _sockets(root: Path) -> int | None:
-    topology = root.glob("sys/devices/system/cpu/cpu[0-9]*/topology/physical_package_id")
-    packages = {read_fact(file) for file in topology} - {""}
-    if not packages:
-        packages = set(
-            re.findall(r"^physical id\s*:\s*(\d+)", read_fact(root / "proc/cpuinfo"), re.MULTILINE)
-        )
-    return len(packages) or None
-
-
-def _caches(root: Path) -> dict[str, int | None]:
-    sizes: dict[str, int | None] = {"l1d_bytes": None, "l2_bytes": None, "l3_bytes": None}
+def _cache_bytes(root: Path, level: str) -> int | None:
     for folder in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*"):
-        level, kind, size = (read_fact(folder / name).strip() for name in ("level", "type", "size"))
-        name = f"l{level}d_bytes" if level == "1" else f"l{level}_bytes"
-        match = re.fullmatch(r"(\d+)([KM]?)", size)
-        if kind != "Instruction" and name in sizes and match:
-            sizes[name] = int(match.group(1)) * {"": 1, "K": 2**10, "M": 2**20}[match.group(2)]
-    return sizes
-
-
-def _mhz(file: Path) -> float | None:
-    khz = _number(read_fact(file))
-    return None if khz is None else khz / 1e3
+        size = re.match(r"(\d+)([KM]?)", read_fact(folder / "size"))
+        if size and read_fact(folder / "level").strip() == level:
+            return int(size[1]) * {"": 1, "K": 2**10, "M": 2**20}[size[2]]
+    return None
 
 
 def _memory_limit_gib(root: Path) -> float | None:

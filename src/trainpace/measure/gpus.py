@@ -56,7 +56,7 @@ BUSY = 0.9
 class Gpu(Record):
     """Current state of one GPU.
 
-    Clocks are low while the GPU is idle. `performance_state` 0 is the fastest and 8 is idle.
+    `performance_state` 0 is the fastest and 8 is idle.
 
     Attributes:
         pcie_generation_max: PCIe generation that this GPU supports in this slot.
@@ -75,19 +75,10 @@ class Gpu(Record):
     pcie_generation_max: int | None = None
     pcie_width: int | None = None
     pcie_width_max: int | None = None
-    sm_mhz: float | None = None
-    sm_mhz_max: float | None = None
-    memory_mhz: float | None = None
-    memory_mhz_max: float | None = None
     power_limit_w: float | None = None
     power_limit_default_w: float | None = None
-    power_limit_max_w: float | None = None
-    compute_capability: str | None = None
     mig: bool | None = None
     mig_instances: tuple[str, ...] = ()
-    ecc: bool | None = None
-    persistence: bool | None = None
-    temperature_c: float | None = None
     performance_state: int | None = None
     throttled_by: tuple[str, ...] = ()
     other_processes: int | None = None
@@ -157,17 +148,9 @@ def _describe(nvml: Any, handle: Any) -> Gpu:
     def get(name: str, *arguments: Any) -> Any:
         return query(nvml, f"DeviceGet{name}", handle, *arguments)
 
-    def switch(name: str) -> bool | None:
-        state = get(name)  # some functions return (current state, pending state)
-        if state is None:
-            return None
-        return bool(state[0] if isinstance(state, list | tuple) else state)
-
-    sm, memory_clock = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM
     version = query(nvml, "SystemGetCudaDriverVersion")
     memory, users = get("MemoryInfo"), get("ComputeRunningProcesses")
-    capability, limits = get("CudaComputeCapability"), get("PowerManagementLimitConstraints")
-    mig, state = switch("MigMode"), get("PerformanceState")
+    mig, state = get("MigMode"), get("PerformanceState")  # MigMode is (current, pending)
     return Gpu(
         name=get("Name"),
         driver=query(nvml, "SystemGetDriverVersion"),
@@ -177,19 +160,10 @@ def _describe(nvml: Any, handle: Any) -> Gpu:
         pcie_generation_max=get("MaxPcieLinkGeneration"),
         pcie_width=get("CurrPcieLinkWidth"),
         pcie_width_max=get("MaxPcieLinkWidth"),
-        sm_mhz=get("ClockInfo", sm),
-        sm_mhz_max=get("MaxClockInfo", sm),
-        memory_mhz=get("ClockInfo", memory_clock),
-        memory_mhz_max=get("MaxClockInfo", memory_clock),
         power_limit_w=_watts(get("PowerManagementLimit")),
         power_limit_default_w=_watts(get("PowerManagementDefaultLimit")),
-        power_limit_max_w=None if limits is None else _watts(limits[1]),
-        compute_capability=None if capability is None else "{}.{}".format(*capability),
-        mig=mig,
-        mig_instances=_slices(nvml, handle) if mig else (),
-        ecc=switch("EccMode"),
-        persistence=switch("PersistenceMode"),
-        temperature_c=get("Temperature", nvml.NVML_TEMPERATURE_GPU),
+        mig=None if mig is None else bool(mig[0]),
+        mig_instances=_slices(nvml, handle) if mig and mig[0] else (),
         performance_state=state if state is not None and 0 <= state <= 15 else None,
         throttled_by=_reasons(nvml, handle),
         other_processes=None if users is None else len({u.pid for u in users} - {os.getpid()}),
