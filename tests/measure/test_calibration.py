@@ -118,7 +118,7 @@ def test_a_rank_that_dies_ends_all(tmp_path):
         asker.kill()
         asker.communicate()
     assert (
-        "rank 1 of an all-reduce among 2 ranks over gloo gave no answer: it died of SIGKILL"
+        "rank 1 of an all-reduce between 2 ranks over gloo gave no answer: it died of SIGKILL"
         in message
     )
     assert all_end(tmp_path)

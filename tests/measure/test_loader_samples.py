@@ -15,7 +15,6 @@ from trainpace.measure.loader_worker import (
     LoaderTarget,
     Setting,
     choose,
-    dataset_stages,
     first_pass,
     function_stages,
     is_random,
@@ -112,20 +111,6 @@ def test_files_are_noticed_and_read_cold(tmp_path):
     assert cost.fetch_ms is None or cost.fetch_ms >= 0
 
 
-class Wrapper(torch.utils.data.Dataset):
-    """Random by itself, over a dataset that need not be."""
-
-    def __init__(self, wrapped):
-        self.wrapped = wrapped
-
-    def __len__(self):
-        return len(self.wrapped)
-
-    def __getitem__(self, i):
-        x, y = self.wrapped[i]
-        return x + torch.rand(x.shape), y
-
-
 class Inner(Data, torch.utils.data.Dataset):
     pass
 
@@ -138,37 +123,6 @@ def test_datasets_side_by_side_have_chains_of_their_own():
     assert (rest.name, burned.name, noise.name) == (REST, "Burn", "Noise")
     assert burned.cpu_ms == pytest.approx(2, rel=0.3)  # all six, together
     assert (burned.offline, noise.offline, noise.random) == (True, False, True)
-
-
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        Wrapper,
-        lambda data: torch.utils.data.Subset(Wrapper(data), range(8)),
-        lambda data: Wrapper(torch.utils.data.Subset(data, range(8))),
-        lambda data: torch.utils.data.ConcatDataset([Wrapper(data), Wrapper(data)]),
-        lambda data: Wrapper(torch.utils.data.ConcatDataset([data, data])),
-    ],
-)
-def test_a_deterministic_dataset_behind_random_wrappers_is_found(wrap):
-    inner, *_, rest = dataset_stages(target_of(wrap(Inner(burn_ms=3, length=16))), range(8), 3.2)
-    assert inner.kind == "dataset"
-    assert " inside " in inner.name
-    assert inner.offline
-    assert not rest.offline
-    assert inner.wall_ms > 2
-    assert inner.wall_ms + rest.wall_ms == pytest.approx(3.2)
-
-
-def test_wrapper_of_random_dataset_has_no_offline_part():
-    assert dataset_stages(target_of(Wrapper(Inner(Noise(), burn_ms=1))), range(4), 1.0) == ()
-    assert (
-        dataset_stages(
-            target_of(torch.utils.data.Subset(Inner(burn_ms=1), range(4))), range(4), 1.0
-        )
-        == ()
-    )  # all of it can be
-    assert dataset_stages(target_of(Data(Noise())), range(4), 1.0) == ()
 
 
 def test_the_transforms_are_ranked_and_the_random_ones_marked():

@@ -36,8 +36,9 @@ CLOSE = 0.01
 class AllReduce(Record):
     """Measured all-reduce (sum) of fp32 tensors between the ranks of one machine.
 
-    `time_ms[i]` is the time for `sizes_bytes[i]` (see `TimedCollective`). The fit is time = latency + wire bytes / bandwidth. A ring sends 2 (ranks - 1) / ranks of the
-    payload. The bandwidth is None if the times do not grow with the payload.
+    `time_ms[i]` is the time for `sizes_bytes[i]` (see `TimedCollective`). The fit is time = latency
+    + wire bytes / bandwidth. A ring sends 2 (ranks - 1) / ranks of the payload. The bandwidth is
+    None if the times do not grow with the payload.
     """
 
     ranks: int

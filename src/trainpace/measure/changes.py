@@ -20,10 +20,9 @@ The best set of terms minimizes the criterion (n + v) log((R + v) / (n + v)) + p
 - R is the sum of squared residuals, each divided by its standard deviation.
 - v is the weight of the given deviations in observations: small for a guess, large for known ones.
 
-The search has several starts: no terms, smooth terms, and the optimal partition into separate lines
-(dynamic programming; Jackson et al. 2005). From each start, it adds, swaps or removes one term at a
-time, always the best of all kinds and places. It also tries to add two levels at once. It stops
-when nothing lowers the criterion.
+The search has several starts: no terms, smooth terms, and levels alone. From each start, it adds,
+swaps or removes one term at a time, always the best of all kinds and places. It stops when nothing
+lowers the criterion.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from enum import IntEnum
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -304,24 +304,10 @@ def _certain(search: Search, terms: list[Term]) -> _Fit:
     """
     while True:
         fit = _Fit(search, terms)
-        uncertain = {}
-        for i, (kind, place) in enumerate(terms):
-            if kind in (Kind.LEVEL, Kind.BOTH):
-                size, slope = fit.values[fit.column[i]], 0.0
-                if kind == Kind.BOTH:
-                    slope = fit.values[fit.column[i] + 1] * (
-                        search.position[place] - search.position[place - 1]
-                    )
-                z = abs(
-                    fit.z(fit.column[i], float(np.clip(size, min(0.0, slope), max(0.0, slope))))
-                )
-                if z < LEAST_Z:
-                    uncertain[i] = z
-        lone = {i: z for i, z in uncertain.items() if terms[i].kind == Kind.LEVEL}
+        z = {i: fit.level_z(i) for i, (kind, _) in enumerate(terms) if kind in LEVELS}
+        fit.jumps = {i for i in z if z[i] >= LEAST_Z}
+        lone = {i: z[i] for i in z.keys() - fit.jumps if terms[i].kind == Kind.LEVEL}
         if not lone:
-            fit.jumps = {
-                i for i, (kind, _) in enumerate(terms) if kind in (Kind.LEVEL, Kind.BOTH)
-            } - set(uncertain)
             return fit
         weakest = min(lone, key=lambda i: lone[i])
         terms = terms[:weakest] + terms[weakest + 1 :]
@@ -365,6 +351,19 @@ class _Fit:
         )
         return math.copysign(size, t)
 
+    def level_z(self, i: int) -> float:
+        """Return the absolute z-score of the level of term `i`.
+
+        The level of a term of kind BOTH is compared with what its change of slope explains.
+        """
+        (kind, place), column = self.terms[i], self.column[i]
+        size, explained = self.values[column], 0.0
+        if kind == Kind.BOTH:
+            width = self.search.position[place] - self.search.position[place - 1]
+            explained = self.values[column + 1] * width
+        beyond = np.clip(size, min(0.0, explained), max(0.0, explained))
+        return abs(self.z(column, float(beyond)))
+
     def half_width(self, contrast: Floats) -> float:
         """Return half the width of the 90% interval of a linear combination of coefficients.
 
@@ -375,37 +374,46 @@ class _Fit:
 
 
 def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve:
-    search, n = fit.search, len(x)
-    span = float(x[-1] - x[0])
+    odd_ms = sum(
+        float(fit.values[column])
+        for (kind, _), column in zip(fit.terms, fit.column, strict=True)
+        if kind == Kind.ODD
+    )
+    segments, bends = _segments(batches, x, fit, fit.fitted - odd_ms * (x % 2))
+    middle = int(np.argsort(fit.fitted)[len(x) // 2])
+    return StepCurve(
+        batches=tuple(int(b) for b in batches),
+        step_ms=tuple(float(t) for t in y),
+        fitted_ms=tuple(float(t) for t in fit.fitted),
+        noise=float(fit.scale / fit.search.weight[middle] / fit.fitted[middle]),
+        segments=segments,
+        jumps=tuple(_jump(batches, fit, i) for i in sorted(fit.jumps)),
+        bends=bends,
+        disturbed=tuple(int(batches[t]) for kind, t in fit.terms if kind == Kind.POINT),
+        odd_extra_ms=odd_ms,
+        least_jump=_least_jump(fit),
+    )
+
+
+def _segments(
+    batches: Sequence[int], x: Floats, fit: _Fit, line: Floats
+) -> tuple[tuple[Segment, ...], tuple[Bend, ...]]:
+    """Return the straight segments of the fitted `line`, and the bends between them."""
     contrast = np.zeros(len(fit.values))
-    contrast[1] = 1 / span
-    odd_ms = 0.0
-    slopes = [(0, contrast.copy())]
-    jumps, bends, disturbed = [], [], []
+    contrast[1] = 1 / float(x[-1] - x[0])
+    slopes, bends = {0: contrast}, []  # of two changes at the same place, the later one counts
     for i, ((kind, t), column) in enumerate(zip(fit.terms, fit.column, strict=True)):
-        if kind == Kind.POINT:
-            disturbed.append(int(batches[t]))
-        elif kind == Kind.ODD:
-            odd_ms = float(fit.values[column])
-        if kind in (Kind.BEND, Kind.BOTH):
-            before = float(contrast @ fit.values)
-            contrast[column + (kind == Kind.BOTH)] = 1 / span
-        if kind in (Kind.BEND, Kind.BOTH) and i not in fit.jumps:
-            bends.append(
-                Bend(
-                    batch=int(batches[t]),
-                    slope_before=before,
-                    slope_after=float(contrast @ fit.values),
-                )
-            )
-        if i in fit.jumps:
-            jumps.append(_jump(batches, fit, t, int(column)))
-        if kind in (Kind.LEVEL, Kind.BEND, Kind.BOTH):
-            slopes.append((t, contrast.copy()))
-    line = fit.fitted - odd_ms * (x % 2)
+        before = float(contrast @ fit.values)
+        if kind in SLOPES:
+            contrast = contrast.copy()
+            contrast[column + (kind == Kind.BOTH)] = contrast[1]
+        if kind in LEVELS | SLOPES:
+            slopes[t] = contrast
+        if kind in SLOPES and i not in fit.jumps:
+            after = float(contrast @ fit.values)
+            bends.append(Bend(batch=int(batches[t]), slope_before=before, slope_after=after))
     segments = []
-    starts = dict(slopes)  # of two changes at the same place, dict keeps the later one
-    for (t, contrast), end in zip(starts.items(), [*list(starts)[1:], n], strict=True):
+    for (t, contrast), end in zip(slopes.items(), [*list(slopes)[1:], len(x)], strict=True):
         slope, half = float(contrast @ fit.values), fit.half_width(contrast)
         segments.append(
             Segment(
@@ -417,19 +425,7 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
                 slope_high=slope + half,
             )
         )
-    middle = int(np.argsort(fit.fitted)[n // 2])
-    return StepCurve(
-        batches=tuple(int(b) for b in batches),
-        step_ms=tuple(float(t) for t in y),
-        fitted_ms=tuple(float(t) for t in fit.fitted),
-        noise=float(fit.scale / search.weight[middle] / fit.fitted[middle]),
-        segments=tuple(segments),
-        jumps=tuple(jumps),
-        bends=tuple(bends),
-        disturbed=tuple(disturbed),
-        odd_extra_ms=odd_ms,
-        least_jump=_least_jump(fit),
-    )
+    return tuple(segments), tuple(bends)
 
 
 def _least_jump(fit: _Fit) -> float | None:
@@ -452,13 +448,14 @@ def _least_jump(fit: _Fit) -> float | None:
     return (half + math.sqrt(half * (2 - half))) / (1 - half) if half < 1 else None
 
 
-def _jump(batches: Sequence[int], fit: _Fit, t: int, column: int) -> MeasuredJump:
+def _jump(batches: Sequence[int], fit: _Fit, i: int) -> MeasuredJump:
+    t, column = fit.terms[i].place, int(fit.column[i])
     size, z = float(fit.values[column]), fit.z(column)
     half = fit.half_width(np.eye(len(fit.values))[column])
     # A disturbed point next to the jump may lie on either side of it.
     lone = {place for kind, place in fit.terms if kind == Kind.POINT}
-    last = next((i for i in range(t - 1, 0, -1) if i not in lone), 0)
-    first = next((i for i in range(t, len(batches) - 1) if i not in lone), len(batches) - 1)
+    last = next((k for k in range(t - 1, 0, -1) if k not in lone), 0)
+    first = next((k for k in range(t, len(batches) - 1) if k not in lone), len(batches) - 1)
     before, after = int(batches[last]), int(batches[first])
     return MeasuredJump(
         before=before,
@@ -512,6 +509,12 @@ class Kind(IntEnum):
     POINT = 3
     SMOOTH = 4
     ODD = 5
+
+
+LEVELS = {Kind.LEVEL, Kind.BOTH}
+"""Kinds of terms that change the level."""
+SLOPES = {Kind.BEND, Kind.BOTH}
+"""Kinds of terms that change the slope."""
 
 
 class Term(NamedTuple):
@@ -591,13 +594,20 @@ class Search:
         self.price *= 1 + FEW / (n + worth)
         u, w = self.position, self.weight[:, None]
         self._base = np.stack([np.ones(n), u], axis=1) * w
-        self._level, self._level_size = _unit(np.tri(n) * w)
-        self._bend, self._bend_size = _unit(np.maximum(u[:, None] - u, 0) * w)
+        level, bend, odd = np.tri(n) * w, np.maximum(u[:, None] - u, 0) * w, x % 2
+        smooth = np.stack([u**2, u**3, np.log(x)], axis=1) * w
+        self._columns = {
+            Kind.LEVEL: (level,),
+            Kind.BEND: (bend,),
+            Kind.BOTH: (level, bend),
+            Kind.POINT: (np.diag(self.weight),),
+            Kind.SMOOTH: (smooth,),
+            Kind.ODD: (odd[:, None] * w,),
+        }
+        self._level, self._bend = _unit(level), _unit(bend)
         self._both = np.concatenate([self._level, self._bend], axis=1)
         self._level_bend = np.einsum("it,it->t", self._level, self._bend)
-        self._level_level = self._level.T @ self._level
-        odd = x % 2
-        self._whole, self._whole_size = _unit(np.stack([u**2, u**3, np.log(x), odd], axis=1) * w)
+        self._whole = _unit(np.column_stack([smooth, odd[:, None] * w]))
         self.bend_spacing = BEND_SPACING
         place = np.arange(n)
         self._allowed = np.ones((len(Kind), n), dtype=bool)
@@ -613,21 +623,13 @@ class Search:
         It has n rows, two columns for the line, and one column per term. BOTH has two columns, the
         level before the bend. Slopes are per unit of `position`.
         """
-        columns = []
-        for kind, t in terms:
-            if kind in (Kind.LEVEL, Kind.BOTH):
-                columns.append(self._level[:, t] * self._level_size[t])
-            if kind in (Kind.BEND, Kind.BOTH):
-                columns.append(self._bend[:, t] * self._bend_size[t])
-            if kind == Kind.POINT:
-                columns.append(np.where(np.arange(self.n) == t, self.weight, 0.0))
-            if kind in (Kind.SMOOTH, Kind.ODD):
-                k = t if kind == Kind.SMOOTH else _SMOOTH
-                columns.append(self._whole[:, k] * self._whole_size[k])
-        return np.column_stack([self._base, *columns]) if columns else self._base
+        columns = [matrix[:, t] for kind, t in terms for matrix in self._columns[kind]]
+        return np.column_stack([self._base, *columns])
 
     def cost(self, terms: list[Term]) -> float:
-        return self._misfit(self.squares(terms)) + self._price_of(terms)
+        """Return the criterion."""
+        price = float(sum(self.price[kind] for kind, _ in terms))
+        return self._misfit(self.squares(terms)) + price
 
     def squares(self, terms: list[Term]) -> float:
         """Return the sum of squared residuals, each divided by its standard deviation."""
@@ -644,9 +646,8 @@ class Search:
         shadow = q.T @ self._level
         left = np.maximum(1 - np.einsum("pt,pt->t", shadow, shadow), 0.0)
         allowed = np.isfinite(self._gains(terms, q, residual)[Kind.LEVEL]) & (left > _DEPENDENT)
-        size = np.where(
-            allowed, 1 / (self._level_size * np.sqrt(np.where(allowed, left, 1.0))), np.inf
-        )
+        length = np.linalg.norm(self._columns[Kind.LEVEL][0], axis=0)
+        size = np.where(allowed, 1 / (length * np.sqrt(np.where(allowed, left, 1.0))), np.inf)
         pays = (squares + self.worth) * math.expm1(
             float(self.price[Kind.LEVEL]) / (self.n + self.worth)
         )
@@ -654,10 +655,7 @@ class Search:
 
     def best(self) -> tuple[float, list[Term]]:
         """Return the lowest criterion and its terms in order of place."""
-        pieces = self._partition()
         starts: list[list[Term]] = [[], [Term(Kind.SMOOTH, 0), Term(Kind.SMOOTH, 1)]]
-        if pieces:
-            starts += [[Term(kind, t) for t in pieces] for kind in (Kind.BOTH, Kind.LEVEL)]
         if self.n < NOT_SHORT:
             starts.append(self.improve([], frozenset({Kind.LEVEL, Kind.POINT}))[1])
         cost, terms = min((self.improve(start) for start in starts), key=lambda result: result[0])
@@ -673,36 +671,34 @@ class Search:
 
         Terms in `fixed` are never removed. Returns the criterion and the terms.
         """
-        terms = list(terms)
         cost = self.cost(terms)
         for _ in range(_MOST_ROUNDS):
             before = cost
-            for term in [t for t in terms if t not in fixed]:
+            for term in [*(t for t in terms if t not in fixed), None]:
                 rest = [t for t in terms if t != term]
-                q, residual, squares = self._residual(rest)
-                bare = self._misfit(squares) + self._price_of(rest)
-                best, new = self._best_term(rest, kinds, self._gains(rest, q, residual), squares)
-                if min(bare, best) < cost - _BETTER:
-                    terms, cost = (rest, bare) if bare <= best else ([*rest, new], best)
-            q, residual, squares = self._residual(terms)
-            gains = self._gains(terms, q, residual)
-            best, new = self._best_term(terms, kinds, gains, squares)
-            if best < cost - _BETTER:
-                terms, cost = [*terms, new], best
-            elif Kind.LEVEL in kinds:
-                best, pair = self._best_pair(terms, gains, q, residual, squares)
-                if best < cost - _BETTER:
-                    terms, cost = [*terms, *pair], best
+                found, changed = self._best_with(rest, kinds)
+                if found < cost - _BETTER:
+                    cost, terms = found, changed
             if cost >= before - _BETTER:
                 break
         return cost, terms
 
+    def _best_with(self, rest: list[Term], kinds: frozenset[Kind]) -> tuple[float, list[Term]]:
+        """Return the lowest criterion of `rest` alone or with one more term, and the terms."""
+        q, residual, squares = self._residual(rest)
+        gains = self._gains(rest, q, residual)
+        spent = float(sum(self.price[kind] for kind, _ in rest))
+        best = (self._misfit(squares) + spent, rest)
+        for kind in sorted(kinds):
+            place = int(gains[kind].argmax())
+            if gains[kind, place] > 0:
+                cost = self._misfit(squares - gains[kind, place]) + spent + self.price[kind]
+                best = min(best, (cost, [*rest, Term(kind, place)]), key=itemgetter(0))
+        return best
+
     def _misfit(self, squares: float) -> float:
         count = self.n + self.worth
         return count * math.log((max(squares, 0.0) + self.worth) / count)
-
-    def _price_of(self, terms: list[Term]) -> float:
-        return float(sum(self.price[kind] for kind, _ in terms))
 
     def _residual(self, terms: list[Term]) -> tuple[Floats, Floats, float]:
         """Return (orthonormal basis of the terms, residual of the target, its sum of squares)."""
@@ -740,12 +736,12 @@ class Search:
             gains[Kind.SMOOTH, :_SMOOTH], gains[Kind.ODD, 0] = whole[:_SMOOTH], whole[_SMOOTH]
         gains[~self._allowed] = -np.inf
         for kind, t in terms:
-            if kind in (Kind.LEVEL, Kind.BOTH):
+            if kind in LEVELS:
                 gains[
                     [Kind.LEVEL, Kind.BOTH], max(0, t - LEAST_POINTS + 1) : t + LEAST_POINTS
                 ] = -np.inf
                 gains[[Kind.BEND, Kind.BOTH], max(0, t - LEAST_POINTS_SLOPE + 1) : t + 1] = -np.inf
-            if kind in (Kind.BEND, Kind.BOTH):
+            if kind in SLOPES:
                 gains[
                     [Kind.BEND, Kind.BOTH], max(0, t - SLOPE_SPACING + 1) : t + SLOPE_SPACING
                 ] = -np.inf
@@ -756,79 +752,8 @@ class Search:
                 ] = -np.inf
         return gains
 
-    def _best_term(
-        self, rest: list[Term], kinds: frozenset[Kind], gains: Floats, squares: float
-    ) -> tuple[float, Term]:
-        places = gains.argmax(axis=1)
-        spent = self._price_of(rest)
-        costs = {
-            kind: self._misfit(squares - gains[kind, places[kind]]) + spent + self.price[kind]
-            for kind in kinds
-            if gains[kind, places[kind]] > 0
-        }
-        if not costs:
-            return math.inf, Term(Kind.POINT, 0)
-        kind = min(costs, key=lambda k: (costs[k], k))
-        return costs[kind], Term(kind, int(places[kind]))
 
-    def _best_pair(
-        self, terms: list[Term], gains: Floats, q: Floats, residual: Floats, squares: float
-    ) -> tuple[float, list[Term]]:
-        """Return the best pair of levels to add at once, with its criterion.
-
-        A short plateau needs both: one of its ends alone does not lower the criterion.
-        """
-        shadow = q.T @ self._level
-        gram = self._level_level - shadow.T @ shadow
-        size, dot = gram.diagonal(), residual @ self._level
-        det = np.outer(size, size) - gram**2
-        gain = np.outer(dot**2, size)
-        gain = gain + gain.T - 2 * np.outer(dot, dot) * gram
-        usable = np.isfinite(gains[Kind.LEVEL])
-        good = np.triu(usable[:, None] & usable, LEAST_POINTS) & (det > 1e-5 * np.outer(size, size))
-        if not good.any():
-            return math.inf, []
-        gain = np.where(good, gain / np.where(good, det, 1.0), -np.inf)
-        i, j = divmod(int(gain.argmax()), self.n)
-        cost = (
-            self._misfit(squares - gain[i, j])
-            + self._price_of(terms)
-            + 2 * float(self.price[Kind.LEVEL])
-        )
-        return cost, [Term(Kind.LEVEL, i), Term(Kind.LEVEL, j)]
-
-    def _partition(self) -> list[int]:
-        """Return the start indices of the optimal segments, without the first segment.
-
-        Each segment is a separate line.
-        """
-        n, least, price = self.n, LEAST_POINTS_SLOPE, self.price[Kind.BOTH]
-        x, y = self.position, self.target / self.weight
-        sums = np.zeros((6, n + 1))
-        np.cumsum(
-            self.weight**2 * np.stack([np.ones(n), x, y, x * x, x * y, y * y]),
-            axis=1,
-            out=sums[:, 1:],
-        )
-        best = np.full(n + 1, np.inf)
-        best[0] = -price
-        last = np.zeros(n + 1, dtype=int)
-        for end in range(least, n + 1):
-            w, wx, wy, wxx, wxy, wyy = sums[:, end, None] - sums[:, : end - least + 1]
-            squares = (
-                wyy - wy**2 / w - (wxy - wx * wy / w) ** 2 / np.maximum(wxx - wx**2 / w, 1e-300)
-            )
-            totals = best[: end - least + 1] + np.maximum(squares, 0) + price
-            last[end] = int(totals.argmin())
-            best[end] = totals[last[end]]
-        starts, end = [], int(last[n])
-        while end > 0:
-            starts.append(end)
-            end = int(last[end])
-        return starts[::-1]
-
-
-def _unit(columns: Floats) -> tuple[Floats, Floats]:
-    """Return the columns scaled to length one, and their original lengths."""
-    size = np.sqrt((columns**2).sum(axis=0))
-    return columns / np.where(size > 0, size, 1.0), size
+def _unit(columns: Floats) -> Floats:
+    """Return the columns scaled to length one."""
+    size = np.linalg.norm(columns, axis=0)
+    return columns / np.where(size > 0, size, 1.0)

@@ -284,6 +284,10 @@ class LoaderMeasurement(Record):
             else math.ceil(self.length / self.batch_size)
         )
 
+    def epoch_s(self, step_ms: float) -> float:
+        """Convert milliseconds per step to seconds per epoch."""
+        return self.steps_per_epoch * step_ms / 1e3
+
     @property
     def offline_ms(self) -> float:
         """Time per sample that precomputing could save, without the time to read samples back."""
@@ -396,19 +400,15 @@ def advise(
         for p in m.points
     }
     steps = {w: step_ms(cost, compute, w, m.cores, cores) for w, cost in costs.items()}
+    now = m.given_workers or 0
+    if now not in steps:
+        now = min(steps)
     # Without workers, loading and computing do not overlap. The loader's time alone does not show
     # this, so advise at least one worker.
-    needs_one = compute_ms is None and m.given_workers
-    workers = fewest_workers({w: ms for w, ms in steps.items() if w or not needs_one})
-    now = m.given_workers if m.given_workers in steps else min(steps)
-    assert now is not None
-    extra_start_s = m.point(workers).startup_s - m.point(now).startup_s
-    saved_s = m.steps_per_epoch * (steps[now] - steps[workers]) / 1e3 - extra_start_s
-    epoch_s = m.steps_per_epoch * steps[now] / 1e3
-    worth_it = workers != now and saved_s > WORTH_SHARE * epoch_s
-    chosen = workers if worth_it or workers < now else now
+    needs_one = compute_ms is None and now > 0
+    chosen, saved_s, worth_it = _choose_workers(m, steps, now, int(needs_one))
     startup_s = m.point(chosen).startup_s
-    slow_start = startup_s > STARTUP_SHARE * m.steps_per_epoch * steps[chosen] / 1e3
+    slow_start = startup_s > STARTUP_SHARE * m.epoch_s(steps[chosen])
     return LoaderAdvice(
         compute_ms=compute_ms,
         compute_cores=cores,
@@ -418,7 +418,7 @@ def advise(
         step_ms=steps[chosen],
         step_ms_by_workers=steps,
         saved_s_per_epoch=saved_s,
-        epoch_now_s=epoch_s,
+        epoch_now_s=m.epoch_s(steps[now]),
         startup_s=startup_s,
         worth_it=worth_it,
         keep_workers=chosen > 0 and not m.given_persistent and slow_start,
@@ -426,6 +426,17 @@ def advise(
         offline_ms=m.offline_ms,
         offline_share=sum(m.share_of(s) for s in m.stages if s.offline),
     )
+
+
+def _choose_workers(
+    m: LoaderMeasurement, steps: Mapping[int, float], now: int, least: int
+) -> tuple[int, float, bool]:
+    """Return (advised number of workers, seconds saved per epoch, True if that is worthwhile)."""
+    fewest = fewest_workers({w: ms for w, ms in steps.items() if w >= least})
+    extra_start_s = m.point(fewest).startup_s - m.point(now).startup_s
+    saved_s = m.epoch_s(steps[now] - steps[fewest]) - extra_start_s
+    worth_it = fewest != now and saved_s > WORTH_SHARE * m.epoch_s(steps[now])
+    return fewest if worth_it or fewest < now else now, saved_s, worth_it
 
 
 Pair = tuple[float, float]

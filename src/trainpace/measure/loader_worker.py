@@ -24,7 +24,7 @@ import re
 import sys
 import time
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -70,10 +70,11 @@ FEWEST_SAMPLES = 8
 FIRST = 4
 """Number of samples at the start that are always measured, because people try these first."""
 PASSES = 3
-_CACHED_RATIO = 5.0
 MOST_BATCHES = 2000
 FEWEST_BATCHES = 4
 TORCH_PREFETCH = 2
+SENT_S = 0.1
+"""Duration of a run that sends finished batches, in seconds."""
 REST = "the rest of __getitem__"
 TRIALS = 6
 WATCHED = 6
@@ -327,18 +328,17 @@ def sample_cost(
             target.read(indices)
         read = (opened_files.bytes_read() or 0) - before
         warm = [_pass(target, indices) for _ in range(passes)]
-        files = opened or list(held)
-        note = "" if opened else _note(files, read, len(indices))
         cold: list[_Pass] = []
-        if files and not note:
-            note = _pass_cold(target, indices, files, passes, cold, warm)
-    wall_ms = median(p.wall_ms for p in warm)
-    if not note and not files and first_ms > _CACHED_RATIO * wall_ms:
-        note = f"the first access of a sample took {first_ms:.3g} ms: the dataset caches samples."
+        note = "" if opened else _note(held, read, len(indices))
+        while not note and len(cold) < passes:
+            note = opened_files.drop(opened or held)
+            if not note:
+                cold.append(_pass(target, indices))
+                warm.append(_pass(target, indices))
     file_bytes = sum(os.path.getsize(path) for path in opened if os.path.exists(path))
     return SampleCost(
         samples=len(indices),
-        wall_ms=wall_ms,
+        wall_ms=median(p.wall_ms for p in warm),
         cpu_ms=median(p.cpu_ms for p in warm),
         first_ms=first_ms,
         delayed_ms=median(p.delayed_ms for p in warm),
@@ -362,26 +362,6 @@ def _pass(target: LoaderTarget, indices: Sequence[int]) -> _Pass:
     wall_ms, cpu_ms = _clocked(lambda: target.read(indices))
     delayed_ms = min(_delayed_ms() - before, wall_ms)
     return _Pass((wall_ms - delayed_ms) / count, cpu_ms / count, delayed_ms / count)
-
-
-def _pass_cold(
-    target: LoaderTarget,
-    indices: Sequence[int],
-    files: Sequence[str],
-    passes: int,
-    cold: list[_Pass],
-    warm: list[_Pass],
-) -> str:
-    """Time cold and warm passes in turn.
-
-    Returns a sentence if the files cannot be dropped from the page cache, otherwise "".
-    """
-    for _ in range(passes):
-        if note := opened_files.drop(files):
-            return note
-        cold.append(_pass(target, indices))
-        warm.append(_pass(target, indices))
-    return ""
 
 
 def _delayed_ms() -> float:
@@ -518,27 +498,13 @@ def loader_cost(
     )
     if not workers:
         return cost
-    sent = [_sent(target, samples) for _ in range(3)]
+    ready = target._replace(dataset=samples)
+    sent = [
+        run_loader(ready, Setting(1, batch_size), range(batch_size), SENT_S, collate_ms)
+        for _ in range(3)
+    ]
     send_ms = max(0.0, median(run.batch_ms for run in sent) - collate_ms)
     return replace(cost, send_ms=send_ms, handover_ms=median(run.cpu_ms for run in sent))
-
-
-def _sent(target: LoaderTarget, samples: Any) -> Run:
-    """Run a loader with one worker over a list of finished samples."""
-    skipped, batches = TORCH_PREFETCH + 1, 24
-    loader: DataLoader[Any] = DataLoader(
-        samples,
-        len(samples),
-        sampler=list(range(len(samples))) * (batches + 2 * skipped),
-        num_workers=1,
-        collate_fn=target.collate,
-        multiprocessing_context=target.options.get("multiprocessing_context"),
-    )
-    try:
-        return _timed(loader, skipped, batches)
-    except Exception as error:
-        reason = explain(error, "the DataLoader")
-        raise UserCodeError(f"a worker cannot send a batch: {reason}") from None
 
 
 def _endless(indices: Sequence[int], count: int) -> list[int]:
@@ -562,11 +528,9 @@ class _Bench(NamedTuple):
     def over_workers(self) -> tuple[LoaderPoint, ...]:
         """Measure the requested numbers of workers, or from 0 until more workers do not help."""
         runs: dict[Setting, list[Run]] = {}
-        best, misses = float("inf"), 0
+        best, misses = math.inf, 0
         for workers in self.c.workers or LADDER:
-            enough = workers > 1 and best < (self.c.compute_ms or 0.0) / 2
-            useless = misses >= 2 or (misses and workers > self.cores + 1)
-            if self.c.workers is None and (enough or useless):
+            if self.c.workers is None and self._suffice(workers, best, misses):
                 break
             setting = self._setting(workers)
             run = self._run(setting)
@@ -575,9 +539,15 @@ class _Bench(NamedTuple):
             best = min(best, run.batch_ms)
         if self.target.given_workers is not None:
             now = self._setting(self.target.given_workers)
-            runs.setdefault(now, [] if now in runs else [self._run(now)])
+            if now not in runs:
+                runs[now] = [self._run(now)]
         self._repeat(runs, self.c.repeats - 1)
         return self._points(runs)
+
+    def _suffice(self, workers: int, best_ms: float, misses: int) -> bool:
+        """Return True if this many workers need not be tried, after `misses` without a gain."""
+        enough = workers > 1 and best_ms < (self.c.compute_ms or 0.0) / 2
+        return enough or misses >= 2 or (misses > 0 and workers > self.cores + 1)
 
     def variants(self, workers: int) -> tuple[LoaderPoint, ...]:
         """Measure variants of one setting at a time with the same number of workers.
@@ -650,20 +620,12 @@ class _Bench(NamedTuple):
 def _stages(target: LoaderTarget, indices: Sequence[int], wall_ms: float) -> tuple[Stage, ...]:
     few = indices[: max(8, len(indices) // 2)]
     stages = transform_stages(target, few)
-    inner = dataset_stages(target, few, wall_ms)
-    if _offline_share(inner) > _offline_share(stages):
-        return inner
     if not stages:
         return function_stages(target, few, wall_ms, is_random(target, indices[0]))
     # The timers and other processes take time as well. Shares are right, but sums are not, so scale
     # the stages to the time of a sample.
     factor = wall_ms / sum(s.wall_ms for s in stages)
     return tuple(replace(s, wall_ms=s.wall_ms * factor) for s in stages)
-
-
-def _offline_share(stages: Sequence[Stage]) -> float:
-    total = sum(s.wall_ms for s in stages)
-    return sum(s.wall_ms for s in stages if s.offline) / total if total else 0.0
 
 
 def transform_stages(
@@ -735,88 +697,11 @@ def _added(one: Stage, other: Stage) -> Stage:
     )
 
 
-def dataset_stages(
-    target: LoaderTarget, indices: Sequence[int], wall_ms: float
-) -> tuple[Stage, ...]:
-    """Split a random sample into the deterministic datasets inside wrappers, and the rest.
-
-    Returns an empty tuple if no dataset inside is deterministic.
-    """
-    # A wrapper may check the type of its dataset and raise an error for the stand-in.
-    with one_thread(), contextlib.suppress(Exception):
-        if not is_random(target, indices[0]):
-            return ()
-        inside = list(user_dataset.held_datasets(target.dataset))
-        found = list(_deterministic(target, inside, indices[:WATCHED]))
-        held: list[_Held] = []
-
-        def timed(place: user_dataset.Place) -> _Held:
-            held.append(_Held(place.transform))
-            return held[-1]
-
-        with user_dataset.replaced(found, timed):
-            total, _ = _clocked(lambda: target.read(indices))
-        spent: defaultdict[str, float] = defaultdict(float)
-        for one in held:
-            name = f"{type(one.held).__name__} inside {type(target.dataset).__name__}"
-            spent[name] += min(one.wall_ms, total) / total * wall_ms
-        inner = [
-            Stage(name=name, kind="dataset", wall_ms=ms, random=False, offline=True)
-            for name, ms in spent.items()
-        ]
-        rest = max(0.0, wall_ms - sum(spent.values()))
-        return (*inner, Stage(name=REST, kind="", wall_ms=rest, random=True)) if inner else ()
-    return ()
-
-
-def _deterministic(
-    target: LoaderTarget, places: list[user_dataset.Place], indices: Sequence[int]
-) -> Iterator[user_dataset.Place]:
-    """Yield the outermost datasets with deterministic samples."""
-    held: dict[int, _Held] = {}
-    with user_dataset.replaced(
-        places, lambda place: held.setdefault(id(place.transform), _Held(place.transform))
-    ):
-        target.read(indices)
-    for place in places:
-        asked = held[id(place.transform)].asked
-        if asked and not any(_gives_two(place.transform, key) for key in asked):
-            yield place
-        else:
-            inside = list(user_dataset.held_datasets(place.transform))
-            yield from _deterministic(target, inside, indices)
-
-
-def _gives_two(dataset: Any, key: Any) -> bool:
-    first, drew = user_dataset.under_seed(0, lambda: dataset[key])
-    again, _ = user_dataset.under_seed(1, lambda: dataset[key])
-    return bool(drew) or not user_dataset.same(first, again)
-
-
 def is_random(target: LoaderTarget, index: int) -> bool:
     """Return True if a sample draws random numbers, or differs when it is computed again."""
-    return _gives_two(target.dataset, index)
-
-
-class _Held:
-    """Stand-in for a dataset inside another one. It records the requested keys and the time."""
-
-    def __init__(self, held: Any) -> None:
-        self.held, self.asked, self.wall_ms = held, list[Any](), 0.0
-
-    def __getitem__(self, key: Any) -> Any:
-        self.asked.append(key)
-        start = time.perf_counter()
-        try:
-            return self.held[key]
-        finally:
-            self.wall_ms += 1e3 * (time.perf_counter() - start)
-
-    def __len__(self) -> int:
-        return len(self.held)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.held, name)
+    first, drew = user_dataset.under_seed(0, lambda: target.dataset[index])
+    again, _ = user_dataset.under_seed(1, lambda: target.dataset[index])
+    return bool(drew) or not user_dataset.same(first, again)
 
 
 class _Clock:
