@@ -7,7 +7,6 @@ import contextlib
 import gc
 import itertools
 import math
-import operator
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import torch
 from msgspec.structs import replace
 
 from trainpace.core.errors import TrainpaceError, UserCodeError
-from trainpace.core.execution import NUMBER_FORMATS
+from trainpace.core.execution import NUMBER_FORMATS, Execution
 from trainpace.core.outcome import DeviceRun, Interval, MeasuredNoiseScale, Measurement, StepTime
 from trainpace.core.records import to_json
 from trainpace.core.stats import has_settled, median, median_interval, warmup_steps
@@ -34,8 +33,9 @@ from trainpace.measure.device import (
     launch_ms,
     queued_ms,
     set_up_device,
+    synchronize,
 )
-from trainpace.measure.engine import NoiseNorms, PlainEngine, move
+from trainpace.measure.engine import NoiseNorms, PlainEngine
 from trainpace.measure.gpus import GpuMonitor
 from trainpace.measure.sweep import Conditions
 from trainpace.workload import (
@@ -44,7 +44,6 @@ from trainpace.workload import (
     build_task,
     longest_first,
     make_optimizer,
-    map_tensors,
     optimizer_name,
     usual_optimizer,
 )
@@ -76,8 +75,35 @@ So the losses are real, and steps do not wait for data.
 """
 
 
+class _Phases:
+    """Times of the phases of each step: forward, backward and optimizer."""
+
+    def __init__(self, clock: StepClock) -> None:
+        self._clock = clock
+        self._names: list[list[str]] = []
+
+    def start_step(self) -> None:
+        self._clock.start_step()
+        self._names.append([])
+
+    def end(self, phase: str) -> None:
+        """Mark the end of a phase. It began at the previous mark."""
+        self._clock.mark()
+        self._names[-1].append(phase)
+
+    def parts(self) -> list[tuple[float, float, float]]:
+        """Return (forward, backward, optimizer) in ms for each settled step."""
+        found = []
+        for names, spans_ms in zip(self._names, self._clock.spans_ms, strict=False):
+            spent = dict.fromkeys(("forward", "backward", "optimizer"), 0.0)
+            for name, ms in zip(names, spans_ms, strict=True):
+                spent[name] += ms
+            found.append((spent["forward"], spent["backward"], spent["optimizer"]))
+        return found
+
+
 class PlainSteps:
-    """Timed steps of a task with a loss.
+    """Steps of a task with a loss.
 
     A step runs forward and backward for each micro-batch, then the optimizer.
     """
@@ -89,25 +115,19 @@ class PlainSteps:
         self.model = task.model.train()
         self._task, self._accumulation = task, c.accumulation
 
-    def run(self, batches: Iterator[Any], engine: PlainEngine, clock: StepClock) -> torch.Tensor:
-        clock.start_step()
+    def run(self, batches: Iterator[Any], engine: PlainEngine, phases: _Phases) -> torch.Tensor:
         for batch in itertools.islice(batches, self._accumulation):
             loss = engine.forward(self._task.loss, batch)
-            clock.mark()
+            phases.end("forward")
             engine.backward(loss)
-            clock.mark()
+            phases.end("backward")
         engine.update()
-        clock.mark()
+        phases.end("optimizer")
         return loss.detach()
-
-    def parts(self, clock: StepClock) -> list[tuple[float, float, float]]:
-        """Return (forward, backward, optimizer) in ms for each settled step."""
-        # Forward and backward alternate if gradients are accumulated. The optimizer comes last.
-        return [(sum(spans[:-1:2]), sum(spans[1:-1:2]), spans[-1]) for spans in clock.spans_ms]
 
 
 class WholeSteps:
-    """Timed steps of a user's function that does the whole step, including the update.
+    """Steps of a user's function that does the whole step, including the update.
 
     Hooks detect the backward passes and the optimizers.
     """
@@ -129,59 +149,39 @@ class WholeSteps:
         # Keep the train/eval modes that the user's function set: a teacher may be in eval mode.
         self.model = task.model
         self._step = step
-        self._phase = "forward"
-        self._phases: list[list[str]] = []
 
-    def run(self, batches: Iterator[Any], engine: PlainEngine, clock: StepClock) -> torch.Tensor:
-        clock.start_step()
-        self._phases.append([])
-
-        def enter(phase: str) -> None:
-            clock.mark()
-            self._phases[-1].append(self._phase)
-            self._phase = phase
-
+    def run(self, batches: Iterator[Any], engine: PlainEngine, phases: _Phases) -> torch.Tensor:
         hooks = []
         for optimizer in self._step.optimizers:
-            hooks.append(optimizer.register_step_pre_hook(lambda *_: enter("optimizer")))
-            hooks.append(optimizer.register_step_post_hook(lambda *_: enter("forward")))
+            hooks.append(optimizer.register_step_pre_hook(lambda *_: phases.end("forward")))
+            hooks.append(optimizer.register_step_post_hook(lambda *_: phases.end("optimizer")))
         try:
-            with engine.autocast(), _backward_observed(enter):
+            with engine.autocast(), _backward_observed(phases):
                 value = self._step.run(next(batches))
         finally:
             for hook in hooks:
                 hook.remove()
-        enter("forward")
+        phases.end("forward")
         if isinstance(value, dict):
             value = value.get("loss")
         if isinstance(value, torch.Tensor) and value.dim() == 0:
             return value.detach()
         return torch.tensor(float(value) if isinstance(value, int | float) else 0.0)
 
-    def parts(self, clock: StepClock) -> list[tuple[float, float, float]]:
-        """Return (forward, backward, optimizer) in ms of each settled step."""
-        found = []
-        for names, spans_ms in zip(self._phases, clock.spans_ms, strict=False):
-            spent = dict.fromkeys(("forward", "backward", "optimizer"), 0.0)
-            for name, ms in zip(names, spans_ms, strict=True):
-                spent[name] += ms
-            found.append((spent["forward"], spent["backward"], spent["optimizer"]))
-        return found
-
 
 @contextlib.contextmanager
-def _backward_observed(enter: Callable[[str], None]) -> Iterator[None]:
-    """Within this context, call `enter` around torch's functions that run a backward pass."""
+def _backward_observed(phases: _Phases) -> Iterator[None]:
+    """Within this context, torch's functions that run a backward pass end phases."""
     owner: Any = torch.autograd
     saved = {name: getattr(owner, name) for name in ("backward", "grad")}
 
     def observed(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            enter("backward")
+            phases.end("forward")
             try:
                 return function(*args, **kwargs)
             finally:
-                enter("forward")
+                phases.end("backward")
 
         return run
 
@@ -213,19 +213,18 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     )
     longest = longest_first(task, batch_size)
     clock = StepClock(c.device)
+    phases = _Phases(clock)
     losses: list[torch.Tensor] = []
 
     def step(batches: Iterator[Any] = batches) -> None:
-        losses.append(steps.run(batches, engine, clock))
-
-    def step_times() -> list[float]:
-        return [sum(parts) for parts in steps.parts(clock)]
+        phases.start_step()
+        losses.append(steps.run(batches, engine, phases))
 
     def warm_up_window() -> list[float]:
         for _ in range(WARMUP_WINDOW):
             step()
         clock.settle()
-        return step_times()
+        return [sum(parts) for parts in phases.parts()]
 
     gc.collect()
     on_device = c.device != "cpu"
@@ -233,16 +232,9 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     settled = _warm_up(warm_up_window, c.seconds) if on_device else None
     first = len(losses)
     with monitor:
-        end = time.perf_counter() + c.seconds
-        while len(losses) < MOST_STEPS and (
-            len(losses) - first < FEWEST_STEPS or time.perf_counter() < end
-        ):
-            step()
-            if len(losses) % STEPS_BETWEEN_SYNCHRONISATIONS == 0:
-                clock.settle()
-        clock.settle()
-    curve = _checked(losses, task.name, c)
-    totals, parts = step_times(), steps.parts(clock)
+        _run_for(c.seconds, step, clock)
+    curve, parts = _checked(losses, task.name, c), phases.parts()
+    totals = [sum(each) for each in parts]
     warm = first if settled else max(first, warmup_steps(totals))
     steady = totals[warm:]
     forward_ms, backward_ms, optimizer_ms = map(median, zip(*parts[warm:], strict=True))
@@ -287,6 +279,17 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
         loss=task.loss_name,
         run=run,
     )
+
+
+def _run_for(seconds: float, step: Callable[[], None], clock: StepClock) -> None:
+    end = time.perf_counter() + seconds
+    for count in range(1, MOST_STEPS + 1):
+        step()
+        if count % STEPS_BETWEEN_SYNCHRONISATIONS == 0:
+            clock.settle()
+        if count >= FEWEST_STEPS and time.perf_counter() > end:
+            break
+    clock.settle()
 
 
 def _checked(losses: list[torch.Tensor], name: str, c: Conditions) -> tuple[float, ...]:
@@ -352,49 +355,51 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
     c = conditions
     torch.manual_seed(c.seed)
     task = build_task(c.model, c.sequence_length, c.image_size)
-    dataset, collate = task.dataset, task.collate
-    if dataset is None or collate is None:
-        raise TrainpaceError(
-            f"{c.model} has no data, and the noise scale needs real samples.",
-            "Name FILE.py:FUNCTION, whose function returns (model, loss, optimizer, dataset).",
-        )
-    parts = c.accumulation if c.accumulation > 1 else 2
-    samples = batch_size if c.accumulation > 1 else batch_size // 2
+    parts, samples = (c.accumulation, batch_size) if c.accumulation > 1 else (2, batch_size // 2)
+    batches = _fresh_batches(task, samples, c)
     if samples < 1:
         raise TrainpaceError("the batch must have at least 2 samples.", "Give a larger --batch.")
-    model = move(task.model, c.device).train()
-    own = task.optimizer if c.optimizer is None else None
-    optimizer = own or make_optimizer(c.optimizer or usual_optimizer(task), model)
-    gradients = NoiseNorms(model, samples, parts)
+    steps = PlainSteps(task, c)
+    execution = Execution(micro_batch=samples, accumulation=parts)
+    engine = PlainEngine(execution, c.device, steps.model, steps.optimizer)
+    gradients = NoiseNorms(engine.model, samples, parts)
     observe = {0: gradients.after_first, parts - 1: gradients.after_last}
-    order = _shuffled(len(dataset), c.seed)
-    device_clock = StepClock(c.device)
-    clock, steps, norms_s = time.perf_counter, 0, 0.0
-    begin = clock()
-    while steps < MOST_NOISE_STEPS and (steps < FIRST_STEPS or clock() - begin < c.seconds):
-        optimizer.zero_grad(set_to_none=True)
+    clock = time.perf_counter
+    count, norms_s, begin = 0, 0.0, clock()
+    while count < MOST_NOISE_STEPS and (count < FIRST_STEPS or clock() - begin < c.seconds):
         for part in range(parts):
-            chosen = collate([dataset[i] for i in itertools.islice(order, samples)])
-            batch = map_tensors(operator.methodcaller("to", c.device), chosen)
-            (task.loss(model, batch) / parts).backward()
+            engine.micro_step(task.loss, engine.place(next(batches)), last=part == parts - 1)
             if part in observe:
-                device_clock.wait()
+                synchronize(c.device)
                 start = clock()
                 observe[part]()
-                device_clock.wait()
+                synchronize(c.device)
                 norms_s += clock() - start
-        optimizer.step()
-        steps += 1
-    seconds = clock() - begin
-    norms = gradients.norms()
+        engine.update()
+        count += 1
+    seconds, norms = clock() - begin, gradients.norms()
     if len(norms.small_squared) < FEWEST_NORMS:
         raise UserCodeError("most gradients were not finite (NaN).", "Lower the learning rate.")
     return MeasuredNoiseScale(
         batch=samples * parts,
         parts=parts,
         scale=noise_scale(norms),
-        norms_ms=1e3 * norms_s / steps,
-        step_ms=1e3 * (seconds - norms_s) / steps,
+        norms_ms=1e3 * norms_s / count,
+        step_ms=1e3 * (seconds - norms_s) / count,
+    )
+
+
+def _fresh_batches(task: Task, samples: int, c: Conditions) -> Iterator[Any]:
+    """Return an endless iterator over batches of the task's own samples."""
+    dataset, collate = task.dataset, task.collate
+    if dataset is None or collate is None:
+        raise TrainpaceError(
+            f"{c.model} has no data, and the noise scale needs real samples.",
+            "Name FILE.py:FUNCTION, whose function returns (model, loss, optimizer, dataset).",
+        )
+    order = _shuffled(len(dataset), c.seed)
+    return (
+        collate([dataset[i] for i in itertools.islice(order, samples)]) for _ in itertools.count()
     )
 
 
