@@ -51,21 +51,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, str]]] = {
             "amp_fp16",
             "--no-journal",
         ],
-        {"a-step-over-data-host-device-and-links": "gantt", "scaling-over-devices": "scaling"},
-    ),
-    "roles": (
-        [
-            "forecast",
-            "resnet50",
-            "--gpu",
-            "A100",
-            "--batch",
-            "64",
-            "--precision",
-            "amp_fp16",
-            "--no-journal",
-        ],
-        {"what-the-layers-of-each-role-take": "roles"},
+        {"scaling-over-devices": "scaling"},
     ),
     "match": (["match", "resnet50", *JOB], {"": "pareto"}),
     "plan": (

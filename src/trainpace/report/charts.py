@@ -62,7 +62,7 @@ SERIES_TONES = ("first", "second", "third", "fourth", "fifth", "sixth")
 """Tones for series without a meaning of their own, in order of use."""
 
 
-class Axis(Record):
+class Axis(Record, kw_only=False):
     """Axis of a chart, with its label and unit.
 
     `low` and `high` are set if the axis should not end with the data.
@@ -79,7 +79,7 @@ class Axis(Record):
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
-class Series(Record):
+class Series(Record, kw_only=False):
     """Values over x. A `y` of None is unknown.
 
     x must be ascending for lines and areas. A line can have an interval from `low` to `high`.
@@ -90,47 +90,23 @@ class Series(Record):
     name: str
     kind: Literal["line", "points", "area"]
     tone: str
-    x: tuple[float, ...]
-    y: tuple[float | None, ...] = ()
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
-    labels: tuple[str, ...] = ()
-    sizes: tuple[float, ...] = ()
+    x: Sequence[float]
+    y: Sequence[float | None] = ()
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    labels: Sequence[str] = ()
+    sizes: Sequence[float] = ()
     dashed: bool = False
 
     def __post_init__(self) -> None:
-        _check_tone(self.tone)
-        columns = {
-            "y": self.y,
-            "low": self.low,
-            "high": self.high,
-            "labels": self.labels,
-            "sizes": self.sizes,
-        }
-        for name, column in columns.items():
-            if column and len(column) != len(self.x):
-                raise TrainpaceError(
-                    f"series {self.name!r} has {len(self.x)} x and {len(column)} {name}."
-                )
-        if bool(self.low) != bool(self.high) or not (
-            self.low if self.kind == "area" else self.y or not self.x
-        ):
-            raise TrainpaceError(f"series {self.name!r} is a {self.kind} without its values.")
-        if self.kind in ("line", "area") and any(
-            b < a for a, b in zip(self.x, self.x[1:], strict=False)
-        ):
-            raise TrainpaceError(f"series {self.name!r} is a {self.kind}, and its x do not ascend.")
-        values = (
-            value
-            for column in (self.x, self.y, self.low, self.high)
-            for value in column
-            if value is not None
-        )
-        if not all(map(math.isfinite, values)):
-            raise TrainpaceError(f"series {self.name!r} has values that are not finite.")
+        columns = [c for c in (self.y, self.low, self.high, self.labels, self.sizes) if c]
+        values = [*self.x, *self.y, *self.low, *self.high]
+        assert all(len(column) == len(self.x) for column in columns), "columns differ in length"
+        assert self.kind == "points" or sorted(self.x) == list(self.x), "x does not ascend"
+        assert all(v is None or math.isfinite(v) for v in values), "a value is not finite"
 
 
-class Mark(Record):
+class Mark(Record, kw_only=False):
     """Labeled place: a vertical line at x, a horizontal line at y, or a point (`at`, `y`)."""
 
     axis: Literal["x", "y", "point"]
@@ -138,11 +114,6 @@ class Mark(Record):
     text: str
     tone: str
     y: float | None = None
-
-    def __post_init__(self) -> None:
-        _check_tone(self.tone)
-        if (self.axis == "point") != (self.y is not None):
-            raise TrainpaceError(f"mark {self.text!r}: a point, and only a point, has a y.")
 
 
 class Chart(Record):
@@ -159,64 +130,47 @@ class Chart(Record):
     finding: str
     x: Axis
     y: Axis
-    series: tuple[Series, ...]
-    marks: tuple[Mark, ...] = ()
+    series: Sequence[Series]
+    marks: Sequence[Mark] = ()
     nearest: Literal["x", "point"] = "x"
     note: str = ""
 
 
-class Segment(Record):
-    """Part of a bar. `at` is its start if it does not begin at the end of the previous part."""
+class Segment(Record, kw_only=False):
+    """Part of a bar. It begins at the end of the previous part."""
 
     name: str
     tone: str
     value: float
-    at: float | None = None
-
-    def __post_init__(self) -> None:
-        _check_tone(self.tone)
-        if not (math.isfinite(self.value) and self.value >= 0):
-            raise TrainpaceError(
-                f"segment {self.name!r} is {self.value}; a part of a bar is 0 or more."
-            )
 
 
-class Bar(Record):
+class Bar(Record, kw_only=False):
     """Horizontal bar made of segments.
 
-    Its interval is `low` to `high`, and `said` is the text at its end. A bar with gaps between its
-    segments is a row of a Gantt chart.
+    Its interval is `low` to `high`, and `said` is the text at its end.
     """
 
     label: str
-    segments: tuple[Segment, ...]
+    segments: Sequence[Segment]
     said: str
     low: float | None = None
     high: float | None = None
 
     @property
-    def placed(self) -> list[tuple[Segment, float]]:
-        """Return (segment, start) in the chart's unit."""
-        placed, end = [], 0.0
-        for segment in self.segments:
-            start = end if segment.at is None else segment.at
-            placed.append((segment, start))
-            end = start + segment.value
-        return placed
+    def placed(self) -> Iterator[tuple[Segment, float]]:
+        """Segments and their starts in the chart's unit."""
+        starts = itertools.accumulate((s.value for s in self.segments), initial=0.0)
+        return zip(self.segments, starts, strict=False)
 
     @property
     def total(self) -> float:
         return math.fsum(segment.value for segment in self.segments)
 
-    @property
-    def end(self) -> float:
-        return max((start + segment.value for segment, start in self.placed), default=0.0)
 
-
-class BarGroup(Record):
+class BarGroup(Record, kw_only=False):
     """Bars that share a scale and are compared with each other."""
 
-    bars: tuple[Bar, ...]
+    bars: Sequence[Bar]
     title: str = ""
 
 
@@ -229,18 +183,16 @@ class BarChart(Record):
     title: str
     finding: str
     label: str
-    groups: tuple[BarGroup, ...]
+    groups: Sequence[BarGroup]
     unit: str = ""
     one_scale: bool = True
     note: str = ""
 
     @property
-    def key(self) -> tuple[tuple[str, str], ...]:
-        """(name, tone) of every part above 0, in order of appearance."""
-        parts = [
-            s for group in self.groups for bar in group.bars for s in bar.segments if s.value > 0
-        ]
-        return tuple({s.name: s.tone for s in reversed(parts)}.items())[::-1]
+    def key(self) -> dict[str, str]:
+        """Tone of every part above 0 by its name, in order of appearance."""
+        bars = [bar for group in self.groups for bar in group.bars]
+        return {s.name: s.tone for bar in bars for s in bar.segments if s.value > 0}
 
     def longest(self, group: BarGroup) -> float:
         """Return the value that fills the width of the chart.
@@ -248,13 +200,11 @@ class BarChart(Record):
         Wide intervals are truncated, because they would flatten the bars.
         """
         bars = [bar for g in (self.groups if self.one_scale else (group,)) for bar in g.bars]
-        most = max((bar.end for bar in bars), default=0.0) or 1.0
-        return max(
-            most, min(max((bar.high or 0.0 for bar in bars), default=0.0), MOST_INTERVAL * most)
-        )
+        most = max((bar.total for bar in bars), default=0.0) or 1.0
+        return max([most, *(min(bar.high, MOST_INTERVAL * most) for bar in bars if bar.high)])
 
 
-class Cell(Record):
+class Cell(Record, kw_only=False):
     """Cell of a heat map. Its value sets the shade. Without a value, `said` gives the reason.
 
     `mark` labels the cell that the answer recommends.
@@ -275,29 +225,17 @@ class HeatMap(Record):
     finding: str
     across: str
     down: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Cell | None]]]
     unit: str = ""
     note: str = ""
-
-    def __post_init__(self) -> None:
-        for name, cells in self.rows:
-            if len(cells) != len(self.columns):
-                raise TrainpaceError(
-                    f"row {name!r} of a heat map has {len(cells)} cells in {len(self.columns)}"
-                    " columns."
-                )
 
     def shade(self, cell: Cell) -> int:
         """Return the shade (0 to SHADES - 1) by the value's logarithm, or -1 without a value."""
         if cell.value is None:
             return -1
-        values = [
-            c.value
-            for _, cells in self.rows
-            for c in cells
-            if c is not None and c.value is not None
-        ]
+        cells = [c for _, row in self.rows for c in row if c is not None]
+        values = [c.value for c in cells if c.value is not None]
         low, high = min(values), max(values)
         if not 0 < low < high:
             return SHADES - 1
@@ -316,7 +254,7 @@ def series(
     kind: Literal["line", "points"],
     tone: str,
     points: Iterable[tuple[float, float | None]],
-    intervals: Sequence[Interval | None] = (),
+    intervals: Iterable[Interval | None] = (),
     **more: Any,
 ) -> Series:
     """Return a series through `points` (x, y).
@@ -353,10 +291,6 @@ def tick_step(span: float, most: int) -> float:
     )
 
 
-def _check_tone(tone: str) -> None:
-    assert tone in TONES, f"no tone {tone!r}"
-
-
 def css_variables() -> str:
     """Return CSS variables for both color schemes. Printed pages use the light scheme."""
     pairs = {"--page": PAGE, "--ink": INK, "--soft": SOFT, "--line": LINE}
@@ -387,8 +321,6 @@ BAR_IN = 0.27
 CELL_IN = 0.42
 ONE_POWER = 16.0
 """A logarithmic axis over a smaller ratio gets ticks between the powers of ten."""
-BETWEEN = 24
-"""Number of places between two points of a line that labels must avoid."""
 HATCHES = {"stripes": "////", "dots": "xxxx"}
 """Hatches of matplotlib by texture. matplotlib's own dots would make an SVG of 250 KB."""
 NO_DATE: dict[str, dict[str, Any]] = {
@@ -471,280 +403,188 @@ def _figure(height_in: float) -> Figure:
 
 
 def chart_figure(chart: Chart) -> Figure:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     figure = _figure(HEIGHT_IN)
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set(xlabel=chart.x.words, ylabel=chart.y.words)
-    for drawn, axis, rescale in (
-        (axes.xaxis, chart.x, axes.set_xscale),
-        (axes.yaxis, chart.y, axes.set_yscale),
-    ):
-        if axis.scale != "linear":
-            rescale("log", base=2 if axis.scale == "log2" else 10)
-            drawn.set_minor_formatter(NullFormatter())
-        drawn.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
     for series in chart.series:
-        _draw(axes, series)
-    if chart.y.scale == "linear":  # Leaves room for the labels of vertical marks.
-        low, high = axes.get_ylim()
-        axes.set_ylim(
-            low, high + 0.07 * min(sum(mark.axis == "x" for mark in chart.marks), 3) * (high - low)
-        )
-    for drawn, axis, (low, high) in (
-        (axes.xaxis, chart.x, axes.get_xlim()),
-        (axes.yaxis, chart.y, axes.get_ylim()),
-    ):
-        if axis.scale == "log10" and high < ONE_POWER * low:
-            drawn.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 6, 8)))
+        _DRAW[series.kind](axes, series)
+    _scale(axes.xaxis, chart.x, axes.set_xscale, axes.get_xlim)
+    _scale(axes.yaxis, chart.y, axes.set_yscale, axes.get_ylim)
+    axes.margins(y=0.15)  # Leaves room for the labels of vertical marks.
     axes.set_xlim(chart.x.low, chart.x.high)  # None keeps the automatic limit.
     axes.set_ylim(chart.y.low, chart.y.high)
-    figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=7, columnspacing=1.2)
+    _legend(figure, ncols=3)
     figure.draw_without_rendering()  # This places the axes. Labels need their positions.
     taken: list[Any] = []
-    points = _point_boxes(axes, chart)
     for mark in sorted(chart.marks, key=lambda mark: (mark.axis, mark.at)):
-        _mark(axes, mark, taken, points, ringed=not any(s.sizes for s in chart.series))
+        _mark(axes, mark, taken, ringed=not any(s.sizes for s in chart.series))
     return figure
 
 
-def _point_boxes(axes: Any, chart: Chart) -> list[Any]:
-    """Return the bounding boxes of points and lines, which labels must avoid."""
-    from matplotlib.transforms import Bbox
+def _scale(drawn: Any, axis: Axis, rescale: Any, limits: Any) -> None:
+    """Give an axis its scale and its tick labels."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    boxes = []
-    for s in (s for s in chart.series if s.kind == "line" and chart.nearest == "point"):
-        ends = [
-            axes.transData.transform((x, y)) for x, y in zip(s.x, s.y, strict=True) if y is not None
-        ]
-        for (x0, y0), (x1, y1) in itertools.pairwise(ends):
-            for i in range(BETWEEN + 1):
-                x, y = x0 + (x1 - x0) * i / BETWEEN, y0 + (y1 - y0) * i / BETWEEN
-                boxes.append(Bbox([[x - 1, y - 1], [x + 1, y + 1]]))
-    for s in (s for s in chart.series if s.sizes):
-        for x, y, size in zip(s.x, s.y, s.sizes, strict=True):
-            if y is not None:
-                (across, up), radius = axes.transData.transform((x, y)), 3 + 10 * size**0.5
-                boxes.append(Bbox([[across - radius, up - radius], [across + radius, up + radius]]))
-    return boxes
+    if axis.scale != "linear":
+        rescale("log", base=2 if axis.scale == "log2" else 10)
+        drawn.set_minor_formatter(NullFormatter())
+        low, high = limits()
+        if axis.scale == "log10" and high < ONE_POWER * low:
+            drawn.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 6, 8)))
+    drawn.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
 
 
-def _draw(axes: Any, s: Series) -> None:
-    colour = TONES[s.tone][0]
-    if s.kind == "area":
-        hatch = HATCHES.get(TEXTURES.get(s.tone, ""))
-        look = {
-            "facecolor": colour,
-            "edgecolor": "white",
-            "hatch": hatch,
-            "alpha": 0.92,
-            "linewidth": 0,
-        }
-        axes.fill_between(s.x, s.low, s.high, label=s.name, **look)
-        return
-    known = [i for i, y in enumerate(s.y) if y is not None]
-    x, y = [s.x[i] for i in known], [s.y[i] for i in known]
-    if s.kind == "line":
-        gapped = [math.nan if v is None else v for v in s.y]
-        axes.plot(
-            s.x,
-            gapped,
-            color=colour,
-            linestyle="--" if s.dashed else "-",
-            linewidth=1.4,
-            label=s.name,
-        )
-        if s.low:
-            axes.fill_between(s.x, s.low, s.high, color=colour, alpha=0.18, linewidth=0)
-        return
+def _legend(figure: Figure, ncols: int, **options: Any) -> None:
+    look = {"frameon": False, "fontsize": 7, "columnspacing": 1.2}
+    figure.legend(loc="outside upper left", ncols=ncols, **look, **options)
+
+
+def _filled(tone: str) -> dict[str, Any]:
+    """Return the color and the texture of a filled shape."""
+    hatch = HATCHES.get(TEXTURES.get(tone, ""))
+    return {"facecolor": TONES[tone][0], "edgecolor": "white", "hatch": hatch}
+
+
+def _draw_area(axes: Any, s: Series) -> None:
+    axes.fill_between(s.x, s.low, s.high, label=s.name, alpha=0.92, linewidth=0, **_filled(s.tone))
+
+
+def _draw_line(axes: Any, s: Series) -> None:
+    color, style = TONES[s.tone][0], "--" if s.dashed else "-"
+    y = [math.nan if value is None else value for value in s.y]
+    axes.plot(s.x, y, color=color, linestyle=style, linewidth=1.4, label=s.name)
     if s.low:
-        axes.vlines(
-            x,
-            [s.low[i] for i in known],
-            [s.high[i] for i in known],
-            color=colour,
-            alpha=0.6,
-            linewidth=1,
-        )
-    sizes = [8 + 180 * s.sizes[i] for i in known] if s.sizes else 12
-    axes.scatter(
-        x,
-        y,
-        s=sizes,
-        color=colour,
-        alpha=0.75 if s.sizes else 1.0,
-        linewidth=0,
-        label=s.name,
-        zorder=3,
-    )
+        axes.fill_between(s.x, s.low, s.high, color=color, alpha=0.18, linewidth=0)
 
 
-def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any], ringed: bool) -> None:
-    """Draw a mark, and its label if there is room inside the axes.
+def _draw_points(axes: Any, s: Series) -> None:
+    color, y = TONES[s.tone][0], [math.nan if value is None else value for value in s.y]
+    if s.low:
+        axes.vlines(s.x, s.low, s.high, color=color, alpha=0.6, linewidth=1)
+    sizes = [8 + 180 * size for size in s.sizes] or 12
+    alpha = 0.75 if s.sizes else 1.0
+    axes.scatter(s.x, y, s=sizes, color=color, alpha=alpha, linewidth=0, label=s.name, zorder=3)
 
-    A label never covers another label. It covers points and lines only if there is no other place.
-    """
+
+_DRAW = {"area": _draw_area, "line": _draw_line, "points": _draw_points}
+_PLACES = {
+    "x": [(side * 3, -9 - 9 * row) for row in range(6) for side in (1, -1)],
+    "y": [(-3, 3), (-3, -9)],
+    "point": [(side * 6, up) for up in (-2, 7, -11, 16, -20, 25, -29, 38) for side in (1, -1)],
+}
+"""Places of a mark's label relative to the mark, in points, in order of preference."""
+
+
+def _mark(axes: Any, mark: Mark, taken: list[Any], ringed: bool) -> None:
+    """Draw a mark, and its label if there is room inside the axes and between other labels."""
     from matplotlib.patheffects import withStroke
 
-    colour = TONES[mark.tone][0]
-    at: tuple[float, float]
+    color = TONES[mark.tone][0]
+    at: tuple[Any, Any] = (mark.at, mark.y)
+    over = axes.transData
     if mark.axis == "x":
-        axes.axvline(mark.at, color=colour, linestyle=":", linewidth=1.1)
+        axes.axvline(mark.at, color=color, linestyle=":", linewidth=1.1)
         at, over = (mark.at, 1.0), axes.get_xaxis_transform()
-        places = [(side * 3, -9 - 9 * row) for row in range(6) for side in (1, -1)]
     elif mark.axis == "y":
-        axes.axhline(mark.at, color=colour, linestyle="--", linewidth=1.1)
-        at, over, places = (1.0, mark.at), axes.get_yaxis_transform(), [(-3, 3), (-3, -9)]
-    else:
-        at, over = (mark.at, mark.y or 0.0), axes.transData
-        if ringed:
-            axes.plot(*at, "o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
-        places = [
-            (side * 6, up)
-            for up in (-2, 7, -11, 16, -20, 25, -29, 38, -42, 52, -56)
-            for side in (1, -1)
-        ]
-    for right, up, others in [(*place, [*taken, *points]) for place in places] + [
-        (*place, taken) for place in places
-    ]:
+        axes.axhline(mark.at, color=color, linestyle="--", linewidth=1.1)
+        at, over = (1.0, mark.at), axes.get_yaxis_transform()
+    elif ringed:
+        axes.plot(*at, "o", markersize=8, markerfacecolor="none", markeredgecolor=color)
+    for place in _PLACES[mark.axis]:
         text = axes.annotate(
             mark.text,
             at,
             xycoords=over,
-            xytext=(right, up),
+            xytext=place,
             textcoords="offset points",
             fontsize=6.5,
-            ha="left" if right > 0 else "right",
-            color=colour,
+            ha="left" if place[0] > 0 else "right",
+            color=color,
+            zorder=5,  # Above the points.
+            in_layout=False,
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )
-        text.set_in_layout(False)
-        text.set_zorder(5)  # Above the points.
         box, room = text.get_window_extent().padded(2), axes.bbox.padded(6)
         inside = room.containsx(box.x0) and room.containsx(box.x1) and room.containsy(box.y0)
-        if inside and not box.count_overlaps(others):
-            text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
+        if inside and not box.count_overlaps(taken):
             taken.append(box)
             return
         text.remove()
 
 
 def bars_figure(chart: BarChart) -> Figure:
-    rows = sum(len(group.bars) + bool(group.title) for group in chart.groups)
-    figure = _figure(0.9 + BAR_IN * rows)
-    axes = figure.add_subplot()
+    from matplotlib.patches import Patch
+
     names: list[str] = []
     longest = max((chart.longest(group) for group in chart.groups), default=1.0)
-    seen: set[str] = set()
+    figure = _figure(0.0)
+    axes = figure.add_subplot()
     for group in chart.groups:
-        scale = longest / chart.longest(group)
-        if group.title:
-            names.append(group.title)
+        names += [group.title] if group.title else []
         for bar in group.bars:
-            _bar(axes, len(names), bar, scale, longest, seen)
+            _bar(axes, len(names), bar, longest / chart.longest(group), longest)
             names.append(bar.label)
+    figure.set_figheight(0.9 + BAR_IN * len(names))
     axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlim(0, longest * 1.3)
-    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
-    axes.set_xticks([])
+    axes.set(xlim=(0, longest * 1.3), ylim=(len(names) - 0.4, -0.6), xticks=[])
+    axes.spines[:].set_visible(False)
     if len(chart.key) > 1:
-        figure.legend(
-            loc="outside upper left", ncols=4, frameon=False, fontsize=7, columnspacing=1.2
-        )
+        parts = [Patch(label=name, **_filled(tone)) for name, tone in chart.key.items()]
+        _legend(figure, ncols=4, handles=parts)
     return figure
 
 
-def _bar(axes: Any, at: int, bar: Bar, scale: float, longest: float, seen: set[str]) -> None:
+def _bar(axes: Any, at: int, bar: Bar, scale: float, longest: float) -> None:
     for s, start in bar.placed:
-        if s.value > 0:
-            look = {
-                "color": TONES[s.tone][0],
-                "edgecolor": "white",
-                "linewidth": 0.5,
-                "height": 0.7,
-            }
-            look |= {"hatch": HATCHES.get(TEXTURES.get(s.tone, ""))}
-            axes.barh(
-                at,
-                s.value * scale,
-                left=start * scale,
-                label=None if s.name in seen else s.name,
-                **look,
-            )
-            seen.add(s.name)
-    left = end = bar.end * scale
+        look = _filled(s.tone)
+        axes.barh(at, s.value * scale, left=start * scale, height=0.7, linewidth=0.5, **look)
+    end = bar.total * scale
     if bar.low is not None and bar.high is not None:
         low, high = (min(v * scale, longest) for v in (bar.low, bar.high))
-        axes.errorbar(
-            [left],
-            [at],
-            xerr=[[max(left - low, 0)], [max(high - left, 0)]],
-            fmt="none",
-            ecolor=INK[0],
-            elinewidth=1,
-            capsize=2,
-        )
-        end = max(left, high)
-    axes.annotate(
-        bar.said, (end, at), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7
-    )
+        spread = [[max(end - low, 0)], [max(high - end, 0)]]
+        axes.errorbar([end], [at], xerr=spread, color=INK[0], elinewidth=1, capsize=2)
+        end = max(end, high)
+    label = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7}
+    axes.annotate(bar.said, (end, at), **label)
 
 
 def heat_figure(chart: HeatMap) -> Figure:
     """Draw shaded cells with their text. Cells without a value are hatched."""
-    from matplotlib.colors import to_rgb
-    from matplotlib.patches import Rectangle
-
     figure = _figure(1.0 + CELL_IN * len(chart.rows))
     axes = figure.add_subplot()
-    page, ink = to_rgb(PAGE[0]), to_rgb(TONES["first"][0])
-    size = min(6.0, 42.0 / len(chart.columns))
+    fontsize = min(6.0, 42.0 / len(chart.columns))
     for y, (_, cells) in enumerate(chart.rows):
         for x, cell in enumerate(cells):
-            if cell is None:
-                continue
-            share = shade_share(max(chart.shade(cell), 0))
-            colour = tuple((1 - share) * p + share * i for p, i in zip(page, ink, strict=True))
-            hatch, edge = ("///", LINE[0]) if cell.value is None else (None, PAGE[0])
-            axes.add_patch(
-                Rectangle(
-                    (x - 0.5, y - 0.5),
-                    1,
-                    1,
-                    facecolor=colour,
-                    linewidth=1,
-                    hatch=hatch,
-                    edgecolor=edge,
-                )
-            )
-            if cell.mark:
-                edge = SOFT[0] if cell.mark == "now" else TONES["best"][0]
-                axes.add_patch(
-                    Rectangle(
-                        (x - 0.45, y - 0.45), 0.9, 0.9, fill=False, edgecolor=edge, linewidth=1.5
-                    )
-                )
-            text = "\n".join(filter(None, (cell.said, cell.mark)))
-            axes.annotate(
-                text,
-                (x, y),
-                ha="center",
-                va="center",
-                fontsize=size,
-                color=SOFT[0] if cell.value is None else INK[0],
-            )
-    axes.set_xlim(-0.5, len(chart.columns) - 0.5)
-    axes.set_ylim(len(chart.rows) - 0.5, -0.5)
+            if cell is not None:
+                _draw_cell(axes, x, y, cell, chart.shade(cell), fontsize)
+    axes.set(xlim=(-0.5, len(chart.columns) - 0.5), ylim=(len(chart.rows) - 0.5, -0.5))
     axes.set_xticks(range(len(chart.columns)), chart.columns, fontsize=7)
     axes.set_yticks(range(len(chart.rows)), [name for name, _ in chart.rows])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_xlabel(f"{chart.across}{f'; {chart.unit}' if chart.unit else ''}", fontsize=7)
     return figure
+
+
+def _draw_cell(axes: Any, x: int, y: int, cell: Cell, shade: int, fontsize: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    look: dict[str, Any] = {"facecolor": (TONES["first"][0], shade_share(shade))}
+    look |= {"edgecolor": PAGE[0], "linewidth": 1}
+    if cell.value is None:
+        look |= {"facecolor": PAGE[0], "edgecolor": LINE[0], "hatch": "///"}
+    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **look))
+    if cell.mark:
+        edge = SOFT[0] if cell.mark == "now" else TONES["best"][0]
+        frame: dict[str, Any] = {"fill": False, "edgecolor": edge, "linewidth": 1.5}
+        axes.add_patch(Rectangle((x - 0.45, y - 0.45), 0.9, 0.9, **frame))
+    color = SOFT[0] if cell.value is None else INK[0]
+    place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": fontsize}
+    axes.annotate("\n".join(filter(None, (cell.said, cell.mark))), (x, y), color=color, **place)
 
 
 PLOT_ROWS, WIDEST, LEAST = 13, 92, 24
@@ -770,7 +610,7 @@ def plot(
     left, right = min(x for x, _ in every), max(x for x, _ in every)
     highest = max(y for _, y in every)
     step = tick_step(highest or 1.0, MOST_TICKS - 1)
-    ticks = math.ceil((highest or step) / step - 1e-9)
+    ticks = max(1, math.ceil(highest / step - 1e-9))
     rows = ticks * max(1, round((PLOT_ROWS - 1) / ticks))
     labels = {i * rows // ticks: format_number(i * step) for i in range(ticks + 1)}
     margin = max(map(len, labels.values()))
@@ -782,16 +622,15 @@ def plot(
     def column(x: float) -> int:
         return round(across(x) * (columns - 1))
 
-    shares = [(across(x), y / (ticks * step)) for x, y in sorted(line)]
-    cells = _curve(shares, columns, rows)
-    over = [*points, *((x, y) for x, y in line if x in marked)]
+    cells = _curve([(across(x), y / (ticks * step)) for x, y in sorted(line)], columns, rows)
+    over = [*points, *(point for point in line if point[0] in marked)]
     for x, y in sorted(over, key=lambda point: point[0] in marked):
         cells[round(y / (ticks * step) * rows)][column(x)] = "▲" if x in marked else "●"
-    body = _scaled(cells, labels, margin)
     named = {column(x): format_number(x) for x in _ticks(left, right)}
-    jumps = {column(x): f"▲{format_number(x)}" for x in sorted(marked) if left <= x <= right}
-    below = [along(named, columns, 0.5), *([along(jumps, columns, 0.0)] if jumps else [])]
-    return [title, *body, *(" " * (margin + 2) + labels for labels in below)]
+    jumps = {column(x): f"▲{format_number(x)}" for x in marked}
+    below = [along(named, columns, 0.5), along(jumps, columns, 0.0)]
+    indent = " " * (margin + 2)
+    return [title, *_scaled(cells, labels, margin), *(indent + text for text in below if text)]
 
 
 def _scaled(cells: list[list[str]], labels: dict[int, str], margin: int) -> list[str]:

@@ -592,9 +592,8 @@ def forecast_pictures(answer: Forecasts) -> list[Picture | None]:
 def _inside(group: Sweep, best: Forecast) -> list[Picture | None]:
     """Draw the inside of a step on the best cluster, and its scaling over devices."""
     assert best.step is not None
-    where = f"{fleet(best)}, batch {best.execution.micro_batch}"
     forecaster, form = group.forecaster, group.forecaster.workload.form(best.execution.precision)
-    pictures: list[Picture | None] = [steps.step_gantt(best, where), steps.role_chart(best, where)]
+    pictures: list[Picture | None] = []
     if best.memory is not None:
         memory = memory_over_step(form, best.execution, best.step, best.memory)
         n = best.execution.accumulation

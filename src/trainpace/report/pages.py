@@ -8,26 +8,15 @@ instead, so its pages need no inline script.
 from __future__ import annotations
 
 import functools
-import math
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainpace.core.records import to_jsonable
 from trainpace.forecast import alike
-from trainpace.report.charts import (
-    TEXTURES,
-    Axis,
-    Bar,
-    BarChart,
-    BarGroup,
-    Chart,
-    HeatMap,
-    Picture,
-    css_variables,
-)
+from trainpace.report.charts import TEXTURES, BarChart, BarGroup, Chart, Picture, css_variables
 from trainpace.report.phrases import duration, interval, number, percent, sentence, usd, when
-from trainpace.report.sections import Charts, Drawing, Named, Next, Section, Table
+from trainpace.report.sections import Charts, Column, Named, Section, Table, words
 from trainpace.report.streams import visible
 
 if TYPE_CHECKING:
@@ -66,16 +55,16 @@ def environment(*packages: str) -> jinja2.Environment:
         "range": interval,
         "when": when,
     }
-    env.filters.update(
-        {name: functools.partial(function, none=NONE) for name, function in formats.items()}
-    )
+    env.filters |= {name: functools.partial(f, none=NONE) for name, f in formats.items()}
     env.filters.update(
         percent=_percent,
         share=lambda part: f"{100 * part:.3f}%",
         record=to_jsonable,
         sentence=sentence,
+        alike=alike,
+        command=lambda words: words if isinstance(words, str) else shlex.join(words),
+        table_of=_table_of,
     )
-    env.filters["alike"] = alike
     env.globals.update(tables_of=tables_of, duration=duration, usd=usd, textures=TEXTURES)
     return env
 
@@ -97,21 +86,20 @@ def asset(name: str) -> str:
     return css_variables() + text if name == "page.css" else text
 
 
-def page(title: str, sections: Iterable[Section], data: object, shared: bool = False) -> str:
+def page(title: str, sections: Iterable[Section], data: object) -> str:
     """Return an answer as one HTML file. Its content security policy forbids loading anything.
 
     Args:
         title: Heading of the page.
         sections: The answer. Sections for the short terminal answer are skipped.
         data: The answer's JSON, which is stored in the page.
-        shared: True to skip next commands, because they may contain file names.
     """
     from importlib.metadata import version
 
     parts = [_part(section) for section in sections if section.only != "brief"]
     drawn = any(isinstance(chart, Chart) for part in parts for chart in part["pictures"])
-    sheets = [asset(name) for name in STYLES if drawn or name == "page.css"]
-    scripts = [asset(name) for name in SCRIPTS] if drawn else []
+    sheets = [asset(name) for name in (STYLES if drawn else STYLES[1:])]
+    scripts = [asset(name) for name in (SCRIPTS if drawn else ())]
     styles = [asset(name) for part in parts for name in part["styles"]]
     allowed = _hashes(scripts) or "'none'"
     policy = (
@@ -121,7 +109,7 @@ def page(title: str, sections: Iterable[Section], data: object, shared: bool = F
     return rendered(
         "page.html",
         title=title,
-        parts=[part for part in parts if not (shared and part["kind"] == "Next")],
+        parts=parts,
         data=data,
         policy=policy,
         sheets=sheets,
@@ -130,50 +118,28 @@ def page(title: str, sections: Iterable[Section], data: object, shared: bool = F
     )
 
 
-def fragment(sections: Iterable[Section]) -> str:
-    """Return an answer as HTML without styles, scripts and charts, for a notebook."""
-    parts = [
-        _part(s) for s in sections if s.only != "brief" and not isinstance(s, Charts | Drawing)
-    ]
-    return rendered("fragment.html", parts=parts)
-
-
 def _part(section: Section) -> dict[str, Any]:
     """Return the template variables of a section."""
-    part: dict[str, Any] = {
+    drawn = section.draw() if isinstance(section, Charts) else ()
+    pictures = [chart for chart in drawn if chart is not None]
+    heading = "charts" if pictures else section.aside or getattr(section, "title", "")
+    return {
         "kind": type(section).__name__,
         "section": section,
-        "heading": sentence(section.aside or getattr(section, "title", "")),
-        "pictures": [],
-        "styles": (),
+        "heading": sentence(heading),
+        "pictures": pictures,
+        "styles": getattr(section, "styles", ()),
     }
-    match section:
-        case Charts():
-            pictures = [chart for chart in section.draw() if chart is not None]
-            part |= {"pictures": pictures, "heading": "Charts" if pictures else ""}
-        case Drawing():
-            part |= {"html": section.html and section.html(), "styles": section.styles}
-        case Table():
-            part |= _table_part(section)
-        case Named():
-            part |= {"head": ["", ""], "rows": section.items, "words": [0, 1], "best": ()}
-        case Next():
-            command = section.command
-            part["text"] = command if isinstance(command, str) else shlex.join(command)
-    return part
 
 
-def _table_part(table: Table) -> dict[str, Any]:
-    """Return the template variables of a table without its bars. Charts show those."""
-    shown = [
-        i for i in range(len(table.columns)) if all(isinstance(row[i], str) for row in table.rows)
-    ]
-    return {
-        "head": [table.columns[i].name for i in shown],
-        "rows": [[row[i] for i in shown] for row in table.rows],
-        "words": [n for n, i in enumerate(shown) if table.columns[i].words],
-        "best": table.best,
-    }
+def _table_of(table: Table | Named) -> Table:
+    """Return names or a table as a table without bars. Charts show those."""
+    if isinstance(table, Named):
+        return Table([words(""), words("")], table.items)
+    indices = range(len(table.columns))
+    shown = [i for i in indices if all(isinstance(row[i], str) for row in table.rows)]
+    rows = [[row[i] for i in shown] for row in table.rows]
+    return Table([table.columns[i] for i in shown], rows, best=table.best)
 
 
 def rendered(template: str, **context: Any) -> Markup:
@@ -197,65 +163,41 @@ def _hashes(texts: Sequence[str]) -> str:
     )
 
 
-TableRow = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
-
-
-def tables_of(picture: Picture) -> Iterator[TableRow]:
-    """Yield (title, header, rows, number of text columns) for all numbers in a chart."""
+def tables_of(picture: Picture) -> Iterator[Table]:
+    """Yield tables with all numbers of a chart. A heat map is already a table."""
     if isinstance(picture, BarChart):
         yield from (_bars_table(group, picture) for group in picture.groups)
-        return
-    if isinstance(picture, HeatMap):
-        return  # A heat map is already a table.
-    x, y = picture.x, picture.y
-    for s in picture.series:
-        values = [(x.words, s.x, x), (y.words, s.y, y), ("from", s.low, y), ("to", s.high, y)]
-        columns = [
-            (name, [_exact(v, axis) for v in column]) for name, column, axis in values if column
-        ]
-        if s.x:
-            yield _table(
-                s.name, [("", s.labels), *columns] if s.labels else columns, 1 if s.labels else 0
-            )
-    if picture.marks:
-        rows = [
-            [m.text, _exact(m.at, y if m.axis == "y" else x), _exact(m.y, y)] for m in picture.marks
-        ]
-        yield "Named places", ["what", "at", "height"], rows, 1
+    elif isinstance(picture, Chart):
+        x, y = picture.x.words, picture.y.words
+        for s in picture.series:
+            columns = (("", s.labels), (x, s.x), (y, s.y), ("from", s.low), ("to", s.high))
+            yield _table(s.name, columns)
+        marks = picture.marks
+        texts, places, heights = (
+            [m.text for m in marks],
+            [m.at for m in marks],
+            [m.y for m in marks],
+        )
+        yield _table("Named places", [("what", texts), ("at", places), ("height", heights)])
 
 
-def _bars_table(group: BarGroup, chart: BarChart) -> TableRow:
-    values = [_by_name(bar) for bar in group.bars]
-    columns = [(name, [bar.get(name) for bar in values]) for name, _ in chart.key]
-    if len(columns) > 1:
-        columns.append(("together", [bar.total for bar in group.bars]))
-    if any(bar.low is not None for bar in group.bars):
-        columns += [
-            ("from", [bar.low for bar in group.bars]),
-            ("to", [bar.high for bar in group.bars]),
-        ]
-    shown = [(name, [number(value, "") for value in column]) for name, column in columns]
-    title = f"{chart.label} ({chart.unit})" if chart.unit else chart.label
-    labels = [bar.label for bar in group.bars]
-    return _table(f"{group.title}: {title}" if group.title else title, [("", labels), *shown], 1)
+def _bars_table(group: BarGroup, chart: BarChart) -> Table:
+    bars, title = group.bars, f"{chart.label} ({chart.unit})" if chart.unit else chart.label
+    parts = [{s.name: s.value for s in bar.segments} for bar in bars]
+    columns: list[tuple[str, Sequence[Any]]] = [("", [bar.label for bar in bars])]
+    columns += [(name, [values.get(name) for values in parts]) for name in chart.key]
+    if len(chart.key) > 1:
+        columns.append(("together", [bar.total for bar in bars]))
+    columns += [("from", [bar.low for bar in bars]), ("to", [bar.high for bar in bars])]
+    return _table(f"{group.title}: {title}" if group.title else title, columns)
 
 
-def _by_name(bar: Bar) -> dict[str, float]:
-    """Return the sum of each part of a bar by name. A name may occur several times."""
-    return {
-        name: math.fsum(s.value for s in bar.segments if s.name == name)
-        for name in {s.name for s in bar.segments}
-    }
-
-
-def _table(title: str, columns: Sequence[tuple[str, Sequence[str]]], left: int) -> TableRow:
-    return (
-        title,
-        [name for name, _ in columns],
-        list(zip(*(cells for _, cells in columns), strict=True)),
-        left,
-    )
-
-
-def _exact(value: float | None, axis: Axis) -> str:
-    return f"{'$' if axis.unit == '$' and value is not None else ''}{number(value, '')}"
+def _table(title: str, columns: Sequence[tuple[str, Sequence[Any]]]) -> Table:
+    """Return a table from columns of texts or numbers, without the columns that are empty."""
+    shown = [(name, cells) for name, cells in columns if any(cell is not None for cell in cells)]
+    texts = [
+        [cell if isinstance(cell, str) else number(cell, "") for cell in cells]
+        for _, cells in shown
+    ]
+    heads = [words(name) if isinstance(cells[0], str) else Column(name) for name, cells in shown]
+    return Table(heads, list(zip(*texts, strict=True)), title)

@@ -70,6 +70,12 @@ class Section(Record, kw_only=True):
     only: Literal["", "brief", "details", "page"] = ""
     aside: str = ""
 
+    @property
+    def size(self) -> int | None:
+        """Number of rows, or None if it has no rows. Sections with 0 rows are not drawn."""
+        names = {"rows", "items", "lines"}.intersection(self.__struct_fields__)
+        return len(getattr(self, names.pop())) if names else None
+
 
 class Headline(Section, kw_only=False):
     """Answer in one to three sentences. `good` is True or False if the answer is a yes or a no."""
@@ -150,8 +156,8 @@ class Drawing(Section, kw_only=False):
     Both are called only when needed. `styles` names the style sheets that the HTML needs.
     """
 
-    html: Callable[[], Any] | None = None
-    text: Callable[[int], Iterable[Any]] | None = None
+    html: Callable[[], Any]
+    text: Callable[[int], Iterable[Any]]
     styles: Sequence[str] = ()
 
 

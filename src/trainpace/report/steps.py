@@ -6,9 +6,10 @@ memory inside one step.
 
 from __future__ import annotations
 
+import bisect
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
@@ -24,17 +25,16 @@ from trainpace.report.charts import (
     BarGroup,
     Chart,
     Mark,
-    Segment,
     Series,
     bar,
     ideal_line,
     series,
 )
-from trainpace.report.phrases import bracketed, change, listed, number, plural, sentence
+from trainpace.report.phrases import bracketed, change, given, listed, number, plural, sentence
 
 if TYPE_CHECKING:
-    from trainpace.forecast import MemoryOverStep, Near, Nearness, Roofline
-    from trainpace.measure import SweepAnalysis
+    from trainpace.forecast import MemoryOverStep, Near, Nearness, Roofline, RooflinePoint
+    from trainpace.measure import MeasuredJump, SweepAnalysis
 
 BATCH = Axis(label="micro-batch size")
 BEYOND = 1.25
@@ -62,31 +62,47 @@ def forecast_sweep(
     curves = {name: _near_what_fits(some) for name, some in groups if len(some) >= FEWEST}
     if not curves:
         return None
-    alone = next(iter(curves)) if len(curves) == 1 else None
-    lines, marks, findings = [], [], []
-    for tone, (name, some) in zip(SERIES_TONES, curves.items(), strict=False):
-        prefix = "" if alone else f"{name}: "
-        lines.append(_line(name, "forecast" if alone else tone, some, banded=len(curves) < 4))
-        best = best_of(some)
-        if best is not None and best.step is not None:
-            batch, rate = best.execution.micro_batch, number(best.samples_per_second or 0.0)
-            text, own = f"{prefix}best throughput that fits", "best" if alone else tone
-            marks.append(Mark(axis="point", at=batch, y=best.step.total_ms, text=text, tone=own))
-            findings.append(f"{prefix}batch {batch} has the best throughput, {rate} samples/s")
-        marks += _memory_limit(some, prefix)
-    of_one = () if alone is None else jumps.get(alone, ())
-    marks += [_jump_mark(jump) for jump in of_one]
-    lines += [] if alone is None else _measured_by_others(curves[alone], evidence)
-    where = _where_it_jumps([jump.before for jump in of_one])
+    if len(curves) == 1:
+        ((name, some),) = curves.items()
+        shown = jumps.get(name, ())
+        lines = [_line(name, "forecast", some), *_measured_by_others(some, evidence)]
+        marks, found = _best_and_limit(some, "best")
+        for jump in shown:
+            text = f"{change(jump.after_ms / jump.before_ms)}{_cause(jump)}"
+            marks.append(_jump_mark(jump.before, jump.batch, text))
+        findings, where = [found], _where_it_jumps(shown)
+    else:
+        lines, marks, findings, where = [], [], [], ""
+        for tone, (name, some) in zip(SERIES_TONES, curves.items(), strict=False):
+            lines.append(_line(name, tone, some, banded=len(curves) < 4))
+            more, found = _best_and_limit(some, tone, f"{name}: ")
+            marks += more
+            findings.append(found)
     return Chart(
         title="Step time against the batch size",
-        finding=sentence(f"{'; '.join(findings) or 'no batch size fits'}.{where}"),
+        finding=sentence(f"{'; '.join(findings)}.{where}"),
         x=BATCH,
         y=_step_axis(lines),
-        series=tuple(lines),
-        marks=tuple(marks),
+        series=lines,
+        marks=marks,
         note=provenance([row for some in curves.values() for row in some]),
     )
+
+
+def _best_and_limit(
+    rows: Sequence[Forecast], tone: str, prefix: str = ""
+) -> tuple[list[Mark], str]:
+    """Return marks for the best batch size and the memory limit, and the finding."""
+    marks, finding = [], f"{prefix}no batch size fits"
+    best, largest = best_of(rows), rows[-1].largest_micro_batch
+    if best is not None and best.step is not None:
+        batch, rate = best.execution.micro_batch, number(best.samples_per_second or 0.0)
+        text = f"{prefix}best throughput that fits"
+        marks.append(Mark("point", batch, text, tone, best.step.total_ms))
+        finding = f"{prefix}batch {batch} has the best throughput, {rate} samples/s"
+    if largest is not None and largest < rows[-1].execution.micro_batch:
+        marks.append(_out_of_memory(largest, prefix))
+    return marks, finding
 
 
 SAME = {"the same operators", "the same card"}
@@ -97,17 +113,10 @@ def _measured_by_others(rows: Sequence[Forecast], evidence: Sequence[Nearness]) 
     """Return public measurements with the same operators, card and conditions, by batch size."""
     near = [near for n in evidence if n.device == rows[0].device for near in n.runs]
     runs = [one.run for one in near if _is_comparable(one, rows)]
-    if not runs or any(f.execution.accumulation > 1 for f in rows):
-        return []
-    return [
-        series(
-            "measured by others: the same model on this GPU",
-            "points",
-            "measured",
-            [(run.micro_batch or 0, run.step_time_ms) for run in runs],
-            labels=tuple(f"measured by others ({run.model}, {run.source})" for run in runs),
-        )
-    ]
+    points = [(run.micro_batch or 0, run.step_time_ms) for run in runs]
+    labels = [f"measured by others ({run.model}, {run.source})" for run in runs]
+    name = "measured by others: the same model on this GPU"
+    return [series(name, "points", "measured", points, labels=labels)] if runs else []
 
 
 def _is_comparable(near: Near, rows: Sequence[Forecast]) -> bool:
@@ -117,6 +126,7 @@ def _is_comparable(near: Near, rows: Sequence[Forecast]) -> bool:
         set(near.alike) >= SAME
         and all(map(_SAME_BUT_FOR.fullmatch, near.unlike))
         and near.run.global_batch == batch * near.run.gpus
+        and rows[0].execution.accumulation == 1
         and rows[0].execution.micro_batch <= batch <= rows[-1].execution.micro_batch
     )
 
@@ -140,77 +150,62 @@ def measured_sweep(
     forecast causes.
     """
     forecasts = [foreseen[b] for b in sorted(foreseen) if foreseen[b].step is not None]
-    shown = (
-        [_line("forecast, 90% interval", "forecast", forecasts, banded=True)] if forecasts else []
-    )
-    segments = [s for s in a.curve.segments if s.first_batch < s.last_batch]
-    ends = [(s, batch) for s in segments for batch in (s.first_batch, s.last_batch, None)]
-    pieces = [
-        (s.last_batch, None) if batch is None else (batch, s.line(batch)) for s, batch in ends
-    ]
-    shown += [series("fitted", "line", "muted", pieces)] if pieces else []
+    shown = [_line("forecast, 90% interval", "forecast", forecasts)] if forecasts else []
+    fitted = series("fitted", "line", "muted", _fitted(a))
+    shown += [fitted] if fitted.x else []
     steps, spread = [(p.batch, p.step_ms) for p in a.points], [p.interval_ms for p in a.points]
     shown.append(series("measured, 90% of repeats", "points", "measured", steps, spread))
     best = a.best.best
-    marks = [
-        Mark(
-            axis="point",
-            at=best.batch,
-            y=dict(steps)[best.batch],
-            text="best throughput",
-            tone="best",
-        )
-    ]
+    marks = [Mark("point", best.batch, "best throughput", "best", dict(steps)[best.batch])]
     for jump in a.curve.jumps:
-        text = (
-            f"{jump.before} to {jump.after}: {jump.percent:+.0f}%{_cause(jump.cause_among(causes))}"
-        )
-        marks.append(Mark(axis="x", at=(jump.before + jump.after) / 2, text=text, tone="jump"))
+        cause = _cause(jump.cause_among(causes))
+        marks.append(_jump_mark(jump.before, jump.after, f"{jump.percent:+.0f}%{cause}"))
     if a.largest_that_fits is not None:
         marks.append(_out_of_memory(a.largest_that_fits))
+    source = f" {provenance(forecasts, 'The forecast is from')}" if forecasts else ""
     return Chart(
         title="Step time against the batch size",
         finding=(
             f"Batch {best.batch} has the best throughput,"
             f" {number(best.measured_samples_per_second)} samples/s."
-        )
-        + _where_it_jumps([jump.before for jump in a.curve.jumps]),
+            f"{_where_it_jumps(a.curve.jumps)}"
+        ),
         x=BATCH,
         y=_step_axis(shown),
-        series=tuple(shown),
-        marks=tuple(marks),
-        note="Measured on this machine; each point is the median of its probes."
-        + (f" {provenance(forecasts, 'The forecast is from')}" if forecasts else ""),
+        series=shown,
+        marks=marks,
+        note=f"Measured on this machine; each point is the median of its probes.{source}",
     )
+
+
+def _fitted(a: SweepAnalysis) -> Iterator[tuple[float, float | None]]:
+    """Yield the ends of each fitted line, followed by a gap."""
+    for s in a.curve.segments:
+        if s.first_batch < s.last_batch:
+            yield s.first_batch, s.line(s.first_batch)
+            yield s.last_batch, s.line(s.last_batch)
+            yield s.last_batch, None
 
 
 def throughput(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Chart:
-    rates = [
-        (b, f.samples_per_second)
-        for b, f in sorted(foreseen.items())
-        if f.samples_per_second is not None
-    ]
+    rates = [(b, f.samples_per_second) for b, f in sorted(foreseen.items()) if f.step is not None]
     shown = [series("forecast", "line", "forecast", rates, dashed=True)] if rates else []
-    shown.append(
-        series(
-            "measured", "points", "measured", [(p.batch, p.samples_per_second) for p in a.points]
-        )
-    )
+    points = [(p.batch, p.samples_per_second) for p in a.points]
+    shown.append(series("measured", "points", "measured", points))
     best, last = a.best.best, a.points[-1]
     rate = best.measured_samples_per_second
     gain = rate / last.samples_per_second - 1
-    more = (
-        ""
-        if best.batch == last.batch or gain < 0.01
-        else f", {gain:.0%} more than batch {last.batch}, the largest"
-    )
+    more = f", {gain:.0%} more than batch {last.batch}, the largest"
     return Chart(
         title="Throughput against the batch size",
-        finding=f"Batch {best.batch} gives {number(rate)} samples/s{more}.",
+        finding=(
+            f"Batch {best.batch} gives {number(rate)} samples/s"
+            f"{more if best.batch != last.batch and gain >= 0.01 else ''}."
+        ),
         x=BATCH,
-        y=Axis(label="throughput", unit="samples/s", low=0),
-        series=tuple(shown),
-        marks=(Mark(axis="point", at=best.batch, y=rate, text=f"batch {best.batch}", tone="best"),),
+        y=Axis("throughput", "samples/s", low=0),
+        series=shown,
+        marks=[Mark("point", best.batch, f"batch {best.batch}", "best", rate)],
     )
 
 
@@ -219,53 +214,41 @@ def scaling_chart(rows: Sequence[Forecast]) -> Chart | None:
 
     None for fewer than two forecasts.
     """
-    done = sorted(
-        (f for f in rows if f.samples_per_second is not None), key=lambda f: f.num_devices
-    )
+    done = sorted((f for f in rows if f.step is not None), key=lambda f: f.num_devices)
     if len(done) < 2:
         return None
     points = [(f.num_devices, f.samples_per_second or 0.0) for f in done]
-    bounds = []
-    for f in done:
-        i, samples = f.step_time_interval_ms, 1e3 * f.execution.global_batch
-        bounds.append(None if i is None else replace(i, low=samples / i.high, high=samples / i.low))
     (fewest, slowest), (most, fastest) = points[0], points[-1]
-
-    def share(n: int, rate: float) -> float:
-        return rate / (slowest / fewest * n)
-
-    def said(point: tuple[int, float]) -> str:
-        return f"forecast, efficiency {share(*point):.0%}"
-
-    efficiency = share(most, fastest)
+    efficiency = [f"{rate / (slowest / fewest * n):.0%}" for n, rate in points]
+    labels = [f"forecast, efficiency {share}" for share in efficiency]
     return Chart(
         title="Scaling over devices",
         finding=(
-            f"{most} devices give {number(fastest)} samples/s, {efficiency:.0%} of {most // fewest}"
-            f" times the throughput of {'one' if fewest == 1 else fewest}."
+            f"{most} devices give {number(fastest)} samples/s, {efficiency[-1]} of {most // fewest}"
+            f" times the throughput of {plural(fewest, 'device')}."
         ),
-        x=Axis(label="devices", scale="log2"),
-        y=Axis(label="throughput", unit="samples/s", scale="log2"),
-        series=(
+        x=Axis("devices", scale="log2"),
+        y=Axis("throughput", "samples/s", "log2"),
+        series=[
             ideal_line((n, slowest / fewest * n) for n, _ in points),
-            series("forecast, 90% interval", "line", "forecast", points, bounds),
-            series(
-                "forecast, with its efficiency",
-                "points",
-                "forecast",
-                points,
-                labels=tuple(map(said, points)),
-            ),
-        ),
-        marks=tuple(
-            Mark(axis="point", at=n, y=rate, text=f"{share(n, rate):.0%}", tone="forecast")
-            for n, rate in points[1:]
-        ),
+            series("forecast, 90% interval", "line", "forecast", points, map(_rates, done)),
+            series("forecast, with its efficiency", "points", "forecast", points, labels=labels),
+        ],
+        marks=[
+            Mark("point", n, share, "forecast", rate)
+            for share, (n, rate) in zip(efficiency[1:], points[1:], strict=True)
+        ],
         note=(
             "The same micro-batch on every device, so that the global batch grows with them."
             f" {provenance(done)}"
         ),
     )
+
+
+def _rates(f: Forecast) -> Interval | None:
+    """Return the interval of the throughput."""
+    i, samples = f.step_time_interval_ms, 1e3 * f.execution.global_batch
+    return None if i is None else replace(i, low=samples / i.high, high=samples / i.low)
 
 
 def by_device(rows: Sequence[Forecast]) -> dict[str, list[Forecast]]:
@@ -300,16 +283,12 @@ def provenance(rows: Sequence[Forecast], start: str = "From") -> str:
 def _step_axis(shown: Sequence[Series]) -> Axis:
     """Return an axis from 0. Wide intervals are truncated; they would flatten the curves."""
     top = max((y for s in shown for y in s.y if y is not None), default=1.0)
-    band = max((high for s in shown for high in s.high), default=top)
-    return Axis(
-        label="step time",
-        unit="ms",
-        low=0,
-        high=MOST_INTERVAL * top if band > MOST_INTERVAL * top else None,
-    )
+    highest = max((high for s in shown for high in s.high), default=top)
+    most = MOST_INTERVAL * top
+    return Axis("step time", "ms", low=0, high=most if highest > most else None)
 
 
-def _line(name: str, tone: str, rows: Sequence[Forecast], banded: bool) -> Series:
+def _line(name: str, tone: str, rows: Sequence[Forecast], banded: bool = True) -> Series:
     intervals = [f.step_time_interval_ms for f in rows]
     if banded and None not in intervals and "interval" not in name:
         name = f"{name}, forecast with its 90% interval"
@@ -317,23 +296,12 @@ def _line(name: str, tone: str, rows: Sequence[Forecast], banded: bool) -> Serie
     return series(name, "line", tone, steps, intervals if banded else (), dashed=tone == "forecast")
 
 
-def _memory_limit(some: Sequence[Forecast], prefix: str) -> list[Mark]:
-    largest = some[-1].largest_micro_batch
-    if largest is None or largest >= some[-1].execution.micro_batch:
-        return []
-    return [_out_of_memory(largest, prefix)]
-
-
 def _out_of_memory(largest: int, prefix: str = "") -> Mark:
-    return Mark(
-        axis="x", at=largest + 0.5, text=f"{prefix}out of memory after {largest}", tone="limit"
-    )
+    return Mark("x", largest + 0.5, f"{prefix}out of memory after {largest}", "limit")
 
 
-def _jump_mark(jump: Jump) -> Mark:
-    ratio = jump.after_ms / jump.before_ms
-    text = f"{jump.before} to {jump.batch}: {change(ratio)}{_cause(jump)}"
-    return Mark(axis="x", at=(jump.before + jump.batch) / 2, text=text, tone="jump")
+def _jump_mark(before: int, after: int, text: str) -> Mark:
+    return Mark("x", (before + after) / 2, f"{before} to {after}: {text}", "jump")
 
 
 def _cause(jump: Jump | None) -> str:
@@ -341,9 +309,10 @@ def _cause(jump: Jump | None) -> str:
     return f", {jump.mechanism}" if jump is not None and jump.mechanism else ""
 
 
-def _where_it_jumps(batches: Sequence[int]) -> str:
+def _where_it_jumps(jumps: Sequence[Jump] | Sequence[MeasuredJump]) -> str:
     """Name the first six jumps in a sentence."""
-    return f" The step jumps after batch {listed(batches, 6)}." if batches else ""
+    batches = listed((jump.before for jump in jumps), 6)
+    return given(batches, " The step jumps after batch {}.")
 
 
 def lengths_of(rows: Sequence[Forecast]) -> tuple[int, ...]:
@@ -358,40 +327,36 @@ def lengths_chart(rows: Sequence[Forecast]) -> Chart | None:
     There is one line for each GPU on which something fits. If there are more GPUs than tones, the
     note names the rest. None for fewer than two lengths.
     """
-    if not lengths_of(rows):
+    lengths = lengths_of(rows)
+    curves = [(name, _by_length(some, lengths)) for name, some in by_device(rows).items()]
+    drawn = [curve for curve in curves if curve[1]]
+    if not drawn:
         return None
-    lines, marks, findings, drawn = [], [], [], []
-    for name, some in by_device(rows).items():
-        bests = [
-            best_of([f for f in some if f.sequence_length == length]) for length in lengths_of(some)
-        ]
-        points = [
-            (f.sequence_length or 0, f.tokens_per_second or 0.0) for f in bests if f is not None
-        ]
-        drawn += [(name, points, len(points) < len(bests))] if points else []
-    for tone, (name, points, ends) in zip(SERIES_TONES, drawn, strict=False):
+    lines, marks, findings = [], [], []
+    for tone, (name, points) in zip(SERIES_TONES, drawn, strict=False):
         lines.append(series(name, "line", tone, points))
         (longest, rate), fastest = points[-1], max(rate for _, rate in points)
         findings.append(
             f"{name}: {number(rate)} tokens/s at {longest:,} tokens, of {number(fastest)} at most"
         )
-        if ends:
-            marks.append(
-                Mark(axis="x", at=longest, text=f"{name}: longest that fits", tone="limit")
-            )
-    if not lines:
-        return None
-    left_out = [name for name, *_ in drawn[len(lines) :]]
-    said = f" Not drawn: {', '.join(left_out)}." if left_out else ""
+        if longest < lengths[-1]:
+            marks.append(Mark("x", longest, f"{name}: longest that fits", "limit"))
+    left_out = ", ".join(name for name, _ in drawn[len(lines) :])
     return Chart(
         title="Throughput against the sequence length",
         finding=sentence(f"{'; '.join(findings)}."),
-        x=Axis(label="sequence length", unit="tokens", scale="log2"),
-        y=Axis(label="throughput", unit="tokens/s", low=0),
-        series=tuple(lines),
-        marks=tuple(marks),
-        note=provenance(rows) + said,
+        x=Axis("sequence length", "tokens", "log2"),
+        y=Axis("throughput", "tokens/s", low=0),
+        series=lines,
+        marks=marks,
+        note=f"{provenance(rows)}{given(left_out, ' Not drawn: {}.')}",
     )
+
+
+def _by_length(rows: Sequence[Forecast], lengths: Sequence[int]) -> list[tuple[int, float]]:
+    """Return tokens/s at the best batch size of each sequence length on which something fits."""
+    bests = ((n, best_of([f for f in rows if f.sequence_length == n])) for n in lengths)
+    return [(n, best.tokens_per_second or 0.0) for n, best in bests if best is not None]
 
 
 MOST_JUMPS = 6
@@ -424,40 +389,28 @@ def jumps_in_brief(jumps: Sequence[Jump]) -> str:
 
 def _jump_in_words(jump: Jump, rates: Mapping[int, float | None]) -> str:
     def rate(batch: int, unit: str = "") -> str:
-        known = rates.get(batch)
-        return "" if known is None else f" ({number(known)}{unit})"
+        return given(number(rates.get(batch), ""), f" ({{}}{unit})")
 
     causes = "".join(
         f" {'Also' if i else 'Cause'}: {cause}." for i, cause in enumerate(jump.causes)
     )
-    good = jump.next_good
-    onward = (
-        f"the next good batch size is {good or 0:,}"
-        if good
-        else "no larger size of the sweep that fits does as well"
-    )
+    onward = "no larger size of the sweep that fits does as well"
+    if jump.next_good:
+        onward = f"the next good batch size is {jump.next_good:,}{rate(jump.next_good)}"
     # If the step time hardly grows at all, the size after a jump may still be better.
     pays = jump.before / jump.before_ms > jump.batch / jump.after_ms
-    before, after = (
-        f"batch {jump.before:,}{rate(jump.before, ' samples/s')}",
-        f"{jump.batch:,}{rate(jump.batch)}",
-    )
-    advice = (
-        f"Better than {after}: {before}"
-        if pays
-        else f"Throughput at {after} is still that of {before}"
-    )
+    advice = "Better than {}: {}" if pays else "Throughput at {} is still that of {}"
+    before = f"batch {jump.before:,}{rate(jump.before, ' samples/s')}"
+    advice = advice.format(f"{jump.batch:,}{rate(jump.batch)}", before)
     added = jump.batch - jump.before
     where, usual = f"after batch {jump.before:,}", "one more sample usually costs"
     if added > 1:
-        where, usual = (
-            f"between batch {jump.before:,} and {jump.batch:,}",
-            f"{added:,} more samples usually cost",
-        )
+        where = f"between batch {jump.before:,} and {jump.batch:,}"
+        usual = f"{added:,} more samples usually cost"
     return (
         f"Jump {where}: from {number(jump.before_ms)} to {number(jump.after_ms)} ms at batch"
         f" {jump.batch:,}, {number(jump.excess_ms)} ms ({100 * jump.excess_ms / jump.before_ms:.1f}"
-        f"%) more than {usual}.{causes} {advice}; {onward}{rate(good or 0)}."
+        f"%) more than {usual}.{causes} {advice}; {onward}."
     )
 
 
@@ -471,12 +424,9 @@ def no_jumps(batches: Sequence[int], trend: Trend | None) -> str:
     first, last = batches[0], batches[-1]
     if not is_whole(batches):
         return f"No jumps at these batch sizes. --batch {first}:{last} checks every size."
-    steps = (
-        []
-        if trend is None
-        else [f"{100 * share:.1f}% after batch {before}" for before, share in trend.uneven]
-    )
-    most = f" The largest steps beyond the usual: {', '.join(steps)}." if steps else ""
+    uneven = trend.uneven if trend else ()
+    steps = ", ".join(f"{100 * share:.1f}% after batch {before}" for before, share in uneven)
+    most = given(steps, " The largest steps beyond the usual: {}.")
     return (
         "No jumps: nowhere does one more sample cost three times what it costs around it, and 2%"
         f" of the step.{most}"
@@ -489,12 +439,10 @@ def trend_in_words(t: Trend) -> list[str]:
         f"Throughput is best at batch {t.best_batch:,} ({number(t.best_samples_per_second)}"
         " samples/s)"
     )
+    end = f" and hardly grows from batch {t.knee_batch:,} on, {knee(t)}."
     if t.knee_batch == t.best_batch:
-        return [shape_in_words(t), f"{best}; every smaller batch has over {100 * KNEE:.0f}% less."]
-    return [
-        shape_in_words(t),
-        f"{best} and hardly grows from batch {t.knee_batch:,} on, {knee(t)}.",
-    ]
+        end = f"; every smaller batch has over {100 * KNEE:.0f}% less."
+    return [shape_in_words(t), f"{best}{end}"]
 
 
 def shape_in_words(t: Trend) -> str:
@@ -562,115 +510,9 @@ def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart | None:
         ),
         label="step time",
         unit="ms",
-        groups=tuple(BarGroup(title=name, bars=tuple(bars)) for name, bars in groups.items()),
+        groups=[BarGroup(bars, name) for name, bars in groups.items()],
         one_scale=len(groups) == 1,
         note=note,
-    )
-
-
-LEAST_WAIT = 0.01
-MOST_DRAWN = 8
-"""Maximum number of micro-steps that a Gantt chart draws one by one. More are drawn as one pass."""
-
-
-def step_gantt(f: Forecast, where: str) -> BarChart | None:
-    """Draw when data loading, host, device and links work in a step.
-
-    None if the device hardly waits.
-    """
-    if f.step is None:
-        return None
-    step, m = f.step, f.execution.accumulation if f.execution.accumulation <= MOST_DRAWN else 1
-    rows: dict[str, list[Segment]] = {"data": [], "links": [], "host": [], "device": []}
-    at = 0.0
-
-    def then(row: str, part: str, ms: float) -> None:
-        nonlocal at
-        if ms > 0:
-            tone = _TONES.get(part, part.removesuffix("_ms"))
-            rows[row].append(Segment(name=part_words(part), tone=tone, value=ms, at=at))
-            at += ms
-
-    then("data", "data_wait_ms", step.data_wait_ms)
-    for _ in range(m):
-        then("links", "host_to_device_ms", step.host_to_device_ms / m)
-        then("host", "host_overhead_ms", step.host_overhead_ms / m)
-        then("device", "forward_ms", step.forward_ms / m)
-        then("device", "backward_ms", step.backward_ms / m)
-    then("links", "communication_ms", step.communication_ms)
-    then("device", "optimizer_ms", step.optimizer_ms)
-    then("device", "idle_ms", step.idle_ms)
-    shown = {row: parts for row, parts in rows.items() if parts}
-    busy = {row: sum(s.value for s in parts if s.tone != "idle") for row, parts in shown.items()}
-    waits = 1 - busy.get("device", 0.0) / step.total_ms
-    if len(shown) < 2 or waits < LEAST_WAIT:
-        return None
-    return BarChart(
-        title="A step over data, host, device and links",
-        finding=sentence(
-            f"on {where} the device computes {1 - waits:.0%} of the step and waits {waits:.0%}."
-        ),
-        label="time in the step",
-        unit="ms",
-        groups=(
-            BarGroup(
-                bars=tuple(
-                    Bar(
-                        label=row,
-                        segments=tuple(parts),
-                        said=f"{number(busy[row])} ms ({busy[row] / step.total_ms:.0%})",
-                    )
-                    for row, parts in shown.items()
-                )
-            ),
-        ),
-        note=(
-            "Transfers, launches and loading that run beside the device's work are not drawn. The"
-            " forecast has the length of each part; its place in the step is schematic."
-        ),
-    )
-
-
-LEAST_OF_A_ROLE = 0.01
-"""Minimum share of device time for a role to have its own bar."""
-
-
-def role_chart(f: Forecast, where: str) -> BarChart | None:
-    """Draw the device time of layers by role, the longest first.
-
-    None if there is only one role.
-    """
-    whole = sum(role.time_ms for role in f.roles)
-    shown = [role for role in f.roles if role.time_ms >= LEAST_OF_A_ROLE * whole]
-    if len(shown) < 2:
-        return None
-    names = [f"{role.role}{f', {role.layers} layers' if role.layers else ''}" for role in shown]
-    bars = [
-        bar(
-            name,
-            f"{number(role.time_ms)} ms ({role.time_ms / whole:.0%})",
-            [("device time", "first", role.time_ms)],
-        )
-        for name, role in zip(names, shown, strict=True)
-    ]
-    rest = whole - sum(role.time_ms for role in shown)
-    small = (
-        f" Roles below {LEAST_OF_A_ROLE:.0%} have no bar; together they take {number(rest)} ms."
-        if rest > 0
-        else ""
-    )
-    return BarChart(
-        title="Device time by the role of layers",
-        label="device time in the step",
-        unit="ms",
-        groups=(BarGroup(bars=tuple(bars)),),
-        finding=sentence(
-            f"on {where} {names[0]} take {shown[0].time_ms / whole:.0%} of the device's time."
-        ),
-        note=(
-            "Forward and backward passes together; the optimizer counts as a role of its"
-            f" own.{small}"
-        ),
     )
 
 
@@ -688,16 +530,11 @@ def memory_at_peak(forecasts: Sequence[tuple[str, Forecast]]) -> BarChart | None
         return None
     bars = []
     for name, m, capacity_gib in memories:
-        device_has = "" if capacity_gib is None else f" of {number(capacity_gib)}"
-        taken = (
-            m.device_gib
-            if capacity_gib is None
-            else min(m.device_gib, max(capacity_gib, m.allocated_gib))
-        )
-        reserve = ("reserved by allocator and driver", "reserve", max(taken - m.allocated_gib, 0.0))
-        bars.append(
-            bar(name, f"{number(m.allocated_gib)}{device_has} GiB", [*_kinds_gib(m), reserve])
-        )
+        of = given(number(capacity_gib, ""), " of {}")
+        room = m.device_gib if capacity_gib is None else capacity_gib
+        reserved = max(min(m.device_gib, room) - m.allocated_gib, 0.0)
+        parts = [*_kinds_gib(m), ("reserved by allocator and driver", "reserve", reserved)]
+        bars.append(bar(name, f"{number(m.allocated_gib)}{of} GiB", parts))
     name, first, _ = memories[0]
     most, allocated = max(_kinds_gib(first), key=lambda kind: kind[2]), number(first.allocated_gib)
     return BarChart(
@@ -708,7 +545,7 @@ def memory_at_peak(forecasts: Sequence[tuple[str, Forecast]]) -> BarChart | None
         ),
         label="memory of one device",
         unit="GiB",
-        groups=(BarGroup(bars=tuple(bars)),),
+        groups=[BarGroup(bars)],
         note="Live tensors hold allocated memory. Grey: reserved by allocator and driver.",
     )
 
@@ -742,7 +579,7 @@ def memory_chart(
 
     `phase_ends_ms` are the ends of the forward and the backward pass.
     """
-    at = tuple(map(float, m.at_ms))
+    at = list(map(float, m.at_ms))
     kinds = [
         ("parameters", "parameters", [m.parameters_gib] * len(at)),
         ("optimizer states", "states", [m.optimizer_states_gib] * len(at)),
@@ -753,28 +590,19 @@ def memory_chart(
     for name, tone, values in kinds:
         above = [a + b for a, b in zip(below, values, strict=True)]
         if any(values):
-            areas.append(
-                Series(name=name, kind="area", tone=tone, x=at, low=tuple(below), high=tuple(above))
-            )
+            areas.append(Series(name, "area", tone, at, low=below, high=above))
         below = above
     peak = max(range(len(at)), key=below.__getitem__)
-    where = ("forward pass", "backward pass", "optimizer update")[
-        sum(at[peak] >= end for end in phase_ends_ms)
-    ]
+    phases = ("forward pass", "backward pass", "optimizer update")
+    where = phases[sum(at[peak] >= end for end in phase_ends_ms)]
     marks = [
-        Mark(axis="x", at=phase_ends_ms[0], text="backward pass begins", tone="ideal"),
-        Mark(axis="x", at=phase_ends_ms[1], text="update begins", tone="ideal"),
-        Mark(
-            axis="point",
-            at=at[peak],
-            y=below[peak],
-            text=f"peak: {number(below[peak])} GiB",
-            tone="best",
-        ),
+        Mark("x", phase_ends_ms[0], "backward pass begins", "ideal"),
+        Mark("x", phase_ends_ms[1], "update begins", "ideal"),
+        Mark("point", at[peak], f"peak: {number(below[peak])} GiB", "best", below[peak]),
     ]
-    device_has = "" if capacity_gib is None else f"the device has {number(capacity_gib)}"
+    device_has = given(number(capacity_gib, ""), "the device has {}")
     if capacity_gib is not None and capacity_gib < MOST_INTERVAL * below[peak]:
-        marks.append(Mark(axis="y", at=capacity_gib, text=f"{device_has} GiB", tone="limit"))
+        marks.append(Mark("y", capacity_gib, f"{device_has} GiB", "limit"))
     return Chart(
         title="Memory over the step",
         finding=(
@@ -782,10 +610,10 @@ def memory_chart(
             f" GiB{device_has and f'; {device_has}'}. At the peak:"
             f" {_owners([(name, values[peak]) for name, _, values in kinds], below[peak])}."
         ),
-        x=Axis(label="time in the step", unit="ms", low=0),
-        y=Axis(label="memory allocated", unit="GiB", low=0),
-        series=tuple(areas),
-        marks=tuple(marks),
+        x=Axis("time in the step", "ms", low=0),
+        y=Axis("memory allocated", "GiB", low=0),
+        series=areas,
+        marks=marks,
         note=(
             "From the trace: live tensors at each operator. Times within a phase are estimated from"
             " the bytes moved."
@@ -799,56 +627,51 @@ def _owners(kinds: Sequence[tuple[str, float]], whole: float) -> str:
     return ", ".join(f"{name} {number(gib)} GiB ({gib / whole:.0%})" for gib, name in held)
 
 
+def _operators(limit: str, tone: str, points: Sequence[RooflinePoint], r: Roofline) -> Series:
+    longest = r.points[0].time_ms
+    return series(
+        f"operators bound by {limit}",
+        "points",
+        tone,
+        [(p.intensity, p.tflops) for p in points],
+        labels=[f"{p.name}: {number(p.time_ms)} ms" for p in points],
+        sizes=[p.time_ms / longest for p in points],
+    )
+
+
 def roofline_chart(r: Roofline, device: str) -> Chart:
     """Draw a roofline chart: operators as points below the limits of bandwidth and arithmetic.
 
     The size of a point is its share of time.
     """
     ridge = r.peak_tflops * 1e3 / r.bandwidth_gb_per_s
-    left = min(ridge / 4, *(p.intensity for p in r.points)) / 1.5
-    right = max(ridge * 4, *(p.intensity for p in r.points)) * 1.5
-    roof = [(x, min(r.peak_tflops, x * r.bandwidth_gb_per_s / 1e3)) for x in (left, ridge, right)]
-    longest = max(p.time_ms for p in r.points)
-    shown, tones = (
-        [series("roofs of the datasheet", "line", "ideal", roof)],
-        {False: "first", True: "second"},
-    )
-    for computing, limit in ((False, "memory bandwidth"), (True, "compute")):
-        operators = [p for p in r.points if (p.intensity >= ridge) is computing]
-        if operators:
-            shown.append(
-                series(
-                    f"operators bound by {limit}",
-                    "points",
-                    tones[computing],
-                    [(p.intensity, p.tflops) for p in operators],
-                    labels=tuple(f"{p.name}: {number(p.time_ms)} ms" for p in operators),
-                    sizes=tuple(p.time_ms / longest for p in operators),
-                )
-            )
-    by_memory = sum(p.time_ms for p in r.points if p.intensity < ridge) / sum(
-        p.time_ms for p in r.points
-    )
+    points = sorted(r.points, key=lambda p: p.intensity)
+    left, right = min(ridge / 4, points[0].intensity), max(ridge * 4, points[-1].intensity)
+    ends = left / 1.5, ridge, right * 1.5
+    roof = [(x, min(r.peak_tflops, x * r.bandwidth_gb_per_s / 1e3)) for x in ends]
+    split = bisect.bisect_left(points, ridge, key=lambda p: p.intensity)
+    whole_ms, by_memory_ms = (sum(p.time_ms for p in ps) for ps in (points, points[:split]))
+    by_memory = by_memory_ms / whole_ms
+    shown = [
+        series("roofs of the datasheet", "line", "ideal", roof),
+        _operators("memory bandwidth", "first", points[:split], r),
+        _operators("compute", "second", points[split:], r),
+    ]
+    marks = [
+        Mark("point", p.intensity, p.name, "first" if p.intensity < ridge else "second", p.tflops)
+        for p in r.points[:MOST_NAMED]
+    ]
     return Chart(
         title=f"Roofline of {device}",
         finding=(
             f"Of these operators' time, {by_memory:.0%} is bound by memory bandwidth and"
             f" {1 - by_memory:.0%} by compute."
         ),
-        x=Axis(label="arithmetic intensity", unit="FLOP/byte", scale="log10"),
-        y=Axis(label="rate", unit="TFLOP/s", scale="log10"),
-        series=tuple(shown),
+        x=Axis("arithmetic intensity", "FLOP/byte", "log10"),
+        y=Axis("rate", "TFLOP/s", "log10"),
+        series=[s for s in shown if s.x],
         nearest="point",
-        marks=tuple(
-            Mark(
-                axis="point",
-                at=p.intensity,
-                y=p.tflops,
-                text=p.name,
-                tone=tones[p.intensity >= ridge],
-            )
-            for p in r.points[:MOST_NAMED]
-        ),
+        marks=marks,
         note=(
             f"The {len(r.points)} heaviest groups of similar operators, {r.share:.0%} of the"
             " device's forecast time; larger points take longer. Roofs of the datasheet:"

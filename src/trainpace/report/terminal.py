@@ -116,7 +116,7 @@ def _console() -> _Visible:
 
 def show(sections: Iterable[Section], details: bool = True) -> None:
     """Print an answer, either in full or cut to one screen."""
-    shown = [s for s in sections if type(s) in _DRAW and s.only != "page" and _size(s) != 0]
+    shown = [s for s in sections if type(s) in _DRAW and s.only != "page" and s.size != 0]
     if details:
         text = _tidy("".join(_drawn(s) for s in shown if s.only != "brief"))
     else:
@@ -136,20 +136,9 @@ def _named_aside(shown: Sequence[Section]) -> str:
     return line
 
 
-def _size(section: Section) -> int | None:
-    """Return the number of rows of a section, or None if it has no rows.
-
-    Sections with 0 rows are not drawn.
-    """
-    for name in ("rows", "items", "lines"):
-        if (rows := getattr(section, name, None)) is not None:
-            return len(rows)
-    return None
-
-
 def _fewest(section: Section) -> int:
     """Return the minimum number of rows of a section that stay on the screen."""
-    size = _size(section) or 0
+    size = section.size or 0
     match section:
         case Table():
             return min(size, max(FEWEST_ROWS, len(section.keep)))
@@ -162,9 +151,7 @@ def _fewest(section: Section) -> int:
 
 def _one_screen(sections: Sequence[Section], last: str) -> str:
     """Cut rows of the tallest section until all sections fit on the screen."""
-    sizes = {
-        i: min(_size(s) or 0, LINES) for i, s in enumerate(sections) if isinstance(s, _CUTTABLE)
-    }
+    sizes = {i: min(s.size or 0, LINES) for i, s in enumerate(sections) if isinstance(s, _CUTTABLE)}
     end = _drawn(Lines([last])) if last else ""
     drawn = functools.cache(lambda i, n: _drawn(sections[i], n))
 
@@ -174,7 +161,7 @@ def _one_screen(sections: Sequence[Section], last: str) -> str:
     while True:
         # If one more row takes no more space than the line "1 more row", show the row.
         best = {
-            i: n + 1 if n < (_size(sections[i]) or 0) and height(i, n + 1) <= height(i, n) else n
+            i: n + 1 if n < (sections[i].size or 0) and height(i, n + 1) <= height(i, n) else n
             for i, n in sizes.items()
         }
         text = _tidy("".join(drawn(i, best.get(i)) for i in range(len(sections))) + end)
@@ -303,7 +290,7 @@ def _draw_verbatim(out: _Visible, part: Verbatim, _: int | None) -> None:
 
 
 def _draw_drawing(out: _Visible, part: Drawing, _: int | None) -> None:
-    for text in part.text(out.width) if part.text else ():
+    for text in part.text(out.width):
         out.wrap(text) if isinstance(text, str) else out.put(text)
 
 
