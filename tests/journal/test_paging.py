@@ -1,6 +1,5 @@
-"""Pages of the list: all runs, once each, in order, whatever the filter, on both databases."""
+"""Pages of the list: all runs, once each, in order, for every filter, on both databases."""
 
-import base64
 import itertools
 
 import pytest
@@ -43,16 +42,14 @@ def some(count=60):
 
 
 def all_pages(journal, query, order, descending, size):
-    after, found = "", []
-    for _ in range(1000):
-        here = page(journal, query, order, descending, after, size)
+    start, found = 0, []
+    while start is not None:
+        here = page(journal, query, order, descending, start, size)
         assert len(here.entries) <= size
         assert here.matches is None or here.matches >= len(here.entries)
         found += here.entries
-        after = here.after
-        if not after:
-            return found
-    raise AssertionError("the pages do not end")
+        start = here.following
+    return found
 
 
 def test_pages_hold_every_run_of_a_query_once_and_in_order(journal):
@@ -79,41 +76,6 @@ def test_names_in_order(journal):
     journal.add_many(list(some()))
     assert names_of(journal, "model") == sorted(MODELS)
     assert names_of(journal, "device") == ["NVIDIA A100", "Tesla T4"]
-
-
-@pytest.mark.parametrize(
-    "after",
-    [
-        "x",
-        "bnVsbA",
-        "W10",
-        "WzEsMl0",
-        "W1tbXV0",
-        "WyIyMDI2XHUwMDAwIiwiYSJd",
-        "é",
-        "W" * 400,
-        "WyJhIiwx",
-        "WyJhIiwxXQ",
-    ],
-)
-def test_a_position_that_no_page_gave_is_refused(journal, after):
-    with pytest.raises(TrainpaceError):
-        page(journal, Query(), after=after)
-
-
-@pytest.mark.parametrize(
-    "number", ["NaN", "Infinity", "-Infinity", "1e400", "9" * 400, f"-1{'0' * 309}", "true", "null"]
-)
-def test_a_position_of_no_step_time_is_refused(journal, number):
-    after = base64.urlsafe_b64encode(f'[{number},"a"]'.encode()).decode().rstrip("=")
-    with pytest.raises(TrainpaceError):
-        page(journal, Query(), "step", after=after)
-
-
-def test_any_step_time_is_a_position(journal):
-    for number in ("1", "-1", "1e307", "9" * 300):
-        after = base64.urlsafe_b64encode(f'[{number},"a"]'.encode()).decode().rstrip("=")
-        assert page(journal, Query(), "step", after=after).entries == []
 
 
 def test_a_journal_that_is_only_read_cannot_be_changed(place):

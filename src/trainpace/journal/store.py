@@ -1,15 +1,11 @@
 """Storage of the journal: adds, finds, pages and changes runs in SQLite and PostgreSQL.
 
-A page starts after the last run of the previous page (keyset paging), so page 1000 is as fast as
-page 1. A filter with few matches must examine all runs. The index `runs_list` has all filtered
-columns in order of time, so only a tenth of the table is read. A part of a name is first looked up
-in the list of names, which is short.
+A filter with few matches must examine all runs. The index `runs_list` has all filtered columns in
+order of time, so only a tenth of the table is read.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 import datetime
 import itertools
@@ -17,10 +13,10 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
-import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from sqlalchemy import (
     URL,
     ColumnElement,
@@ -28,11 +24,9 @@ from sqlalchemy import (
     Engine,
     Select,
     Table,
-    false,
+    and_,
     func,
-    literal,
     select,
-    tuple_,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -65,17 +59,6 @@ from trainpace.journal.entry import (
 
 MOST_COUNTED = 200
 """Maximum number of matching runs that are counted."""
-MOST_NAMES = 2000
-"""Maximum number of models or devices in the list of names.
-
-If there are more, a part of a name is searched in every run.
-"""
-LARGEST = 1e308
-"""Number larger than any step time, but within the range of a database."""
-
-_BEGINNING = re.compile("[0-9A-Fa-f]{1,31}")
-"""Pattern of the first digits of an id."""
-
 ORDERS: dict[str, tuple[str, ...]] = {
     "time": ("created_at", "id"),
     "model": ("model", "created_at", "id"),
@@ -84,7 +67,6 @@ ORDERS: dict[str, tuple[str, ...]] = {
 }
 """Sort orders of a list, as columns. In the order by step, runs without a step time are absent."""
 
-_EQUAL = "model device precision optimizer kind outcome sweep workload_key".split()
 INDEXES = {"model": "runs_model_newest", "device": "runs_device", "step": "runs_step"}
 
 
@@ -124,6 +106,10 @@ class Query(Record):
             raise TrainpaceError(f"micro-batch {self.micro_batch} is not a valid size.")
 
 
+ALL = Query()
+"""Query without filters."""
+
+
 def since_text(text: str) -> str:
     """Return a date like ``2026-11-21``, or any ISO 8601 time, in the journal's form.
 
@@ -142,51 +128,49 @@ def since_text(text: str) -> str:
 
 def conditions(query: Query) -> list[ColumnElement[bool]]:
     """Return the SQL conditions of a query."""
-    filters: list[ColumnElement[bool]] = []
-    for name in _EQUAL:
-        column, wanted = runs.c[name], getattr(query, name)
-        if name == "sweep" and _BEGINNING.fullmatch(wanted):
-            filters += _beginning(column, wanted)
-        elif wanted and name in ("model", "device") and not query.exact:
-            filters.append(column.icontains(wanted, autoescape=True))
-        elif wanted:
-            filters.append(column == wanted)
-    part = json.dumps(query.source, ensure_ascii=False)[1:-1]
-    part = part.replace("/", "//").replace("%", "/%").replace("_", "/_")
-    record = runs.c.record  # Mode and source have no column.
-    others: dict[str, Callable[[], ColumnElement[bool]]] = {
-        "micro_batch": lambda: runs.c.micro_batch == query.micro_batch,
-        "since": lambda: runs.c.created_at >= since_text(query.since),
-        "text": lambda: runs.c.words.contains(query.text.casefold(), autoescape=True),
-        "mode": lambda: record.contains(f'"mode":{json.dumps(query.mode)}', autoescape=True),
-        "source": lambda: record.ilike(f'%"source":"%{part}%","workload/_key":%', escape="/"),
-        "with_forecast": lambda: runs.c.forecast_ms.is_not(None),
+    column, record = runs.c, runs.c.record  # Mode and source have no column.
+    by_name: dict[str, Callable[[Any], ColumnElement[bool]]] = {
+        "sweep": lambda digits: _begins_with(column.sweep, digits),
+        "since": lambda date: column.created_at >= since_text(date),
+        "text": lambda text: column.words.contains(text.casefold(), autoescape=True),
+        "mode": lambda mode: record.contains(f'"mode":{json.dumps(mode)}', autoescape=True),
+        "source": _has_source,
+        "with_forecast": lambda _: column.forecast_ms.is_not(None),
     }
-    unset = Query()
-    for name, condition in others.items():
-        if getattr(query, name) != getattr(unset, name):
-            filters.append(condition())
-    return filters
+    if not query.exact:
+        for name in ("model", "device"):
+            by_name[name] = partial(column[name].icontains, autoescape=True)
+    return [
+        by_name[name](value) if name in by_name else column[name] == value
+        for name, value in asdict(replace(query, exact=False)).items()
+        if value != getattr(ALL, name)
+    ]
 
 
-def _beginning(column: ColumnElement[Any], digits: str) -> list[ColumnElement[bool]]:
-    """Return the conditions for ids that begin with `digits`.
+def _has_source(part: str) -> ColumnElement[bool]:
+    text = json.dumps(part, ensure_ascii=False)[1:-1]
+    text = text.replace("/", "//").replace("%", "/%").replace("_", "/_")
+    return runs.c.record.ilike(f'%"source":"%{text}%","workload/_key":%', escape="/")
+
+
+def _begins_with(column: ColumnElement[Any], digits: str) -> ColumnElement[bool]:
+    """Return the condition for ids that begin with `digits`. An index answers it.
 
     "g" sorts after all hexadecimal digits.
     """
-    return [column >= digits.lower(), column < digits.lower() + "g"]
+    return and_(column >= digits.lower(), column < digits.lower() + "g")
 
 
 class Page(NamedTuple):
     """Page of runs.
 
-    `matches` is the number of matching runs from this page on, or None if there are too many. The
-    next page starts after `after`, which is "" on the last page.
+    `matches` is the number of matching runs from this page on, or None if there are too many.
+    `following` is the position of the next page, or None on the last page.
     """
 
     entries: list[Entry]
     matches: int | None
-    after: str
+    following: int | None
 
 
 def page(
@@ -194,7 +178,7 @@ def page(
     query: Query,
     order: str = "time",
     descending: bool = True,
-    after: str = "",
+    start: int = 0,
     size: int = 25,
     most: int = MOST_COUNTED,
 ) -> Page:
@@ -205,105 +189,33 @@ def page(
         query: Filters.
         order: Key of ORDERS.
         descending: If True, start with the newest or largest.
-        after: `Page.after` of the previous page, or "" for the first page.
+        start: Number of matching runs on the previous pages.
         size: Number of runs per page.
         most: Number of matching runs up to which they are counted.
-
-    Raises:
-        TrainpaceError: If `after` comes from another list.
     """
-    columns = [runs.c[name] for name in ORDERS[order]]
-    wanted = _narrowed(journal, query)
+    wanted = conditions(query)
     if order == "step":
         wanted.append(runs.c.step_time_ms.is_not(None))
-    index = "runs_list"
-    if order != "time" and not (wanted and query != Query()):
-        index = INDEXES[order]
-    if after:
-        here, there = tuple_(*columns), tuple_(*_position(after, ORDERS[order]))
-        wanted.append(here < there if descending else here > there)
+    index = INDEXES.get(order, "runs_list") if query == ALL else "runs_list"
+    columns = [runs.c[name] for name in ORDERS[order]]
     by = [column.desc() if descending else column for column in columns]
-    chosen = select(*columns).where(*wanted).order_by(*by).limit(most + 1)
+    chosen = select(runs.c.id).where(*wanted).order_by(*by).offset(start).limit(most + 1)
+    # Read ids from the index first. Sorting the large records would be slow.
     chosen = chosen.with_hint(runs, f"INDEXED BY {index}", "sqlite")
-
-    def read(connection: Connection) -> tuple[list[Any], list[str]]:
-        keys = list(connection.execute(chosen).all())
-        ids = [key.id for key in keys[:size]]
-        records = connection.execute(select(runs.c.id, runs.c.record).where(runs.c.id.in_(ids)))
-        texts = {row.id: row.record for row in records}
-        return keys, [texts[id_] for id_ in ids if id_ in texts]
-
-    keys, texts = journal.read(read)
+    ids = journal.read(lambda connection: list(connection.execute(chosen).scalars()))
+    entries = {entry.id: entry for entry in journal.with_ids(ids[:size])}
     return Page(
-        [from_json(text, Entry, f"a run in {journal.place}") for text in texts],
-        None if len(keys) > most else len(keys),
-        _text_of(tuple(keys[size - 1])) if len(keys) > size else "",
+        [entries[id_] for id_ in ids[:size] if id_ in entries],
+        None if len(ids) > most else len(ids),
+        start + size if len(ids) > size else None,
     )
 
 
-def names_of(journal: Journal, column: str) -> list[str] | None:
-    """Return all models or devices in the journal, sorted.
-
-    Return None if there are more than MOST_NAMES.
-    """
+def names_of(journal: Journal, column: str, most: int | None = None) -> list[str]:
+    """Return the models or devices in the journal, sorted. At most `most` are returned."""
     name = runs.c[column]
-    first = select(func.min(name).label("name"))
-    walk = first.cte("names", recursive=True)
-    following = select(func.min(name)).where(name > walk.c.name).scalar_subquery()
-    walk = walk.union_all(select(following).where(walk.c.name.is_not(None)))
-    chosen = select(walk.c.name).where(walk.c.name.is_not(None)).limit(MOST_NAMES + 1)
-    names = journal.read(lambda connection: list(connection.execute(chosen).scalars()))
-    return None if len(names) > MOST_NAMES else names
-
-
-def _narrowed(journal: Journal, query: Query) -> list[ColumnElement[bool]]:
-    """Return the conditions of a query.
-
-    A part of a name is replaced by the full names that contain it.
-    """
-    narrowed, rest = [], {}
-    for column in ("model", "device"):
-        part: str = getattr(query, column)
-        if not part or query.exact:
-            continue
-        names = names_of(journal, column)
-        if names is None:
-            continue
-        having = [name for name in names if part.lower() in name.lower()]
-        rest[column] = ""
-        if len(having) < len(names):
-            narrowed.append(runs.c[column].in_(having) if having else false())
-    # SQLite evaluates conditions in this order, so the cheap ones come first.
-    return [*conditions(replace(query, **rest)), *narrowed]
-
-
-def _text_of(key: tuple[Any, ...]) -> str:
-    return (
-        base64.urlsafe_b64encode(json.dumps(key, separators=(",", ":")).encode())
-        .decode()
-        .rstrip("=")
-    )
-
-
-def _position(after: str, names: tuple[str, ...]) -> list[ColumnElement[Any]]:
-    """Decode `after` into the column values at the end of the previous page.
-
-    Raises:
-        TrainpaceError: If `after` comes from another list.
-    """
-    kinds = tuple(float if name == "step_time_ms" else str for name in names)
-    try:
-        text = base64.b64decode(after.encode() + b"=" * (-len(after) % 4), b"-_", validate=True)
-        values = msgspec.json.decode(text, type=tuple[kinds])  # type: ignore[valid-type]
-        # Raises an error for text that no database can store.
-        Query(text="".join(value for value in values if isinstance(value, str)))
-    except (binascii.Error, ValueError, RecursionError):
-        values = ()
-    if not values or not all(isinstance(value, str) or abs(value) < LARGEST for value in values):
-        raise TrainpaceError(
-            "after is not the end of a page of this list.", "Start again at the first page."
-        )
-    return [literal(value, runs.c[name].type) for value, name in zip(values, names, strict=True)]
+    chosen = select(name).distinct().order_by(name).limit(most)
+    return journal.read(lambda connection: list(connection.execute(chosen).scalars()))
 
 
 CHUNK = 1000
@@ -313,8 +225,6 @@ MANY = 10_000
 
 The database chooses indexes by these statistics.
 """
-ALL = Query()
-"""Query without filters."""
 T = TypeVar("T")
 R = TypeVar("R", Entry, Sweep)
 
@@ -423,7 +333,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         prefix = id_or_prefix.strip().lower()
         entries = []
         if re.fullmatch(r"[0-9a-f]{1,32}", prefix):
-            matching = select(runs.c.record).where(*_beginning(runs.c.id, prefix)).limit(2)
+            matching = select(runs.c.record).where(_begins_with(runs.c.id, prefix)).limit(2)
             entries = self._records(matching, Entry)
         if not entries:
             hint = f"trainpace journal list shows the ids in {self.place}."

@@ -79,7 +79,7 @@ class RunLine(Record):
 
 
 class RunsQuestion(Record):
-    """Filters and order of runs. `after` is the end of the previous page."""
+    """Filters and order of runs. `after` is the number of runs on the previous pages."""
 
     model: Text = ""
     device: Text = ""
@@ -93,7 +93,7 @@ class RunsQuestion(Record):
     sweep: Id = ""
     text: Text = ""
     order: Order = "newest"
-    after: Annotated[str, Meta(max_length=1000)] = ""
+    after: Annotated[int, Meta(ge=0, le=10**9)] = 0
 
 
 class RunsPage(Record):
@@ -188,18 +188,15 @@ def runs_page(journal: Journal, q: RunsQuestion) -> RunsPage:
         source=q.source,
     )
     listed = page(journal, query, *ORDERS[q.order], q.after, PAGE)
-    names = [
-        tuple((names_of(journal, column) or [])[:MOST_NAMES_SHOWN])
-        for column in ("model", "device")
-    ]
+    models, devices = (names_of(journal, column, MOST_NAMES_SHOWN) for column in ("model", "device"))
     return RunsPage(
         question=q,
         runs=tuple(map(line_of, listed.entries)),
         count=listed.matches,
         counted_to=MOST_COUNTED,
-        following=query_of(q, after=listed.after) if listed.after else "",
-        models=names[0],
-        devices=names[1],
+        following=query_of(q, after=listed.following) if listed.following else "",
+        models=tuple(models),
+        devices=tuple(devices),
     )
 
 
@@ -321,7 +318,7 @@ def score_page(journal: Journal, q: ScoreQuestion) -> ScorePage:
         question=q,
         scores=result,
         newest=len(newest.entries),
-        all_of_them=not newest.after,
+        all_of_them=newest.following is None,
         chart=_score_chart(result),
     )
 
