@@ -44,7 +44,7 @@ def test_published_runs(tmp_path):
     done, found = bring(written(tmp_path, "runs.csv", RUNS), tmp_path)
     assert (done.format, done.new, sum(done.skipped.values())) == ("runs", 4, 2)
     assert set(done.skipped) == {
-        "the run gives no precision.",
+        "the run states no known precision: pass --precision.",
         "the run states no step time or throughput.",
     }
     resnet = [e for e in found if e.model == "timm:resnet50"]
@@ -142,7 +142,7 @@ def test_timm(tmp_path):
     )
     done, _ = bring(written(tmp_path, "mine.csv", TIMM), tmp_path)
     assert done.new == 0
-    assert "the file name does not contain a precision: pass --precision." in done.skipped
+    assert "the run states no known precision: pass --precision." in done.skipped
     done, found = bring(tmp_path / "mine.csv", tmp_path, precision="fp32", device="T4")
     assert done.new == 2
 

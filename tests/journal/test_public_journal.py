@@ -7,14 +7,12 @@ from public_made import RUNS, public
 from trainpace.core.errors import TrainpaceError, UnknownName
 from trainpace.forecast import public_runs
 from trainpace.journal import (
-    PublicQuery,
     Query,
     accuracy,
     accuracy_by,
     compared,
     entry_of_public,
     matching,
-    public_query,
     public_run,
 )
 
@@ -37,7 +35,7 @@ def made(monkeypatch):
         ({"precision": "bf16"}, [3]),
         ({"mode": "inference"}, [4]),
         ({"source": "other lab"}, [3]),
-        ({"kind": "transformers"}, [3]),
+        ({"model_kind": "transformers"}, [3]),
         ({"optimizer": "adamw"}, [3]),
         ({"text": "table 3"}, [3]),
         ({"model": "resnet", "device": "T4", "mode": "train"}, [0, 1]),
@@ -54,31 +52,14 @@ def made(monkeypatch):
     ],
 )
 def test_filters(made, filters, found):
-    assert [made.index(run) for run in matching(PublicQuery(**filters))] == found
+    kind = filters.pop("model_kind", "")
+    assert [made.index(run) for run in matching(Query(**filters), kind)] == found
 
 
-def test_filters_of_own_runs_hold_for_public_ones_or_say_that_they_cannot():
-    query = Query(
-        model="x",
-        device="y",
-        exact=True,
-        micro_batch=3,
-        mode="train",
-        source="s",
-        precision="fp32",
-        text="t",
-    )
-    asked = public_query(query)
-    assert (
-        asked.model,
-        asked.device,
-        asked.exact,
-        asked.micro_batch,
-        asked.source,
-        asked.mode,
-    ) == ("x", "y", True, 3, "s", "train")
-    with pytest.raises(TrainpaceError, match="`outcome`"):
-        public_query(Query(outcome="ok"))
+def test_a_filter_of_own_runs_alone_is_refused():
+    for own in (Query(outcome="ok"), Query(kind="measure"), Query(since="2026-11-21")):
+        with pytest.raises(TrainpaceError, match="public runs"):
+            matching(own)
 
 
 def test_a_run_by_the_first_digits_of_its_id(made):
@@ -132,11 +113,11 @@ def test_mine_is_the_newest_own_run_that_is_most_like_it(made, journal):
 
 def test_spellings_of_the_sources_make_no_difference():
     def found(**filters):
-        return {run.id for run in matching(PublicQuery(**filters))}
+        return {run.id for run in matching(Query(**filters))}
 
     assert found(model="mobilenet_v2") == found(model="MobileNetV2") != set()
-    assert "ResNet-50" in {run.model for run in matching(PublicQuery(model="resnet50"))}
-    spelt = {run.optimizer for run in matching(PublicQuery(optimizer="sgd"))}
+    assert "ResNet-50" in {run.model for run in matching(Query(model="resnet50"))}
+    spelt = {run.optimizer for run in matching(Query(optimizer="sgd"))}
     assert {"SGD", "sgd momentum", "SGD momentum"} <= spelt
     assert (
         found(optimizer="sgd_momentum") == found(optimizer="SGD momentum") < found(optimizer="sgd")

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         Difference,
         Guarded,
         Pace,
-        PublicQuery,
         Ratio,
         Scores,
         accuracy,
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
         matching,
         pace_of_entry,
         pace_of_recording,
-        public_query,
         public_run,
         scores,
     )

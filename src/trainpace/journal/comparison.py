@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
-from trainpace.core.errors import Contradiction, TrainpaceError, UnreadableInput
+from trainpace.core.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
+from trainpace.core.execution import Execution
+from trainpace.core.hardware import catalogue_name
 from trainpace.core.outcome import STEP_PARTS, Interval
 from trainpace.core.records import Record
 from trainpace.core.stats import noise_of, repeat_interval
+from trainpace.forecast import PublicRun, public_runs, read_parallelism
 from trainpace.journal.entry import UNKNOWN, Entry, shared_fields
+from trainpace.journal.knowledge import middle_run
+from trainpace.journal.store import Journal, Query, names_of
+from trainpace.workload import ModelSpec
 
 if TYPE_CHECKING:
     from trainpace.watch import Recording
-
-
-import re
-from typing import Any
-
-from msgspec.structs import replace
-
-from trainpace.core.errors import UnknownName
-from trainpace.core.execution import PRECISIONS, Execution
-from trainpace.core.hardware import catalogue_name
-from trainpace.forecast import PublicRun, public_runs, read_parallelism
-from trainpace.journal.store import Journal, Query, names_of
-from trainpace.workload import ModelSpec
 
 TOLERANCE = 0.05
 """Default allowed slowdown, as a share of the step time.
@@ -92,31 +86,23 @@ def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
 
     For each batch size of a sweep, the middle run counts, with the interval of the sweep's repeats.
     """
-    single = len(a) == 1 and len(b) == 1
-    pairs = [(a[0], b[0])] if single else _same_batch(a, b)
-    intervals = {} if single else _repeat_intervals(a) | _repeat_intervals(b)
-    ratios = tuple(ratio for pair in pairs if (ratio := ratio_of(*pair, intervals)) is not None)
-    made = Comparison(
+    single = len(a) == len(b) == 1
+    pairs, intervals = ([(a[0], b[0])], {}) if single else _same_batch(_by_batch(a), _by_batch(b))
+    ratios = [ratio for pair in pairs if (ratio := ratio_of(*pair, intervals)) is not None]
+    return Comparison(
         a=tuple(entry.id for entry in a),
         b=tuple(entry.id for entry in b),
-        conditions=_conditions(a[0], b[0], single) if a and b else (),
-        parts_ms=(),
-        memory_gib=(),
-        ratios=ratios,
+        conditions=_differences(_facts(a[0], single), _facts(b[0], single)),
+        parts_ms=_side_by_side(a[0].step, b[0].step, STEP_PARTS, "_ms") if single else (),
+        memory_gib=_side_by_side(a[0], b[0], _MEMORY, "_memory_gib") if single else (),
+        ratios=tuple(ratios),
         samples_per_second=_rates(_best_rate(a), _best_rate(b)),
         median_ratio=statistics.median(ratio.ratio for ratio in ratios) if ratios else None,
-    )
-    if not single:
-        return made
-    return replace(
-        made,
-        parts_ms=_side_by_side(a[0].step, b[0].step, STEP_PARTS, "_ms"),
-        memory_gib=_side_by_side(a[0], b[0], _MEMORY, "_memory_gib"),
     )
 
 
 def _best_rate(side: Sequence[Entry]) -> float:
-    return max((entry.samples_per_second or 0.0 for entry in side), default=0.0)
+    return max(entry.samples_per_second or 0.0 for entry in side)
 
 
 def _rates(a: float, b: float) -> Difference | None:
@@ -166,77 +152,59 @@ def _log(larger: float, smaller: float) -> float:
     return max(0.0, math.log(larger / smaller))
 
 
-def _same_batch(a: Sequence[Entry], b: Sequence[Entry]) -> list[tuple[Entry, Entry]]:
-    left, right = (
-        {batch: _middle(some) for batch, some in _by_batch(side).items()} for side in (a, b)
-    )
-    return [(left[batch], right[batch]) for batch in sorted(left.keys() & right.keys())]
-
-
 def _by_batch(side: Sequence[Entry]) -> dict[int, list[Entry]]:
     some: dict[int, list[Entry]] = {}
     for entry in side:
-        if entry.outcome == "ok" and entry.step_time_ms:
+        if entry.step_time_ms:
             some.setdefault(entry.execution.micro_batch, []).append(entry)
     return some
 
 
-def _middle(entries: Sequence[Entry]) -> Entry:
-    return sorted(entries, key=lambda entry: entry.step_time_ms or 0.0)[len(entries) // 2]
+def _same_batch(
+    a: Mapping[int, Sequence[Entry]], b: Mapping[int, Sequence[Entry]]
+) -> tuple[list[tuple[Entry, Entry]], dict[str, Interval]]:
+    """Return the middle runs of each common batch size, and the intervals by run id."""
+    sizes = sorted(a.keys() & b.keys())
+    pairs = [(middle_run(a[batch]), middle_run(b[batch])) for batch in sizes]
+    return pairs, _repeat_intervals(a) | _repeat_intervals(b)
 
 
-def _repeat_intervals(side: Sequence[Entry]) -> dict[str, Interval]:
+def _repeat_intervals(side: Mapping[int, Sequence[Entry]]) -> dict[str, Interval]:
     """Return the interval for one more run of each batch size, by the id of its middle run."""
-    groups = _by_batch(side)
-    medians = {
-        batch: [e.step_time_ms for e in some if e.step_time_ms] for batch, some in groups.items()
+    times = {
+        batch: [entry.step_time_ms for entry in some if entry.step_time_ms]
+        for batch, some in side.items()
     }
-    noise = noise_of(medians)
+    noise = noise_of(times)
     if noise is None:
         return {}
-    return {
-        _middle(some).id: repeat_interval(medians[batch], noise) for batch, some in groups.items()
-    }
+    return {middle_run(side[batch]).id: repeat_interval(times[batch], noise) for batch in side}
 
 
-def _conditions(a: Entry, b: Entry, single: bool) -> tuple[Difference, ...]:
-    """Return the differences between two runs, their executions and their environments.
+def _facts(entry: Entry, single: bool) -> dict[str, str]:
+    """Return the conditions of a run by name. Those of a sweep have no batch size and outcome."""
+    facts: dict[str, Any] = {name: getattr(entry, name) for name in _CONDITIONS}
+    facts |= {"outcome": entry.outcome} | asdict(entry.execution)
+    facts |= {f"environment: {key}": value for key, value in entry.environment.items()}
+    if not single:
+        del facts["outcome"], facts["micro_batch"]
+    return {name: "" if value is None else str(value) for name, value in facts.items()}
 
-    For sweeps, the batch size is ignored.
-    """
 
-    def facts(entry: Entry) -> dict[str, str]:
-        own = {
-            name: getattr(entry, name) for name in (*_CONDITIONS, *(["outcome"] if single else []))
-        }
-        execution = asdict(entry.execution)
-        if not single:
-            del execution["micro_batch"]
-        stated = (
-            own
-            | execution
-            | {f"environment: {key}": value for key, value in entry.environment.items()}
-        )
-        return {name: "" if value is None else str(value) for name, value in stated.items()}
-
-    left, right = facts(a), facts(b)
-    return tuple(
-        Difference(name=name, a=left.get(name, ""), b=right.get(name, ""))
-        for name in left | right
-        if left.get(name, "") != right.get(name, "")
-    )
+def _differences(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[Difference, ...]:
+    pairs = [(name, a.get(name, ""), b.get(name, "")) for name in {**a, **b}]
+    return tuple(Difference(name=name, a=x, b=y) for name, x, y in pairs if x != y)
 
 
 def _side_by_side(
     a: object, b: object, names: Iterable[str], suffix: str
 ) -> tuple[Difference, ...]:
     """Return the numbers that both sides have, unless both are 0. Names lose their suffix."""
+    pairs = [(name, getattr(a, name, None), getattr(b, name, None)) for name in names]
     return tuple(
         Difference(name=name.removesuffix(suffix), a=left, b=right)
-        for name in names
-        if (left := getattr(a, name, None)) is not None
-        and (right := getattr(b, name, None)) is not None
-        and (left or right)
+        for name, left, right in pairs
+        if left is not None and right is not None and (left or right)
     )
 
 
@@ -408,23 +376,32 @@ def scores(entries: Iterable[Entry]) -> Scores:
 def score(name: str, entries: Sequence[Entry]) -> Score:
     """Return the score of the forecasts of some entries."""
     errors = [error for entry in entries if (error := error_pct(entry)) is not None]
-    sizes = [abs(error) for error in errors]
-    bounds = [(e.forecast_low_ms, e.step_time_ms, e.forecast_high_ms) for e in entries]
-    inside = _inside(bounds)
+    inside = _inside((e.forecast_low_ms, e.step_time_ms, e.forecast_high_ms) for e in entries)
+    result = _accuracy(errors, inside)
     return Score(
         name=name,
-        n=len(errors),
-        mean_pct=statistics.fmean(sizes) if sizes else None,
-        median_pct=statistics.median(sizes) if sizes else None,
+        n=result.n,
+        mean_pct=result.mean_pct,
+        median_pct=result.median_pct,
         bias_pct=statistics.median(errors) if errors else None,
         n_with_interval=len(inside),
-        coverage_pct=100 * sum(inside) / len(inside) if inside else None,
+        coverage_pct=result.inside_pct,
     )
 
 
 def _inside(bounds: Iterable[tuple[float | None, float | None, float | None]]) -> list[bool]:
     """Return a flag for each complete (low, measured, high): True if the interval has the value."""
     return [low <= ms <= high for low, ms, high in bounds if low is not None and ms and high]
+
+
+def _accuracy(errors_pct: Sequence[float], inside: Sequence[bool]) -> Accuracy:
+    sizes = [abs(error) for error in errors_pct]
+    return Accuracy(
+        n=len(sizes),
+        mean_pct=statistics.fmean(sizes) if sizes else None,
+        median_pct=statistics.median(sizes) if sizes else None,
+        inside_pct=100 * sum(inside) / len(inside) if inside else None,
+    )
 
 
 def _by(entries: Sequence[Entry], key: Callable[[Entry], str]) -> tuple[Score, ...]:
@@ -450,55 +427,57 @@ MINE = "mine"
 """Name in a comparison for the user's own run that is most similar to the other side."""
 
 
-class PublicQuery(Record):
-    """Filters for public runs. All of them must hold, as in `Query`.
-
-    `model` and `device` match a part of the name, and `optimizer` matches whole words. With
-    `exact`, each of them must match completely. `source` and `text` always match a part. Case never
-    matters. Spaces, "-" and "_" make no difference in a model or an optimizer.
-    """
-
-    model: str = ""
-    device: str = ""
-    exact: bool = False
-    kind: str = ""
-    precision: str = ""
-    optimizer: str = ""
-    micro_batch: int | None = None
-    mode: str = ""
-    source: str = ""
-    text: str = ""
-
-
-def matching(query: PublicQuery, runs: Sequence[PublicRun] | None = None) -> list[PublicRun]:
+def matching(
+    query: Query, model_kind: str = "", runs: Sequence[PublicRun] | None = None
+) -> list[PublicRun]:
     """Return the matching public runs, sorted by collection, model, card and batch.
 
-    `kind` filters by the kind of model.
+    The filters are those of own runs. An optimizer matches whole words. Case never matters. Spaces,
+    "-" and "_" make no difference in a model or an optimizer.
+
+    Args:
+        query: Filters.
+        model_kind: Kind of model, or "" for all.
+        runs: Runs to choose from. By default, all public runs.
+
+    Raises:
+        TrainpaceError: If a filter only applies to own runs.
     """
     q = query
-    parts = {name: getattr(q, name).casefold() for name in ("source", "text")}
-    names = {"model": _folded(q.model), "device": q.device.casefold()}
-    optimizer = _spaced(q.optimizer)
-    same = {"model_kind": q.kind, "precision": q.precision, "mode": q.mode}
-    same = {name: value for name, value in same.items() if value}
+    for name in ("outcome", "sweep", "workload_key", "since", "kind"):
+        if getattr(q, name):
+            raise TrainpaceError(f"public runs cannot be filtered by `{name}`.")
+    equal = {
+        "model_kind": model_kind or None,
+        "precision": q.precision or None,
+        "mode": q.mode or None,
+        "micro_batch": q.micro_batch,
+    }
+    source, text = q.source.casefold(), q.text.casefold()
 
     def fulfils(run: PublicRun) -> bool:
-        for name, part in names.items():
-            own = _folded(run.model) if name == "model" else run.device.casefold()
-            if part and not (part == own if q.exact else part in own):
-                return False
-        own = _spaced(run.optimizer or "")
-        if q.optimizer and not (optimizer == own if q.exact else optimizer and optimizer in own):
-            return False
+        names = (
+            (q.model, run.model, _folded),
+            (q.device, run.device, str.casefold),
+            (q.optimizer, run.optimizer or "", _spaced),
+        )
+        words = (run.model, run.device, run.source, run.notes, run.software)
         return (
-            all(getattr(run, name) == value for name, value in same.items())
-            and (q.micro_batch is None or run.micro_batch == q.micro_batch)
-            and parts["source"] in f"{run.source} {run.collection}".casefold()
-            and parts["text"]
-            in " ".join((run.model, run.device, run.source, run.notes, run.software)).casefold()
+            all(value in (None, getattr(run, name)) for name, value in equal.items())
+            and all(
+                _matches(spelled(part), spelled(own), q.exact)
+                for part, own, spelled in names
+                if part
+            )
+            and source in f"{run.source} {run.collection}".casefold()
+            and text in " ".join(words).casefold()
         )
 
-    return [run for run in (public_runs() if runs is None else runs) if fulfils(run)]
+    return list(filter(fulfils, public_runs() if runs is None else runs))
+
+
+def _matches(part: str, name: str, exact: bool) -> bool:
+    return part == name if exact else bool(part) and part in name
 
 
 def _folded(name: str) -> str:
@@ -515,21 +494,6 @@ def _spaced(name: str) -> str:
     return f" {' '.join(words)} " if words else ""
 
 
-def public_query(query: Query, kind: str = "") -> PublicQuery:
-    """Return the same filters for public runs.
-
-    Raises:
-        TrainpaceError: If a filter only applies to own runs.
-    """
-    for name in ("outcome", "sweep", "workload_key", "since", "kind"):
-        if getattr(query, name):
-            raise TrainpaceError(f"public runs cannot be filtered by `{name}`.")
-    shared = {
-        name: getattr(query, name) for name in PublicQuery.__struct_fields__ if hasattr(query, name)
-    }
-    return PublicQuery(**{**shared, "kind": kind})
-
-
 def is_public(id_: str) -> bool:
     """Return True if an id in a comparison names a public run."""
     return id_.strip().lower().startswith(PUBLIC)
@@ -543,11 +507,7 @@ def public_run(id_: str) -> PublicRun:
         TrainpaceError: If several runs match.
     """
     wanted = id_.strip().lower().removeprefix(PUBLIC)
-    found = (
-        [run for run in public_runs() if run.id.startswith(wanted)]
-        if re.fullmatch("[0-9a-f]{1,10}", wanted)
-        else []
-    )
+    found = [run for run in public_runs() if wanted and run.id.startswith(wanted)]
     if not found:
         raise UnknownName("public run", id_, (), "trainpace journal list --public shows their ids.")
     if len(found) > 1:
@@ -560,7 +520,7 @@ def public_run(id_: str) -> PublicRun:
 def compared(journal: Journal, a: str, b: str) -> Comparison:
     """Compare two sides: each is a run or sweep of the journal, ``public:ID``, or ``mine``."""
     public = [public_run(side) if is_public(side) else None for side in (a, b)]
-    left, right = _sides(journal, a, b)
+    left, right = _sides(journal, (a, b), public)
     made = compare(left, right)
     names = {entry_of_public(run).id: f"{PUBLIC}{run.id}" for run in public if run is not None}
     if not names:
@@ -570,23 +530,33 @@ def compared(journal: Journal, a: str, b: str) -> Comparison:
         a=tuple(names.get(id_, id_) for id_ in made.a),
         b=tuple(names.get(id_, id_) for id_ in made.b),
     )
-    if len(left) != 1 or len(right) != 1:
-        return made
-    batches = (_global_batch(public[0], left[0]), _global_batch(public[1], right[0]))
-    return _with_global_batch(made, *batches)
+    if len(left) == len(right) == 1:
+        batches = (_global_batch(public[0], left[0]), _global_batch(public[1], right[0]))
+        made = _with_global_batch(made, *batches)
+    return made
 
 
-def _sides(journal: Journal, a: str, b: str) -> list[list[Entry]]:
-    """Return the runs of both sides. ``mine`` is chosen by the other side."""
-    sides = [[] if side.strip().lower() == MINE else _side(journal, side) for side in (a, b)]
-    if sides == [[], []]:
+def _sides(
+    journal: Journal, ids: Sequence[str], public: Sequence[PublicRun | None]
+) -> tuple[list[Entry], list[Entry]]:
+    """Return the runs of both sides. `MINE` is chosen by the other side."""
+    left, right = (_side(journal, id_, run) for id_, run in zip(ids, public, strict=True))
+    if not left and not right:
         raise TrainpaceError(
             f"{MINE!r} stands for the own run most like the other side: name that one."
         )
-    return [
-        side or [_mine(journal, other[0])]
-        for side, other in zip(sides, reversed(sides), strict=True)
-    ]
+    return left or [_mine(journal, right[0])], right or [_mine(journal, left[0])]
+
+
+def _side(journal: Journal, id_: str, public: PublicRun | None) -> list[Entry]:
+    """Return the runs of a side. `MINE` has none, because it depends on the other side."""
+    if public is None:
+        return [] if id_.strip().lower() == MINE else journal.run_or_sweep(id_)
+    if not public.micro_batch:
+        raise TrainpaceError(
+            f"the source of {PUBLIC}{public.id} states no batch, so its step cannot be compared."
+        )
+    return [entry_of_public(public)]
 
 
 def _global_batch(run: PublicRun | None, entry: Entry) -> int:
@@ -594,33 +564,17 @@ def _global_batch(run: PublicRun | None, entry: Entry) -> int:
 
     The source of a public run may state a number that does not follow from its other fields.
     """
-    return (
-        run.global_batch if run is not None and run.global_batch else entry.execution.global_batch
-    )
+    return (run and run.global_batch) or entry.execution.global_batch
 
 
 def _with_global_batch(made: Comparison, a: int, b: int) -> Comparison:
     """Add the samples per step of both sides if they differ. Compute the throughput from them."""
-    conditions = (
-        *made.conditions,
-        *([Difference(name="global_batch", a=str(a), b=str(b))] if a != b else []),
-    )
+    batches = _differences({"global_batch": str(a)}, {"global_batch": str(b)})
     pace = made.samples_per_second
     if made.ratios:
         (ratio,) = made.ratios
         pace = _rates(1e3 * a / ratio.a_ms, 1e3 * b / ratio.b_ms)
-    return replace(made, conditions=conditions, samples_per_second=pace)
-
-
-def _side(journal: Journal, id_: str) -> list[Entry]:
-    if not is_public(id_):
-        return journal.run_or_sweep(id_)
-    run = public_run(id_)
-    if not run.micro_batch:
-        raise TrainpaceError(
-            f"the source of {PUBLIC}{run.id} states no batch, so its step cannot be compared."
-        )
-    return [entry_of_public(run)]
+    return replace(made, conditions=(*made.conditions, *batches), samples_per_second=pace)
 
 
 def _mine(journal: Journal, other: Entry) -> Entry:
@@ -635,28 +589,29 @@ def _mine(journal: Journal, other: Entry) -> Entry:
     plain = _folded(ModelSpec.of(other.model).plain_name)
     names = [
         name
-        for name in names_of(journal, "model") or ()
+        for name in names_of(journal, "model")
         if _folded(ModelSpec.of(name).plain_name) == plain
     ]
     asked = (Query(model=name, exact=True, outcome="ok", mode=other.mode) for name in names)
     runs = [run for query in asked for run in journal.find(query, limit=None) if run.id != other.id]
-    runs.sort(key=lambda run: (run.created_at, run.id), reverse=True)
     if not runs:
         raise TrainpaceError(
             f"the journal contains no run of {other.model} to compare with.",
             "Name one: trainpace journal list.",
         )
 
-    def unlike(run: Entry) -> tuple[int, bool, bool, bool]:
+    def likeness(run: Entry) -> tuple[object, ...]:
         x, y = run.execution, other.execution
         return (
-            _other_size(run, other),
-            catalogue_name(run.device) != other.device,
-            x.micro_batch != y.micro_batch,
-            x.precision != y.precision,
+            -_other_size(run, other),
+            catalogue_name(run.device) == other.device,
+            x.micro_batch == y.micro_batch,
+            x.precision == y.precision,
+            run.created_at,
+            run.id,
         )
 
-    return min(runs, key=unlike)  # The newest run wins a tie.
+    return max(runs, key=likeness)
 
 
 def _other_size(a: Entry, b: Entry) -> int:
@@ -686,23 +641,20 @@ def entry_of_public(run: PublicRun) -> Entry:
 
 def _public_execution(run: PublicRun) -> Execution:
     """Return the execution that a public run states, as far as it is known."""
-    sizes: dict[str, Any] = {
-        "micro_batch": max(1, run.micro_batch),
-        "accumulation": max(1, run.accumulation),
-    }
-    per_node = max(1, run.gpus // max(1, run.nodes))
+    nodes = max(1, run.nodes)
     try:
         execution = replace(
             read_parallelism(run.parallelism or ""),
-            nnodes=max(1, run.nodes),
-            nproc_per_node=per_node,
+            nnodes=nodes,
+            nproc_per_node=max(1, run.gpus // nodes),
         )
     except TrainpaceError:
         execution = Execution()
-    precision: Any = run.precision if run.precision in PRECISIONS else run.precision or UNKNOWN
+    precision: Any = run.precision or UNKNOWN
     return replace(
         execution,
-        **sizes,
+        micro_batch=max(1, run.micro_batch),
+        accumulation=max(1, run.accumulation),
         precision=precision,
         optimizer=run.optimizer or ("none" if run.mode != "train" else UNKNOWN),
         compile=run.compile in ("compile", "xla"),
@@ -712,11 +664,7 @@ def _public_execution(run: PublicRun) -> Execution:
 
 def _time(date: str | None) -> str:
     """Return the first moment of a date, which may be only a year or a month."""
-    parts = re.fullmatch(r"(\d{4})(?:-(\d\d))?(?:-(\d\d))?.*", date or "")
-    year, month, day = (
-        (parts[1], parts[2] or "01", parts[3] or "01") if parts else ("1970", "01", "01")
-    )
-    return f"{year}-{month}-{day}T00:00:00.000000Z"
+    return f"{date or '1970'}-01-01"[:10] + "T00:00:00.000000Z"
 
 
 class Accuracy(Record):
@@ -748,7 +696,10 @@ def accuracy(name: str, runs: Sequence[PublicRun]) -> AccuracyLine:
         [run for run in runs if run.forecast_ms is not None and run.in_fit is in_fit]
         for in_fit in (False, True)
     ]
-    return AccuracyLine(name=name, not_in_fit=_accuracy(apart[0]), in_fit=_accuracy(apart[1]))
+    errors = [[run.error_pct for run in some if run.error_pct is not None] for some in apart]
+    inside = [_inside((r.low_ms, r.step_time_ms, r.high_ms) for r in some) for some in apart]
+    fresh, fitted = map(_accuracy, errors, inside)
+    return AccuracyLine(name=name, not_in_fit=fresh, in_fit=fitted)
 
 
 def accuracy_by(runs: Sequence[PublicRun], field: str) -> tuple[AccuracyLine, ...]:
@@ -758,14 +709,3 @@ def accuracy_by(runs: Sequence[PublicRun], field: str) -> tuple[AccuracyLine, ..
         if run.forecast_ms is not None:
             groups.setdefault(getattr(run, field), []).append(run)
     return tuple(accuracy(name, groups[name]) for name in sorted(groups, key=str.casefold))
-
-
-def _accuracy(runs: Sequence[PublicRun]) -> Accuracy:
-    errors = [abs(error) for run in runs if (error := run.error_pct) is not None]
-    inside = _inside((run.low_ms, run.step_time_ms, run.high_ms) for run in runs)
-    return Accuracy(
-        n=len(errors),
-        mean_pct=statistics.fmean(errors) if errors else None,
-        median_pct=statistics.median(errors) if errors else None,
-        inside_pct=100 * sum(inside) / len(inside) if inside else None,
-    )

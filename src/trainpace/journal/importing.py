@@ -1,6 +1,7 @@
 """Import of runs from files: Trainpace's own, tables, timm, Hugging Face and MLflow.
 
-A format is a function that yields the runs of a file, and a line in FORMATS.
+A format is a function that yields the runs of a file, and a line in FORMATS. It translates each row
+to the columns of a measured run, which `trainpace validate` reads too.
 
 An MLflow store is a folder ``mlruns`` (meta.yaml, params/, metrics/) or a file ``mlflow.db``. Both
 are read without mlflow. A run is imported if it states a model, a batch size and a precision. It
@@ -10,30 +11,33 @@ Hugging Face, Lightning and Trainpace use these names. Only the last component o
 
 import contextlib
 import datetime
-import itertools
 import json
 import os
 import re
-import sqlite3
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
-from urllib.parse import quote
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from trainpace.configs import parse_yaml
-from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput, os_reason
+from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.core.execution import PRECISIONS, Execution, Precision
 from trainpace.core.hardware import catalogue_name
-from trainpace.core.intake import first_bytes, opened_text, read_bytes, read_json
+from trainpace.core.intake import (
+    SQLITE,
+    first_bytes,
+    json_of,
+    opened_database,
+    read_bytes,
+    read_json,
+)
 from trainpace.core.outcome import FailedProbe, Measurement
 from trainpace.core.records import Record, from_json, to_jsonable
 from trainpace.forecast import (
     MeasuredRun,
-    as_precision,
     execution_of,
     measured_ms,
     mode_of,
@@ -73,48 +77,6 @@ PRECISION_NAMES: dict[str, Precision] = {
 """Precision for each name that timm, Lightning and torch use."""
 
 
-def read_json_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON list, or a single object.
-
-    A list with one object per line is read line by line.
-
-    Raises:
-        UnreadableInput: If the file has any other content.
-    """
-    try:
-        with opened_text(path) as file:
-            first, second = file.readline().strip(), file.readline().rstrip(",\n")
-            file.seek(0)
-            if first == "[" and second.startswith('{"record":') and second.endswith("}"):
-                items: Iterable[Any] = _lines(path, file)
-            else:
-                whole = json.loads(file.read())
-                items = whole if isinstance(whole, list) else [whole]
-            for item in items:
-                if not isinstance(item, dict):
-                    raise UnreadableInput(f"{path} does not contain JSON objects.")
-                yield item
-    except OSError as error:
-        raise UnreadableInput(f"cannot read {path}: {os_reason(error)}.") from None
-    except UnreadableInput:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise UnreadableInput(f"{path} is not valid JSON ({str(error)[:200]}).") from None
-
-
-def _lines(path: Path, file: TextIO) -> Iterator[Any]:
-    """Yield the objects of a list written by `exporting`."""
-    closed = False
-    for line in itertools.islice(file, 1, None):
-        if closed and line.strip():
-            raise UnreadableInput(f"{path} continues after its list.")
-        closed = closed or line.strip() == "]"
-        if line.strip() and not closed:
-            yield json.loads(line.strip().removesuffix(","))
-    if not closed:
-        raise UnreadableInput(f"{path} ends in the middle of its list.")
-
-
 class Given(NamedTuple):
     """Facts that the user states about a file.
 
@@ -149,12 +111,53 @@ def content_ids() -> Callable[[Any], str]:
     return id_of
 
 
-def imported(given: Given, id_: str, device: str, **fields: Any) -> Entry:
-    """Return the entry of an imported run. `device` is its name in the source, or ""."""
-    device = catalogue_name(printable(device)) if device else ""
-    defaults = {"created_at": now_utc(), "outcome": "ok"}
-    entry = Entry(id=id_, kind="import", device=device or UNKNOWN, **defaults | fields)
+def entry_of_run(run: MeasuredRun, given: Given, id_: str, **facts: Any) -> Entry:
+    """Return the entry of an imported run. `facts` are further fields of the entry."""
+    execution = _execution_of(run, given)
+    texts = {name: printable(getattr(run, name)) for name in _ENVIRONMENT}
+    fields: dict[str, Any] = {
+        "created_at": now_utc(),
+        "model": printable(run.model_spec or run.model),
+        "device": printable(run.gpu_canonical or run.gpu or given.device),
+        "execution": execution,
+        "num_devices": execution.world_size,
+        "mode": mode_of(run),
+        "sequence_length": _whole(run.seq_len),
+        "image_size": _whole(run.img_size),
+        "peak_memory_gib": run.peak_mem_gib,
+        "environment": {name: text for name, text in texts.items() if text},
+        "notes": printable(run.notes),
+        "source": printable(run.file),
+        **_outcome_of(run, execution),
+    }
+    fields["device"] = catalogue_name(fields["device"]) or UNKNOWN
+    entry = Entry(id=id_, kind="import", **fields | facts)
     return entry if given.keep_identity else anonymous_entry(entry)
+
+
+def _execution_of(run: MeasuredRun, given: Given) -> Execution:
+    """Return the execution of a run, or raise TrainpaceError if a condition is missing."""
+    if not (run.model_spec or run.model):
+        raise TrainpaceError("the run states no model.")
+    precision = run.precision or given.precision
+    if not precision:
+        raise TrainpaceError("the run states no known precision: pass --precision.")
+    execution = execution_of(replace(run, precision=precision))
+    if execution.optimizer == "none" or run.optimizer:
+        return execution
+    return replace(execution, optimizer=UNKNOWN)
+
+
+def _whole(value: float | None) -> int | None:
+    return int(value) if value else None
+
+
+def _outcome_of(run: MeasuredRun, execution: Execution) -> dict[str, Any]:
+    if milliseconds := measured_ms(run, execution):
+        return {"outcome": "ok", "step_time_ms": milliseconds}
+    if not _OUT_OF_MEMORY.search(run.notes):
+        raise TrainpaceError("the run states no step time or throughput.")
+    return {"outcome": "out_of_memory", "reason": "out of memory, by its source"}
 
 
 def run_or_reason(run_of: Callable[..., Entry], *arguments: Any) -> Item:
@@ -173,30 +176,31 @@ def columns_and_rows(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
     """
     if first_bytes(path).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"[", b"{"):
         return read_table(path)
-    rows = read_json_records(path)
-    first = next(rows, None)
-    return ([], iter(())) if first is None else (list(first), itertools.chain([first], rows))
+    data = read_json(path)
+    rows = data if isinstance(data, list) else [data]
+    if not all(isinstance(row, dict) for row in rows):
+        raise UnreadableInput(f"{path} does not contain JSON objects.")
+    return list(rows[0]) if rows else [], iter(rows)
 
 
-_DAMAGED = (sqlite3.Error, UnicodeDecodeError)
-"""Errors that mean a damaged file. sqlite3 cannot always say what is wrong."""
-LARGEST_VALUE = 1 << 20
-"""Maximum number of characters that are read of an MLflow param."""
-_NAMES = {
+LARGEST_META = 1 << 20
+"""Maximum number of characters that are read of a meta.yaml file."""
+_MLFLOW = {
     "model": "model_name_or_path model_name _name_or_path model architecture arch backbone",
-    "batch": "per_device_train_batch_size micro_batch_size micro_batch train_batch_size batch_size",
-    "accumulation": "gradient_accumulation_steps accumulate_grad_batches grad_accum",
-    "devices": "world_size num_devices num_gpus n_gpu",
+    "batch_per_gpu": (
+        "per_device_train_batch_size micro_batch_size micro_batch train_batch_size batch_size"
+    ),
+    "grad_accum": "gradient_accumulation_steps accumulate_grad_batches grad_accum",
+    "num_gpus": "world_size num_devices num_gpus n_gpu",
     "optimizer": "optimizer optimizer_name optim opt",
-    "device": "gpu_name device_name gpu",
-    "sequence": "max_seq_length sequence_length seq_len block_size",
-    "image": "image_size img_size",
-    "seed": "seed",
+    "gpu": "gpu_name device_name gpu",
+    "seq_len": "max_seq_length sequence_length seq_len block_size",
+    "img_size": "image_size img_size",
 }
-"""Names of MLflow params for each condition, the most reliable first."""
-_STEP_MS = "step_time_ms train_step_time_ms".split()
-_STEPS_PER_S = "train_steps_per_second steps_per_second steps_per_sec".split()
-_SAMPLES_PER_S = "train_samples_per_second samples_per_second samples_per_sec".split()
+"""Names of MLflow params for each column of a measured run, the most reliable first."""
+_STEP_MS = "step_time_ms train_step_time_ms"
+_STEPS_PER_S = "train_steps_per_second steps_per_second steps_per_sec"
+_SAMPLES_PER_S = "train_samples_per_second samples_per_second samples_per_sec"
 _MIXED: dict[str, Precision] = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
 
 
@@ -204,7 +208,7 @@ class Logged(NamedTuple):
     """One run as MLflow logged it."""
 
     run_id: str
-    start_ms: float
+    start_ms: Any
     params: dict[str, str]
     metrics: dict[str, list[float]]
 
@@ -217,100 +221,64 @@ def is_mlruns(path: Path) -> bool:
 
 
 def is_mlflow_db(path: Path) -> bool:
-    """Return True if the file is a database of MLflow."""
-    try:
-        with contextlib.closing(_connected(path)) as connection:
-            tables = {
-                name
-                for (name,) in connection.execute(
-                    "SELECT name FROM sqlite_master WHERE type = 'table'"
-                )
-            }
-    except _DAMAGED:
-        return False
-    return {"runs", "params", "metrics", "experiments"} <= tables
+    """Return True if the SQLite file is a database of MLflow."""
+    with opened_database(path) as database:
+        tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    return {"runs", "params", "metrics", "experiments"} <= {name for (name,) in tables}
 
 
 def read_mlflow(path: Path, given: Given) -> Iterator[Item]:
     """Yield every run of an MLflow store that is not deleted."""
     for logged in _folder_runs(path) if path.is_dir() else _database_runs(path):
-        yield run_or_reason(_entry, logged, given)
+        yield run_or_reason(_mlflow_entry, path, logged, given)
 
 
-def _entry(logged: Logged, given: Given) -> Entry:
-    """Return the entry of an MLflow run. Raise TrainpaceError if a condition is missing."""
+def _mlflow_entry(path: Path, logged: Logged, given: Given) -> Entry:
     params = {_last(key): value for key, value in sorted(logged.params.items())}
     metrics = {_last(key): values for key, values in sorted(logged.metrics.items())}
-    model, batch = _stated(params, "model"), _whole(params, "batch")
-    if not model:
-        raise TrainpaceError("the run states no model (params such as model_name).")
-    if not batch:
-        raise TrainpaceError("the run states no batch size (params such as batch_size).")
-    execution = Execution(
-        micro_batch=batch,
-        accumulation=_whole(params, "accumulation") or 1,
-        nproc_per_node=_whole(params, "devices") or 1,
-        precision=given.precision or _precision(params),
-        optimizer=_stated(params, "optimizer").removesuffix("_torch") or UNKNOWN,
-    )
+    row: dict[str, Any] = {column: _first(params, names) for column, names in _MLFLOW.items()}
+    optimizer = row["optimizer"].removesuffix("_torch")
+    if steps_per_s := _median(metrics, _STEPS_PER_S):
+        row["step_time_ms"] = 1e3 / steps_per_s
+    row |= {
+        "precision": _precision(params),
+        "step_time_ms": _median(metrics, _STEP_MS) or row.get("step_time_ms"),
+        "samples_per_sec": _median(metrics, _SAMPLES_PER_S),
+        "file": f"mlflow {logged.run_id}",
+    }
     try:
-        moment = datetime.datetime.fromtimestamp(logged.start_ms / 1e3, datetime.UTC)
-    except (ValueError, OverflowError, OSError):
+        moment = datetime.datetime.fromtimestamp(float(logged.start_ms) / 1e3, datetime.UTC)
+    except (TypeError, ValueError, OverflowError, OSError):
         raise TrainpaceError("the run's start is not a valid time.") from None
-    return imported(
-        given,
-        content_id(f"mlflow {logged.run_id}"),
-        given.device or _stated(params, "device"),
-        created_at=utc_text(moment),
-        model=printable(model),
-        num_devices=execution.world_size,
-        execution=execution,
-        sequence_length=_whole(params, "sequence"),
-        image_size=_whole(params, "image"),
-        step_time_ms=_step_ms(metrics, execution),
-        seed=_whole(params, "seed"),
-        source=f"mlflow {logged.run_id}",
-    )
+    facts = {"created_at": utc_text(moment), "seed": _whole(number(_first(params, "seed")))}
+    entry = entry_of_run(run_of(path, 0, row), given, content_id(row["file"]), **facts)
+    return replace(entry, execution=replace(entry.execution, optimizer=optimizer or UNKNOWN))
 
 
-def _step_ms(metrics: dict[str, list[float]], execution: Execution) -> float:
-    """Return the median step time that was logged, or derive it from throughput."""
-    for names, convert in (
-        (_STEP_MS, lambda value: value),
-        (_STEPS_PER_S, lambda value: 1e3 / value),
-        (_SAMPLES_PER_S, lambda value: 1e3 * execution.global_batch / value),
-    ):
-        for name in names:
-            values = [value for value in metrics.get(name, []) if 0 < value < float("inf")]
-            if values:
-                return convert(statistics.median(values))
-    raise TrainpaceError(
-        "the run logged no step time or throughput (metrics such as step_time_ms,"
-        " train_steps_per_second)."
-    )
-
-
-def _precision(params: dict[str, str]) -> Precision:
-    if word := params.get("mixed_precision", "").lower():
-        if word in _MIXED:
-            return _MIXED[word]
-    elif word := params.get("precision") or params.get("dtype") or "":
-        word = word.lower().removeprefix("torch.")
-        return PRECISION_NAMES.get(word) or as_precision(word)
-    elif params.keys() & {"fp16", "bf16"}:  # Hugging Face: fp32 if neither is on.
-        on = (name for name in ("fp16", "bf16") if params.get(name, "").lower() in ("true", "1"))
-        return _MIXED[next(on, "no")]
-    raise TrainpaceError("the run states no known precision: pass --precision.")
-
-
-def _stated(params: dict[str, str], condition: str) -> str:
-    values = (params.get(name, "").strip() for name in _NAMES[condition].split())
+def _first(params: dict[str, str], names: str) -> str:
+    values = (params.get(name, "").strip() for name in names.split())
     return next((value for value in values if value not in ("", "None")), "")
 
 
-def _whole(params: dict[str, str], condition: str) -> int | None:
-    text = _stated(params, condition)
-    return int(number(text) or 0) if text else None
+def _median(metrics: dict[str, list[float]], names: str) -> float | None:
+    """Return the median of the first metric that has positive values."""
+    for name in names.split():
+        values = [value for value in metrics.get(name, []) if 0 < value < float("inf")]
+        if values:
+            return statistics.median(values)
+    return None
+
+
+def _precision(params: dict[str, str]) -> str:
+    """Return the precision that the params state, or "" if it is unknown."""
+    if word := params.get("mixed_precision", "").lower():
+        return _MIXED.get(word, "")
+    if word := params.get("precision") or params.get("dtype") or "":
+        return PRECISION_NAMES.get(word.lower().removeprefix("torch."), "")
+    if params.keys() & {"fp16", "bf16"}:  # Hugging Face: fp32 if neither is on.
+        on = (name for name in ("fp16", "bf16") if params.get(name, "").lower() in ("true", "1"))
+        return _MIXED[next(on, "no")]
+    return ""
 
 
 def _last(key: str) -> str:
@@ -325,16 +293,14 @@ def _folder_runs(path: Path) -> Iterator[Logged]:
         params, metrics = meta.parent / "params", meta.parent / "metrics"
         if ".trash" in meta.parts or not (params.is_dir() or metrics.is_dir()):
             continue  # Skip experiments, models and deleted runs.
-        data = parse_yaml(_text(meta)[:LARGEST_VALUE], str(meta))
-        if not isinstance(data, dict) or data.get("lifecycle_stage") == "deleted":
-            continue
-        start = data.get("start_time")
-        yield Logged(
-            meta.parent.name,
-            float(start) if isinstance(start, int | float) else 0.0,
-            {key: _text(file)[:LARGEST_VALUE].strip() for key, file in _files(params)},
-            {key: _values(_text(file)) for key, file in _files(metrics)},
-        )
+        data = parse_yaml(_text(meta)[:LARGEST_META], str(meta))
+        if isinstance(data, dict) and data.get("lifecycle_stage") != "deleted":
+            yield Logged(
+                meta.parent.name,
+                data.get("start_time", 0),
+                {key: _text(file).strip() for key, file in _files(params)},
+                {key: _values(_text(file)) for key, file in _files(metrics)},
+            )
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -362,10 +328,6 @@ def _values(text: str) -> list[float]:
     return values
 
 
-def _connected(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)
-
-
 def _database_runs(path: Path) -> Iterator[Logged]:
     """Yield the runs in an MLflow database."""
     if not is_mlflow_db(path):
@@ -375,29 +337,24 @@ def _database_runs(path: Path) -> Iterator[Logged]:
         " start_time, run_uuid"
     )
     values = "SELECT key, value FROM {} WHERE run_uuid = ?"
-    try:
-        with contextlib.closing(_connected(path)) as connection:
-            for run_id, start in connection.execute(chosen).fetchall():
-                params = dict(connection.execute(values.format("params"), (run_id,)).fetchall())
-                metrics: dict[str, list[float]] = {}
-                for key, value in connection.execute(
-                    values.format("metrics"), (run_id,)
-                ).fetchall():
-                    if isinstance(value, int | float):
-                        metrics.setdefault(key, []).append(float(value))
-                texts = {key: str(value) for key, value in params.items()}
-                yield Logged(str(run_id), float(start or 0), texts, metrics)
-    except _DAMAGED as error:
-        raise UnreadableInput(f"{path} cannot be read: {error}.") from None
+    with opened_database(path) as database:
+        for run_id, start in database.execute(chosen).fetchall():
+            params = database.execute(values.format("params"), (run_id,))
+            metrics: dict[str, list[float]] = {}
+            for key, value in database.execute(values.format("metrics"), (run_id,)):
+                if isinstance(value, int | float):
+                    metrics.setdefault(key, []).append(float(value))
+            texts = {key: str(value) for key, value in params}
+            yield Logged(str(run_id), start or 0, texts, metrics)
 
 
 RECORDS: dict[str, type[Entry | Sweep | Measurement | FailedProbe]] = {
     kind.__name__: kind for kind in (Entry, Sweep, Measurement, FailedProbe)
 }
+_ENVIRONMENT = ("framework", "framework_version", "interconnect")
 _OUT_OF_MEMORY = re.compile(r"\bOOM\b|out[ -]of[ -]memory", re.IGNORECASE)
 SHARED = "shared"
 """Format of files from `trainpace journal share`. Their runs are checked before the import."""
-_SHARED_HEAD = re.compile(rb'[\xef\xbb\xbf\s]*\{\s*"record"\s*:\s*"SharedRuns"')
 _ROUNDED_BELOW = 0.1
 """Smallest steps per second that are precise enough to use.
 
@@ -415,9 +372,7 @@ def read_own(path: Path, given: Given) -> Iterator[Item]:
     id_of = content_ids()
     for index, row in enumerate(rows):
         where = f"{path} record {index + 1}"
-        column = str(row.get("record")).lstrip()
-        in_table = column[:1] in ("{", "") or path.suffix in (".csv", ".parquet")
-        data = _record_column(column, where) if in_table else row
+        data = _record_of(row, path, where)
         kind = RECORDS.get(str(data.get("record")))
         if kind is None:
             yield Skipped(f"a record of the kind {str(data.get('record'))[:40]!r} is not a run")
@@ -428,18 +383,18 @@ def read_own(path: Path, given: Given) -> Iterator[Item]:
                 id_ = id_of({key: value for key, value in data.items() if key != "schema_version"})
                 source = str(path) if given.keep_identity else path.name
                 record = entry_of(record, keep_identity=given.keep_identity, id=id_, source=source)
-            yield record
         except UnreadableInput:
             raise
         except TrainpaceError as error:
             raise UnreadableInput(f"{where}: {error.message}", error.hint) from None
+        yield record
 
 
-def _record_column(text: str, where: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        data = None
+def _record_of(row: dict[str, Any], path: Path, where: str) -> dict[str, Any]:
+    """Return the JSON object of a record, which is a column of an exported table."""
+    if path.suffix not in (".csv", ".parquet"):
+        return row
+    data = json_of(str(row.get("record")), where)
     if not isinstance(data, dict):
         raise UnreadableInput(f"{where} contains no record of a journal.")
     return data
@@ -453,7 +408,7 @@ def read_published(path: Path, given: Given) -> Iterator[Item]:
     columns, rows = columns_and_rows(path)
     if not {"model_spec", "model"} & set(columns):
         raise UnreadableInput(f"{path} has no model_spec or model column.")
-    id_of, now = content_ids(), now_utc()
+    id_of = content_ids()
     for index, row in enumerate(rows):
         run = run_of(path, index, row)
         stated = {
@@ -461,43 +416,7 @@ def read_published(path: Path, given: Given) -> Iterator[Item]:
             for name, value in to_jsonable(run).items()
             if value and name not in ("index", "file")
         }
-        yield run_or_reason(_published_entry, run, given, id_of(stated), now)
-
-
-def _published_entry(run: MeasuredRun, given: Given, id_: str, now: str) -> Entry:
-    model = run.model_spec or run.model
-    if not model:
-        raise TrainpaceError("the run states no model.")
-    stated = run if run.precision else replace(run, precision=given.precision or "")
-    execution, mode = execution_of(stated), mode_of(run)
-    if mode == "train" and not run.optimizer:
-        execution = replace(execution, optimizer=UNKNOWN)
-    sizes = {"sequence_length": run.seq_len, "image_size": run.img_size}
-    software = ("framework", "framework_version", "interconnect")
-    return imported(
-        given,
-        id_,
-        run.gpu_canonical or run.gpu or given.device,
-        created_at=now,
-        model=printable(model),
-        num_devices=execution.world_size,
-        execution=execution,
-        mode=mode,
-        peak_memory_gib=run.peak_mem_gib,
-        environment={name: printable(text) for name in software if (text := getattr(run, name))},
-        notes=printable(run.notes),
-        source=printable(run.file),
-        **{name: int(size) for name, size in sizes.items() if size},
-        **_published_outcome(run, execution),
-    )
-
-
-def _published_outcome(run: MeasuredRun, execution: Execution) -> dict[str, Any]:
-    if milliseconds := measured_ms(run, execution):
-        return {"step_time_ms": milliseconds}
-    if not _OUT_OF_MEMORY.search(run.notes):
-        raise TrainpaceError("the run states no step time or throughput.")
-    return {"outcome": "out_of_memory", "reason": "out of memory, by its source"}
+        yield run_or_reason(entry_of_run, run, given, id_of(stated))
 
 
 class FileName(NamedTuple):
@@ -513,12 +432,8 @@ class FileName(NamedTuple):
 def read_name(name: str) -> FileName:
     """Parse a file name at its hyphens. The last part without another meaning is the device."""
     precision: Precision | None = None
-    environment, device, channels_last, compiled = (
-        {"framework": "timm benchmark.py"},
-        "",
-        False,
-        False,
-    )
+    environment = {"framework": "timm benchmark.py"}
+    device, channels_last, compiled = "", False, False
     for part in re.sub(r"\.\w+$", "", name.lower()).split("-"):
         if part in ("benchmark", "train", "infer", "cpu", "nchw", ""):
             continue
@@ -555,7 +470,7 @@ def read_timm(path: Path, given: Given) -> Iterator[Item]:
         raise UnreadableInput(
             f"{path} lacks the columns of timm's benchmark (model, train_samples_per_sec, ...)."
         )
-    name, id_of, now = read_name(path.name), content_ids(), now_utc()
+    name, id_of = read_name(path.name), content_ids()
     for row in rows:
         stated = {key: value for key, value in row.items() if value not in (None, "")}
         phases = [phase for phase in ("train", "infer") if f"{phase}_samples_per_sec" in stated]
@@ -564,40 +479,34 @@ def read_timm(path: Path, given: Given) -> Iterator[Item]:
             yield Skipped(f"the model has no time{failed}")
         for phase in phases:
             id_ = id_of([*name[:4], phase, stated])
-            yield run_or_reason(_timm_entry, row, phase, name, given, id_, now, path.name)
+            yield run_or_reason(_timm_entry, path, stated, phase, name, given, id_)
+
+
+_TIMM = {
+    "batch_per_gpu": "batch_size",
+    "img_size": "img_size",
+    "step_time_ms": "step_time",
+    "samples_per_sec": "samples_per_sec",
+}
+"""timm's column, without its prefix train_ or infer_, for each column of a measured run."""
 
 
 def _timm_entry(
-    row: dict[str, Any], phase: str, name: FileName, given: Given, id_: str, now: str, source: str
+    path: Path, row: dict[str, Any], phase: str, name: FileName, given: Given, id_: str
 ) -> Entry:
-    precision = given.precision or name.precision
-    if precision is None:
-        raise TrainpaceError("the file name does not contain a precision: pass --precision.")
-    batch, rate = number(row.get(f"{phase}_batch_size")), number(row[f"{phase}_samples_per_sec"])
-    if not batch or not rate:
-        raise TrainpaceError("the row states no batch size or no throughput above 0.")
-    size, parameters = number(row.get(f"{phase}_img_size")), number(row.get("param_count"))
-    execution = Execution(
-        micro_batch=int(batch),
-        precision=precision,
-        optimizer="sgd_momentum" if phase == "train" else "none",
-        channels_last=name.channels_last,
-        compile=name.compile,
-    )
-    return imported(
-        given,
-        id_,
-        given.device or name.device,
-        created_at=now,
-        execution=execution,
-        model=f"timm:{printable(str(row.get('model') or ''))}",
-        image_size=int(size) if size else None,
-        mode="train" if phase == "train" else "inference",
-        step_time_ms=number(row.get(f"{phase}_step_time")) or 1e3 * batch / rate,
-        environment=name.environment,
-        notes=f"{parameters:g} M parameters" if parameters else "",
-        source=printable(source),
-    )
+    parameters = number(row.get("param_count"))
+    columns = {column: row.get(f"{phase}_{key}") for column, key in _TIMM.items()} | {
+        "model_spec": f"timm:{row.get('model', '')}",
+        "gpu": given.device or name.device,
+        "precision": given.precision or name.precision,
+        "optimizer": "sgd momentum",
+        "memory_format": "nhwc" if name.channels_last else "",
+        "compile": "compile" if name.compile else "",
+        "mode": "train" if phase == "train" else "inference",
+        "notes": f"{parameters:g} M parameters" if parameters else "",
+        "file": path.name,
+    }
+    return entry_of_run(run_of(path, 0, columns), given, id_, environment=name.environment)
 
 
 def is_huggingface(data: Any) -> bool:
@@ -625,36 +534,26 @@ def _huggingface_entry(path: Path, data: dict[str, Any], given: Given, id_: str)
     summary = next((log for log in reversed(logs) if "train_runtime" in log), None)
     if summary is None:
         raise TrainpaceError("the training did not end, so its time is unknown.")
-    if given.precision is None:
-        raise TrainpaceError("Hugging Face's results state no precision: pass --precision.")
     milliseconds = _huggingface_ms(summary, data)
     rate = number(summary.get("train_samples_per_second")) or 0.0
     step_samples = round(rate * milliseconds / 1e3)
     micro = int(number(data.get("train_batch_size")) or 0)
-    if not micro and not step_samples:
-        raise TrainpaceError("the file states neither a batch size nor samples per second.")
-    notes = ["wall clock of the whole run over its steps, with evaluation and checkpoints"]
     accumulation = max(1, round(step_samples / micro)) if micro else 1
+    notes = ["wall clock of the whole run over its steps, with evaluation and checkpoints"]
     if not micro:
         notes.append("the batch is samples per step, over all devices and accumulation")
     if accumulation > 1:
         notes.append(f"{accumulation} micro-batches per step, accumulated or on several devices")
-    return imported(
-        given,
-        id_,
-        given.device,
+    run = MeasuredRun(
+        index=0,
         model=_huggingface_model(path.parent / "config.json"),
-        execution=Execution(
-            micro_batch=micro or step_samples,
-            accumulation=accumulation,
-            precision=given.precision,
-            optimizer=UNKNOWN,
-        ),
+        batch_per_gpu=micro or step_samples,
+        grad_accum=accumulation,
         step_time_ms=milliseconds,
         notes="; ".join(notes),
-        source=path.name,
-        losses=_losses(logs),
+        file=path.name,
     )
+    return entry_of_run(run, given, id_, losses=_losses(logs))
 
 
 def _logs_of(data: dict[str, Any]) -> list[dict[str, Any]]:
@@ -746,42 +645,37 @@ def format_of(path: Path) -> str:
     Raises:
         UnreadableInput: If the format is unknown.
     """
+    unknown = UnreadableInput(
+        f"{path} is not in a known format.",
+        f"Known: {', '.join((*FORMATS, SHARED))}; see --format.",
+    )
     if path.is_dir():
         if is_mlruns(path):
             return "mlflow"
-        raise _unknown(path)
+        raise unknown
     head = first_bytes(path)
-    if head[:16] == b"SQLite format 3\x00":
+    if head.startswith(SQLITE):
         if is_mlflow_db(path):
             return "mlflow"
         raise UnreadableInput(
             f"{path} is a database.", f"If it is a journal: trainpace journal merge {path}."
         )
-    if _SHARED_HEAD.match(head):
-        return SHARED  # Its own reader checks the file.
     columns, rows = columns_and_rows(path)
     if not columns and head.lstrip()[:1] == b"[":
         return "trainpace"  # The export is empty.
     named = set(columns)
-    formats = (
-        ("timm", lambda: is_timm(columns)),
-        (SHARED, lambda: {"record", "runs"} <= named),
-        ("trainpace", lambda: {"record", "id", "created_at"} <= named),
-        ("trainpace", lambda: next(rows, {}).get("record") in tuple(RECORDS)),
-        ("hf", lambda: is_huggingface(dict.fromkeys(columns))),
-        ("runs", lambda: bool({"model_spec", "model"} & named)),
-    )
-    for name, matches in formats:
-        if matches():
+    own = {"record", "id", "created_at"} <= named or next(rows, {}).get("record") in RECORDS
+    formats = {
+        "timm": is_timm(columns),
+        SHARED: {"record", "runs"} <= named,
+        "trainpace": own,
+        "hf": is_huggingface(dict.fromkeys(columns)),
+        "runs": bool({"model_spec", "model"} & named),
+    }
+    for name, matches in formats.items():
+        if matches:
             return name
-    raise _unknown(path)
-
-
-def _unknown(path: Path) -> UnreadableInput:
-    return UnreadableInput(
-        f"{path} is not in a known format.",
-        f"Known: {', '.join((*FORMATS, SHARED))}; see --format.",
-    )
+    raise unknown
 
 
 FORMATS: dict[str, Callable[[Path, Given], Iterator[Item]]] = {

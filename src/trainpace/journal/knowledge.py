@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -149,10 +150,9 @@ class Knowledge:
         runs = newest_repeats((entry for some in self._runs.values() for entry in some), device)
         seen = _observed(runs, plain)
         devices = dict.fromkeys((device, *(where[0] for where in seen)))
-        entries = (entry for name in devices for entry in self._other_models(name))
+        entries = chain.from_iterable(map(self._other_models, devices))
         others = [other for entry in entries if (other := _beside(entry, plain)) is not None]
-        near = (o for o in others if abs(o.log_ratios[0]) <= math.log(LARGEST_RATIO))
-        known = (*seen.values(), *near)
+        known = (*seen.values(), *filter(_is_near, others))
         return _Known(Posterior(known) if known else None, _in_words(seen, others, device))
 
     def _other_models(self, device: str) -> tuple[Entry, ...]:
@@ -220,8 +220,11 @@ def _again(entry: Entry, plain: Forecaster) -> Observed | None:
         seen = observe(there, e, entry.step_time_ms, entry.step, entry.interval_ms)
     except TrainpaceError:
         return None
-    is_near = seen is not None and abs(seen.log_ratios[0]) <= math.log(LARGEST_RATIO)
-    return seen if is_near or entry.device == here.device.name else None
+    return seen if entry.device == here.device.name or (seen and _is_near(seen)) else None
+
+
+def _is_near(seen: Observed) -> bool:
+    return abs(seen.log_ratios[0]) <= math.log(LARGEST_RATIO)
 
 
 def _beside(entry: Entry, plain: Forecaster) -> Observed | None:

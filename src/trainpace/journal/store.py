@@ -17,17 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
 from msgspec.structs import asdict, replace
-from sqlalchemy import (
-    URL,
-    ColumnElement,
-    Connection,
-    Engine,
-    Select,
-    Table,
-    and_,
-    func,
-    select,
-)
+from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, Table, and_, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
@@ -203,11 +193,9 @@ def page(
     # Read ids from the index first. Sorting the large records would be slow.
     chosen = chosen.with_hint(runs, f"INDEXED BY {index}", "sqlite")
     ids = journal.read(lambda connection: list(connection.execute(chosen).scalars()))
-    entries = {entry.id: entry for entry in journal.with_ids(ids[:size])}
+    entries = sorted(journal.with_ids(ids[:size]), key=lambda entry: ids.index(entry.id))
     return Page(
-        [entries[id_] for id_ in ids[:size] if id_ in entries],
-        None if len(ids) > most else len(ids),
-        start + size if len(ids) > size else None,
+        entries, None if len(ids) > most else len(ids), start + size if len(ids) > size else None
     )
 
 

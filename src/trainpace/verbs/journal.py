@@ -26,7 +26,6 @@ from trainpace.journal import (
     import_file,
     is_public,
     matching,
-    public_query,
     public_run,
     scores,
     share,
@@ -119,7 +118,7 @@ def list_runs(request: ListRequest) -> Listing:
     """List own runs, public runs or sweeps that match the filters."""
     limit, offset = (min(number, 2**31) for number in (request.limit, request.offset))
     if request.public:
-        found = matching(public_query(request.query()))
+        found = matching(request.query())
         return Listing(
             public=tuple(found[offset : offset + limit]), total=len(found), place=THE_PUBLIC
         )

@@ -20,7 +20,6 @@ from trainpace.journal import (
     Journal,
     Kind,
     Outcome,
-    PublicQuery,
     Query,
     Scores,
     Sweep,
@@ -188,7 +187,9 @@ def runs_page(journal: Journal, q: RunsQuestion) -> RunsPage:
         source=q.source,
     )
     listed = page(journal, query, *ORDERS[q.order], q.after, PAGE)
-    models, devices = (names_of(journal, column, MOST_NAMES_SHOWN) for column in ("model", "device"))
+    models, devices = (
+        names_of(journal, column, MOST_NAMES_SHOWN) for column in ("model", "device")
+    )
     return RunsPage(
         question=q,
         runs=tuple(map(line_of, listed.entries)),
@@ -438,18 +439,16 @@ class AccuracyPage(Record):
 
 
 def public_page(q: PublicQuestion) -> PublicPage:
-    everything = public_runs()
-    query = PublicQuery(
+    query = Query(
         model=q.model,
         device=q.device,
         precision=q.precision,
         micro_batch=q.batch,
         mode=q.mode,
         source=q.source,
-        kind=q.kind,
         text=q.text,
     )
-    found = matching(query, everything)
+    found = matching(query, q.kind)
     start = (q.page - 1) * PAGE
     return PublicPage(
         question=q,
