@@ -2,7 +2,6 @@
 
 import random
 import sqlite3
-import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,8 +27,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
-from trainpace.core.errors import TrainpaceError, UnreadableInput, os_reason
-from trainpace.core.intake import first_bytes
+from trainpace.core.errors import TrainpaceError, UnreadableInput
+from trainpace.core.intake import SQLITE, first_bytes
 from trainpace.core.records import make_folder, to_json
 from trainpace.journal.entry import Entry, Sweep
 
@@ -52,7 +51,6 @@ _PRAGMAS = (
 )
 
 T = TypeVar("T")
-E = TypeVar("E", bound=Exception)
 
 # Sort by bytes, so that timestamps and id prefixes compare the same in every locale.
 Words = Text().with_variant(postgresql.TEXT(collation="C"), "postgresql")
@@ -174,9 +172,9 @@ def url_of(where: str) -> URL:
     Raises:
         TrainpaceError: If the name or URL is invalid, or the journal would be in memory.
     """
+    if not where or "\x00" in where:
+        raise TrainpaceError(f"{where!r} is not a valid name for a journal.")
     if "://" not in where:
-        if not where or "\x00" in where:
-            raise TrainpaceError(f"{where!r} is not a valid name for a journal.")
         return URL.create("sqlite", database=str(Path(where).expanduser().absolute()))
     try:
         url = make_url(where)
@@ -254,16 +252,16 @@ def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
         with engine.connect().execution_options(writes=True) as connection, connection.begin():
             return work(connection)
 
-    return _retried(once, OperationalError, _in_the_way)
+    return _retried(once)
 
 
-def _retried(work: Callable[[], T], kind: type[E], may_pass: Callable[[E], bool]) -> T:
-    """Run `work` and retry transient errors with random exponential backoff."""
+def _retried(work: Callable[[], T]) -> T:
+    """Run `work`. While another process holds the lock, retry with random exponential backoff."""
     for attempt in range(ATTEMPTS - 1):
         try:
             return work()
-        except kind as error:
-            if not may_pass(error):
+        except (OperationalError, sqlite3.OperationalError) as error:
+            if not _in_the_way(getattr(error, "orig", error)):
                 raise
             time.sleep(random.uniform(0, 0.05 * 2**attempt))
     return work()
@@ -300,22 +298,14 @@ def plainly(url: URL) -> Iterator[None]:
 
 def _prepare_file(path: Path, create: bool) -> None:
     """Check that a path can be a journal, and create its folder."""
-    try:
-        kind = path.stat().st_mode
-    except FileNotFoundError:
-        if not create:
-            raise UnreadableInput(f"there is no journal at {path}.") from None
-    except OSError as error:
-        raise UnreadableInput(f"cannot open the journal at {path}: {os_reason(error)}.") from None
-    except ValueError as error:  # The name has a NUL byte.
-        raise UnreadableInput(f"cannot open the journal at {str(path)!r}: {error}.") from None
-    else:
-        if stat.S_ISDIR(kind):
-            raise UnreadableInput(f"{path} is a folder, not a journal.")
-        head = first_bytes(path, 16)
+    if path.is_dir():
+        raise UnreadableInput(f"{path} is a folder, not a journal.")
+    if path.exists():
         # SQLite would report this error only after it has waited for locks.
-        if head and head != b"SQLite format 3\x00":
+        if first_bytes(path, len(SQLITE)) not in (b"", SQLITE):
             raise UnreadableInput(f"{path} is not a journal.", "A journal is an SQLite database.")
+    elif not create:
+        raise UnreadableInput(f"there is no journal at {path}.")
     make_folder(path.parent)
 
 
@@ -328,11 +318,7 @@ def _set_up_sqlite(connection: Any, record: object) -> None:
         # The mode is stored in the file. Leave files of other programs unchanged.
         if not tables or "journal_meta" in tables:
             # SQLite ignores its timeout if several processes open a new file at the same moment.
-            _retried(
-                lambda: cursor.execute("PRAGMA journal_mode=WAL"),
-                sqlite3.OperationalError,
-                lambda _: True,
-            )
+            _retried(lambda: cursor.execute("PRAGMA journal_mode=WAL"))
     for pragma in _PRAGMAS:
         cursor.execute(pragma)
     cursor.close()
@@ -353,9 +339,8 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _in_the_way(error: OperationalError) -> bool:
+def _in_the_way(error: object) -> bool:
     """Return True if another process holds the lock or PostgreSQL reports a deadlock."""
-    state = getattr(error.orig, "sqlstate", None)
-    return state in ("40001", "40P01", "55P03") or any(
-        word in str(error.orig) for word in ("is locked", "busy")
-    )
+    state = getattr(error, "sqlstate", None)
+    text = str(error)
+    return state in ("40001", "40P01", "55P03") or "is locked" in text or "busy" in text

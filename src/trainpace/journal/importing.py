@@ -592,6 +592,10 @@ def _huggingface_model(config: Path) -> str:
     return next((name for name in names if isinstance(name, str) and name), UNKNOWN)
 
 
+MOST_REASONS = 12
+"""Maximum number of different reasons for skipped runs. A hostile file could give thousands."""
+
+
 class Imported(Record):
     """Result of importing one file.
 
@@ -629,12 +633,15 @@ def import_file(
                 yield item
 
     new = journal.add_many(items())
+    reasons = dict(skipped.most_common(MOST_REASONS))
+    if rest := skipped.total() - sum(reasons.values()):
+        reasons["for other reasons"] = rest
     return Imported(
         file=path.name,
         format=name,
         new=new,
         already_there=read - new,
-        skipped=dict(skipped.most_common()),
+        skipped=reasons,
         lessons=None if shared is None else shared.lessons,
     )
 

@@ -34,6 +34,7 @@ from trainpace.journal.entry import anonymous, default_place
 from trainpace.workload import ModelSpec, Workload, form_of
 
 if TYPE_CHECKING:  # A forecast without a journal must not load the database packages.
+    from trainpace.forecast.forecasts import ForecastTable
     from trainpace.journal.entry import Entry
     from trainpace.journal.store import Journal
 
@@ -384,3 +385,20 @@ def workload_key(workload: Workload, execution: Execution) -> str:
     for array in arrays:
         digest.update(array.astype("float64").tobytes())
     return digest.hexdigest()[:32]
+
+
+def with_forecast(entry: Entry, table: ForecastTable) -> Entry:
+    """Return the entry with the forecast in the first row of a table."""
+    forecast, plain = table.brief(0), table.forecaster.plain.at([entry.execution])
+    interval = forecast.step_time_interval_ms
+    if forecast.step is None or interval is None:
+        return entry
+    return replace(
+        entry,
+        forecast_ms=forecast.step.total_ms,
+        forecast_low_ms=interval.low,
+        forecast_high_ms=interval.high,
+        forecast_factor=forecast.step.total_ms / float(plain.step_ms[0]),
+        forecast_basis=interval.basis,
+        forecast_shares=tuple(table.shares()[0].tolist()),
+    )

@@ -10,17 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from trainpace.forecast import Forecaster
-from trainpace.journal.entry import (
-    Entry,
-    Sweep,
-    anonymous,
-    entry_of,
-    new_id,
-    now_utc,
-    probe_of,
-    signed,
-)
-from trainpace.journal.knowledge import workload_key
+from trainpace.journal.entry import Sweep, anonymous, entry_of, new_id, now_utc, probe_of, signed
+from trainpace.journal.knowledge import with_forecast, workload_key
 from trainpace.journal.store import Journal
 from trainpace.measure import Conditions, Outcome, SweepPlan, run_sweep
 
@@ -104,7 +95,11 @@ def record_sweep(
             device=c.device,
         )
         entry = signed(entry, c.keep_identity)
-        journal.add(entry if forecaster is None else _foreseen(entry, forecaster))
+        if forecaster is not None:
+            key = workload_key(forecaster.workload, entry.execution)
+            table = forecaster.at([entry.execution])
+            entry = with_forecast(replace(entry, workload_key=key), table)
+        journal.add(entry)
 
     outcomes = run_sweep(conditions, plan, c.device, store, done, hints, tell)
     journal.finish_sweep(sweep)
@@ -126,22 +121,3 @@ def sweep_key(
         "" if forecaster is None else workload_key(forecaster.workload, conditions.execution(1))
     )
     return hashlib.sha256(question + workload.encode()).hexdigest()[:32]
-
-
-def _foreseen(entry: Entry, forecaster: Forecaster) -> Entry:
-    """Return the entry with its forecast."""
-    entry = replace(entry, workload_key=workload_key(forecaster.workload, entry.execution))
-    table = forecaster.at([entry.execution])
-    foreseen, plain = table.brief(0), forecaster.plain.at([entry.execution])
-    if foreseen.step is None or foreseen.step_time_interval_ms is None:
-        return entry
-    interval = foreseen.step_time_interval_ms
-    return replace(
-        entry,
-        forecast_ms=foreseen.step.total_ms,
-        forecast_low_ms=interval.low,
-        forecast_high_ms=interval.high,
-        forecast_factor=foreseen.step.total_ms / float(plain.step_ms[0]),
-        forecast_basis=interval.basis,
-        forecast_shares=tuple(table.shares()[0].tolist()),
-    )

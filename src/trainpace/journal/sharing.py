@@ -17,7 +17,7 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib.metadata import version
 from itertools import groupby
@@ -35,9 +35,10 @@ from trainpace.core.intake import read_json
 from trainpace.core.outcome import MFU_LIMIT, Interval, StepTime
 from trainpace.core.records import SCHEMA_VERSION, Record
 from trainpace.core.software import TODAY, Software, parse_version
-from trainpace.forecast import PARTS, Forecaster, Target
+from trainpace.forecast import PARTS, Forecaster, ForecastTable, Target
 from trainpace.journal.comparison import error_pct
 from trainpace.journal.entry import Entry, Sweep, anonymous, content_id, shared_fields
+from trainpace.journal.knowledge import with_forecast
 from trainpace.journal.store import Query
 from trainpace.workload import ModelSpec, Variant, Workload, form_of, load_workload
 
@@ -195,22 +196,20 @@ def shared_of(entry: Entry, numbers: dict[str, int]) -> SharedRun | str:
     if reason := _why_private(e):
         return reason
     public, number = public_name(e.model), numbers.get(e.model, len(numbers) + 1)
-    foreseen = e.forecast_ms and e.forecast_ms / e.forecast_factor
     interval = e.interval_ms if e.interval_ms and e.interval_ms.low > 0 else None
     fields = shared_fields(e, SharedRun) | {
         "model": public or f"{OWN_MODEL} {number}",
         "device": find_device(e.device).name,
         "date": e.created_at[:10],
         "execution": _known(e.execution),
-        "low_ms": interval and interval.low,
-        "high_ms": interval and interval.high,
         "steps_timed": len(e.step_times_ms),
         "parts": e.step,
-        "forecast_ms": foreseen or None,
-        "forecast_shares": e.forecast_shares if foreseen else (),
+        "forecast_ms": e.forecast_ms and e.forecast_ms / e.forecast_factor,
         "software": _software(e.environment),
         "host_cpu": _host(e.environment.get("cpu", "")),
     }
+    if interval is not None:
+        fields |= {"low_ms": interval.low, "high_ms": interval.high}
     try:
         run = msgspec.convert(msgspec.to_builtins(fields), SharedRun)
     except (msgspec.ValidationError, TrainpaceError):
@@ -349,8 +348,6 @@ MOST_TRACING_S, MOST_TRACE_S = 120.0, 30.0
 
 After the first limit, the runs of further models are not checked.
 """
-MOST_REASONS = 12
-"""Maximum number of different reasons for skipped runs."""
 FROM_SHARED = "a file of shared runs"
 
 WorkloadOf = Callable[[str, Precision, Variant], Workload]
@@ -420,9 +417,12 @@ class _Seen(NamedTuple):
     odd: Odd | None
 
 
-def is_shared(data: Any) -> bool:
-    """Return True if parsed JSON is a file of shared runs."""
-    return isinstance(data, dict) and data.get("record") == KIND
+class _File(Record, tag_field="record", tag=KIND):
+    """File of shared runs whose runs are not checked yet."""
+
+    schema_version: Annotated[int, Meta(ge=1, le=SCHEMA_VERSION)]
+    runs: Annotated[list[Any], Meta(max_length=MOST_RUNS)]
+    trainpace: object = ""
 
 
 def receive(
@@ -440,60 +440,41 @@ def receive(
     Raises:
         UnreadableInput: If the file is of another kind, or from a newer version.
     """
-    runs = [_run_or_reason(item) for item in _items(path)]
+    try:
+        items = msgspec.convert(read_json(path), _File).runs
+    except msgspec.ValidationError as error:
+        raise UnreadableInput(
+            f"{path} is not a valid file of shared runs: {error}.",
+            "trainpace journal share writes one. A newer version may write another schema.",
+        ) from None
+    runs = [_run_or_reason(item) for item in items]
     good = [run for run in runs if isinstance(run, SharedRun)]
-    there = _already(journal, good)
+    ids = _ids_of(good)
+    there = _already(journal, good, ids)
     tag = content_id("".join(sorted(fingerprint(run) for run in good if run.is_of_own_model)))[:6]
     forecasts = _Forecasts(workload_of or _workload)
-    seen: list[_Seen] = []
-    ids: set[str] = set()
-    id_of = _Ids()
+    seen: dict[str, _Seen | None] = {}
+    id_of = iter(ids)
 
     def item_of(run: SharedRun | Skipped) -> Entry | Skipped:
         if isinstance(run, Skipped):
             return run
-        id_ = id_of(run)
+        id_ = next(id_of)
         if id_ in there:
             return there[id_]
-        if id_ in ids:
+        if id_ in seen:
             return Skipped("twice in the file")
-        ids.add(id_)
+        seen[id_] = None
         checked = forecasts.check(run, _entry_of(run, id_, tag))
         if isinstance(checked, Skipped):
             return checked
-        seen.append(checked)
+        seen[id_] = checked
         if checked.odd is not None and not accept_odd:
             return Skipped(f"{ODD:g} times off the forecast or more")
         return checked.entry
 
-    items = [item_of(run) for run in runs]
-    return Received(tuple(_few_reasons(items)), _lessons(seen, accept_odd))
-
-
-def _items(path: Path) -> list[Any]:
-    """Return the unchecked runs of a file. Raise UnreadableInput for another kind of file."""
-    data = read_json(path)
-    if not is_shared(data):
-        raise UnreadableInput(
-            f"{path} is not a file of shared runs.", "trainpace journal share writes one."
-        )
-    written = data.get("schema_version")
-    if type(written) is not int or not 1 <= written <= SCHEMA_VERSION:
-        raise UnreadableInput(
-            (
-                f"{path} has schema version {str(written)[:20]}; this trainpace reads 1 to "
-                f"{SCHEMA_VERSION}."
-            ),
-            "Update trainpace.",
-        )
-    runs = data.get("runs")
-    if data.keys() - {"record", "schema_version", "trainpace", "runs"} or not isinstance(
-        runs, list
-    ):
-        raise UnreadableInput(f"{path} does not match docs/shared_runs.schema.json.")
-    if len(runs) > MOST_RUNS:
-        raise UnreadableInput(f"{path} holds more than {MOST_RUNS:,} runs.")
-    return runs
+    received = tuple(map(item_of, runs))
+    return Received(received, _lessons(list(filter(None, seen.values())), accept_odd))
 
 
 def _run_or_reason(item: Any) -> SharedRun | Skipped:
@@ -506,54 +487,36 @@ def _run_or_reason(item: Any) -> SharedRun | Skipped:
     return run
 
 
-def _few_reasons(items: Iterable[Entry | Sweep | Skipped]) -> Iterator[Entry | Sweep | Skipped]:
-    """Limit the number of different reasons. A hostile file could give every run its own."""
-    told: set[str] = set()
-    for item in items:
-        if isinstance(item, Skipped):
-            if len(told) < MOST_REASONS:
-                told.add(item.reason)
-            yield item if item.reason in told else Skipped("for other reasons")
-        else:
-            yield item
-
-
-class _Ids:
-    """Generator of ids for the runs of one sharer.
+def _ids_of(runs: Sequence[SharedRun]) -> list[str]:
+    """Return the ids of the runs of one sharer.
 
     An id is the run's fingerprint. Own models can have equal fingerprints if they ran out of memory
     at the same batch on the same day. Their ids are made different.
     """
-
-    def __init__(self) -> None:
-        self._models: dict[str, dict[str, int]] = {}
-
-    def __call__(self, run: SharedRun) -> str:
+    models: dict[str, dict[str, int]] = {}
+    ids = []
+    for run in runs:
         same = fingerprint(run)
-        models = self._models.setdefault(same, {})
-        nth = models.setdefault(run.model, len(models))
-        return same if nth == 0 else content_id(f"{same} {nth}")
+        alike = models.setdefault(same, {})
+        nth = alike.setdefault(run.model, len(alike))
+        ids.append(content_id(f"{same} {nth}") if nth else same)
+    return ids
 
 
-def _already(journal: Journal, runs: Iterable[SharedRun]) -> dict[str, Entry]:
+def _already(journal: Journal, runs: Sequence[SharedRun], ids: Sequence[str]) -> dict[str, Entry]:
     """Return the runs that the journal already has, by id.
 
     They were imported before, or measured here and shared.
     """
-    runs = list(runs)
-    ids = set(map(_Ids(), runs))
-    there = {entry.id: entry for entry in journal.with_ids(ids)}
-    times = {run.step_time_ms for run in runs if run.step_time_ms is not None}
-    failed = Query(outcome="out_of_memory")
-    candidates = journal.with_step_times(times)
+    candidates = journal.where_in("step_time_ms", {run.step_time_ms for run in runs} - {None})
     if any(run.outcome == "out_of_memory" for run in runs):
-        candidates = [*candidates, *journal.find(failed, limit=None)]
-    id_of, numbers = _Ids(), dict[str, int]()
-    for entry in candidates:
-        own = shared_of(entry, numbers)
-        if isinstance(own, SharedRun) and (id_ := id_of(own)) in ids:
-            there.setdefault(id_, entry)
-    return there
+        candidates += journal.find(Query(outcome="out_of_memory"), limit=None)
+    numbers: dict[str, int] = {}
+    shared = ((entry, shared_of(entry, numbers)) for entry in candidates)
+    own = [(entry, run) for entry, run in shared if isinstance(run, SharedRun)]
+    own_ids = _ids_of([run for _, run in own])
+    there = {id_: entry for id_, (entry, _) in zip(own_ids, own, strict=True)}
+    return there | {entry.id: entry for entry in journal.where_in("id", set(ids))}
 
 
 def _entry_of(run: SharedRun, id_: str, tag: str) -> Entry:
@@ -600,49 +563,35 @@ class _Forecasts:
         Return `Skipped` with the reason if the run cannot be true.
         """
         device, ms = find_device(run.device), run.step_time_ms
-        memory = device.memory_gib
-        used = max(run.peak_memory_gib or 0.0, run.reserved_memory_gib or 0.0)
-        if memory is not None and used > memory.value:
-            card = f"{device.name}'s {memory.value:g}"
-            return Skipped(f"more memory than the card has: {used:.3g} GiB of {card}")
-        if ms is None:
-            return _Seen(run, entry, False, None)
-        if run.parts is not None and not 0.5 < run.parts.total_ms / ms < 2:
-            return Skipped("the parts do not add up to the step")
-        forecast = self._forecast(run, device)
-        if forecast is None or forecast.step is None:
-            return _Seen(run, entry, False, _odd(entry, ms))
+        if reason := _impossible(run, device):
+            return Skipped(reason)
+        table = self._forecast(run, device) if ms else None
+        if ms is None or table is None:
+            return _Seen(run, entry, False, _odd(entry))
+        forecast = table.forecast(0)
+        assert forecast.step is not None
         if (forecast.mfu or 0.0) * forecast.step.total_ms / ms > MFU_LIMIT:
             return Skipped("a step faster than the card's peak rate allows")
-        entry = self._with_forecast(entry, forecast, run, device)
-        return _Seen(run, entry, True, _odd(entry, ms))
+        entry = with_forecast(entry, table)
+        return _Seen(run, entry, True, _odd(entry))
 
-    def _with_forecast(self, entry: Entry, forecast: Any, run: SharedRun, device: Device) -> Entry:
-        interval = forecast.step_time_interval_ms
-        forecaster = self._forecaster(run, device)
-        assert forecaster is not None
-        return replace(
-            entry,
-            forecast_ms=forecast.step.total_ms,
-            forecast_low_ms=interval and interval.low,
-            forecast_high_ms=interval and interval.high,
-            forecast_basis=interval.basis if interval else "",
-            forecast_shares=tuple(forecaster.at([run.execution]).shares()[0].tolist()),
-        )
+    def _forecast(self, run: SharedRun, device: Device) -> ForecastTable | None:
+        """Return a table with the forecast of a run, or None if there is none."""
+        try:
+            forecaster = self._forecaster(run, device)
+            table = forecaster and forecaster.at([run.execution])
+        except (TrainpaceError, AssertionError):
+            # A failed assertion is a bug in the forecast. The run then stays unchecked.
+            return None
+        return table if table and table.timed[0] else None
 
     def _forecaster(self, run: SharedRun, device: Device) -> Forecaster | None:
         """Return a forecaster for a run's workload on its card, or None if it cannot be traced."""
-        e, train = run.execution, run.mode == "train"
-        unknown = e.optimizer == OTHER_OPTIMIZER or (train and e.optimizer == NO_OPTIMIZER)
-        if unknown or public_name(run.model) is None:  # Another name could be a file.
+        e, torch = run.execution, run.software.get("torch")
+        variant = _variant_of(run)
+        if variant is None:
             return None
-        optimizer = e.optimizer if train and e.optimizer != NO_OPTIMIZER else None
-        recomputes = e.activation_checkpointing == "full" and e.tp * e.pp * e.cp == 1
-        variant = Variant(
-            optimizer, run.sequence_length, run.image_size, mode=run.mode, checkpointing=recomputes
-        )
         traced = (run.model, form_of(e.precision), variant)
-        torch = run.software.get("torch")
         key = (*traced, device.name, e.nproc_per_node, e.nnodes, run.host_cpu, torch)
         if key not in self._forecasters:
             workload = self._traced(traced, e.precision)
@@ -668,13 +617,33 @@ class _Forecasts:
             self._traced_s += time.monotonic() - begun
         return self._workloads[what]
 
-    def _forecast(self, run: SharedRun, device: Device) -> Any:
-        try:
-            forecaster = self._forecaster(run, device)
-            return None if forecaster is None else forecaster.forecast(run.execution)
-        except (TrainpaceError, AssertionError):
-            # A failed assertion is a bug in the forecast. The run then stays unchecked.
-            return None
+
+def _impossible(run: SharedRun, device: Device) -> str:
+    """Return the reason why the device cannot have run this, or ""."""
+    memory, ms = device.memory_gib, run.step_time_ms
+    used = max(run.peak_memory_gib or 0.0, run.reserved_memory_gib or 0.0)
+    if memory is not None and used > memory.value:
+        card = f"{device.name}'s {memory.value:g}"
+        return f"more memory than the card has: {used:.3g} GiB of {card}"
+    if ms and run.parts is not None and not 0.5 < run.parts.total_ms / ms < 2:
+        return "the parts do not add up to the step"
+    return ""
+
+
+def _variant_of(run: SharedRun) -> Variant | None:
+    """Return the variant of the workload to trace, or None if it is unknown."""
+    e, train = run.execution, run.mode == "train"
+    if e.optimizer == OTHER_OPTIMIZER or (train and e.optimizer == NO_OPTIMIZER):
+        return None
+    if public_name(run.model) is None:  # Another name could be a file.
+        return None
+    return Variant(
+        e.optimizer if train else None,
+        run.sequence_length,
+        run.image_size,
+        mode=run.mode,
+        checkpointing=e.activation_checkpointing == "full" and e.tp * e.pp * e.cp == 1,
+    )
 
 
 def _workload(model: str, precision: Precision, variant: Variant) -> Workload:
@@ -699,8 +668,6 @@ def _where(one: _Seen) -> tuple[str, str]:
 
 def _lesson(model: str, device: str, group: list[_Seen]) -> Lesson:
     errors = [error for one in group if (error := error_pct(one.entry)) is not None]
-    useful = (one.entry.forecast_shares or not one.run.is_of_own_model for one in group)
-    trained = (one.run.mode == "train" and one.run.outcome == "ok" for one in group)
     return Lesson(
         model=model,
         device=device,
@@ -708,13 +675,20 @@ def _lesson(model: str, device: str, group: list[_Seen]) -> Lesson:
         traced=all(one.traced for one in group),
         batches=tuple(sorted({one.run.execution.micro_batch for one in group})),
         forecast_off_pct=statistics.median(errors) if errors else None,
-        corrects=any(map(all, zip(useful, trained, strict=True))),
+        corrects=any(map(_corrects, group)),
     )
 
 
-def _odd(entry: Entry, measured_ms: float) -> Odd | None:
+def _corrects(one: _Seen) -> bool:
+    trained = one.run.mode == "train" and one.run.outcome == "ok"
+    return trained and bool(one.entry.forecast_shares or not one.run.is_of_own_model)
+
+
+def _odd(entry: Entry) -> Odd | None:
     """Return the run as `Odd` if it is far off the forecast in its entry, otherwise None."""
-    times = measured_ms / entry.forecast_ms if entry.forecast_ms else 1.0
+    if not entry.step_time_ms or not entry.forecast_ms:
+        return None
+    times = entry.step_time_ms / entry.forecast_ms
     if 1 / ODD < times < ODD:
         return None
     return Odd(
@@ -722,7 +696,7 @@ def _odd(entry: Entry, measured_ms: float) -> Odd | None:
         device=entry.device,
         batch=entry.execution.micro_batch,
         precision=entry.execution.precision,
-        measured_ms=measured_ms,
-        forecast_ms=entry.forecast_ms or 0.0,
+        measured_ms=entry.step_time_ms,
+        forecast_ms=entry.forecast_ms,
         times=times,
     )

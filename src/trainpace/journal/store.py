@@ -85,10 +85,10 @@ class Query(Record):
     with_forecast: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind and self.kind not in KINDS:
-            raise TrainpaceError(f"kind {self.kind!r} is not one of {', '.join(KINDS)}.")
-        if self.outcome and self.outcome not in OUTCOMES:
-            raise TrainpaceError(f"outcome {self.outcome!r} is not one of {', '.join(OUTCOMES)}.")
+        for name, known in (("kind", KINDS), ("outcome", OUTCOMES)):
+            value = getattr(self, name)
+            if value and value not in known:
+                raise TrainpaceError(f"{name} {value!r} is not one of {', '.join(known)}.")
         for name in self.__struct_fields__:
             if isinstance(getattr(self, name), str) and not is_text(getattr(self, name)):
                 raise TrainpaceError(f"the filter {name} is not valid text.")
@@ -193,7 +193,7 @@ def page(
     # Read ids from the index first. Sorting the large records would be slow.
     chosen = chosen.with_hint(runs, f"INDEXED BY {index}", "sqlite")
     ids = journal.read(lambda connection: list(connection.execute(chosen).scalars()))
-    entries = sorted(journal.with_ids(ids[:size]), key=lambda entry: ids.index(entry.id))
+    entries = sorted(journal.where_in("id", ids[:size]), key=lambda entry: ids.index(entry.id))
     return Page(
         entries, None if len(ids) > most else len(ids), start + size if len(ids) > size else None
     )
@@ -340,13 +340,12 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         chosen = select(runs.c.record).where(*conditions(query)).order_by(*by)
         return self._records(chosen.limit(limit).offset(offset), Entry)
 
-    def with_ids(self, ids: Iterable[str]) -> list[Entry]:
-        """Return the runs with these ids. Unknown ids are ignored."""
-        return self._where_in(runs.c.id, ids)
-
-    def with_step_times(self, step_times_ms: Iterable[float]) -> list[Entry]:
-        """Return the runs with exactly these step times."""
-        return self._where_in(runs.c.step_time_ms, step_times_ms)
+    def where_in(self, column: str, values: Iterable[Any]) -> list[Entry]:
+        """Return the runs whose column has one of the values."""
+        wanted = sorted(values)
+        parts = (wanted[i : i + CHUNK] for i in range(0, len(wanted), CHUNK))
+        chosen = (select(runs.c.record).where(runs.c[column].in_(part)) for part in parts)
+        return [entry for some in chosen for entry in self._records(some, Entry)]
 
     def every(self, query: Query = ALL) -> Iterator[Entry]:
         """Yield all matching runs, the oldest first. They are read in chunks."""
@@ -387,11 +386,6 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     def finish_sweep(self, sweep: Sweep) -> Sweep:
         """Mark a sweep as finished, and return it."""
         return self._changed(sweeps, sweep, finished_at=now_utc())
-
-    def newest_sweeps(self, limit: int, offset: int = 0) -> list[Sweep]:
-        """Return `limit` sweeps from position `offset`, the newest first."""
-        chosen = select(sweeps.c.record).order_by(sweeps.c.created_at.desc(), sweeps.c.id.desc())
-        return self._records(chosen.limit(limit).offset(offset), Sweep)
 
     def sweeps(self, prefix: str = "") -> list[Sweep]:
         """Return the sweeps whose id starts with `prefix`, the oldest first."""
@@ -451,15 +445,6 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
         with plainly(self._url):
             return writing(self._engine, work)
-
-    def _where_in(self, column: ColumnElement[Any], values: Iterable[Any]) -> list[Entry]:
-        wanted = sorted(values)
-        parts = (wanted[i : i + CHUNK] for i in range(0, len(wanted), CHUNK))
-        return [
-            entry
-            for part in parts
-            for entry in self._records(select(runs.c.record).where(column.in_(part)), Entry)
-        ]
 
     def _records(self, chosen: Select[Any], kind: type[R]) -> list[R]:
         source = f"a {'run' if kind is Entry else 'sweep'} in {self.place}"

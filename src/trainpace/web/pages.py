@@ -279,7 +279,7 @@ def compare_page(journal: Journal, q: CompareQuestion) -> ComparePage:
 
 
 def sweeps_page(journal: Journal, q: SweepsQuestion) -> SweepsPage:
-    sweeps = journal.newest_sweeps(PAGE + 1, (q.page - 1) * PAGE)
+    sweeps = journal.sweeps()[::-1][(q.page - 1) * PAGE :]
     return SweepsPage(question=q, sweeps=tuple(sweeps[:PAGE]), more=len(sweeps) > PAGE)
 
 
