@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from trainpace.core.outcome import STEP_PARTS, Forecast
 from trainpace.core.stats import Trend
@@ -19,6 +19,7 @@ from trainpace.report.phrases import (
     assumed_hosts,
     duration,
     fleet,
+    given,
     interval,
     interval_90,
     listed,
@@ -39,10 +40,13 @@ from trainpace.report.sections import (
     Next,
     Notes,
     Plot,
+    Points,
     Section,
-    Table,
     brief,
     details,
+    say,
+    shares_table,
+    tabulate,
     words,
 )
 from trainpace.verbs.forecast import ForecastRequest, Forecasts, Sweep
@@ -84,33 +88,41 @@ def forecast_sections(answer: Forecasts, asked: ForecastRequest | None = None) -
     rows, workload = answer.rows, _workload(answer)
     done = [row for row in rows if row.step is not None]
     several = bool(steps.lengths_of(rows))
-    yield Lines([_about(rows, workload)])
+    reasons = say(*dict.fromkeys(row.reason and f"Not forecast: {row.reason}" for row in rows))
+    yield say(_about(rows, workload))
     yield Headline(*verdict(rows, answer.trends))
     yield Lines(answer.recorded)
     yield Charts(lambda: forecast_pictures(answer))
     yield from _table(answer, several)
     yield from _packing_sections(answer.padded)
+    if not done:  # The headline has the reason.
+        yield from details("", reasons)
+        return
     if len(done) == 1:
         yield from _breakdown(done[0])
     if not several:
         yield from _sweeps(answer)
-    reasons = dict.fromkeys(f"Not forecast: {row.reason}" for row in rows if row.reason)
-    yield Lines(list(reasons)) if done else next(details("", Lines(list(reasons))))
-    if not done:
-        return
-    if len(rows) <= MOST_WARNINGS:
-        warned = (
-            f"Warning: {r.device}, {_size(r, several)}: {w}." for r in done for w in r.warnings[:1]
-        )
-        yield Lines(list(dict.fromkeys(warned)))
-    if not several:  # With several values the table has a column for them.
-        yield from details("the largest batches that fit", Lines(list(_largest(done))))
+    yield reasons
+    yield from _warnings(rows, done, several)
     notes = _notes(answer, done)
     yield from brief(Notes([*notes, *nearest_in_brief(answer.evidence)]))
     yield from details("", Notes(notes))
     yield from evidence_sections(answer.evidence)
     if not answer.padded:  # No other command supports packed rows.
         yield from _next(done, workload, asked)
+
+
+def _warnings(
+    rows: Sequence[Forecast], done: Sequence[Forecast], several: bool
+) -> Iterator[Section]:
+    """Show the first warning of each row, and the largest batches that fit."""
+    if len(rows) <= MOST_WARNINGS:
+        warned = (
+            f"Warning: {r.device}, {_size(r, several)}: {w}." for r in done for w in r.warnings[:1]
+        )
+        yield say(*dict.fromkeys(warned))
+    if not several:  # With several values the table has a column for them.
+        yield from details("the largest batches that fit", Lines(list(_largest(done))))
 
 
 def _about(rows: Sequence[Forecast], workload: Workload) -> str:
@@ -162,14 +174,20 @@ def verdict(
         return f"No forecast is possible. {sentence(rows[0].reason)}", False
     if not fitting:
         return _misfit(done), False
+    return _recommendation(fitting, rows, trends or {}), None
+
+
+def _recommendation(
+    fitting: Sequence[Forecast], rows: Sequence[Forecast], trends: Mapping[str, Trend]
+) -> str:
     if steps.lengths_of(rows):
-        return _lengths_verdict(fitting), None
-    if len(fitting) == 1 == len(rows):
-        return _only(fitting[0]), None
+        return _lengths_verdict(fitting)
+    if len(rows) == 1:
+        return _only(fitting[0])
     if fitting[0].cost_usd is not None:
-        return _cheapest_and_fastest(fitting), None
+        return _cheapest_and_fastest(fitting)
     best = steps.best_of(fitting) or fitting[0]
-    return _fastest(best, (trends or {}).get(best.device)), None
+    return _fastest(best, trends.get(best.device))
 
 
 def _cheapest_and_fastest(fitting: Sequence[Forecast]) -> str:
@@ -260,47 +278,45 @@ def _table(answer: Forecasts, several: bool) -> Iterator[Section]:
     rows = answer.rows
     shown = _deciding(rows, answer.trends)
     priced = any(row.training_time is not None for row in rows)
-    bests = [steps.best_of(swept) for swept in steps.by_device(rows).values()]
-    best = [i for i, row in enumerate(shown) if any(row is one for one in bests)]
+    bests = [id(steps.best_of(swept)) for swept in steps.by_device(rows).values()]
+    best = [i for i, row in enumerate(shown) if id(row) in bests]
     keep = best if len(bests) < MOST_KEPT else []
-    cells = [_cells(row, priced, several) for row in shown]
-    table = Table(_columns(priced, several), cells, keep=keep, best=best)
+    table = tabulate(shown, _columns(priced, several), keep=keep, best=best)
     if len(rows) > 1:
         yield table
     else:
-        yield from brief(
-            Lines([_in_a_line(row) for row in rows if row.step and row.fits is not False])
-        )
+        fits = rows[0].step and rows[0].fits is not False
+        yield from brief(say(fits and _in_a_line(rows[0])))
         yield from details("", table)
-    if len(shown) < len(rows):
-        note = (
-            f"The table has {len(shown)} of {len(rows)} batch sizes; the plot and --json have all."
-        )
-        yield from details("", Lines([note]))
+    some = f"The table has {len(shown)} of {len(rows)} batch sizes; the plot and --json have all."
+    yield from details("", say(len(shown) < len(rows) and some))
 
 
-def _columns(priced: bool, several: bool) -> list[Column]:
+def _columns(priced: bool, several: bool) -> list[Column | Literal[False]]:
     # With prices, memory matters less than the job, and utilization matters least.
     return [
-        words("GPU"),
-        *([Column("tokens")] if several else []),
-        Column("batch"),
-        Column("step ms"),
-        Column("90% interval", 1),
-        Column("tokens/s" if several else "samples/s", 5),
-        Column("GiB", 4),
-        words("fits", 3, least=3),
-        Column("MFU", 6),
-        *([Column("largest batch", 2)] if several else []),
-        *([Column("training"), Column("cost")] if priced else []),
-        words("from", 7, least=6),
+        words("GPU", cell=fleet),
+        several and Column("tokens", cell="{.sequence_length:,}"),
+        Column("batch", cell="{.execution.micro_batch:,}"),
+        Column("step ms", cell=lambda f: number(f.step and f.step.total_ms)),
+        Column("90% interval", 1, cell=lambda f: interval(f.step_time_interval_ms)),
+        Column("tokens/s", 5, cell="tokens_per_second")
+        if several
+        else Column("samples/s", 5, cell="samples_per_second"),
+        Column("GiB", 4, cell=lambda f: number(f.memory and f.memory.allocated_gib)),
+        words("fits", 3, 3, lambda f: FITS[f.fits]),
+        Column("MFU", 6, cell=lambda f: percent(f.mfu)),
+        several and Column("largest batch", 2, cell="largest_micro_batch"),
+        priced and Column("training", cell=lambda f: duration(_seconds(f))),
+        priced and Column("cost", cell=lambda f: usd(f.cost_usd)),
+        words("from", 7, 6, lambda f: (f.step and f.provenance) or ""),
     ]
 
 
 def _in_a_line(f: Forecast) -> str:
-    capacity = "" if f.capacity_gib is None else f" of {number(f.capacity_gib)}"
-    memory = "" if f.memory is None else f", {number(f.memory.allocated_gib)}{capacity} GiB"
-    return f"{sentence(place(f))}{memory}{'' if f.mfu is None else f', MFU {percent(f.mfu)}'}."
+    capacity = given(number(f.capacity_gib, ""), " of {}")
+    memory = f", {number(f.memory.allocated_gib)}{capacity} GiB" if f.memory else ""
+    return f"{sentence(place(f))}{memory}{given(percent(f.mfu, ''), ', MFU {}')}."
 
 
 def _deciding(rows: Sequence[Forecast], trends: Mapping[str, Trend]) -> list[Forecast]:
@@ -312,73 +328,60 @@ def _deciding(rows: Sequence[Forecast], trends: Mapping[str, Trend]) -> list[For
         return list(rows)
     shown: list[Forecast] = []
     for (device, _), swept in groups.items():
-        fitting = [row for row in swept if row.step is not None and row.fits is not False]
-        marked = (swept[0], swept[-1], steps.best_of(swept) or swept[0], *fitting[-1:])
-        sizes = {row.execution.micro_batch for row in marked} | {2**i for i in range(31)}
-        if device in trends:
-            sizes.add(trends[device].knee_batch)
+        sizes = _sizes_to_show(swept, trends.get(device))
         shown += [row for row in swept if row.execution.micro_batch in sizes]
     return shown
 
 
-def _cells(f: Forecast, priced: bool, several: bool) -> list[str]:
-    training = None if f.training_time is None else f.training_time.total_s
-    return [
-        fleet(f),
-        *([f"{f.sequence_length:,}"] if several else []),
-        f"{f.execution.micro_batch:,}",
-        "-" if f.step is None else number(f.step.total_ms),
-        interval(f.step_time_interval_ms),
-        number(f.tokens_per_second if several else f.samples_per_second),
-        "-" if f.memory is None else number(f.memory.allocated_gib),
-        FITS[f.fits],
-        percent(f.mfu),
-        *([number(f.largest_micro_batch)] if several else []),
-        *([duration(training), usd(f.cost_usd)] if priced else []),
-        f.provenance if f.step is not None else "",
-    ]
+def _sizes_to_show(swept: Sequence[Forecast], trend: Trend | None) -> set[int]:
+    fitting = [row for row in swept if row.step is not None and row.fits is not False]
+    marked = (swept[0], swept[-1], steps.best_of(swept) or swept[0], *fitting[-1:])
+    sizes = {row.execution.micro_batch for row in marked} | {2**i for i in range(31)}
+    return sizes | {trend.knee_batch} if trend else sizes
 
 
 def _largest(done: Sequence[Forecast]) -> Iterator[str]:
     largest = {
         fleet(row): row.largest_micro_batch for row in done if row.largest_micro_batch is not None
     }
-    fits = [f"{batch:,} on {name}" for name, batch in largest.items() if batch]
+    fits = ", ".join(f"{batch:,} on {name}" for name, batch in largest.items() if batch)
+    none = ", ".join(name for name, batch in largest.items() if not batch)
     if fits:
-        yield f"Largest batch per GPU that fits: {', '.join(fits)}."
-    none = [name for name, batch in largest.items() if not batch]
+        yield f"Largest batch per GPU that fits: {fits}."
     if none:
-        yield f"Not even one sample fits on {', '.join(none)}."
+        yield f"Not even one sample fits on {none}."
 
 
 def _sweeps(answer: Forecasts) -> Iterator[Section]:
     """Plot the sweep of each device, and describe its jumps and trend."""
     for name, swept in steps.by_device(answer.rows).items():
         points = [(f.execution.micro_batch, f.step.total_ms) for f in swept if f.step is not None]
-        if len(points) < steps.FEWEST_FOR_A_PLOT:
-            continue
-        jumps, trend = answer.jumps.get(name, ()), answer.trends.get(name)
-        title = f"{name}: step time in ms over the batch size{', ▲ after a jump' if jumps else ''}"
-        marked = {jump.batch for jump in jumps}
-        yield from details("the plot", Plot(title, (), marked, points))
-        batches = [f.execution.micro_batch for f in swept]
-        if jumps:
-            rates = {f.execution.micro_batch: f.samples_per_second for f in swept}
-            yield from brief(Lines([f"{name}: {steps.jumps_in_brief(jumps)}"]))
-            causes = Lines(steps.jumps_in_words(jumps, rates))
-            yield from details("what causes the jumps", causes)
-        elif name not in answer.jumps:
-            yield Lines(
-                ["Jumps are not forecast here; trainpace measure finds those of this machine."]
-            )
-        elif steps.is_whole(batches):
-            yield from brief(Lines([f"{name}: no jumps."]))
-            yield from details("", Lines([steps.no_jumps(batches, trend)]))
-        else:
-            yield Lines([steps.no_jumps(batches, trend)])
-        if trend is not None:
-            line = Lines(steps.trend_in_words(trend))
-            yield from details("whether the step time is linear", line)
+        if len(points) >= steps.FEWEST_FOR_A_PLOT:
+            yield from _sweep(name, swept, points, answer)
+
+
+def _sweep(
+    name: str, swept: Sequence[Forecast], points: Points, answer: Forecasts
+) -> Iterator[Section]:
+    jumps, trend = answer.jumps.get(name), answer.trends.get(name)
+    title = f"{name}: step time in ms over the batch size{', ▲ after a jump' if jumps else ''}"
+    marked = {jump.batch for jump in jumps or ()}
+    yield from details("the plot", Plot(title, (), marked, points))
+    batches = [f.execution.micro_batch for f in swept]
+    if jumps is None:
+        yield say("Jumps are not forecast here; trainpace measure finds those of this machine.")
+    elif jumps:
+        rates = {f.execution.micro_batch: f.samples_per_second for f in swept}
+        yield from brief(say(f"{name}: {steps.jumps_in_brief(jumps)}"))
+        yield from details("what causes the jumps", Lines(steps.jumps_in_words(jumps, rates)))
+    elif steps.is_whole(batches):
+        yield from brief(say(f"{name}: no jumps."))
+        yield from details("", say(steps.no_jumps(batches, trend)))
+    else:
+        yield say(steps.no_jumps(batches, trend))
+    if trend is not None:
+        line = Lines(steps.trend_in_words(trend))
+        yield from details("whether the step time is linear", line)
 
 
 def _packing_sections(padded: Sequence[PaddedBatch]) -> Iterator[Section]:
@@ -386,24 +389,20 @@ def _packing_sections(padded: Sequence[PaddedBatch]) -> Iterator[Section]:
     if not padded:
         return
     columns = (
-        words("padded instead, on"),
-        Column("documents"),
-        Column("tokens"),
-        Column("padding"),
-        Column("step ms"),
-        Column("90% interval", 2),
-        Column("GiB", 3),
-        words("fits", 1, least=3),
-        Column("packing saves"),
+        words("padded instead, on", cell=lambda one: fleet(one.padded)),
+        Column("documents", cell="{.documents:,}"),
+        Column("tokens", cell="{.length:,}"),
+        Column("padding", cell="{.padding:.0%}"),
+        Column("step ms", cell=lambda one: number(one.padded.step and one.padded.step.total_ms)),
+        Column("90% interval", 2, cell=lambda one: interval(one.padded.step_time_interval_ms)),
+        Column(
+            "GiB", 3, cell=lambda one: number(one.padded.memory and one.padded.memory.allocated_gib)
+        ),
+        words("fits", 1, 3, lambda one: FITS[one.padded.fits]),
+        Column("packing saves", cell=lambda one: percent(one.saved)),
     )
-    rows = []
-    for one in padded:
-        # Columns: device, batch, step, interval, throughput, memory, fits.
-        device, _, step, between, _, gib, fits, *_ = _cells(one.padded, False, False)
-        sizes = [f"{one.documents:,}", f"{one.length:,}", percent(one.padding)]
-        rows.append([device, *sizes, step, between, gib, fits, percent(one.saved)])
-    yield Table(columns, rows)
-    yield Lines([_packing_in_words(padded)])
+    yield tabulate(padded, columns)
+    yield say(_packing_in_words(padded))
 
 
 def _packing_in_words(padded: Sequence[PaddedBatch]) -> str:
@@ -411,9 +410,7 @@ def _packing_in_words(padded: Sequence[PaddedBatch]) -> str:
     timed = [one for one in padded if one.saved is not None]
     if not timed:
         return f"Padded batches have no forecast: {padded[0].padded.reason}"
-    fitting = [
-        one for one in timed if one.packed.fits is not False and one.padded.fits is not False
-    ]
+    fitting = [one for one in timed if False not in (one.packed.fits, one.padded.fits)]
     one = max(fitting or timed, key=lambda one: one.packed_rate or 0.0)
     saved = one.saved or 0.0
     return (
@@ -444,61 +441,46 @@ SHOWN_SHARE = 0.005
 SHOWN_ROLE = 0.01
 """Minimum share of device time for a role to be named."""
 MOST_KEPT_PARTS = 3
-_SHARE = (Column("share"), words("", 1, 8))
-_HEAVIEST = (
-    words("heaviest operators"),
-    words("kind"),
-    words("phase", 1),
-    Column("count", 3),
-    Column("ms"),
-    Column("share", 2),
-    words("bound by", 4, 7),
-    Column("of its roof", 5),
-)
 
 
 def _breakdown(f: Forecast) -> Iterator[Section]:
     """Show the parts of a step, of the whole training, and of the memory."""
     assert f.step is not None
     total = f.step.total_ms
-    rows = [
-        (steps.part_words(name), number(ms), percent(ms / total), ms / total)
-        for name in STEP_PARTS
-        if (ms := getattr(f.step, name)) > 0
+    parts = [
+        (steps.part_words(name), ms) for name in STEP_PARTS if (ms := getattr(f.step, name)) > 0
     ]
-    largest = sorted(range(len(rows)), key=lambda i: -rows[i][3])[:MOST_KEPT_PARTS]
-    yield Table((words("part of the step"), Column("ms"), *_SHARE), rows, keep=largest)
-    if f.training_time is not None and 0 < f.training_time.total_s < float("inf"):
-        whole = f.training_time.total_s
-        shares = {text: getattr(f.training_time, name) / whole for name, text in JOB_WORDS.items()}
-        parts = [
-            (text, duration(share * whole), percent(share), share)
-            for text, share in shares.items()
-            if share >= SHOWN_SHARE
-        ]
-        columns = (words("part of the training"), Column("time"), *_SHARE)
-        yield from details(
-            "the parts of the training", Table(columns, parts if len(parts) > 1 else [])
+    largest = sorted(range(len(parts)), key=lambda i: -parts[i][1])[:MOST_KEPT_PARTS]
+    yield shares_table("part of the step", parts, total, keep=largest)
+    job = f.training_time
+    if job is not None and 0 < job.total_s < float("inf"):
+        spent = [(text, getattr(job, name)) for name, text in JOB_WORDS.items()]
+        table = shares_table(
+            "part of the training",
+            spent,
+            job.total_s,
+            unit="time",
+            form=duration,
+            least=SHOWN_SHARE,
         )
-    heavy = [
-        (
-            alike(o.module, o.count) or "-",
-            o.kind,
-            o.phase,
-            str(o.count),
-            number(o.time_ms),
-            percent(o.time_ms / total),
-            o.bound,
-            percent(o.share_of_roof),
-        )
-        for o in f.heaviest[:10]
-    ]
+        if len(table.rows) > 1:
+            yield from details("the parts of the training", table)
     by_role = roles_in_words(f)
     if by_role:
-        yield from brief(Lines([f"Most device time: {'; '.join(by_role[:MOST_KEPT_PARTS])}."]))
-        role_line = f"Device time by the role of layers: {'; '.join(by_role)}."
-        yield from details("all operators", Lines([role_line]))
-    yield from details("all operators", Table(_HEAVIEST, heavy))
+        yield from brief(say(f"Most device time: {'; '.join(by_role[:MOST_KEPT_PARTS])}."))
+        line = f"Device time by the role of layers: {'; '.join(by_role)}."
+        yield from details("all operators", say(line))
+    columns = (
+        words("heaviest operators", cell=lambda o: alike(o.module, o.count) or "-"),
+        words("kind", cell="kind"),
+        words("phase", 1, cell="phase"),
+        Column("count", 3, cell="{.count}"),
+        Column("ms", cell="time_ms"),
+        Column("share", 2, cell=lambda o: percent(o.time_ms / total)),
+        words("bound by", 4, 7, "bound"),
+        Column("of its roof", 5, cell=lambda o: percent(o.share_of_roof)),
+    )
+    yield from details("all operators", tabulate(f.heaviest[:10], columns))
     yield from _scaling(f)
     yield from details("the memory at its peak", Lines(_memory_in_words(f)))
 
@@ -515,8 +497,23 @@ def roles_in_words(f: Forecast) -> list[str]:
 
 
 def _scaling(f: Forecast) -> Iterator[Section]:
-    if f.step is None or f.num_devices == 1:
+    if f.num_devices == 1:
         return
+    yield from details("the layout and its communication", Lines(_communication(f)))
+    if f.scaling_efficiency is None:
+        yield say("Scaling efficiency: unknown, because fewer devices cannot hold this model.")
+        return
+    reference = f"{f.scaling_reference_devices} devices, the fewest that fit"
+    if f.scaling_reference_devices == 1:
+        reference = "one device alone"
+    yield say(
+        f"Scaling efficiency: {percent(f.scaling_efficiency)} per device, relative to {reference}.",
+        f.scaling_efficiency >= ABOVE_ONE and WHY_ABOVE_ONE,
+    )
+
+
+def _communication(f: Forecast) -> list[str]:
+    assert f.step is not None
     total, e = f.step.total_ms, f.execution
     sizes = {"data": e.data_parallel_size, "tensor": e.tp, "pipeline": e.pp, "context": e.cp}
     sizes["expert"] = e.ep
@@ -532,19 +529,7 @@ def _scaling(f: Forecast) -> Iterator[Section]:
         lines.append(f"Exposed communication, not overlapped with compute: {kinds}.")
     if (idle := f.step.idle_ms) > 0:
         lines.append(f"Pipeline bubble: {number(idle)} ms ({percent(idle / total)}).")
-    yield from details("the layout and its communication", Lines(lines))
-    if f.scaling_efficiency is None:
-        yield Lines(["Scaling efficiency: unknown, because fewer devices cannot hold this model."])
-        return
-    than = f"{f.scaling_reference_devices} devices, the fewest that fit"
-    reference = "one device alone" if f.scaling_reference_devices == 1 else than
-    yield Lines(
-        [
-            f"Scaling efficiency: {percent(f.scaling_efficiency)} per device, relative to"
-            f" {reference}.",
-            *[WHY_ABOVE_ONE] * (f.scaling_efficiency >= ABOVE_ONE),
-        ]
-    )
+    return lines
 
 
 def _memory_in_words(f: Forecast) -> list[str]:
@@ -574,19 +559,22 @@ def forecast_pictures(answer: Forecasts) -> list[Picture | None]:
     pictures: list[Picture | None] = [
         over_lengths or steps.forecast_sweep(rows, answer.jumps, answer.evidence)
     ]
-    bests = [
-        (g, steps.best_of(g.rows) or next((r for r in g.rows if r.step is not None), None))
-        for g in answer.sweeps
+    shown = [
+        (group, f)
+        for group in answer.sweeps
+        if (f := steps.best_of(group.rows) or _timed(group.rows)) is not None
     ]
-    shown = [(group, f) for group, f in bests if f is not None]
     if shown:
         forecasts = [f for _, f in shown]
-        many = over_lengths is not None
-        bars = [(f"{fleet(f)}, {_size(f, many)}", f) for f in forecasts[:MOST_BARS]]
-        best = steps.best_of(forecasts)
-        pictures += steps.step_and_memory(bars, steps.provenance(forecasts))
-        pictures += _inside(*next((pair for pair in shown if pair[1] is best), shown[0]))
+        bars = [(f"{fleet(f)}, {_size(f, over_lengths is not None)}", f) for f in forecasts]
+        best = steps.best_of(forecasts) or forecasts[0]
+        pictures += steps.step_and_memory(bars[:MOST_BARS], steps.provenance(forecasts))
+        pictures += _inside(*shown[forecasts.index(best)])
     return pictures
+
+
+def _timed(rows: Sequence[Forecast]) -> Forecast | None:
+    return next((row for row in rows if row.step is not None), None)
 
 
 def _inside(group: Sweep, best: Forecast) -> list[Picture | None]:
@@ -626,36 +614,51 @@ def can_be_measured(
     return not ModelSpec.of(spec).is_saved and not not_forwarded(asked, MeasureRequest, beside)
 
 
+def spec_of(workload: Workload, asked: ForecastRequest | MatchRequest | None) -> str:
+    """Return the model as the user named it."""
+    return workload.model if asked is None else asked.model_name
+
+
 def _next(
     done: Sequence[Forecast], workload: Workload, asked: ForecastRequest | None
 ) -> Iterator[Next]:
     """Suggest measuring the best forecast, or a setup that fits. Keeps the request's conditions."""
-    spec, several = workload.model if asked is None else asked.model_name, steps.lengths_of(done)
+    spec = spec_of(workload, asked)
     best = steps.best_of(done)
     row = best or max(done, key=lambda row: row.largest_micro_batch or 0)
-    batch = row.execution.micro_batch
-    fixed = ["gpu", "calibrated", "batch", "precision", *(["sequence_length"] if several else [])]
+    fixed = ["gpu", "calibrated", "batch", "precision"]
     form = ["--precision", row.execution.precision]
-    form += ["--sequence-length", str(row.sequence_length)] if several else []
-    device = _device_words(row, asked)
+    if steps.lengths_of(done):
+        fixed.append("sequence_length")
+        form += ["--sequence-length", str(row.sequence_length)]
+    device, batch = _device_words(row, asked), ["--batch", str(row.execution.micro_batch)]
     again = ["trainpace", "forecast", spec, *device, *form]
     if best is None:
         yield from _next_that_fits(row, again, spec, asked, fixed)
     elif best.num_devices > 1:
-        if not not_forwarded(asked, PlanRequest, fixed):
-            job = [] if asked is not None and asked.samples else ["--max-steps", "1000"]
-            command = [*("trainpace", "plan", spec), *device, "--batch", str(batch), *form]
-            why = f"what to change, and what it saves{' in 1,000 steps' if job else ''}"
-            yield Next([*command, *forwarded(asked, PlanRequest, fixed), *job], why)
+        yield from _next_plan(["trainpace", "plan", spec, *device, *batch, *form], asked, fixed)
     elif can_be_measured(spec, asked, fixed):
         same = forwarded(asked, MeasureRequest, [*fixed, "timeout"])
-        command = ["trainpace", "measure", spec, "--batch", str(batch), *form, *same]
-        yield _next_measurement(best, command)
-    elif workload.only_batch is None and all(f.execution.micro_batch == batch for f in done):
-        batches = f"1:{max(2, min(best.largest_micro_batch or 64, 128))}"
+        yield _next_measurement(best, ["trainpace", "measure", spec, *batch, *form, *same])
+    elif workload.only_batch is None and len({f.execution.micro_batch for f in done}) == 1:
         same = forwarded(asked, ForecastRequest, fixed)
-        why = "a range of batch sizes, and where the step time jumps"
-        yield Next([*again, *same, "--batch", batches], why)
+        yield Next(
+            [*again, *same, "--batch", _range(best)],
+            "a range of batch sizes, and where the step time jumps",
+        )
+
+
+def _range(best: Forecast) -> str:
+    return f"1:{max(2, min(best.largest_micro_batch or 64, 128))}"
+
+
+def _next_plan(
+    command: Sequence[str], asked: ForecastRequest | None, fixed: Sequence[str]
+) -> Iterator[Next]:
+    if not not_forwarded(asked, PlanRequest, fixed):
+        job = [] if asked is not None and asked.samples else ["--max-steps", "1000"]
+        why = f"what to change, and what it saves{' in 1,000 steps' if job else ''}"
+        yield Next([*command, *forwarded(asked, PlanRequest, fixed), *job], why)
 
 
 def _next_measurement(best: Forecast, command: Sequence[str]) -> Next:

@@ -9,7 +9,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from trainpace.core.outcome import STEP_PARTS
 from trainpace.journal import printable
@@ -39,11 +42,14 @@ from trainpace.report.sections import (
     Table,
     Verbatim,
     details,
+    say,
+    tabulate,
     words,
 )
 from trainpace.verbs.request import Request, forwarded
 
 if TYPE_CHECKING:
+    from trainpace.core.execution import Execution
     from trainpace.forecast import Near, Nearness, PublicRun, Row, Score, ScoreLine, Summary
     from trainpace.journal import (
         Comparison,
@@ -57,17 +63,17 @@ if TYPE_CHECKING:
     )
 
 _LISTED = (
-    words("id", least=8),
-    words("when (UTC)", 5, least=16),
-    words("model", least=14),
-    words("device", 2, least=20),
-    Column("batch"),
-    words("precision", 4),
-    words("optimizer", 6),
-    Column("step ms"),
-    Column("interval", 1),
-    Column("GiB", 7),
-    words("outcome", 3, least=7),
+    words("id", least=8, cell="{.id:.8}"),
+    words("when (UTC)", 5, 16, lambda e: when(e.created_at)),
+    words("model", least=14, cell=lambda e: _text(e.model)),
+    words("device", 2, 20, lambda e: _text(devices(e.num_devices, e.device))),
+    Column("batch", cell=lambda e: _batch(e.execution)),
+    words("precision", 4, cell="execution.precision"),
+    words("optimizer", 6, cell=lambda e: _text(e.execution.optimizer)),
+    Column("step ms", cell="step_time_ms"),
+    Column("interval", 1, cell=lambda e: interval(e.interval_ms)),
+    Column("GiB", 7, cell="peak_memory_gib"),
+    words("outcome", 3, 7, "outcome"),
 )
 _MAYBE_ALIKE = ("device", "precision", "optimizer", "outcome")
 """Columns that are merged into one line if all rows agree."""
@@ -88,21 +94,23 @@ def entries_sections(
         return
     shown = "" if total == len(entries) else f", {len(entries)} of them shown"
     yield Headline(f"{plural(total, 'run')} in {place}{shown}.")
-    yield from _entries_table([_line(entry) for entry in entries])
+    yield from _entries_table(entries)
     yield Next(
         ["trainpace", "journal", "show", entries[0].id[:8], *_place(asked)],
         "everything about one run; --limit and --offset list others",
     )
 
 
-def _entries_table(rows: Sequence[Sequence[str]]) -> Iterator[Section]:
-    """Show rows as a table. Columns with the same value in all rows become one line."""
-    maybe = [i for i, column in enumerate(_LISTED) if column.name in _MAYBE_ALIKE]
-    same = [i for i in maybe if len({row[i] for row in rows}) == 1 < len(rows)]
-    others = [i for i in range(len(_LISTED)) if i not in same]
-    yield Table([_LISTED[i] for i in others], [[row[i] for i in others] for row in rows])
-    if same:
-        yield Lines([f"All: {', '.join(rows[0][i] for i in same)}."])
+def _entries_table(entries: Sequence[Entry]) -> Iterator[Section]:
+    """Show runs as a table. Columns with the same value in all rows become one line."""
+    cells = {column: {column.of(entry) for entry in entries} for column in _LISTED}
+    same = [
+        column
+        for column in _LISTED
+        if column.name in _MAYBE_ALIKE and len(cells[column]) == 1 < len(entries)
+    ]
+    yield tabulate(entries, (column not in same and column for column in _LISTED))
+    yield say(same and f"All: {', '.join(str(column.of(entries[0])) for column in same)}.")
 
 
 def _place(asked: Request | None) -> list[str]:
@@ -113,27 +121,16 @@ def _place(asked: Request | None) -> list[str]:
 
 
 def sweeps_sections(sweeps: Sequence[Sweep], asked: Request | None = None) -> Iterator[Section]:
-    rows = [
-        (
-            s.id[:8],
-            when(s.created_at),
-            _text(s.model),
-            _text(s.device),
-            ", ".join(map(str, s.batches)),
-            when(s.finished_at) if s.finished_at else "not finished",
-        )
-        for s in sweeps
-    ]
     yield Headline(f"{plural(len(sweeps), 'sweep')}.")
     columns = (
-        words("id", least=8),
-        words("when (UTC)", 2, least=16),
-        words("model", least=14),
-        words("device", 3, least=20),
-        words("batches"),
-        words("finished", 1, least=16),
+        words("id", least=8, cell="{.id:.8}"),
+        words("when (UTC)", 2, 16, lambda s: when(s.created_at)),
+        words("model", least=14, cell=lambda s: _text(s.model)),
+        words("device", 3, 20, lambda s: _text(s.device)),
+        words("batches", cell=lambda s: ", ".join(map(str, s.batches))),
+        words("finished", 1, 16, lambda s: when(s.finished_at, "not finished")),
     )
-    yield Table(columns, rows)
+    yield tabulate(sweeps, columns)
     if sweeps:
         yield Next(
             ["trainpace", "journal", "list", "--sweep", sweeps[0].id[:8], *_place(asked)],
@@ -203,49 +200,32 @@ def _with_names(items: Iterable[tuple[str, object]]) -> str:
 def comparison_sections(c: Comparison) -> Iterator[Section]:
     """Convert a comparison of two runs or sweeps to sections."""
     yield Headline(_verdict(c))
-    if c.conditions:
-        heads = (words("differs"), words("A"), words("B"))
-        yield Table(heads, [_difference(d) for d in c.conditions])
-    else:
-        yield Lines(["A and B ran under the same conditions, as far as these were recorded."])
-    for title, rows in (("part, ms", c.parts_ms), ("memory, GiB", c.memory_gib)):
-        if rows:
-            yield Table((words(title), Column("A"), Column("B")), [_difference(d) for d in rows])
-    if c.ratios:
-        columns = (*map(Column, ("batch", "A ms", "B ms", "B / A", "90% interval")), words("", 1))
-        ratios = [
-            (
-                str(r.batch),
-                number(r.a_ms),
-                number(r.b_ms),
-                f"{r.ratio:.3f}",
-                "-" if r.low is None or r.high is None else f"{r.low:.3f} to {r.high:.3f}",
-                _NOISE[r.beyond_noise],
-            )
-            for r in c.ratios
-        ]
-        yield Table(columns, ratios)
+    if not c.conditions:
+        yield say("A and B ran under the same conditions, as far as these were recorded.")
+    for head, rows in (
+        (words("differs"), c.conditions),
+        (words("part, ms"), c.parts_ms),
+        (words("memory, GiB"), c.memory_gib),
+    ):
+        kind = words if rows is c.conditions else Column
+        yield Table((head, kind("A"), kind("B")), [_difference(d) for d in rows])
+    yield tabulate(c.ratios, _RATIOS)
     if c.samples_per_second is not None and len(c.ratios) > 1:
-        a, b = c.samples_per_second.a, c.samples_per_second.b
-        line = f"Best throughput: A {number(float(a))}, B {number(float(b))} samples/s."
-        yield Lines([line])
+        _, a, b = _difference(c.samples_per_second)
+        yield say(f"Best throughput: A {a}, B {b} samples/s.")
 
 
 def imported_sections(
     imported: Sequence[Imported], place: str, asked: Request | None = None
 ) -> Iterator[Section]:
+    new = sum(one.new for one in imported)
+    there = sum(one.already_there for one in imported)
     if imported:
-        new, there = (
-            sum(getattr(one, name) for one in imported) for name in ("new", "already_there")
-        )
         yield Headline(f"{plural(new, 'new run')} in {place}, {there:,} there already.")
     for one in imported:
-        skipped = sum(one.skipped.values())
-        left_out = f", {skipped:,} skipped" if skipped else ""
+        left_out = given(sum(one.skipped.values()), ", {:,} skipped")
         head = f"{one.file} ({one.format}): {one.new:,} new, {one.already_there:,} there already"
-        reasons = (
-            f"  {count:,} skipped: {printable(reason)}" for reason, count in one.skipped.items()
-        )
+        reasons = (f"  {n:,} skipped: {printable(reason)}" for reason, n in one.skipped.items())
         yield Notes([f"{head}{left_out}", *reasons])
         if one.lessons is not None:
             yield from lessons_sections(one.lessons)
@@ -266,18 +246,14 @@ def scores_sections(scores: Scores, asked: Request | None = None) -> Iterator[Se
     yield Headline(f"{s.n:,} forecasts {_off_by('were', s.mean_pct, s.median_pct, s.bias_pct)}.")
     for title, group in (("device", scores.by_device), ("model", scores.by_model)):
         columns = (
-            words(title, least=16),
-            Column("runs"),
-            Column("mean error %"),
-            Column("median %", 1),
-            Column("bias %", 2),
-            Column("in interval %"),
+            words(title, least=16, cell=lambda s: _text(s.name)),
+            Column("runs", cell="{.n}"),
+            _errors("mean error %", 0, "mean_pct"),
+            _errors("median %", 1, "median_pct"),
+            _errors("bias %", 2, "bias_pct"),
+            _errors("in interval %", 0, "coverage_pct"),
         )
-        rows = [
-            _errors(_text(s.name), s.n, s.mean_pct, s.median_pct, s.bias_pct, s.coverage_pct)
-            for s in group
-        ]
-        yield Table(columns, rows)
+        yield tabulate(group, columns)
     if s.coverage_pct is not None:
         inside = f"{s.coverage_pct:.0f}% of the measured steps were inside it"
         yield Lines([f"Of {s.n_with_interval:,} with an interval, {inside}."])
@@ -287,21 +263,8 @@ def scores_sections(scores: Scores, asked: Request | None = None) -> Iterator[Se
     yield Next("trainpace calibrate", "measures this machine again, on which its forecasts rest")
 
 
-def _line(e: Entry) -> tuple[str, ...]:
-    x = e.execution
-    return (
-        e.id[:8],
-        when(e.created_at),
-        _text(e.model),
-        _text(devices(e.num_devices, e.device)),
-        str(x.micro_batch) if x.accumulation == 1 else f"{x.micro_batch} x {x.accumulation}",
-        x.precision,
-        _text(x.optimizer),
-        number(e.step_time_ms),
-        interval(e.interval_ms),
-        number(e.peak_memory_gib),
-        e.outcome,
-    )
+def _batch(x: Execution) -> str:
+    return f"{x.micro_batch} x {x.accumulation}" if x.accumulation > 1 else str(x.micro_batch)
 
 
 def _forecast(e: Entry) -> str:
@@ -319,6 +282,14 @@ def _difference(d: Difference) -> tuple[str, str, str]:
     return _text(d.name), a, b
 
 
+_RATIOS = (
+    Column("batch", cell="{.batch}"),
+    Column("A ms", cell="a_ms"),
+    Column("B ms", cell="b_ms"),
+    Column("B / A", cell="{.ratio:.3f}"),
+    Column("90% interval", cell=lambda r: "-" if r.low is None else f"{r.low:.3f} to {r.high:.3f}"),
+    words("", 1, cell=lambda r: _NOISE[r.beyond_noise]),
+)
 _NOISE = {None: "noise unknown", True: "beyond the noise", False: "within the noise"}
 
 
@@ -362,27 +333,11 @@ def validation_sections(
             f" {_off_by('are', overall.mape, overall.median, overall.bias)}{held}."
         )
     for name, group in groups.items():
-        columns = (
-            words(name, least=16),
-            Column("runs"),
-            Column("mean %"),
-            Column("median %"),
-            Column("95th %", 2),
-            Column("bias %", 1),
-            Column("in interval %"),
-            Column("half width %", 4),
-            Column("memory %", 3),
-        )
-        shown = [
-            *(s for s in group if s.n or s.unsupported),
-            *([overall] if name == "file" else []),
-        ]
-        errors = (
-            (s, (s.mape, s.median, s.p95, s.bias, s.coverage, s.half_width, s.memory_mape))
-            for s in shown
-        )
-        table = Table(columns, [_errors(s.name, s.n, *figures) for s, figures in errors])
-        yield from [table] if name == "file" else details(f"the errors by {name}", table)
+        shown = [s for s in group if s.n or s.unsupported]
+        if name == "file":
+            yield _summaries(name, [*shown, overall])
+        else:
+            yield from details(f"the errors by {name}", _summaries(name, shown))
     yield _worst(rows)
     reasons = Counter(row.unsupported for row in rows if row.unsupported)
     yield Notes([f"{count} not forecast: {reason}" for reason, count in reasons.most_common(8)])
@@ -394,32 +349,35 @@ def validation_sections(
     )
 
 
+def _summaries(name: str, group: Sequence[Summary]) -> Table:
+    columns = (
+        words(name, least=16, cell="name"),
+        Column("runs", cell="{.n}"),
+        _errors("mean %", 0, "mape"),
+        _errors("median %", 0, "median"),
+        _errors("95th %", 2, "p95"),
+        _errors("bias %", 1, "bias"),
+        _errors("in interval %", 0, "coverage"),
+        _errors("half width %", 4, "half_width"),
+        _errors("memory %", 3, "memory_mape"),
+    )
+    return tabulate(group, columns)
+
+
 def _worst(rows: Sequence[Row]) -> Table:
     """Show the runs with the largest errors."""
     known = [row for row in rows if row.error_pct is not None]
     known.sort(key=lambda row: -abs(row.error_pct or 0.0))
-    cells = [
-        (
-            row.model,
-            devices(row.num_gpus, row.gpu),
-            row.precision,
-            str(row.batch),
-            number(row.measured_ms),
-            number(row.forecast_ms),
-            f"{row.error_pct:+.0f}",
-        )
-        for row in known[:WORST]
-    ]
     columns = (
-        words("worst", least=16),
-        words("GPU"),
-        words("precision", 1),
-        Column("batch", 2),
-        Column("measured ms"),
-        Column("forecast ms"),
-        Column("error %"),
+        words("worst", least=16, cell="model"),
+        words("GPU", cell=lambda row: devices(row.num_gpus, row.gpu)),
+        words("precision", 1, cell="precision"),
+        Column("batch", 2, cell="{.batch}"),
+        Column("measured ms", cell="measured_ms"),
+        Column("forecast ms", cell="forecast_ms"),
+        Column("error %", cell="{.error_pct:+.0f}"),
     )
-    return Table(columns, cells)
+    return tabulate(known[:WORST], columns)
 
 
 def _off_by(were: str, mean: float, median: float | None, bias: float | None) -> str:
@@ -432,8 +390,13 @@ def _off_by(were: str, mean: float, median: float | None, bias: float | None) ->
     )
 
 
-def _errors(name: str, n: int, *percentages: float | None) -> tuple[str, ...]:
-    return (name, str(n), *("-" if value is None else f"{value:.1f}" for value in percentages))
+def _errors(name: str, rank: int, field: str) -> Column:
+    """Return a column with a percentage of each record."""
+    return Column(name, rank, cell=lambda record: given_pct(attrgetter(field)(record)))
+
+
+def given_pct(value: float | None, form: str = "{:.1f}") -> str:
+    return "-" if value is None else form.format(value)
 
 
 MOST_SHOWN = 20
@@ -468,24 +431,14 @@ def shared_notes(runs: int, left_out: Mapping[str, int], written: bool = True) -
 
 def lessons_sections(lessons: Lessons) -> Iterator[Section]:
     """Show a file of shared runs: its contents, its oddities, and the forecasts that it changes."""
-    rows = [
-        (
-            one.model,
-            one.device,
-            str(one.new),
-            listed(one.batches, MOST_BATCHES),
-            _off(one.forecast_off_pct),
-        )
-        for one in lessons.by[:MOST_SHOWN]
-    ]
     columns = (
-        words("model", least=14),
-        words("device", least=10),
-        Column("new"),
-        words("batches"),
-        Column("forecast off %"),
+        words("model", least=14, cell="model"),
+        words("device", least=10, cell="device"),
+        Column("new", cell="{.new}"),
+        words("batches", cell=lambda one: listed(one.batches, MOST_BATCHES)),
+        Column("forecast off %", cell=lambda one: given_pct(one.forecast_off_pct, "{:+.0f}")),
     )
-    yield Table(columns, rows)
+    yield tabulate(lessons.by[:MOST_SHOWN], columns)
     if len(lessons.by) > MOST_SHOWN:
         yield Lines([f"and {len(lessons.by) - MOST_SHOWN:,} more pairs of model and device"])
     yield Notes([*_corrected(lessons.by), *_odd(lessons)])
@@ -533,10 +486,6 @@ def _odd(lessons: Lessons) -> list[str]:
     ]
     more = [f"  and {n - MOST_SHOWN:,} more"] if n > MOST_SHOWN else []
     return [head + kept, *lines, *more]
-
-
-def _off(per_cent: float | None) -> str:
-    return "-" if per_cent is None else f"{per_cent:+.0f}"
 
 
 MOST_DIFFERENCES = 3
@@ -630,17 +579,17 @@ _IN_WHAT = re.compile(
 MOST_POINTS = 3000
 """Maximum points of an accuracy chart. More would overlap, and the page would exceed a megabyte."""
 _PUBLIC_LISTED = (
-    words("id", least=17),
-    words("model", least=14),
-    words("device", 2, least=12),
-    Column("batch"),
-    Column("size", 1),
-    words("precision", 3),
-    words("mode", 5),
-    Column("step ms"),
-    Column("forecast ms", 1),
-    Column("off %"),
-    words("source", 4, least=16),
+    words("id", least=17, cell="public:{.id}"),
+    words("model", least=14, cell="model"),
+    words("device", 2, 12, lambda run: devices(run.gpus, run.device)),
+    Column("batch", cell=lambda run: given(run.micro_batch, "{:,}") or "-"),
+    Column("size", 1, cell=lambda run: _size(run)),
+    words("precision", 3, cell=lambda run: run.precision or "-"),
+    words("mode", 5, cell="mode"),
+    Column("step ms", cell="step_time_ms"),
+    Column("forecast ms", 1, cell="forecast_ms"),
+    Column("off %", cell=lambda run: given_pct(run.error_pct, f"{{:+.0f}}{'*' * run.in_fit}")),
+    words("source", 4, 16, "source"),
 )
 TRUST = {
     "A": "repeated or well documented, under stated conditions",
@@ -656,30 +605,12 @@ def public_runs_sections(runs: Sequence[PublicRun], total: int) -> Iterator[Sect
         return
     shown = "" if total == len(runs) else f", {len(runs)} of them shown"
     yield Headline(f"{plural(total, 'run')} of others in the public journal{shown}.")
-    yield Table(_PUBLIC_LISTED, [_public_line(run) for run in runs])
+    yield tabulate(runs, _PUBLIC_LISTED)
     if any(run.in_fit for run in runs):
         yield Lines(["* Trainpace's constants were fitted on this run, so its error says little."])
     yield Next(
         f"trainpace journal show public:{runs[0].id}",
         "everything about one run, with its source and licence",
-    )
-
-
-def _public_line(run: PublicRun) -> tuple[str, ...]:
-    off = "-" if run.error_pct is None else f"{run.error_pct:+.0f}{'*' * run.in_fit}"
-    batch = f"{run.micro_batch:,}" if run.micro_batch else "-"
-    return (
-        f"public:{run.id}",
-        run.model,
-        devices(run.gpus, run.device),
-        batch,
-        _size(run),
-        run.precision or "-",
-        run.mode,
-        number(run.step_time_ms),
-        number(run.forecast_ms),
-        off,
-        run.source,
     )
 
 
@@ -788,19 +719,17 @@ def public_score_sections(score: Score) -> Iterator[Section]:
 
 def _score_table(title: str, lines: Sequence[ScoreLine]) -> Table:
     columns = (
-        words(title, least=16),
-        Column("runs"),
-        Column("mean %"),
-        Column("median %"),
-        Column("inside %"),
-        Column("fitted runs", 1),
-        Column("their mean %", 1),
-        Column("their median %", 2),
-        Column("their inside %", 1),
+        words(title, least=16, cell="name"),
+        Column("runs", cell=lambda line: given(line.not_in_fit.n, "{:,}") or "-"),
+        _errors("mean %", 0, "not_in_fit.mape"),
+        _errors("median %", 0, "not_in_fit.median"),
+        _errors("inside %", 0, "not_in_fit.coverage"),
+        Column("fitted runs", 1, cell=lambda line: given(line.in_fit.n, "{:,}") or "-"),
+        _errors("their mean %", 1, "in_fit.mape"),
+        _errors("their median %", 2, "in_fit.median"),
+        _errors("their inside %", 1, "in_fit.coverage"),
     )
-    return Table(
-        columns, [(line.name, *_figures(line.not_in_fit), *_figures(line.in_fit)) for line in lines]
-    )
+    return tabulate(lines, columns)
 
 
 def score_meaning() -> str:
@@ -819,47 +748,44 @@ def _whole(score: Score) -> ScoreLine:
     return ScoreLine(name="all", in_fit=score.in_fit, not_in_fit=score.not_in_fit)
 
 
-def _figures(s: Summary) -> tuple[str, ...]:
-    shares = ("-" if value is None else f"{value:.1f}" for value in (s.mape, s.median, s.coverage))
-    return (f"{s.n:,}" if s.n else "-", *shares)
-
-
 def accuracy_chart(
     runs: Sequence[PublicRun], title: str = "Forecast against measured"
 ) -> Chart | None:
     """Draw the measured and forecast step of every run. None for fewer than two runs."""
-    known = [run for run in runs if run.forecast_ms]
+    known = [(run, run.forecast_ms) for run in runs if run.forecast_ms]
     if len(known) < 2:
         return None
-    step = math.ceil(len(known) / MOST_POINTS)
-    times = [ms for run in known for ms in (run.step_time_ms, run.forecast_ms or run.step_time_ms)]
-    ends = (min(times) / 1.3, max(times) * 1.3)
-    near = sum(0.8 <= (run.forecast_ms or 0.0) / run.step_time_ms <= 1.25 for run in known)
-    shown = known[::step]
-    points = [
+    every = math.ceil(len(known) / MOST_POINTS)
+    times = [ms for run, forecast_ms in known for ms in (run.step_time_ms, forecast_ms)]
+    low, high = min(times) / 1.3, max(times) * 1.3
+    near = sum(0.8 <= forecast_ms / run.step_time_ms <= 1.25 for run, forecast_ms in known)
+    lines = (
+        ("as measured", "forecast", 1.0),
+        ("a quarter longer", "ideal", 1.25),
+        ("a fifth shorter", "ideal", 0.8),
+    )
+    diagonals = [
+        series(name, "line", tone, [(at, at * factor) for at in (low, high)], dashed=factor != 1.0)
+        for name, tone, factor in lines
+    ]
+    shown = [run for run, _ in known[::every]]
+    drawn = (
+        *diagonals,
         _points("in the fit", "muted", [run for run in shown if run.in_fit]),
         _points("not in the fit", "measured", [run for run in shown if not run.in_fit]),
-    ]
-    diagonals = [
-        series(name, "line", tone, [(at, at * factor) for at in ends], dashed=tone == "ideal")
-        for name, tone, factor in (
-            ("as measured", "forecast", 1.0),
-            ("a quarter longer", "ideal", 1.25),
-            ("a fifth shorter", "ideal", 0.8),
-        )
-    ]
-    low, high = ends
+    )
+    axis = Axis(label="measured step", unit="ms", scale="log10", low=low, high=high)
     return Chart(
         title=title,
         finding=(
             f"{near:,} of {plural(len(known), 'forecast')} lie from a fifth below to a quarter"
             " above what was measured."
         ),
-        x=Axis(label="measured step", unit="ms", scale="log10", low=low, high=high),
-        y=Axis(label="forecast step", unit="ms", scale="log10", low=low, high=high),
-        series=(*diagonals, *(some for some in points if some.x)),
+        x=axis,
+        y=replace(axis, label="forecast step"),
+        series=tuple(filter(lambda one: one.x, drawn)),
         nearest="point",
-        note=f"One run in {step} is drawn." if step > 1 else "",
+        note=given(every > 1 and every, "One run in {} is drawn."),
     )
 
 

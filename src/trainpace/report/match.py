@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -27,7 +27,7 @@ from trainpace.offers import (
     near_misses,
 )
 from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
-from trainpace.report.forecast import can_be_measured
+from trainpace.report.forecast import can_be_measured, spec_of
 from trainpace.report.journal import evidence_sections
 from trainpace.report.phrases import (
     devices,
@@ -57,6 +57,8 @@ from trainpace.report.sections import (
     Table,
     brief,
     details,
+    say,
+    tabulate,
     words,
 )
 from trainpace.report.steps import Timed, step_breakdown
@@ -87,30 +89,40 @@ _UNMET: dict[Binding, str] = {
 }
 _NAMES = {"cheapest": "Cheapest", "knee": "In between", "fastest": "Fastest"}
 _PICKED = (
-    words("", least=8),
-    words("server", least=20),
-    Column("hours"),
-    Column("90% interval"),
-    Column("cost"),
-    Column("$/h", 1),
+    words("", least=8, cell=lambda pick: _NAMES[pick.name]),
+    words("server", least=20, cell=lambda pick: _short(pick.match)),
+    Column("hours", cell="match.mean_hours"),
+    Column("90% interval", cell=lambda pick: interval(pick.match.hours)),
+    Column("cost", cell=lambda pick: usd(pick.match.mean_usd)),
+    Column("$/h", 1, cell=lambda pick: usd(_hourly(pick.match))),
 )
+_TOKENS = Column("tokens/s", 2, cell="match.forecast.tokens_per_second")
 _RANKED = (
-    words("#", least=3),
-    words("server", least=14),
-    words("region", 7),
-    words("GPUs"),
-    words("run", 3),
-    Column("step ms", 4),
-    Column("hours"),
-    Column("90% interval", 1),
-    Column("cost"),
-    Column("cost, 90%", 10),
-    Column("$/h", 2),
-    Column("GiB", 5),
-    Column("$/1000 steps", 8),
-    Column("kWh", 9),
-    words("price of", 11, 10),
+    words("#", least=3, cell=lambda ranked: f"{ranked.rank}{'*' if ranked.match.on_front else ''}"),
+    words("server", least=14, cell=lambda ranked: _ranked_server(ranked.match)),
+    words("region", 7, cell="match.offer.region"),
+    words("GPUs", cell=lambda ranked: devices(ranked.match.offer.count, ranked.match.offer.device)),
+    words("run", 3, cell=lambda ranked: _run(ranked.match.forecast.execution)),
+    Column("step ms", 4, cell="match.forecast.step.total_ms"),
+    Column("hours", cell="match.mean_hours"),
+    Column("90% interval", 1, cell=lambda ranked: interval(ranked.match.hours)),
+    Column("cost", cell=lambda ranked: usd(ranked.match.mean_usd)),
+    Column("cost, 90%", 10, cell=lambda ranked: interval(ranked.match.usd, form=usd)),
+    Column("$/h", 2, cell=lambda ranked: usd(_hourly(ranked.match))),
+    Column("GiB", 5, cell="match.forecast.memory.allocated_gib"),
+    Column(
+        "$/1000 steps",
+        8,
+        cell=lambda ranked: number(1e3 * ranked.match.mean_usd / ranked.match.time.steps),
+    ),
+    Column("kWh", 9, cell="match.time.kwh"),
+    words("price of", 11, 10, lambda ranked: _price_of(ranked.match.offer)),
 )
+
+
+class _Ranked(NamedTuple):
+    rank: int
+    match: Match
 
 
 def match_sections(
@@ -160,7 +172,7 @@ def match_sections(
 
 def _front(matches: Sequence[Match]) -> Iterator[Bars]:
     """Draw the Pareto front of time and cost, from the fastest option to the cheapest."""
-    front = sorted((m for m in matches if _is_priced(m) and m.on_front), key=_hours)
+    front = _front_of(matches)
     if len(front) >= FEWEST_SHOWN:
         rows = [
             (duration(3600 * m.mean_hours), m.mean_usd, f"{usd(m.mean_usd)} {_short(m)}", True)
@@ -169,15 +181,17 @@ def _front(matches: Sequence[Match]) -> Iterator[Bars]:
         yield Bars("Cost against time, of the options that no other beats in both", rows)
 
 
-def _ranking(shown: Sequence[tuple[int, Match]], first: Match, job: Job) -> Iterator[Section]:
+def _front_of(matches: Sequence[Match]) -> list[Match]:
+    return sorted((m for m in matches if _is_priced(m) and m.on_front), key=_hours)
+
+
+def _ranking(shown: Sequence[_Ranked], first: Match, job: Job) -> Iterator[Section]:
     best = [i for i, (_, m) in enumerate(shown) if m.on_front]
-    yield Table(_RANKED, [_cells(rank, m) for rank, m in shown], best=best)
-    yield Lines(
-        [
-            "* No other option is both faster and cheaper.",
-            _overhead(first, job),
-            "Energy is estimated from the TDP of the GPUs alone.",
-        ]
+    yield tabulate(shown, _RANKED, best=best)
+    yield say(
+        "* No other option is both faster and cheaper.",
+        _overhead(first, job),
+        "Energy is estimated from the TDP of the GPUs alone.",
     )
 
 
@@ -195,20 +209,8 @@ def _is_priced(m: Match) -> bool:
 
 def _three(picks: Sequence[Pick]) -> Iterator[Section]:
     """Show the three picks in the short answer."""
-    lengths = [pick.match.forecast.sequence_length for pick in picks]
-    rows = [
-        (
-            _NAMES[pick.name],
-            _short(pick.match),
-            number(pick.match.mean_hours),
-            interval(pick.match.hours),
-            usd(pick.match.mean_usd),
-            usd(_hourly(pick.match)),
-            *([number((pick.match.forecast.samples_per_second or 0.0) * length)] if length else []),
-        )
-        for pick, length in zip(picks, lengths, strict=True)
-    ]
-    yield from brief(Table([*_PICKED, Column("tokens/s", 2)] if all(lengths) else _PICKED, rows))
+    tokens = all(pick.match.forecast.sequence_length for pick in picks)
+    yield from brief(tabulate(picks, (*_PICKED, tokens and _TOKENS)))
     for pick in picks:
         if pick.as_fast is not None:
             shown = any(pick.as_fast is other.match for other in picks)
@@ -342,29 +344,15 @@ def _hourly(m: Match) -> float | None:
     return None if price is None else price * m.nodes
 
 
-def _cells(rank: int, m: Match) -> list[str]:
-    f, offer = m.forecast, m.offer
-    assert f.step is not None
+def _ranked_server(m: Match) -> str:
     nodes = f"{m.nodes} x " if m.nodes > 1 else ""
-    kind = offer.instance_type.removeprefix("Standard_")
+    kind = m.offer.instance_type.removeprefix("Standard_")
+    return f"{nodes}{m.offer.provider} {kind}{' (spot)' if m.spot else ''}"
+
+
+def _price_of(offer: Offer) -> str:
     own = "your own" if offer.provider == OWN else None
-    return [
-        f"{rank}{'*' if m.on_front else ''}",
-        f"{nodes}{offer.provider} {kind}{' (spot)' if m.spot else ''}",
-        offer.region,
-        devices(offer.count, offer.device),
-        _run(f.execution),
-        number(f.step.total_ms),
-        number(m.mean_hours),
-        interval(m.hours),
-        usd(m.mean_usd),
-        interval(m.usd, form=usd),
-        usd(_hourly(m)),
-        number(f.memory.allocated_gib if f.memory else 0.0),
-        number(1e3 * m.mean_usd / m.time.steps),
-        number(m.time.kwh),
-        own or offer.as_of or f"{SNAPSHOT_KNOWN_ON} or before",
-    ]
+    return own or offer.as_of or f"{SNAPSHOT_KNOWN_ON} or before"
 
 
 def _run(e: Execution) -> str:
@@ -375,10 +363,10 @@ def _run(e: Execution) -> str:
     return " ".join(filter(None, (e.precision, micro, f"{sharding}{size}")))
 
 
-def _shown(matches: Sequence[Match], top: int) -> list[tuple[int, Match]]:
+def _shown(matches: Sequence[Match], top: int) -> list[_Ranked]:
     """Return the first `top` options and the rest of the Pareto front, thinned if it is long."""
-    ranked = list(enumerate(matches, 1))
-    front = [(rank, m) for rank, m in ranked[top:] if m.on_front]
+    ranked = [_Ranked(*pair) for pair in enumerate(matches, 1)]
+    front = [one for one in ranked[top:] if one.match.on_front]
     every = max(1, math.ceil(len(front) / max(FEWEST_SHOWN, top // 2)))
     # Thinned from the fastest option, which is always shown.
     return [*ranked[:top], *front[::-every][::-1]]
@@ -403,15 +391,10 @@ def _none(answer: Matches) -> Iterator[Section]:
     yield Headline(f"{_UNMET[binding]} The closest is {server(choice)}: {reason}.", good=False)
     if binding == "failures":
         return
-    lines = []
+    slow, unable = len(ranking.missed), len(ranking.rejected)
+    several = f"{slow} are too slow or too expensive, {unable} cannot run it at all."
+    lines = _within_one_limit(ranking, job) if isinstance(choice, Match) else []
     if isinstance(choice, Match):
-        if job.deadline_s is not None and job.budget_usd is not None:
-            limits = f"{duration(job.deadline_s)} and {usd(job.budget_usd)}"
-            lines.append(f"No server meets both the deadline and the budget, {limits}.")
-            names = ("Cheapest that meets the deadline", "Fastest within the budget")
-            for name, met in zip(names, near_misses(ranking, job), strict=True):
-                choice_met = "none" if met is None else f"{server(met)}, {usd_and_hours(met)}"
-                lines.append(f"{name}: {choice_met}.")
         lines.append(f"The closest takes {usd_and_hours(choice)}.")
     elif binding == "memory":
         recomputes = job.checkpointing or answer.workload.checkpointed
@@ -421,10 +404,23 @@ def _none(answer: Matches) -> Iterator[Section]:
         )
     else:
         lines.append("Try another --global-batch, --precision, or fewer restrictions on servers.")
-    slow, unable = len(ranking.missed), len(ranking.rejected)
-    if slow + unable > 1:
-        lines.append(f"{slow} are too slow or too expensive, {unable} cannot run it at all.")
-    yield Lines(lines)
+    yield say(*lines, slow + unable > 1 and several)
+
+
+def _within_one_limit(ranking: Ranking, job: Job) -> list[str]:
+    """Name the best option within each of two limits, if none meets both."""
+    if job.deadline_s is None or job.budget_usd is None:
+        return []
+    cheapest, fastest = (
+        f"{server(met)}, {usd_and_hours(met)}" if met else "none"
+        for met in near_misses(ranking, job)
+    )
+    limits = f"{duration(job.deadline_s)} and {usd(job.budget_usd)}"
+    return [
+        f"No server meets both the deadline and the budget, {limits}.",
+        f"Cheapest that meets the deadline: {cheapest}.",
+        f"Fastest within the budget: {fastest}.",
+    ]
 
 
 def _old_prices(matches: Sequence[Match], today: datetime.date, short: bool) -> Iterator[Lines]:
@@ -465,7 +461,7 @@ def _assumptions(answer: Matches, shown: Sequence[Match]) -> Notes:
 def _next(first: Match, answer: Matches, asked: MatchRequest | None) -> Iterator[Next]:
     """Suggest measuring the first option, or else showing the parts of its step."""
     e, offer = first.forecast.execution, first.offer
-    spec = answer.workload.model if asked is None else asked.model_name
+    spec = spec_of(answer.workload, asked)
     fixed = ["batch", "precision", "accumulate", "gpu", "global_batch", "timeout"]
     run = ["--batch", str(e.micro_batch), "--precision", e.precision]
     if can_be_measured(spec, asked, fixed):
@@ -473,20 +469,15 @@ def _next(first: Match, answer: Matches, asked: MatchRequest | None) -> Iterator
         why = "on option 1, rented for a few minutes: real steps narrow the interval"
         yield Next(["trainpace", "measure", spec, *run, *same, "--device", "cuda"], why)
         return
-    options = {
-        "--gpu": offer.device,
-        "--num-gpus": offer.count,
-        "--nodes": first.nodes if first.nodes > 1 else None,
-        "--network": f"{offer.network_gb_per_s:g}" if first.nodes > 1 else None,
-        "--batch": e.micro_batch,
-        "--precision": e.precision,
-        "--accumulate": e.accumulation if e.accumulation > 1 else None,
-        "--zero": e.zero_stage,
-        "--shard-size": e.shard_size,
-        "--global-batch": e.global_batch
-        if asked and asked.global_batch == e.global_batch
-        else None,
-    }
+    options = {"--gpu": offer.device, "--num-gpus": offer.count}
+    if first.nodes > 1:
+        options |= {"--nodes": first.nodes, "--network": f"{offer.network_gb_per_s:g}"}
+    options |= {"--batch": e.micro_batch, "--precision": e.precision}
+    if e.accumulation > 1:
+        options["--accumulate"] = e.accumulation
+    options |= {"--zero": e.zero_stage, "--shard-size": e.shard_size}
+    if asked and asked.global_batch == e.global_batch:
+        options["--global-batch"] = e.global_batch
     command = [word for name, value in options.items() if value for word in (name, str(value))]
     command += forwarded(asked, ForecastRequest, [*fixed, "max_steps", "host", "checkpointing"])
     if e.activation_checkpointing != "none":
@@ -502,38 +493,34 @@ def cost_against_time(matches: Sequence[Match], picks: Sequence[Pick] = ()) -> C
     None if no option finishes.
     """
     able = [m for m in matches if _is_priced(m) and m.mean_usd > 0]
-    front = sorted((m for m in able if m.on_front), key=_hours)
+    front = _front_of(able)
     if not front:
         return None
     rest = sorted((m for m in able if not m.on_front), key=lambda m: m.mean_usd)[:MOST_POINTS]
-    ends = (
-        {"fastest": front[0], "cheapest": front[-1]} if len(front) > 1 else {"cheapest": front[0]}
-    )
-    ends = {_NAMES[pick.name].lower(): pick.match for pick in picks} or ends
     shown = f"all {len(able)}"
     if len(able) > len(front) + len(rest):
         shown = f"{len(front)} on the front and the {len(rest)} cheapest others of {len(able)}"
-    bounds = [
-        replace(m.usd, high=m.usd.high if math.isfinite(m.usd.high) else m.mean_usd) for m in front
-    ]
-    marks = (
-        Mark(axis="point", at=m.mean_hours, y=m.mean_usd, text=f"{name}: {server(m)}", tone="best")
-        for name, m in ends.items()
-    )
-    line = [(m.mean_hours, m.mean_usd) for m in front]
+    line = series("no other is both faster and cheaper", "line", "best", map(_point, front))
+    on_front = _points("the same, with the 90% interval of the cost", "best", front, with_usd=True)
+    others = [_points("worse in both time and cost", "muted", rest)] if rest else []
     return Chart(
         title="Cost against time",
         finding=" ".join(cheapest_and_fastest(able)),
         x=Axis(label="hours of the whole job", unit="h", scale="log10"),
         y=Axis(label="cost of the whole job", unit="$", scale="log10"),
-        series=(
-            *([_points("worse in both time and cost", "muted", rest)] if rest else []),
-            series("no other is both faster and cheaper", "line", "best", line),
-            _points("the same, with the 90% interval of the cost", "best", front, bounds),
-        ),
-        marks=tuple(marks),
+        series=(*others, line, on_front),
+        marks=_named(front, picks),
         nearest="point",
         note=f"Shown: {shown}. Forecasts, not measurements.",
+    )
+
+
+def _named(front: Sequence[Match], picks: Sequence[Pick]) -> tuple[Mark, ...]:
+    ends = {"fastest": front[0], "cheapest": front[-1]}
+    named = {_NAMES[pick.name].lower(): pick.match for pick in picks} or ends
+    return tuple(
+        Mark(axis="point", at=m.mean_hours, y=m.mean_usd, text=f"{name}: {server(m)}", tone="best")
+        for name, m in named.items()
     )
 
 
@@ -545,11 +532,18 @@ def cheapest_and_fastest(matches: Sequence[Match]) -> list[str]:
     return sentences
 
 
-def _points(
-    name: str, tone: str, matches: Sequence[Match], bounds: Sequence[Interval] = ()
-) -> Series:
-    points = ((m.mean_hours, m.mean_usd) for m in matches)
-    return series(name, "points", tone, points, bounds, labels=tuple(map(server, matches)))
+def _point(m: Match) -> tuple[float, float]:
+    return m.mean_hours, m.mean_usd
+
+
+def _points(name: str, tone: str, matches: Sequence[Match], with_usd: bool = False) -> Series:
+    bounds = [_finite(m) for m in matches] if with_usd else []
+    labels = tuple(map(server, matches))
+    return series(name, "points", tone, map(_point, matches), bounds, labels=labels)
+
+
+def _finite(m: Match) -> Interval:
+    return m.usd if math.isfinite(m.usd.high) else replace(m.usd, high=m.mean_usd)
 
 
 def usd_and_hours(m: Match) -> str:
@@ -584,41 +578,32 @@ def match_page_json(answer: Matches, today: datetime.date) -> dict[str, Any]:
     return data | {"rows": rows, "missed": data["missed"][:MOST_REJECTED], "rejected": []}
 
 
+_OFFERED = (
+    words("provider", cell="provider"),
+    words("server", least=16, cell="instance_type"),
+    words("region", 3, cell="region"),
+    words("GPUs", cell=lambda o: devices(o.count, o.device)),
+    Column("$/h", cell=lambda o: usd(o.price_usd_per_hour)),
+    Column("spot $/h", 1, cell=lambda o: usd(o.spot_price_usd_per_hour)),
+    Column(
+        "Gbit/s", 4, cell=lambda o: f"{8 * o.network_gb_per_s:g}" if o.network_gb_per_s else "-"
+    ),
+    words("as of", 2, 7, lambda o: o.as_of or "undated"),
+)
+
+
 def offers_sections(
     offers: Sequence[Offer], today: datetime.date, asked: OffersRequest | None = None
 ) -> Iterator[Section]:
     """Convert servers on offer to sections."""
     offers = sorted(offers, key=lambda o: o.price_usd_per_hour)
-    rows = [
-        (
-            o.provider,
-            o.instance_type,
-            o.region,
-            devices(o.count, o.device),
-            usd(o.price_usd_per_hour),
-            usd(o.spot_price_usd_per_hour),
-            f"{8 * o.network_gb_per_s:g}" if o.network_gb_per_s else "-",
-            o.as_of or "undated",
-        )
-        for o in offers
-    ]
     least = ""
     if offers:
         price, kind = usd(offers[0].price_usd_per_hour), offers[0].instance_type
         least = f", from {price} per hour ({offers[0].provider} {kind})"
     yield Headline(f"{plural(len(offers), 'offer')}{least}.")
-    columns = (
-        words("provider"),
-        words("server", least=16),
-        words("region", 3),
-        words("GPUs"),
-        Column("$/h"),
-        Column("spot $/h", 1),
-        Column("Gbit/s", 4),
-        words("as of", 2, 7),
-    )
-    yield Table(columns, rows)
-    yield Lines(["Gbit/s: bandwidth between servers of one kind, if several can be joined."])
+    yield tabulate(offers, _OFFERED)
+    yield say("Gbit/s: bandwidth between servers of one kind, if several can be joined.")
     stale = sum(is_stale(offer, today) for offer in offers)
     if stale:
         undated = f"undated ones are as known on {SNAPSHOT_KNOWN_ON} and may be older"
@@ -632,10 +617,13 @@ def settings_sections(combined: Any) -> Iterator[Section]:
     """Show the settings that a schedule read from files."""
     if combined is None:
         return
-    columns = (words("setting"), words("value"), words("from", least=16))
-    rows = [(s.name, str(s.value), f"{s.file}: {s.key}") for s in combined.values.values()]
-    yield Table(columns, rows)
-    yield Lines([f"{sentence(note.severity)}: {note.file}: {note.text}" for note in combined.notes])
+    columns = (
+        words("setting", cell="name"),
+        words("value", cell="{.value}"),
+        words("from", least=16, cell="{0.file}: {0.key}"),
+    )
+    yield tabulate(combined.values.values(), columns)
+    yield say(*(f"{sentence(note.severity)}: {note.file}: {note.text}" for note in combined.notes))
 
 
 NOT_CARRIED = ("samples", "epochs", "global_batch", "sequence_length", "checkpoint_every", "mtbf")
@@ -647,20 +635,8 @@ def schedule_sections(a: Answer, asked: ScheduleRequest | None = None) -> Iterat
     if a.time is not None:
         yield _schedule_verdict(a, a.time.total_s)
     yield Table((words(""), words("", least=16)), _schedule_rows(a))
-    if a.speedups and a.time is not None:
-        rows = [
-            (
-                f"{s.ratio:.4g}x",
-                f"{s.percent_of_old_speed:.4g}%",
-                f"{100 * s.share_of_old_time:.3g}%",
-                duration(s.new_time_s(a.time.total_s)),
-            )
-            for s in a.speedups
-        ]
-        heads = ("speed-up", "of the old speed", "of the old time", "total then")
-        yield Table([Column(head) for head in heads], rows)
-        line = "363% means 3.63 times as fast (old time / new time), not 363% faster."
-        yield Lines([line])
+    if a.time is not None:
+        yield from _speedups(a, a.time.total_s)
     yield Lines(_learning_rates(a))
     yield Notes([f"Note: {note}." for note in a.notes])
     if a.execution is not None and a.schedule.samples and a.schedule.epochs:
@@ -669,6 +645,18 @@ def schedule_sections(a: Answer, asked: ScheduleRequest | None = None) -> Iterat
         limits = forwarded(asked, MatchRequest, NOT_CARRIED)
         why = "servers for this job; put your model, FILE.py:FUNCTION, in place of resnet50"
         yield Next(["trainpace", "match", "resnet50", *job, *limits], why)
+
+
+def _speedups(a: Answer, total_s: float) -> Iterator[Section]:
+    if a.speedups:
+        columns = (
+            Column("speed-up", cell="{.ratio:.4g}x"),
+            Column("of the old speed", cell="{.percent_of_old_speed:.4g}%"),
+            Column("of the old time", cell=lambda s: f"{100 * s.share_of_old_time:.3g}%"),
+            Column("total then", cell=lambda s: duration(s.new_time_s(total_s))),
+        )
+        yield tabulate(a.speedups, columns)
+        yield say("363% means 3.63 times as fast (old time / new time), not 363% faster.")
 
 
 def _learning_rates(a: Answer) -> list[str]:
@@ -692,19 +680,23 @@ def _learning_rates(a: Answer) -> list[str]:
 
 
 def _schedule_verdict(a: Answer, total_s: float) -> Headline:
-    total = f"{duration(total_s)}{'' if a.cost_usd is None else f' for {usd(a.cost_usd)}'}"
+    cost = given(usd(a.cost_usd, ""), " for {}")
+    total = f"{duration(total_s)}{cost}"
     if a.meets_limit is None or a.limit_s is None:
         return Headline(f"The training takes {total}.")
     limit = duration(a.limit_s)
-    cost = "" if a.cost_usd is None else f" for {usd(a.cost_usd)}"
-    so_that = f", for the training to end within {limit}{cost}."
-    if "step_time" in a.solved and a.step_time_s is not None:
-        return Headline(f"A step may take at most {duration(a.step_time_s)}{so_that}")
-    if "samples" in a.solved:
-        return Headline(f"An epoch may have at most {a.schedule.samples:,} samples{so_that}")
-    if {"micro_batch", "global_batch"} <= set(a.solved) and a.execution is not None:
-        batch = a.execution.global_batch
-        return Headline(f"The global batch must be at least {batch:,}{so_that}")
+    batch = a.execution and a.execution.global_batch
+    needs = {
+        ("step_time",): f"A step may take at most {duration(a.step_time_s)}",
+        ("samples",): f"An epoch may have at most {given(a.schedule.samples, '{:,}')} samples",
+        (
+            "micro_batch",
+            "global_batch",
+        ): f"The global batch must be at least {given(batch, '{:,}')}",
+    }
+    for names, need in needs.items():
+        if set(names) <= set(a.solved):
+            return Headline(f"{need}, for the training to end within {limit}{cost}.")
     if a.meets_limit:
         return Headline(f"Yes: {total} is within {limit}.", good=True)
     return Headline(f"No: {total} is {duration(total_s - a.limit_s)} over {limit}.", good=False)
@@ -712,28 +704,32 @@ def _schedule_verdict(a: Answer, total_s: float) -> Headline:
 
 def _schedule_rows(a: Answer) -> list[tuple[str, str]]:
     """Return the numbers of a schedule. Arrows mark computed values."""
-    t, rate, schedule, solved = a.time, a.throughput_samples_per_s, a.schedule, set(a.solved)
-    needed = "  <- needed" if "step_time" in solved else ""
-    fits = "  <- fits" if "epochs" in solved else ""
+    t, rate, schedule = a.time, a.throughput_samples_per_s, a.schedule
+    needed = given("step_time" in a.solved, "  <- needed")
+    fits = given("epochs" in a.solved, "  <- fits")
     tokens = (rate or 0.0) * (schedule.sequence_length or 0)
+    gpus = a.gpus_choice and a.gpus_choice.data_parallel_size
     rows = [
         *_batch_rows(a),
-        ("samples per epoch", f"{schedule.samples:,}  <- fit" if "samples" in solved else ""),
+        ("samples per epoch", given("samples" in a.solved and schedule.samples, "{:,}  <- fit")),
         ("epochs", given(schedule.epochs, f"{{:g}}{fits}")),
         ("steps", given(t and t.steps, "{:,}")),
         ("step time", given(duration(a.step_time_s, ""), f"{{}}{needed}")),
         ("throughput", given(number(rate, ""), f"{{}} samples/s{needed}")),
-        ("", f"{format_count(tokens)} tokens/s" if tokens else ""),
+        ("", given(tokens and format_count(tokens), "{} tokens/s")),
+        ("data-parallel GPUs", given(gpus, "{:,}  <- needed")),
+        *(_time_rows(t) if t else ()),
+        ("cost", usd(a.cost_usd, "")),
     ]
-    if a.gpus_choice is not None:
-        rows.append(("data-parallel GPUs", f"{a.gpus_choice.data_parallel_size:,}  <- needed"))
-    if t is not None:
-        rows += [
-            ("runs in sequence", given(t.repeats if t.repeats > 1 else 0)),
-            ("of which", _parts_of_time(t)),
-            ("training time", duration(t.total_s)),
-        ]
-    return [(name, text) for name, text in (*rows, ("cost", usd(a.cost_usd, ""))) if text]
+    return [(name, text) for name, text in rows if text]
+
+
+def _time_rows(t: JobTime) -> list[tuple[str, str]]:
+    return [
+        ("runs in sequence", given(t.repeats > 1 and t.repeats)),
+        ("of which", _parts_of_time(t)),
+        ("training time", duration(t.total_s)),
+    ]
 
 
 def _parts_of_time(t: JobTime) -> str:

@@ -25,8 +25,8 @@ class Column(NamedTuple):
     """Column of a table.
 
     Attributes:
-        cell: Attribute of a record to show, such as "offer.device", or a function that returns its
-            cell. For `tabulate`.
+        cell: Attribute of a record to show, such as "offer.device", a format such as "{.batch:,}",
+            or a function that returns the cell. For `tabulate`.
         rank: If the terminal is too narrow, columns with the highest rank are hidden first. Rank 0
             is never hidden.
         least: Minimum width to which text may be wrapped and bars shortened. 0 marks numbers, which
@@ -47,6 +47,8 @@ class Column(NamedTuple):
         """Return the cell of a record."""
         if callable(self.cell):
             return self.cell(record)
+        if "{" in self.cell:
+            return self.cell.format(record)
         value = operator.attrgetter(self.cell)(record)
         return value if isinstance(value, str) else number(value)
 
