@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         LoaderCost,
         LoaderMeasurement,
         LoaderPoint,
+        Stage,
         advise,
         batch_ms,
         compare_loaders,

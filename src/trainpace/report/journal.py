@@ -282,6 +282,7 @@ def _difference(d: Difference) -> tuple[str, str, str]:
     return _text(d.name), a, b
 
 
+_NOISE = {None: "noise unknown", True: "beyond the noise", False: "within the noise"}
 _RATIOS = (
     Column("batch", cell="{.batch}"),
     Column("A ms", cell="a_ms"),
@@ -290,7 +291,6 @@ _RATIOS = (
     Column("90% interval", cell=lambda r: "-" if r.low is None else f"{r.low:.3f} to {r.high:.3f}"),
     words("", 1, cell=lambda r: _NOISE[r.beyond_noise]),
 )
-_NOISE = {None: "noise unknown", True: "beyond the noise", False: "within the noise"}
 
 
 def _verdict(c: Comparison) -> str:
@@ -333,7 +333,7 @@ def validation_sections(
             f" {_off_by('are', overall.mape, overall.median, overall.bias)}{held}."
         )
     for name, group in groups.items():
-        shown = [s for s in group if s.n or s.unsupported]
+        shown = list(filter(lambda s: s.n or s.unsupported, group))
         if name == "file":
             yield _summaries(name, [*shown, overall])
         else:
@@ -759,20 +759,11 @@ def accuracy_chart(
     times = [ms for run, forecast_ms in known for ms in (run.step_time_ms, forecast_ms)]
     low, high = min(times) / 1.3, max(times) * 1.3
     near = sum(0.8 <= forecast_ms / run.step_time_ms <= 1.25 for run, forecast_ms in known)
-    lines = (
-        ("as measured", "forecast", 1.0),
-        ("a quarter longer", "ideal", 1.25),
-        ("a fifth shorter", "ideal", 0.8),
-    )
-    diagonals = [
-        series(name, "line", tone, [(at, at * factor) for at in (low, high)], dashed=factor != 1.0)
-        for name, tone, factor in lines
-    ]
     shown = [run for run, _ in known[::every]]
     drawn = (
-        *diagonals,
-        _points("in the fit", "muted", [run for run in shown if run.in_fit]),
-        _points("not in the fit", "measured", [run for run in shown if not run.in_fit]),
+        *_diagonals(low, high),
+        _points("in the fit", "muted", shown, in_fit=True),
+        _points("not in the fit", "measured", shown, in_fit=False),
     )
     axis = Axis(label="measured step", unit="ms", scale="log10", low=low, high=high)
     return Chart(
@@ -789,9 +780,22 @@ def accuracy_chart(
     )
 
 
-def _points(name: str, tone: str, runs: Sequence[PublicRun]) -> Series:
-    points = [(run.step_time_ms, run.forecast_ms) for run in runs]
-    return series(name, "points", tone, points, labels=tuple(map(_label, runs)))
+def _diagonals(low: float, high: float) -> list[Series]:
+    lines = (
+        ("as measured", "forecast", 1.0),
+        ("a quarter longer", "ideal", 1.25),
+        ("a fifth shorter", "ideal", 0.8),
+    )
+    return [
+        series(name, "line", tone, [(at, at * factor) for at in (low, high)], dashed=factor != 1.0)
+        for name, tone, factor in lines
+    ]
+
+
+def _points(name: str, tone: str, runs: Sequence[PublicRun], in_fit: bool) -> Series:
+    shown = [run for run in runs if run.in_fit is in_fit]
+    points = [(run.step_time_ms, run.forecast_ms) for run in shown]
+    return series(name, "points", tone, points, labels=tuple(map(_label, shown)))
 
 
 def _label(run: PublicRun) -> str:

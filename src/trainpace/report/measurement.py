@@ -13,8 +13,8 @@ from trainpace.measure import (
     LoaderAdvice,
     LoaderComparison,
     LoaderMeasurement,
-    LoaderPoint,
     MeasuredJump,
+    Stage,
     SweepAnalysis,
     SweepPoint,
     run_in_words,
@@ -23,6 +23,7 @@ from trainpace.report.charts import Picture
 from trainpace.report.phrases import (
     change,
     duration,
+    given,
     interval,
     listed,
     noise_scale,
@@ -43,6 +44,8 @@ from trainpace.report.sections import (
     Section,
     Table,
     details,
+    say,
+    tabulate,
     words,
 )
 from trainpace.report.steps import (
@@ -109,43 +112,38 @@ def sweep_sections(answer: MeasuredSweep, asked: MeasureRequest | None = None) -
 
 
 def _table(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Table:
-    columns = [
-        words("batch", least=6),
-        Column("step ms"),
-        Column("90% of repeats", 1),
-        Column("samples/s"),
-        Column("memory GiB", 3),
-        Column("probes", 4),
-        *([Column("forecast ms", 2), Column("error", 2)] if foreseen else []),
-    ]
-    best = a.best.best.batch
-    marks = {p.batch: "" for p in a.points} | {jump.after: " ▲" for jump in a.curve.jumps}
-    if len(a.points) > 1 and not a.too_noisy:
-        marks[best] += " best" if _measured_above(a) is None else " as good"
-    kept = {a.points[0].batch, best, a.points[-1].batch}
-    kept |= {jump.after for jump in a.curve.jumps[:MOST_KEPT]}
-    return Table(
+    best, jumps, marks = a.best.best.batch, a.curve.jumps, _marks(a)
+    forecast_ms = {batch: f.step.total_ms for batch, f in foreseen.items() if f.step}
+    kept = {a.points[0].batch, best, a.points[-1].batch, *(j.after for j in jumps[:MOST_KEPT])}
+    columns = (
+        words("batch", least=6, cell=lambda p: f"{p.batch}{marks.get(p.batch, '')}"),
+        Column("step ms", cell="step_ms"),
+        Column("90% of repeats", 1, cell=lambda p: interval(p.interval_ms)),
+        Column("samples/s", cell="samples_per_second"),
+        Column("memory GiB", 3, cell=lambda p: number(p.peak_memory_gib, "")),
+        Column("probes", 4, cell="{.probes}"),
+        bool(foreseen)
+        and Column("forecast ms", 2, cell=lambda p: number(forecast_ms.get(p.batch), "")),
+        bool(foreseen) and Column("error", 2, cell=lambda p: _error(forecast_ms, p)),
+    )
+    return tabulate(
+        a.points,
         columns,
-        [_cells(p, foreseen, marks[p.batch]) for p in a.points],
         keep=[i for i, p in enumerate(a.points) if p.batch in kept],
         best=[i for i, p in enumerate(a.points) if p.batch == best],
     )
 
 
-def _cells(p: SweepPoint, foreseen: Mapping[int, Forecast], mark: str) -> list[str]:
-    cells = [
-        f"{p.batch}{mark}",
-        number(p.step_ms),
-        interval(p.interval_ms),
-        number(p.samples_per_second),
-        number(p.peak_memory_gib, ""),
-        str(p.probes),
-    ]
-    forecast = foreseen.get(p.batch)
-    if forecast is not None and forecast.step is not None:
-        ms = forecast.step.total_ms
-        return [*cells, number(ms), change(ms / p.step_ms)]
-    return [*cells, "", ""] if foreseen else cells
+def _marks(a: SweepAnalysis) -> dict[int, str]:
+    """Return the marks after a batch size: a jump, and the best size."""
+    marks, best = {jump.after: " ▲" for jump in a.curve.jumps}, a.best.best.batch
+    if len(a.points) > 1 and not a.too_noisy:
+        marks[best] = marks.get(best, "") + (" as good" if _measured_above(a) else " best")
+    return marks
+
+
+def _error(forecast_ms: Mapping[int, float], p: SweepPoint) -> str:
+    return change(forecast_ms[p.batch] / p.step_ms) if p.batch in forecast_ms else ""
 
 
 def _plot(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Plot:
@@ -183,27 +181,30 @@ def _measured_above(a: SweepAnalysis) -> SweepPoint | None:
 
 def sweep_verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
     """Describe a sweep in sentences, the most important first."""
-    best, plotted = a.best.best, len(a.points) >= FEWEST_FOR_A_PLOT
-    lines = [_best_in_words(a)]
-    if a.largest_that_fits is not None:
-        lines.append(f"Largest batch that fits: {a.largest_that_fits}.")
+    fits = given(a.largest_that_fits, "Largest batch that fits: {}.")
+    lines = [_best_in_words(a), *([fits] if fits else [])]
     lines += [_jump_in_words(jump, a, causes) for jump in a.curve.jumps]
     lines += [_unresolved_in_words(*gap) for gap in a.unresolved]
-    if plotted:
-        lines.append(_limit_in_words(a))
-    if plotted and not a.too_noisy:
-        lines += _slope_in_words(a)
-        if a.trend is not None:
-            lines.append(shape_in_words(a.trend))
-            if a.trend.knee_batch < best.batch:
-                knee = a.trend.knee_batch
-                lines.append(f"Batch {knee} already reaches 95% of the best throughput.")
+    if len(a.points) >= FEWEST_FOR_A_PLOT:
+        lines += [_limit_in_words(a), *_shape(a)]
     if a.best.launch_bound_until is not None and not a.too_noisy:
         lines.append(
             f"Up to batch {a.best.launch_bound_until} a larger batch costs next to nothing: the"
             " limit is the host, which launches the operators, not the device."
         )
     return [*lines, _noise_in_words(a)]
+
+
+def _shape(a: SweepAnalysis) -> list[str]:
+    """Describe the slope and the trend of the step time, unless it is too noisy."""
+    if a.too_noisy:
+        return []
+    lines = _slope_in_words(a)
+    if a.trend is not None:
+        lines.append(shape_in_words(a.trend))
+        if (knee := a.trend.knee_batch) < a.best.best.batch:
+            lines.append(f"Batch {knee} already reaches 95% of the best throughput.")
+    return lines
 
 
 def _best_in_words(a: SweepAnalysis) -> str:
@@ -364,32 +365,31 @@ def sweep_pictures(answer: MeasuredSweep) -> list[Picture | None]:
 Pair = tuple[Forecast, Measurement | None]
 """A forecast step and its measurement, if there is one."""
 _PAIRS = (
-    words("model"),
-    Column("batch"),
-    words("device"),
-    Column("forecast ms"),
-    Column("90% interval"),
-    Column("measured ms"),
-    Column("error"),
+    words("model", cell="{[0].model}"),
+    Column("batch", cell="{[0].execution.micro_batch}"),
+    words("device", cell="{[0].device}"),
+    Column("forecast ms", cell=lambda pair: number(pair[0].step.total_ms)),
+    Column("90% interval", cell=lambda pair: interval(pair[0].step_time_interval_ms)),
+    Column("measured ms", cell=lambda pair: number(pair[1] and pair[1].median_ms, "")),
+    Column(
+        "error",
+        cell=lambda pair: (pair[1] and change(pair[0].step.total_ms / pair[1].median_ms)) or "",
+    ),
 )
 
 
 def side_by_side_sections(meaning: Iterable[str], pairs: Sequence[Pair]) -> Iterator[Section]:
     """Compare forecasts with measurements. `meaning` explains the comparison."""
-    steps, rows = [], []
+    steps = []
     for f, measured in pairs:
         assert f.step is not None
-        ms, group = f.step.total_ms, f"{f.model}, batch {f.execution.micro_batch}"
+        group = f"{f.model}, batch {f.execution.micro_batch}"
         steps.append(Timed(group, f"{f.device}, forecast", f.step, f.step_time_interval_ms))
-        seen = ["", ""]
         if measured is not None:
             steps.append(Timed(group, f"{f.device}, measured", measured.step))
-            seen = [number(measured.median_ms), change(ms / measured.median_ms)]
-        batch, between = str(f.execution.micro_batch), interval(f.step_time_interval_ms)
-        rows.append([f.model, batch, f.device, number(ms), between, *seen])
     yield Headline(" ".join(meaning))
     yield Charts(lambda: [step_breakdown(steps)])
-    yield Table(_PAIRS, rows)
+    yield tabulate(pairs, _PAIRS)
 
 
 _WORTH_PRECOMPUTING = 0.2
@@ -403,28 +403,27 @@ _BUSY_SHARE = 0.1
 def loader_sections(m: LoaderMeasurement, a: LoaderAdvice) -> Iterator[Section]:
     """Convert a measured DataLoader to sections."""
     dataset = f"{m.dataset} of {m.length:,} samples"
-    line = f"{m.target}: {dataset}, batch {m.batch_size}, {m.cores:g} cores, loader alone"
-    yield Lines([line])
+    yield say(f"{m.target}: {dataset}, batch {m.batch_size}, {m.cores:g} cores, loader alone")
     yield Headline(loader_verdict(m, a) + _doubt(m, a))
-    columns = [
-        words("workers", least=7),
-        Column("batch ms"),
-        Column("90% of repeats", 2),
-        Column("samples/s"),
-        Column("model ms", 3),
-        Column("start-up s", 1),
-    ]
-    columns += [] if a.compute_ms is None else [Column("step ms")]
-    yield Table(columns, [_loader_cells(p, a) for p in m.points])
-    if m.stages:
-        stages = (
-            words("in a sample"),
-            Column("ms"),
-            Column("share"),
-            Column("CPU ms", 1),
-            words("offline?"),
-        )
-        yield Table(stages, _stage_rows(m))
+    steps = a.compute_ms is not None
+    columns = (
+        words("workers", least=7, cell=lambda p: f"{p.workers}{' ◀' * (p.workers == a.workers)}"),
+        Column("batch ms", cell="batch_ms"),
+        Column("90% of repeats", 2, cell=lambda p: interval(p.interval_ms, "")),
+        Column("samples/s", cell="samples_per_second"),
+        Column("model ms", 3, cell=lambda p: number(p.predicted_ms, "")),
+        Column("start-up s", 1, cell=lambda p: f"{p.startup_s:.2f}" if p.workers else ""),
+        steps and Column("step ms", cell=lambda p: number(a.step_ms_by_workers[p.workers])),
+    )
+    yield tabulate(m.points, columns)
+    stages = (
+        words("in a sample", cell=_stage_name),
+        Column("ms", cell="wall_ms"),
+        Column("share", cell=lambda s: percent(m.share_of(s))),
+        Column("CPU ms", 1, cell=lambda s: number(s.cpu_ms, "")),
+        words("offline?", cell=_offline),
+    )
+    yield tabulate(m.stages, stages)
     yield Notes([_sample_in_words(m), *_variants_in_words(m)])
     advice = next_step(m, a)
     whole = not any(s.kind == "dataset" for s in m.stages)
@@ -510,8 +509,8 @@ def _worker_changes(a: LoaderAdvice) -> list[str]:
 def _sample_changes(m: LoaderMeasurement, a: LoaderAdvice, others: bool) -> list[str]:
     """Return ways to load a sample faster. `others` is True if other changes come first."""
     if a.offline_share > _WORTH_PRECOMPUTING and a.offline_ms > _WORTH_PRECOMPUTING_MS:
-        inner = [s.name for s in m.stages if s.offline and s.kind == "dataset"]
-        of_what = f" of {listed(inner)} as a dataset of its own," if inner else ","
+        inner = listed(s.name for s in m.stages if s.offline and s.kind == "dataset")
+        of_what = given(inner, " of {} as a dataset of its own") + ","
         return [
             f"trainpace precompute{of_what} which could save up to {number(a.offline_ms)} ms"
             f" ({a.offline_share:.0%}) of every sample, less the cost of reading it back"
@@ -519,33 +518,24 @@ def _sample_changes(m: LoaderMeasurement, a: LoaderAdvice, others: bool) -> list
     if not m.stages or (a.limit != "cores" and others):
         return []
     slowest = max(m.stages, key=lambda s: s.wall_ms)
-    why = "other numbers of workers would save nothing"
-    if a.limit == "cores":
-        why = "the cores are fully used"
+    why = "the cores are fully used"
+    if a.limit != "cores":
+        why = "other numbers of workers would save nothing"
     return [f"{why}, so make {slowest.name} cheaper: it is {m.share_of(slowest):.0%} of a sample"]
 
 
 def loader_comparison_sections(c: LoaderComparison) -> Iterator[Section]:
     yield Headline(comparison_verdict(c))
-    columns = (
-        words("ms per sample", least=16),
-        Column(c.names[0]),
-        Column(c.names[1]),
-        Column("difference"),
-        words("", 1),
-    )
     named = [(part.name, part) for part in c.parts]
     named += [(f"{times.name}, {_workers(workers)}", times) for workers, times in c.alone.items()]
-    rows = [
-        (
-            name,
-            *map(number, times.ms),
-            f"{times.more_ms:+.3g}",
-            "within the noise" if times.is_noise else "",
-        )
-        for name, times in named
-    ]
-    yield Table(columns, rows)
+    columns = (
+        words("ms per sample", least=16, cell=lambda row: row[0]),
+        Column(c.names[0], cell=lambda row: number(row[1].ms[0])),
+        Column(c.names[1], cell=lambda row: number(row[1].ms[1])),
+        Column("difference", cell="{[1].more_ms:+.3g}"),
+        words("", 1, cell=lambda row: given(row[1].is_noise, "within the noise")),
+    )
+    yield tabulate(named, columns)
     for workers, times in list(c.alone.items())[:1]:
         passes = [
             f"{name} {count:,} samples in {duration(1e-3 * count * ms)}"
@@ -580,32 +570,17 @@ def loader_json(m: LoaderMeasurement, a: LoaderAdvice) -> dict[str, Any]:
     }
 
 
-def _loader_cells(p: LoaderPoint, a: LoaderAdvice) -> list[str]:
-    cells = [
-        f"{p.workers}{' ◀' if p.workers == a.workers else ''}",
-        number(p.batch_ms),
-        interval(p.interval_ms, ""),
-        number(p.samples_per_second),
-        number(p.predicted_ms, ""),
-        f"{p.startup_s:.2f}" if p.workers else "",
-    ]
-    return cells if a.compute_ms is None else [*cells, number(a.step_ms_by_workers[p.workers])]
+def _stage_name(s: Stage) -> str:
+    plain = ("", "dataset", "function", "transform", "transforms")
+    return s.name if s.kind in plain else f"{s.name} ({s.kind})"
 
 
-def _stage_rows(m: LoaderMeasurement) -> list[list[str]]:
-    rows = []
-    for s in m.stages:
-        earlier = "no: the sample is random" if s.kind == "function" else "no: after a random one"
-        offline = "yes" if s.offline else "no: random" if s.random else earlier
-        name = (
-            s.name
-            if s.kind in ("", "dataset", "function", "transform", "transforms")
-            else f"{s.name} ({s.kind})"
-        )
-        rows.append(
-            [name, number(s.wall_ms), percent(m.share_of(s)), number(s.cpu_ms, ""), offline]
-        )
-    return rows
+def _offline(s: Stage) -> str:
+    if s.offline:
+        return "yes"
+    if s.random:
+        return "no: random"
+    return "no: the sample is random" if s.kind == "function" else "no: after a random one"
 
 
 def _sample_in_words(m: LoaderMeasurement) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from trainpace.core.execution import Execution
@@ -30,6 +31,7 @@ from trainpace.report.phrases import (
     WHY_ABOVE_ONE,
     devices,
     duration,
+    given,
     number,
     percent,
     plural,
@@ -48,11 +50,11 @@ from trainpace.report.sections import (
     Next,
     Notes,
     Section,
-    Table,
     Verbatim,
     brief,
     details,
-    filled_only,
+    say,
+    tabulate,
     words,
 )
 from trainpace.report.steps import step_and_memory
@@ -102,34 +104,29 @@ def plan_sections(
         following: Next commands.
     """
     plan, workload = answer.plan, answer.setting.workload
-    yield Lines([_about(answer)])
+    yield say(_about(answer))
     target = plan.target
     if target is None or plan.best is None:
         yield Headline(f"No: {plan.reason}", good=False)
-        yield Lines([f"Nearest: {plan.nearest}"] if plan.nearest else [])
+        yield say(given(plan.nearest, "Nearest: {}"))
         return
     yield Headline(verdict(plan, target, 0 if plan.in_code else len(code)))
     yield Lines([*_why(plan), *_costs(plan, target)])
     yield Charts(lambda: plan_pictures(answer))
-    if plan.changes:
-        yield from _changes(plan)
+    yield from _changes(plan)
     yield Lines(_to_the_same_loss(answer, plan.best.choice.execution.global_batch))
-    choices = Table(_CHOICES, [_choice_row(*choice) for choice in _choices(plan)])
+    choices = tabulate(_choices(plan), _CHOICES)
     yield from details("the settings before and after", choices)
     if plan.changes:
         then = f"{config_line(plan.best.choice)}: {_step_and_rate(plan.best, workload)}"
         yield from brief(Named("", [("Then", then)]))
     yield from details("the fastest for each number of GPUs", *_cluster_sizes(plan))
     yield Named("Maybe: measure it before you adopt it", maybes(plan))
-    rejected = Table(
-        (words("considered and rejected"), words("why"), Column("the job takes longer by", 1)),
-        [(r.title, r.why, duration(r.lost_s)) for r in plan.rejected],
-    )
-    yield from details("what was rejected", rejected)
+    yield from details("what was rejected", tabulate(plan.rejected, _REJECTED))
     sensitivity = Named("What could change this recommendation", _sensitivity(plan))
     yield from details("what could change the recommendation", sensitivity)
-    notes = [*([plan.corrected] if plan.corrected else []), *workload.notes]
-    notes += [assumed_in_words(plan.assumed)] if plan.assumed else []
+    assumed = [assumed_in_words(plan.assumed)] if plan.assumed else []
+    notes = [*filter(None, [plan.corrected]), *workload.notes, *assumed]
     yield from brief(Notes([IN_BRIEF.format(plan=plan), *notes]))
     yield from details("", Notes([COMPARED.format(plan=plan), *notes]))
     yield from evidence_sections(answer.evidence)
@@ -138,6 +135,13 @@ def plan_sections(
     ]
     yield Named(SCRIPT_CHANGES, changes)
     yield from written
+    yield from _code(code)
+    if plan.changes:
+        yield from following
+
+
+def _code(code: Sequence[tuple[int, Change]]) -> Iterator[Section]:
+    """Show changes as lines of PyTorch."""
     if code:
         intro = "In PyTorch, where `model`, `loss_fn`, `inputs` stand for your own:"
         lines = [
@@ -145,9 +149,7 @@ def plan_sections(
             for n, change in code
         ]
         aside = "the changes as lines of PyTorch"
-        yield from details(aside, Lines([intro]), Verbatim("\n".join([*lines, ""])))
-    if plan.changes:
-        yield from following
+        yield from details(aside, say(intro), Verbatim("\n".join([*lines, ""])))
 
 
 def plan_next(
@@ -201,10 +203,7 @@ def verdict(plan: Plan, target: Projection, in_code: int = 0) -> str:
 
 def job_range(outlook: Projection) -> str:
     """Return the time of the whole job with its 90% interval."""
-    job = duration(outlook.job_s)
-    if outlook.job_low_s is None or outlook.job_high_s is None:
-        return job
-    return f"{job} (90% interval {span(outlook.job_low_s, outlook.job_high_s, duration)})"
+    return duration(outlook.job_s) + given(_interval(outlook), " (90% interval {})")
 
 
 def _why(plan: Plan) -> list[str]:
@@ -253,40 +252,45 @@ def maybes(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _changes(plan: Plan) -> Iterator[Section]:
-    rows, so_far = [], 0.0
-    for n, change in enumerate(plan.changes, 1):
-        so_far += change.forecast_saved_s
-        saved = ("makes it fit", "", "")
-        if not change.makes_fit:
-            saved = (duration(change.forecast_saved_s), at_least(change), duration(so_far))
-        effort = "code change" if plan.in_code and change.effort == "config key" else change.effort
-        rows.append([str(n), change.title, *saved, effort, change.risk])
+    if not plan.changes:
+        return
+    so_far = list(accumulate(change.forecast_saved_s for change in plan.changes))
+    order = list(plan.changes)
     columns = [
-        words("", least=2),
-        words("what to change, in this order"),
-        Column("saves"),
-        Column("90% interval", 1),
-        Column("so far", 4),
-        words("effort", 3),
-        words("risk", 2),
+        words("", least=2, cell=lambda change: str(order.index(change) + 1)),
+        words("what to change, in this order", cell="title"),
+        Column("saves", cell=_saving),
+        Column("90% interval", 1, cell=at_least),
+        Column(
+            "so far",
+            4,
+            cell=lambda change: "" if change.makes_fit else duration(so_far[order.index(change)]),
+        ),
+        words("effort", 3, cell=lambda change: _effort(change, plan.in_code)),
+        words("risk", 2, cell="risk"),
     ]
-    short = [i for i, column in enumerate(columns) if column.name != "so far"]
     # Without "so far" each change fits on one line.
-    shortened = filled_only([columns[i] for i in short], [[row[i] for i in short] for row in rows])
-    yield from brief(shortened)
-    yield from details("", Table(columns, rows))
-    remarks = []
-    if plan.changes[0].makes_fit:
-        remarks.append(
-            "The current setup does not fit in memory. With change 1 the job takes"
-            f" {duration(plan.left_s[0])}; savings count from there."
-        )
+    short = [column for column in columns if column.name != "so far"]
+    yield from brief(tabulate(plan.changes, short, filled=True))
+    yield from details("", tabulate(plan.changes, columns))
+    first = (
+        "The current setup does not fit in memory. With change 1 the job takes"
+        f" {duration(plan.left_s[0])}; savings count from there."
+    )
     reasons = []
     for n, change in enumerate(plan.changes, 1):
         keys = "" if plan.in_code else settings_of(change)
         reasons.append((f"{n}", f"{'; '.join(filter(None, (keys, change.risk_reason)))}."))
     aside = "the settings and risks of each change"
-    yield from details(aside, Lines(remarks), Named("", reasons))
+    yield from details(aside, say(plan.changes[0].makes_fit and first), Named("", reasons))
+
+
+def _saving(change: Change) -> str:
+    return "makes it fit" if change.makes_fit else duration(change.forecast_saved_s)
+
+
+def _effort(change: Change, in_code: bool) -> str:
+    return "code change" if in_code and change.effort == "config key" else change.effort
 
 
 def at_least(change: Change) -> str:
@@ -295,7 +299,7 @@ def at_least(change: Change) -> str:
     A recommended change may save nothing by itself, because later changes need it.
     """
     least_s = change.saved_at_least_s
-    if least_s is None:
+    if least_s is None or change.makes_fit:
         return ""
     return f"at least {duration(least_s)}" if least_s >= 0 else "maybe nothing"
 
@@ -317,15 +321,26 @@ def _step_and_rate(outlook: Projection, workload: Workload) -> str:
 
 
 _CHOICES = (
-    words("", least=10),
-    Column("job"),
-    Column("90% interval", 2),
-    Column("step ms", 1),
-    Column("GiB per GPU", 3),
-    Column("GPUs", 4),
-    Column("cost", 5),
-    words("settings", least=16),
+    words("", cell=lambda choice: choice[0]),
+    Column("job", cell=lambda choice: duration(choice[1].job_s)),
+    Column("90% interval", 2, cell=lambda choice: _interval(choice[1])),
+    Column("step ms", 1, cell=lambda choice: number(choice[1].step_ms)),
+    Column("GiB per GPU", 3, cell=lambda choice: number(choice[1].needed_gib)),
+    Column("GPUs", 4, cell="{[1].num_devices}"),
+    Column("cost", 5, cell=lambda choice: usd(choice[1].cost_usd)),
+    words("settings", least=16, cell=lambda choice: config_line(choice[1].choice)),
 )
+_REJECTED = (
+    words("considered and rejected", cell="title"),
+    words("why", cell="why"),
+    Column("the job takes longer by", 1, cell=lambda rejected: duration(rejected.lost_s)),
+)
+
+
+def _interval(outlook: Projection) -> str:
+    if outlook.job_low_s is None or outlook.job_high_s is None:
+        return ""
+    return span(outlook.job_low_s, outlook.job_high_s, duration)
 
 
 def _choices(plan: Plan) -> list[tuple[str, Projection]]:
@@ -335,39 +350,23 @@ def _choices(plan: Plan) -> list[tuple[str, Projection]]:
     return [(name, outlook) for name, outlook in named if outlook is not None]
 
 
-def _choice_row(name: str, o: Projection) -> list[str]:
-    return [
-        name,
-        duration(o.job_s),
-        "" if o.job_low_s is None else span(o.job_low_s, o.job_high_s or 0.0, duration),
-        number(o.step_ms),
-        number(o.needed_gib),
-        str(o.num_devices),
-        usd(o.cost_usd),
-        config_line(o.choice),
-    ]
-
-
 def _cluster_sizes(plan: Plan) -> Iterator[Section]:
     if len(plan.pareto) < 2:
         return
     first = plan.pareto[0]
-    efficiencies = [
-        first.job_s * first.num_devices / (p.job_s * p.num_devices) for p in plan.pareto
+    efficiency = {
+        p.num_devices: first.job_s * first.num_devices / (p.job_s * p.num_devices)
+        for p in plan.pareto
+    }
+    columns = [
+        Column("GPUs", cell="{.num_devices}"),
+        Column("job", cell=lambda p: duration(p.job_s)),
+        Column("cost", cell=lambda p: usd(p.cost_usd, "")),
+        Column("efficiency", cell=lambda p: f"{efficiency[p.num_devices]:.0%}"),
+        words("settings", 1, 16, lambda p: config_line(p.choice)),
     ]
-    rows = [
-        [
-            str(p.num_devices),
-            duration(p.job_s),
-            usd(p.cost_usd, ""),
-            f"{efficiency:.0%}",
-            config_line(p.choice),
-        ]
-        for p, efficiency in zip(plan.pareto, efficiencies, strict=True)
-    ]
-    columns = [Column("GPUs"), Column("job"), Column("cost"), Column("efficiency")]
-    yield filled_only([*columns, words("settings", 1, 16)], rows)
-    yield Lines([WHY_ABOVE_ONE] if max(efficiencies) >= ABOVE_ONE else [])
+    yield tabulate(plan.pareto, columns, filled=True)
+    yield say(max(efficiency.values()) >= ABOVE_ONE and WHY_ABOVE_ONE)
 
 
 def _sensitivity(plan: Plan) -> list[tuple[str, str]]:
@@ -485,38 +484,18 @@ def layout_map(plan: Plan, layouts: Sequence[Layout]) -> HeatMap | None:
     able = [at for at in layouts if at.fits]
     if len(layouts) < 2 or not able:
         return None
-    cells = {(at.execution.zero_stage, at.execution.micro_batch): at for at in layouts}
     sizes = sorted({(at.execution.micro_batch, at.execution.accumulation) for at in layouts})
-    stages = sorted({at.execution.zero_stage for at in layouts})
-    fastest = min(able, key=lambda at: at.step_ms or 0.0)
-    shown = next((at for at in able if at.execution == plan.end), fastest)
-    e, faster = shown.execution, 1 - (fastest.step_ms or 0.0) / (shown.step_ms or 1.0)
-    other = "no other takes as much as 1% less"
-    if faster >= WORTH_NAMING:
-        other = (
-            f"the fastest, {_layout_in_words(fastest.execution)}, takes {percent(faster)} less by"
-            " forecast"
-        )
+    e = layouts[0].execution
     return HeatMap(
         title="Micro-batch, accumulation and sharding",
         finding=(
             f"{len(able)} of {len(layouts)} ways to divide a global batch of {e.global_batch:,} fit"
-            f" in memory. {sentence(_layout_in_words(e))} takes {number(shown.step_ms)} ms per step;"
-            f" {other}."
+            f" in memory. {_fastest_layout(plan, able)}"
         ),
         across="micro-batch x accumulation steps on each data-parallel rank",
         down="sharding",
         columns=tuple(f"{size} x {accumulation}" for size, accumulation in sizes),
-        rows=tuple(
-            (
-                SHARDING[stage],
-                tuple(
-                    _layout_cell(cells.get((stage, size)), plan.start, plan.end)
-                    for size, _ in sizes
-                ),
-            )
-            for stage in stages
-        ),
+        rows=_layout_rows(plan, layouts, [size for size, _ in sizes]),
         unit="ms per step, without waiting for data",
         note=(
             f"Forecasts, not measurements, all with {e.precision} on {plural(e.world_size, 'GPU')}."
@@ -524,14 +503,36 @@ def layout_map(plan: Plan, layouts: Sequence[Layout]) -> HeatMap | None:
     )
 
 
+def _fastest_layout(plan: Plan, able: Sequence[Layout]) -> str:
+    """Compare the step of the recommended layout with the fastest one."""
+    fastest = min(able, key=lambda at: at.step_ms or 0.0)
+    shown = next((at for at in able if at.execution == plan.end), fastest)
+    faster = 1 - (fastest.step_ms or 0.0) / (shown.step_ms or 1.0)
+    other = "no other takes as much as 1% less"
+    if faster >= WORTH_NAMING:
+        layout = _layout_in_words(fastest.execution)
+        other = f"the fastest, {layout}, takes {percent(faster)} less by forecast"
+    recommended = sentence(_layout_in_words(shown.execution))
+    return f"{recommended} takes {number(shown.step_ms)} ms per step; {other}."
+
+
+def _layout_rows(
+    plan: Plan, layouts: Sequence[Layout], sizes: Sequence[int]
+) -> tuple[tuple[str, tuple[Cell | None, ...]], ...]:
+    """Return a row of cells per ZeRO stage, with a cell for each micro-batch."""
+    rows: dict[int, dict[int, Cell]] = {}
+    for at in layouts:
+        row = rows.setdefault(at.execution.zero_stage, {})
+        row[at.execution.micro_batch] = _layout_cell(at, plan.start, plan.end)
+    return tuple((SHARDING[stage], tuple(map(rows[stage].get, sizes))) for stage in sorted(rows))
+
+
 def _layout_in_words(e: Execution) -> str:
     sharded = f"with ZeRO-{e.zero_stage}" if e.zero_stage else "without sharding"
     return f"micro-batch {e.micro_batch} x {e.accumulation} {sharded}"
 
 
-def _layout_cell(at: Layout | None, now: Execution, chosen: Execution) -> Cell | None:
-    if at is None:
-        return None
+def _layout_cell(at: Layout, now: Execution, chosen: Execution) -> Cell:
     mark = "recommended" if at.execution == chosen else "now" if at.execution == now else ""
     if at.fits:
         return Cell(value=at.step_ms, said=number(at.step_ms), mark=mark)

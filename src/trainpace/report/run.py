@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from trainpace.job import assumed_in_words
 from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
 from trainpace.report.phrases import (
     duration,
+    given,
     interval,
     listed,
     noise_scale,
@@ -37,7 +39,8 @@ from trainpace.report.sections import (
     Table,
     Verbatim,
     details,
-    filled_only,
+    say,
+    tabulate,
     words,
 )
 from trainpace.run import (
@@ -47,6 +50,7 @@ from trainpace.run import (
     LadderResult,
     LadderRow,
     RungPreview,
+    StepForecast,
     WayResult,
     epoch_s,
     job_time,
@@ -113,13 +117,20 @@ def _verdict(result: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
         lines = _whole(result, first.measured_ms, last.measured_ms, last.total)
     job = job_time(result.ladder, result.baseline.tried[0], last.measured_ms)
     lines += [assumed_in_words(job.assumed)] if job is not None and job.assumed else []
-    if any(r.ratio is not None for r in rows):
-        lines.append(PAIRED if result.end_to_end is None else IN_TURN)
-    lines += [*_forecasts(result), *_without_forecast(rows), *_noise_scale(result)]
-    lines += [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
-    if result.stopped:
-        lines.append(f"Rungs not run: {result.stopped}.")
+    lines += [*_compared(result, rows), *_forecasts(result), *_without_forecast(rows)]
+    lines += [*_noise_scale(result), *_undone(rows)]
+    lines += filter(None, [given(result.stopped, "Rungs not run: {}.")])
     return [*lines, f"Next: use the adopted settings in your training: {words_of(result.kept[0])}."]
+
+
+def _compared(result: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
+    if all(r.ratio is None for r in rows):
+        return []
+    return [PAIRED if result.end_to_end is None else IN_TURN]
+
+
+def _undone(rows: Sequence[LadderRow]) -> list[str]:
+    return [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
 
 
 def _whole(result: LadderResult, first_ms: float, last_ms: float, total: float) -> list[str]:
@@ -226,43 +237,31 @@ MOST_KEPT = 10
 def ladder_table(t: LadderTable) -> Table:
     """Return the table of rungs without the columns that are empty in every row."""
     columns = (
-        words("rung"),
-        Column("forecast", 4),
-        Column("90% interval", 11),
-        Column(f"{t.what}, measured"),
-        Column("of repeats", 10),
-        Column("an epoch", 5),
-        Column("whole job", 8),
-        Column("cost", 7),
-        Column("rung speed-up", 1),
-        Column("total speed-up"),
-        Column("of the first", 3),
-        Column("GiB", 9),
-        words("losses", 6),
-        words("result", 2),
+        words("rung", cell="title"),
+        Column("forecast", 4, cell=lambda r: _time(r.forecast_ms) or _none(r)),
+        Column("90% interval", 11, cell=lambda r: _range(r.forecast_ms, r.forecast_interval_ms)),
+        Column(f"{t.what}, measured", cell=lambda r: _time(r.measured_ms)),
+        Column("of repeats", 10, cell=lambda r: _range(r.measured_ms, r.measured_interval_ms)),
+        Column("an epoch", 5, cell=lambda r: duration(r.epoch_s, "")),
+        Column("whole job", 8, cell=lambda r: duration(r.job_s, "")),
+        Column("cost", 7, cell=lambda r: usd(r.cost_usd, "")),
+        Column("rung speed-up", 1, cell=lambda r: given(r.ratio, "{:.2f}x")),
+        Column("total speed-up", cell=lambda r: given(r.total, "{:.2f}x")),
+        Column("of the first", 3, cell=lambda r: given(r.total and 100 / r.total, "{:.3g}%")),
+        Column("GiB", 9, cell=lambda r: number(r.memory_gib, "")),
+        words("losses", 6, cell="losses"),
+        words("result", 2, cell=lambda r: _outcome(r, t.rows[0])),
     )
-    table = filled_only(columns, [_rung_cells(i, row) for i, row in enumerate(t.rows)])
     adopted = [i for i, row in enumerate(t.rows) if i and row.kept]
-    return replace(table, keep=range(min(len(t.rows), MOST_KEPT)), best=adopted)
+    return tabulate(
+        t.rows, columns, filled=True, keep=range(min(len(t.rows), MOST_KEPT)), best=adopted
+    )
 
 
-def _rung_cells(i: int, r: LadderRow) -> list[str]:
-    speedup = ("", "") if r.total is None else (f"{r.total:.2f}x", f"{100 / r.total:.3g}%")
-    return [
-        r.title,
-        _time(r.forecast_ms) or _none(r),
-        _range(r.forecast_ms, r.forecast_interval_ms),
-        _time(r.measured_ms),
-        _range(r.measured_ms, r.measured_interval_ms),
-        duration(r.epoch_s, ""),
-        duration(r.job_s, ""),
-        usd(r.cost_usd, ""),
-        "" if r.ratio is None else f"{r.ratio:.2f}x",
-        *speedup,
-        number(r.memory_gib, ""),
-        r.losses,
-        "" if i == 0 else "kept" if r.kept else "undone",
-    ]
+def _outcome(row: LadderRow, first: LadderRow) -> str:
+    if row is first:
+        return ""
+    return "kept" if row.kept else "undone"
 
 
 def _none(row: LadderRow) -> str:
@@ -287,7 +286,7 @@ def result_sections(result: LadderResult) -> Iterator[Section]:
 
 
 def ladder_sections(t: LadderTable) -> Iterator[Section]:
-    yield Lines([t.title])
+    yield say(t.title)
     yield Headline(t.verdict[0])
     yield Charts(lambda: ladder_pictures(t))
     yield ladder_table(t)
@@ -318,17 +317,21 @@ def ahead_sections(
     ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]
 ) -> Iterator[Section]:
     """Show a dry run: the setups of every rung, their forecasts, and their commands."""
-    rows = []
-    for rung in ahead:
-        for attempt in rung.attempts:
-            f = attempt.foreseen
-            settings = "not possible" if attempt.failure else words_of(attempt.setup)
-            between = _range(f.step_ms, f.interval_ms)
-            step = _time(f.step_ms) or f"none: {f.reason}"
-            rows.append([rung.title, settings, f"{step} ({between})" if between else step])
-    columns = [words("rung"), words("setup"), words("forecast of a step")]
-    yield Table(columns, rows, "Nothing is measured (--dry-run)")
+    attempts = [(rung.title, attempt) for rung in ahead for attempt in rung.attempts]
+    columns = [
+        words("rung", cell=lambda row: row[0]),
+        words(
+            "setup", cell=lambda row: (row[1].failure and "not possible") or words_of(row[1].setup)
+        ),
+        words("forecast of a step", cell=lambda row: _foreseen(row[1].foreseen)),
+    ]
+    yield tabulate(attempts, columns, title="Nothing is measured (--dry-run)")
     yield from (Verbatim(text) for each in texts for text in each)
+
+
+def _foreseen(f: StepForecast) -> str:
+    step = _time(f.step_ms) or f"none: {f.reason}"
+    return step + given(_range(f.step_ms, f.interval_ms), " ({})")
 
 
 def ahead_json(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) -> dict[str, Any]:
@@ -363,34 +366,26 @@ def speedups(t: LadderTable) -> BarChart | None:
     measured = [r for r in t.rows if r.total is not None]
     if len(measured) < 2:
         return None
-    tried, helped = plural(len(measured) - 1, "change"), sum(r.kept for r in measured) - 1
-    best = t.total or max((r.total or 0.0 for r in measured if r.kept), default=1.0)
-    looks = {True: ("kept", "best"), False: ("undone", "muted")}
+    kept = [r for r in measured if r.kept]
+    tried, helped = plural(len(measured) - 1, "change"), len(kept) - 1
+    best = t.total or max(map(attrgetter("total"), kept))
     outcome = "was kept; it makes" if helped == 1 else "were kept; together they make"
     finding = f"{helped} of {tried} {outcome} {t.what} {best:.1f} times as fast."
+    ends = " The number above compares the first and the last setup, run alternately."
     return BarChart(
         title="How many times as fast as the baseline",
         finding=finding if helped else f"None of {tried} was kept.",
         label="times as fast as the baseline",
-        groups=(
-            BarGroup(
-                bars=tuple(
-                    bar(
-                        r.title,
-                        f"{r.total:.2f}x{'' if r.kept else ', undone'}",
-                        [(*looks[r.kept], r.total or 0.0)],
-                    )
-                    for r in measured
-                )
-            ),
-        ),
-        note="Measured, each on top of the adopted rungs before it."
-        + (
-            " The number above compares the first and the last setup, run alternately."
-            if t.total
-            else ""
-        ),
+        groups=(BarGroup(bars=tuple(map(_speedup_bar, measured))),),
+        note=f"Measured, each on top of the adopted rungs before it.{given(t.total, ends)}",
     )
+
+
+def _speedup_bar(r: LadderRow) -> Bar:
+    total = r.total or 0.0
+    if r.kept:
+        return bar(r.title, f"{total:.2f}x", [("kept", "best", total)])
+    return bar(r.title, f"{total:.2f}x, undone", [("undone", "muted", total)])
 
 
 def rung_times(t: LadderTable) -> BarChart:
@@ -495,7 +490,7 @@ def equivalence_sections(
     """Convert the comparison of equivalent trainings to sections."""
     q = result.question
     trained = f"{q.steps} steps of {q.batch} samples in {q.precision}"
-    yield Lines([f"{q.model}: {trained}, against one process and the whole batch"])
+    yield say(f"{q.model}: {trained}, against one process and the whole batch")
     lines = equivalence_verdict(result)
     if result.equal:
         first, *lines = lines
@@ -504,44 +499,45 @@ def equivalence_sections(
         differing = listed(WAY_IN_WORDS[way.way] for way in result.ways if not way.equal)
         yield Headline(f"No: not equivalent training with {differing}.", good=False)
     columns = (
-        words("trained as"),
-        words("parts"),
-        Column("largest relative difference"),
-        words("where", 1),
-        words("verdict", least=7),
+        words("trained as", cell=lambda way: WAY_IN_WORDS[way.way]),
+        words("parts", cell=_parts),
+        Column("largest relative difference", cell=_largest_difference),
+        words("where", 1, cell="worst"),
+        words("verdict", least=7, cell=_way_verdict),
     )
-    rows = []
-    for way in result.ways:
-        few, many = " + ".join(map(str, way.sizes)), f"{len(way.sizes)} x {way.sizes[0]}"
-        rows.append(
-            [
-                WAY_IN_WORDS[way.way],
-                few if len(way.sizes) <= 4 else many,
-                "" if way.difference is None else f"{way.difference:.1e}",
-                way.worst,
-                "failed" if way.failed else "equal" if way.equal else "differs",
-            ]
-        )
-    yield Table(columns, rows)
+    yield tabulate(result.ways, columns)
     yield Lines(lines)
+    yield from _equivalence_next(result, asked)
+
+
+def _parts(way: WayResult) -> str:
+    if len(way.sizes) <= 4:
+        return " + ".join(map(str, way.sizes))
+    return f"{len(way.sizes)} x {way.sizes[0]}"
+
+
+def _largest_difference(way: WayResult) -> str:
+    return "" if way.difference is None else f"{way.difference:.1e}"
+
+
+def _way_verdict(way: WayResult) -> str:
+    if way.failed:
+        return "failed"
+    return "equal" if way.equal else "differs"
+
+
+def _equivalence_next(result: Equivalence, asked: VerifyRequest | None) -> Iterator[Next]:
+    q = result.question
     if result.equal:
-        command = [*("trainpace", "forecast", q.model, "--gpu", "A100", "--batch")]
-        command += [str(max(q.sizes("ddp")))]
+        command = ["trainpace", "forecast", q.model, "--gpu", "A100"]
+        command += ["--batch", str(max(q.sizes("ddp")))]
         same = forwarded(asked, ForecastRequest, ["batch", "accumulate", "timeout"])
         why = "a part on a GPU; for the training, every way to divide the batch is equally good"
         yield Next([*command, *same], why)
     elif not result.repeated and not any(way.failed for way in result.ways):
-        command = [
-            "trainpace",
-            "verify",
-            q.model,
-            "--batch",
-            str(q.batch),
-            "--accumulate",
-            str(q.parts),
-        ]
+        command = ["trainpace", "verify", q.model, "--batch", str(q.batch)]
         same = forwarded(asked, VerifyRequest, ["batch", "accumulate"])
-        yield Next([*command, *same], "again, after that change")
+        yield Next([*command, "--accumulate", str(q.parts), *same], "again, after that change")
 
 
 def equivalence_verdict(result: Equivalence) -> list[str]:
@@ -559,31 +555,29 @@ def equivalence_verdict(result: Equivalence) -> list[str]:
             f" {result.repeated:.1e}. Something draws random numbers outside the seeds of torch,"
             " numpy and random; make that reproducible first."
         )
-    for way in result.ways:
-        lines += [f"{WAY_IN_WORDS[way.way]}: {sentence}" for sentence in _explanation(way, result)]
+    lines += [f"{WAY_IN_WORDS[way.way]}: {_explanation(way, result)}" for way in result.ways]
     advised = dict.fromkeys(change for way in result.ways for change in way.cause)
     return lines + [ADVICE[change] for change in advised]
 
 
-def _explanation(way: WayResult, result: Equivalence) -> list[str]:
+def _explanation(way: WayResult, result: Equivalence) -> str:
     if way.failed:
-        return [f"could not train. {way.failed}"]
+        return f"could not train. {way.failed}"
     if way.equal:
-        return ["the same training."]
+        return "the same training."
     if way.cause:
-        left = next(tried.difference for tried in way.tried if tried.changes == way.cause)
-        return [f"{', and '.join(CAUSES[change] for change in way.cause)} ({left:.1e})."]
+        return _cause(way)
     if way.difference is None:
-        return ["the weights or the loss became NaN: lower the learning rate."]
-    tolerance = result.question.tolerance
-    if way.difference <= tolerance:
-        return [
-            f"the weights moved by only {way.moved or 0.0:.1e}: too little to tell. Use more"
-            " --steps."
-        ]
-    if result.repeated:
-        return ["differs."]
-    return [f"no cause was found. {_first_loss(way, result)}"]
+        return "the weights or the loss became NaN: lower the learning rate."
+    if way.difference <= result.question.tolerance:
+        moved = f"{way.moved or 0.0:.1e}"
+        return f"the weights moved by only {moved}: too little to tell. Use more --steps."
+    return "differs." if result.repeated else f"no cause was found. {_first_loss(way, result)}"
+
+
+def _cause(way: WayResult) -> str:
+    left = next(tried.difference for tried in way.tried if tried.changes == way.cause)
+    return f"{', and '.join(CAUSES[change] for change in way.cause)} ({left:.1e})."
 
 
 def _first_loss(way: WayResult, result: Equivalence) -> str:
