@@ -34,7 +34,7 @@ from trainpace.journal.entry import anonymous, default_place
 from trainpace.workload import ModelSpec, Workload, form_of
 
 if TYPE_CHECKING:  # A forecast without a journal must not load the database packages.
-    from trainpace.forecast.forecasts import ForecastTable
+    from trainpace.forecast import ForecastTable
     from trainpace.journal.entry import Entry
     from trainpace.journal.store import Journal
 
