@@ -44,11 +44,11 @@ MODULES = {
         "trainpace.configs.files.x__in_known_format__mutmut*",
         *(
             f"trainpace.configs.syntax.{name}__mutmut*"
-            for name in ("x_parse", "x_parse_json", "x_parse_yaml", "x__measure")
+            for name in ("x_parse", "x_parse_yaml", "x__count")
         ),
         *(
             f"trainpace.configs.syntax.{name}__mutmut*"
-            for name in ("x__parts", "x_checked", "x__twice")
+            for name in ("x__parts", "x_checked", "x__check_unique")
         ),
         "trainpace.configs.settings.*",
     ],

@@ -141,7 +141,7 @@ print(json.dumps({key: plugin.deepspeed_config[key] for key in ("bf16", "fp16", 
 @pytest.mark.parametrize(("precision", "stage"), [("bf16", 2), ("amp_fp16", 0)])
 def test_accelerate_takes_two_new_files_together(precision, stage, tmp_path):
     e = Execution(micro_batch=4, nproc_per_node=4, precision=precision, zero_stage=stage)
-    for file in new_files({"ds.json": "DeepSpeed", "accelerate.yaml": "accelerate"}, e):
+    for file in new_files({"ds.json": "DeepSpeed", "accelerate.yaml": "accelerate"}, e, {}):
         (tmp_path / file.file).write_text(file.text)
     done = subprocess.run(
         [sys.executable, "-c", ASKED, "accelerate.yaml"],

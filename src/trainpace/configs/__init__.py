@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         rewrite,
         save_all,
         still_says,
-        why_not_written,
     )
     from trainpace.configs.huggingface import put_training_arguments
     from trainpace.configs.lightning import LIGHTNING_PRECISIONS

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from trainpace.configs.changes import DEEPSPEEDS_OWN, ELSEWHERE, OFFLOADS, SHARDING, WORLD, Draft
-from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Reading, SettingName, names
+from trainpace.configs.settings import ConfigFile, Reading, SettingName, names
 
 NAMES = frozenset(names("accelerate", "keys"))
 _OLD = frozenset(names("accelerate", "old_keys"))
@@ -177,9 +177,7 @@ def precision_word(draft: Draft) -> str:
 
     If it has none, the draft records the reason.
     """
-    precision = str(draft.want["precision"])
-    if "DeepSpeed" in draft.beside:
-        precision = AUTOCAST_OF.get(precision, precision)
+    precision = draft.trainer_precision
     word = next((word for word, meaning in PRECISION.items() if meaning == precision), "")
     if not word:
         why = f"accelerate's mixed_precision is autocast and has no {precision}: the code states it"
@@ -198,16 +196,17 @@ def _write_world(draft: Draft) -> None:
         return
     draft.keep("nnodes", "nproc_per_node")
     wanted, kind = int(draft.want["world_size"]), _kind_of(draft)
-    if kind == "NO" and wanted > 1:
-        draft.put("distributed_type", "MULTI_GPU")
-    elif kind == "MULTI_GPU" and wanted == 1:
-        draft.put("distributed_type", "NO")
+    if kind in ("NO", "MULTI_GPU"):
+        right = "MULTI_GPU" if wanted > 1 else "NO"
+        if kind != right:
+            draft.put("distributed_type", right)
     nodes = draft.want["nnodes"]
-    if "nnodes" in draft.names:
-        if nodes != 1 or draft.get("num_machines") is not None:
-            draft.put("num_machines", nodes)
-        if nodes != 1 and draft.get("main_process_ip") is None:
-            draft.note(MEETING)
+    if "nnodes" not in draft.names:
+        return
+    if nodes != 1 or draft.get("num_machines") is not None:
+        draft.put("num_machines", nodes)
+    if nodes != 1 and draft.get("main_process_ip") is None:
+        draft.note(MEETING)
 
 
 def _write_mesh(draft: Draft) -> None:
@@ -243,7 +242,7 @@ def may_start_deepspeed(draft: Draft, backend: Any) -> bool:
 
     `backend` is the configured backend of torch.compile.
     """
-    if not any(draft.want[name] for name in SHARDING):
+    if not any(draft.sharding):
         draft.keep(*SHARDING)
     elif "zero_stage" not in draft.may_add:
         draft.leave(ELSEWHERE, *SHARDING)
@@ -261,8 +260,7 @@ def _write_sharding(draft: Draft) -> None:
     if kind == "FSDP":
         _write_fsdp(draft, stage)
         return
-    wanted = any(draft.want[name] for name in SHARDING)
-    if kind != "DEEPSPEED" and (wanted or not draft.get("deepspeed_config")):
+    if kind != "DEEPSPEED" and (any(draft.sharding) or not draft.get("deepspeed_config")):
         if not may_start_deepspeed(draft, draft.get(_BACKEND)):
             return
         draft.put("distributed_type", "DEEPSPEED")

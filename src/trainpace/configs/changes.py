@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainpace.configs.settings import SettingName, Value
+from trainpace.configs.settings import AUTOCAST_OF, SettingName, Value
 from trainpace.configs.syntax import (
     Launch,
     Syntax,
@@ -116,6 +116,13 @@ def normal(name: str, value: Value) -> Value:
     return value
 
 
+def _offload_device(old: Any, wanted: bool) -> str:
+    """Return the device of an offload. nvme is kept, and "none" is not added."""
+    if wanted:
+        return "nvme" if old == "nvme" else "cpu"
+    return "" if old is None else "none"
+
+
 @dataclass
 class Draft:
     """Draft of a settings file that is being rewritten.
@@ -163,6 +170,17 @@ class Draft:
             raise UnreadableInput(f"{self.file} has no launch command that can be changed.")
         return launch
 
+    @property
+    def sharding(self) -> list[Value]:
+        """Wanted values of SHARDING: ZeRO stage, and offload of optimizer and of parameters."""
+        return [self.want[name] for name in SHARDING]
+
+    @property
+    def trainer_precision(self) -> str:
+        """Wanted precision in a trainer's words: beside a DeepSpeed file, bf16 means autocast."""
+        precision = str(self.want["precision"])
+        return AUTOCAST_OF.get(precision, precision) if "DeepSpeed" in self.beside else precision
+
     def get(self, path: str) -> Any:
         """Return the value at a dotted path or of a flag (see `Launch.find`), or None."""
         if self.syntax is None:
@@ -197,19 +215,21 @@ class Draft:
             return False
         new, old = self.want[name] if value is None else value, self.get(path)
         if path.endswith("device"):  # Offloads name a target device.
-            # Keep nvme, and do not add "none".
-            right = old == "nvme" if new else old is None
-            new = old or "" if right else "cpu" if new else "none"
-        if old == "auto":
-            self.leave(f'{path} is "auto": another file or the run decides', name)
-        elif self._is_run_time(name, path, old):
-            self.leave(f"{path} is {old}, whose value is known only at run time", name)
-        elif old is None and name not in self.may_add:
-            self.leave(ELSEWHERE, name)
+            new = _offload_device(old, bool(new))
+        if why := self._why_not(name, path, old):
+            self.leave(why, name)
         elif old is not None or adds:
             self._write(path, old, new)
             self.wrote.add(name)
         return name in self.wrote
+
+    def _why_not(self, name: str, path: str, old: Any) -> str:
+        """Return why a setting cannot be written in place of the value `old`, or ""."""
+        if old == "auto":
+            return f'{path} is "auto": another file or the run decides'
+        if self._is_run_time(name, path, old):
+            return f"{path} is {old}, whose value is known only at run time"
+        return ELSEWHERE if old is None and name not in self.may_add else ""
 
     def _is_run_time(self, name: str, path: str, old: Any) -> bool:
         """Return True if only the shell or the launcher knows the value of a flag."""

@@ -5,6 +5,7 @@ file's copy.
 """
 
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from trainpace.configs.files import Written, parse_config, syntax_of
 from trainpace.configs.huggingface import prefix_of
 from trainpace.configs.settings import Value
 from trainpace.configs.shell import parse_command
-from trainpace.configs.syntax import ENDS, TORCHRUN, Path, find_launch, parse, set_key
+from trainpace.configs.syntax import ENDS, TORCHRUN, Path, find_launch, is_open, parse, set_key
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 
 OUT = "{out}"
@@ -44,14 +45,14 @@ def split_command(text: str) -> Command:
             f"the command cannot be split into words: {str(error).lower()}."
         ) from None
     environment = {}
-    while words and "=" in words[0] and words[0].partition("=")[0].isidentifier():
+    while words and re.match(r"[A-Za-z_]\w*=", words[0]):
         name, _, value = words.pop(0).partition("=")
         environment[name] = value
     if not words:
         raise TrainpaceError(
             "the command is empty.", "Give the whole command: torchrun train.py ARGUMENTS"
         )
-    shell = next((w for w in words if w in ENDS or "$" in w or "`" in w), None)
+    shell = next((w for w in words if w in ENDS or is_open(w)), None)
     if shell is not None:
         raise TrainpaceError(
             f"the command has {shell!r}, which needs a shell.", "Give the one command that trains."

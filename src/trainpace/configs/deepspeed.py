@@ -109,22 +109,15 @@ def _read_optimizer(reading: Reading, data: dict[str, Any]) -> None:
 
 
 def _read_precision(reading: Reading, data: dict[str, Any]) -> None:
-    on = {
-        key: reading.truth(reading.at(data, f"{key}.enabled"), f"{key}.enabled", "precision")
-        for key in _SECTIONS
-    }
-    chosen = [key for key in _SECTIONS if on[key]]
-    if chosen[:1] == ["fp16"] and chosen[1:] and chosen[1].startswith("bf"):
-        raise reading.fail("fp16.enabled", True, f"false if {chosen[1]}.enabled is true")
-    if chosen[:1] == ["torch_autocast"]:
-        _read_autocast(reading, data["torch_autocast"].get("dtype"))
-    elif chosen:
-        reading.put("precision", _SECTIONS[chosen[0]], f"{chosen[0]}.enabled")
-    elif on["fp16"] is False and False in (on["bf16"], on["bfloat16"]):
-        reading.put("precision", "fp32", "fp16.enabled, bf16.enabled")
+    keys = {f"{section}.enabled": section for section in _SECTIONS}
+    on = reading.precisions_on({key: reading.at(data, key) for key in keys})
+    if not on:
+        return
+    section = keys[on[0]]
+    if section == "torch_autocast":
+        _read_autocast(reading, data[section].get("dtype"))
     else:
-        for key in (key for key in on if on[key] is False):
-            reading.note(f"{key}.enabled", "off; the precision itself is not stated")
+        reading.put("precision", _SECTIONS[section], on[0])
 
 
 def _read_autocast(reading: Reading, dtype: Any) -> None:

@@ -9,6 +9,9 @@ import ast
 import contextlib
 import dataclasses
 import difflib
+import itertools
+import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -85,7 +88,7 @@ def parse_config(text: str, file: str) -> ConfigFile:
     if is_sbatch(text):
         return read_sbatch(text, file)
     if is_python(file):
-        data, unread = read_python(text, file)
+        data, unread = _read_python(text, file)
         read = _in_known_format(data, file)
         return replace(read, notes=(*read.notes, *unread))
     if syntax is None:
@@ -212,6 +215,14 @@ process. The torchrun command for several nodes uses a rendezvous at $HEAD_NODE.
 file, accelerate's file names that file and leaves all other settings to it, as accelerate requires.
 The DeepSpeed file must then state a stage.
 """
+_PARTS = {
+    "meeting": " --rdzv-backend=c10d --rdzv-endpoint=$HEAD_NODE:29500",
+    "address": (
+        "# each node's own: accelerate launch --main_process_ip ADDRESS --machine_rank NUMBER\n"
+    ),
+}
+"""Parts of the templates that only several nodes need."""
+NO_FILES: Mapping[str, str] = {}
 _FORMATS_OF_NEW = {
     "DeepSpeed": "DeepSpeed",
     "accelerate": "accelerate",
@@ -317,12 +328,7 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
     still agree.
     """
     done, wanted = _one_pass(texts, changes, frozenset()), changes.wanted
-    stuck = {
-        name: f"{f.file}: {why}"
-        for f in done
-        for name, why in f.left.items()
-        if still_says(f, name, wanted)
-    }
+    stuck = _stuck(done, wanted)
     unchanged = frozenset[str]().union(*(group for group in GROUPS if group & stuck.keys()))
     if "nnodes" in unchanged:  # Batch sizes depend on the number of processes.
         unchanged |= BATCH
@@ -332,13 +338,22 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
     left = _reasons(done, wanted)
     left |= dict.fromkeys((unchanged & changes.names) - DERIVED, why) | stuck
     wrote = {name for f in done for name in f.wrote}
-    for name in wrote & left.keys():
-        del left[name]
+    left = {name: why for name, why in left.items() if name not in wrote}
     if wrote & {"micro_batch", "accumulation"}:
         size = f"{changes.after.nnodes} x {changes.after.nproc_per_node}"
         for name in left.keys() & {"nnodes", "nproc_per_node"}:
             left[name] += f"; the batch sizes are for {size} processes"
     return Rewritten(files=tuple(done), left=left)
+
+
+def _stuck(files: Sequence[Written], wanted: Mapping[str, Value]) -> dict[str, str]:
+    """Return the settings that a file states with another value and cannot change."""
+    return {
+        name: f"{f.file}: {why}"
+        for f in files
+        for name, why in f.left.items()
+        if still_says(f, name, wanted)
+    }
 
 
 def _reasons(files: Sequence[Written], wanted: Mapping[str, Value]) -> dict[str, str]:
@@ -357,25 +372,6 @@ def _reasons(files: Sequence[Written], wanted: Mapping[str, Value]) -> dict[str,
             why = NOT_THERE if why == ELSEWHERE else why
             reasons.setdefault(name, why if why == NO_KEY else f"{f.file}: {why}")
     return reasons
-
-
-def why_not_written(
-    field: str, changes: Changes, texts: Mapping[str, str], new: Mapping[str, str]
-) -> str:
-    """Return why a training's files cannot state the new value of a field, or "" if one can.
-
-    Args:
-        field: Field of the execution, or "dataloader_workers".
-        changes: Old and new execution.
-        texts: Existing files (name -> text).
-        new: Files that will be created (name -> kind in NEW_FILES).
-    """
-    why = rewrite(texts, changes).left.get(field, "")
-    if why and any(
-        field in new_file(kind, changes.after, file).wrote for file, kind in new.items()
-    ):
-        return ""
-    return why
 
 
 def _one_pass(
@@ -441,29 +437,17 @@ def _backup(written: Written) -> str | None:
     """Copy the old file to a new backup file. Return None if nothing changes."""
     if written.text == written.before:
         return None
-    now = read_bytes(written.file)
-    if now != written.before.encode("utf-8"):
+    if read_bytes(written.file) != written.before.encode("utf-8"):
         raise TrainpaceError(f"{written.file} has changed since it was read.", "Ask again.")
     target = Path(written.file).resolve()  # Keep a link as a link.
-    mode = target.stat().st_mode
-    number = 0
-    while True:
-        number += 1
-        backup = target.with_name(f"{target.name}.bak{'' if number == 1 else number}")
-        try:
-            file = backup.open("xb")
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UnreadableInput(f"cannot write {backup}: {os_reason(error)}.") from None
-        try:
-            with file:
-                file.write(now)
-            backup.chmod(mode)
-        except OSError as error:
-            backup.unlink(missing_ok=True)
-            raise UnreadableInput(f"cannot write {backup}: {os_reason(error)}.") from None
-        return str(backup)
+    names = (f"{target}.bak{'' if number == 1 else number}" for number in itertools.count(1))
+    backup = next(name for name in names if not os.path.lexists(name))
+    try:
+        shutil.copy(target, backup)
+    except OSError as error:
+        Path(backup).unlink(missing_ok=True)
+        raise UnreadableInput(f"cannot write {backup}: {os_reason(error)}.") from None
+    return backup
 
 
 def _with_group(draft: Draft, kind: str, names: frozenset[str]) -> Draft:
@@ -520,7 +504,7 @@ def _is_wanted(setting: Setting, after: ConfigFile, draft: Draft) -> bool:
 def new_files(
     kinds: Mapping[str, str],
     execution: Execution,
-    texts: Mapping[str, str] | None = None,
+    texts: Mapping[str, str],
     workers: int | None = None,
     time_limit_s: float | None = None,
 ) -> tuple[Written, ...]:
@@ -533,49 +517,41 @@ def new_files(
         workers: Loader workers per rank, if known.
         time_limit_s: Limit of a batch job in seconds, if known.
     """
-    formats = {file: parse_config(text, file).format for file, text in (texts or {}).items()}
+    formats = {file: parse_config(text, file).format for file, text in texts.items()}
     formats |= {file: _FORMATS_OF_NEW[kind] for file, kind in kinds.items()}
-    deepspeed = next((file for file, kind in formats.items() if kind == "DeepSpeed"), "")
-    written = []
-    for file, kind in kinds.items():
-        beside = frozenset(other for name, other in formats.items() if name != file)
-        limit_s = time_limit_s if kind == "sbatch" else None
-        one = new_file(kind, execution, file, limit_s, workers, beside, deepspeed)
-        if kind == "DeepSpeed" and "accelerate" not in beside:
-            one = replace(one, notes=(*one.notes, HAND_OVER.format(file=file)))
-        written.append(one)
-    return tuple(written)
+    return tuple(
+        new_file(kind, execution, file, formats, workers, time_limit_s)
+        for file, kind in kinds.items()
+    )
 
 
 def new_file(
     kind: str,
     execution: Execution,
     file: str,
-    time_limit_s: float | None = None,
+    formats: Mapping[str, str] = NO_FILES,
     workers: int | None = None,
-    beside: frozenset[str] = frozenset(),
-    deepspeed: str = "",
+    time_limit_s: float | None = None,
 ) -> Written:
     """Create a file of a kind in NEW_FILES that states an execution.
 
-    `beside` holds the formats of the training's other files. `deepspeed` is the name of the
-    DeepSpeed file among them, or "".
+    `formats` holds the format of each of the training's files.
     """
-    several = execution.nnodes > 1
+    beside = frozenset(format_ for name, format_ in formats.items() if name != file)
+    deepspeed = {format_: name for name, format_ in formats.items()}.get("DeepSpeed", "")
     template = "accelerate with DeepSpeed" if kind == "accelerate" and deepspeed else kind
-    text = NEW_FILES[template].format(
-        meeting=" --rdzv-backend=c10d --rdzv-endpoint=$HEAD_NODE:29500" if several else "",
-        address=(
-            "# each node's own: accelerate launch --main_process_ip ADDRESS --machine_rank NUMBER\n"
-            if several
-            else ""
-        ),
-        deepspeed=deepspeed,
-    )
+    parts = _PARTS if execution.nnodes > 1 else dict.fromkeys(_PARTS, "")
+    text = NEW_FILES[template].format(deepspeed=deepspeed, **parts)
     changes = Changes(
-        before=Execution(), after=execution, workers=workers, time_limit_s=time_limit_s
-    )  # The template states Execution()'s values.
-    return replace(write_changes(text, file, changes, beside), before="")
+        before=Execution(),  # The template states its values.
+        after=execution,
+        workers=workers,
+        time_limit_s=time_limit_s if kind == "sbatch" else None,
+    )
+    written = replace(write_changes(text, file, changes, beside), before="")
+    if kind == "DeepSpeed" and "accelerate" not in beside:
+        written = replace(written, notes=(*written.notes, HAND_OVER.format(file=file)))
+    return written
 
 
 _CORE = frozenset(
@@ -585,16 +561,6 @@ _CORE = frozenset(
 """Arguments that distinguish Lightning's Trainer from other classes named Trainer."""
 _CLASSES = ("Arguments", "Args", "Config")
 _NOT_READ = object()
-
-
-class PythonSettings(NamedTuple):
-    """Settings found in Python code, in the form of a settings file.
-
-    There is a note for each value that is not a literal.
-    """
-
-    data: dict[str, Any]
-    unread: tuple[Note, ...]
 
 
 class _Found(NamedTuple):
@@ -608,11 +574,15 @@ def is_python(file: str) -> bool:
     return file.endswith(".py")
 
 
-def read_python(text: str, file: str) -> PythonSettings:
+def _read_python(text: str, file: str) -> tuple[dict[str, Any], list[Note]]:
     """Read a trainer's arguments from Python code.
 
     They may be `TrainingArguments(...)`, `Trainer(devices=2, ...)`, or a dict of such arguments.
     The code is parsed and never run, so only literals are read.
+
+    Returns:
+        The arguments in the form of a settings file, and a note for each value that is not a
+        literal.
 
     Raises:
         UnreadableInput: If the code does not parse, or has no such arguments, or has several.
@@ -643,7 +613,7 @@ def read_python(text: str, file: str) -> PythonSettings:
             "Put each in a separate file.",
         )
     (one,) = found
-    notes = (
+    notes = [
         Note(
             file=file,
             key=key,
@@ -654,8 +624,8 @@ def read_python(text: str, file: str) -> PythonSettings:
             ),
         )
         for key, node in one.unread
-    )
-    return PythonSettings(checked(one.data, file), tuple(notes))
+    ]
+    return checked(one.data, file), notes
 
 
 def _candidates(tree: ast.Module) -> Iterator[_Found]:
@@ -767,10 +737,5 @@ def _nested_literals(
 
 
 def _name_of(node: ast.expr) -> str:
-    return (
-        node.attr
-        if isinstance(node, ast.Attribute)
-        else node.id
-        if isinstance(node, ast.Name)
-        else ""
-    )
+    """Return the last part of a dotted name."""
+    return ast.unparse(node).rpartition(".")[2]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpace.configs.changes import DEEPSPEEDS_OWN, ELSEWHERE, Draft
-from trainpace.configs.settings import AUTOCAST_OF, TOOLS, ConfigFile, Reading, SettingName, names
+from trainpace.configs.settings import TOOLS, ConfigFile, Reading, SettingName, names
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import optimizer_called
 from trainpace.core.software import parse_attention
@@ -154,23 +154,12 @@ def _read_length(reading: Reading, arguments: _Arguments) -> None:
 
 
 def _read_precision(reading: Reading, arguments: _Arguments) -> None:
-    dashes = arguments.dashes
-    on = {
-        key: reading.truth(arguments.values.get(key), dashes + key, "precision")
-        for key in PRECISION
-    }
-    if on["bf16"] and on["fp16"]:
-        raise reading.fail(f"{dashes}fp16", True, "false if bf16 is true")
-    chosen = next((key for key in on if on[key]), None)
-    if chosen:
-        reading.put("precision", PRECISION[chosen], dashes + chosen)
-        if on["tf32"] and chosen != "tf32":
-            reading.note(f"{dashes}tf32", f"applies only to what {chosen} leaves in fp32")
-    elif on["bf16"] is False and on["fp16"] is False:
-        reading.put("precision", "fp32", f"{dashes}fp16, {dashes}bf16")
-    else:
-        for key in (key for key in on if on[key] is False):
-            reading.note(dashes + key, "off; the precision itself is not stated")
+    keys = {arguments.dashes + key: key for key in PRECISION}
+    on = reading.precisions_on({key: arguments.values.get(keys[key]) for key in keys})
+    if on:
+        reading.put("precision", PRECISION[keys[on[0]]], on[0])
+    for key in on[1:]:
+        reading.note(key, f"applies only to what {keys[on[0]]} leaves in fp32")
 
 
 def _read_optimizer(reading: Reading, arguments: _Arguments) -> None:
@@ -213,6 +202,16 @@ def _read_kernels(reading: Reading, arguments: _Arguments) -> None:
     )
 
 
+_WITHOUT_STEPS: dict[tuple[str, str | None], str] = {
+    (when, word): f"{word}: not a number of steps"
+    for when in ("eval_strategy", "save_strategy")
+    for word in ("epoch", "best")
+} | {
+    ("eval_strategy", "steps"): ("steps, without eval_steps: Hugging Face would use logging_steps")
+}
+"""Notes for a strategy without a number of steps."""
+
+
 def _read_intervals(reading: Reading, arguments: _Arguments) -> None:
     _read_interval(reading, arguments, "evaluate_every_steps", "eval_strategy", "eval_steps")
     _read_interval(reading, arguments, "checkpoint_every_steps", "save_strategy", "save_steps")
@@ -226,13 +225,9 @@ def _read_interval(
     # YAML reads an unquoted `no` as false.
     strategy = "no" if strategy is False else strategy
     strategy = reading.word(strategy, when_key, ("no", "steps", "epoch", "best"))
-    evaluates = steps == "eval_steps"
     if value is None:
-        if strategy == "steps" and evaluates:
-            text = "steps, without eval_steps: Hugging Face would use logging_steps"
+        if text := _WITHOUT_STEPS.get((when, strategy)):
             reading.note(when_key, text, leaves_open=name)
-        elif strategy in ("epoch", "best"):
-            reading.note(when_key, f"{strategy}: not a number of steps", leaves_open=name)
     elif strategy not in (None, "steps"):
         reading.note(key, f"without effect, because {when} is {strategy!r}")
     elif isinstance(value, float) and 0 < value < 1:
@@ -240,17 +235,13 @@ def _read_interval(
         reading.note(key, text, leaves_open=name)
     else:
         reading.read(name, value, key)
-        if strategy is None and evaluates:
+        if strategy is None and when == "eval_strategy":
             reading.warn(key, "without eval_strategy, Hugging Face does not evaluate in training")
 
 
 def _read_engines(reading: Reading, arguments: _Arguments) -> None:
+    _read_fsdp(reading, arguments)
     values, dashes = arguments.values, arguments.dashes
-    fsdp = values.get("fsdp")
-    if fsdp is not None and not isinstance(fsdp, bool | str | list):
-        raise reading.fail(f"{dashes}fsdp", fsdp, "options such as full_shard")
-    if fsdp:
-        reading.put("sharding", "fsdp", f"{dashes}fsdp")
     sections = _sections(reading, arguments)
     for key, name in _NESTED.items():
         reading.read(name, reading.at(sections, key), key)
@@ -267,6 +258,14 @@ def _read_engines(reading: Reading, arguments: _Arguments) -> None:
     if isinstance(accelerator, dict) and accelerator.get("split_batches"):
         text = "the batch is split over all processes, not one batch per process"
         reading.warn("accelerator_config.split_batches", text)
+
+
+def _read_fsdp(reading: Reading, arguments: _Arguments) -> None:
+    fsdp, key = arguments.values.get("fsdp"), f"{arguments.dashes}fsdp"
+    if fsdp is not None and not isinstance(fsdp, bool | str | list):
+        raise reading.fail(key, fsdp, "options such as full_shard")
+    if fsdp:
+        reading.put("sharding", "fsdp", key)
 
 
 def _sections(reading: Reading, arguments: _Arguments) -> dict[str, dict[str, Any]]:
@@ -303,9 +302,7 @@ def write_arguments(draft: Draft) -> None:
 
 
 def _write_precision(draft: Draft) -> None:
-    precision = str(draft.want["precision"])
-    if "DeepSpeed" in draft.beside:
-        precision = AUTOCAST_OF.get(precision, precision)
+    precision = draft.trainer_precision
     stated = [key for key in PRECISION if draft.get(key) is not None]
     if precision not in ("fp32", *PRECISION.values()):
         why = f"TrainingArguments have only autocast, not {precision}: the code loads the model so"

@@ -76,6 +76,7 @@ def read_lightning(data: dict[str, Any], file: str) -> ConfigFile:
     _read_data(reading, reading.section(data.get("data"), "data"))
     _read_optimizer(reading, data.get("optimizer"))
     _read_validation(reading, trainer)
+    _note_epochs(reading, trainer)
     return reading.done()
 
 
@@ -243,22 +244,28 @@ def _read_optimizer(reading: Reading, value: Any) -> None:
 
 def _read_validation(reading: Reading, trainer: dict[str, Any]) -> None:
     """Read val_check_interval, which Lightning counts in micro-batches."""
-    every, accumulation = trainer.get("val_check_interval"), reading.stated("accumulation")
-    key, why = "trainer.val_check_interval", "is a time, not a number of steps"
-    steps = None
+    every, key = trainer.get("val_check_interval"), "trainer.val_check_interval"
+    if every is None:
+        return
     if type(every) is int and every > 0:
-        why = "is in micro-batches, which are not a known whole number of steps"
+        accumulation = reading.stated("accumulation")
         if isinstance(accumulation, int) and every % accumulation == 0:
             steps = every // accumulation
+            reading.put("evaluate_every_steps", steps, key)
+            reading.note(key, f"{every} micro-batches, which are {steps} steps")
+            return
+        why = "is in micro-batches, which are not a known whole number of steps"
     elif isinstance(every, float) and 0 <= every <= 1:
         why = "is a share of an epoch, not a number of steps"
-    elif every is not None and not (isinstance(every, str | dict) and every):
+    elif every and isinstance(every, str | dict):
+        why = "is a time, not a number of steps"
+    else:
         raise reading.fail(key, every, "a number of micro-batches, a share of an epoch, or a time")
-    if steps is not None:
-        reading.put("evaluate_every_steps", steps, key)
-        reading.note(key, f"{every} micro-batches, which are {steps} steps")
-    elif every is not None:
-        reading.note(key, f"{every} {why}", leaves_open="evaluate_every_steps")
+    reading.note(key, f"{every} {why}", leaves_open="evaluate_every_steps")
+
+
+def _note_epochs(reading: Reading, trainer: dict[str, Any]) -> None:
+    """Add a note on an evaluation every few epochs."""
     key = "trainer.check_val_every_n_epoch"
     if epochs := reading.whole(trainer.get("check_val_every_n_epoch"), key):
         text = f"evaluates every {epochs} epochs" if epochs > 1 else "evaluates every epoch"
@@ -328,7 +335,7 @@ def _write_accumulation(draft: Draft) -> None:
 
 def _write_strategy(draft: Draft) -> None:
     stated, plain = draft.get(_STRATEGY), _strategy(draft)
-    wanted = [draft.want[name] for name in SHARDING]
+    wanted = draft.sharding
     if plain in _FSDP:
         _keep_fsdp(draft, plain, int(draft.want["zero_stage"]), any(wanted[1:]))
     elif wanted[0] and draft.get("trainer.precision") == _WORD_OF["fp8"]:
@@ -365,7 +372,7 @@ def _write_name(draft: Draft, plain: str) -> None:
     Short names exist for stages 1 to 3, for stage 2 with an offloaded optimizer, and for stage 3
     with offloaded parameters and optimizer. All other strategies need a section.
     """
-    stage, *offloads = (draft.want[name] for name in SHARDING)
+    stage, *offloads = draft.sharding
     named = {
         (1, False, False),
         (2, False, False),

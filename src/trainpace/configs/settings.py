@@ -287,6 +287,27 @@ class Reading:
             raise self.fail(key, value, "a word")
         return value
 
+    def precisions_on(self, switches: Mapping[str, Any]) -> list[str]:
+        """Return the precision switches (key -> value) that are on.
+
+        A file states fp32 by turning both half precisions off. If one is off alone, a note says
+        that the precision is not stated.
+
+        Raises:
+            UnreadableInput: If both half precisions are on.
+        """
+        states = {key: self.truth(value, key, "precision") for key, value in switches.items()}
+        on, off = ([key for key in states if states[key] is state] for state in (True, False))
+        halves = [next((key for key in on or off if kind in key), "") for kind in ("fp16", "bf")]
+        if on and all(halves):
+            raise self.fail(halves[0], True, f"false if {halves[1]} is true")
+        if all(halves):
+            self.put("precision", "fp32", ", ".join(halves))
+        elif not on:
+            for key in off:
+                self.note(key, "off; the precision itself is not stated")
+        return on
+
     def warn_unknown(
         self, keys: Iterable[str], known: Iterable[str], text: str, section: str = ""
     ) -> None:
@@ -407,19 +428,6 @@ class _Arithmetic:
         self._found: list[Clash] = []
 
     def clashes(self) -> list[Clash]:
-        ranks = self._ranks()
-        if ranks is not None:
-            self._check_batch(*ranks)
-        return self._found
-
-    def _add(self, name: str, text: str, *settings: Setting) -> None:
-        self._found.append(Clash(name=name, settings=settings, text=text))
-
-    def _ranks(self) -> tuple[int, list[Setting]] | None:
-        """Return the number of ranks and the settings that give it.
-
-        Return None if it is unknown or contradictory.
-        """
         world, nodes, processes, gpus = map(
             self._values.get, ("world_size", "nnodes", "nproc_per_node", "gpus_per_node")
         )
@@ -429,21 +437,31 @@ class _Arithmetic:
                 f" {_located(gpus)}."
             )
             self._add("nproc_per_node", text, processes, gpus)
-        per_node = processes or (None if "nproc_per_node" in self._unsure else gpus)
-        if world and nodes and per_node:
-            clashes = self._check_world(world, nodes, per_node)
-            if clashes and processes:
-                return None
+        known = "nproc_per_node" not in self._unsure
+        per_node = processes or (gpus if known else None)
+        wrong_world = bool(world and nodes and per_node) and self._check_world(
+            world, nodes, per_node
+        )
+        if not (wrong_world and processes):
+            self._check_batch(self._ranks(world, nodes, processes))
+        return self._found
+
+    def _add(self, name: str, text: str, *settings: Setting) -> None:
+        self._found.append(Clash(name=name, settings=settings, text=text))
+
+    def _ranks(
+        self, world: Setting | None, nodes: Setting | None, processes: Setting | None
+    ) -> list[Setting]:
+        """Return the settings whose product is the number of ranks. Empty if it is unknown."""
         if world:
-            return int(world.value), [world]
+            return [world]
         if not processes or self._missing & {"world_size", "nnodes"}:
-            return None
+            return []
         # By default, every launcher uses one node.
-        used = [processes, nodes] if nodes else [processes]
-        return math.prod(int(setting.value) for setting in used), used
+        return [processes, nodes] if nodes else [processes]
 
     def _check_world(self, world: Setting, nodes: Setting, per_node: Setting) -> bool:
-        product = int(nodes.value) * int(per_node.value)
+        product = _product([nodes, per_node])
         if world.value != product:
             text = (
                 f"world size {_located(world)} is not nnodes {_located(nodes)} x"
@@ -452,12 +470,15 @@ class _Arithmetic:
             self._add("world_size", text, world, nodes, per_node)
         return world.value != product
 
-    def _check_batch(self, ranks: int, used: list[Setting]) -> None:
-        """Check that ranks and sizes give the stated global batch."""
-        shards = [self._values[name] for name in ("tp", "pp", "cp") if name in self._values]
-        if self._missing & {"tp", "pp", "cp"}:
+    def _check_batch(self, used: list[Setting]) -> None:
+        """Check that ranks and sizes give the stated global batch.
+
+        `used` holds the settings whose product is the number of ranks.
+        """
+        if not used or self._missing & {"tp", "pp", "cp"}:
             return
-        divisor = math.prod(int(shard.value) for shard in shards)
+        shards = self._present("tp", "pp", "cp")
+        ranks, divisor = _product(used), _product(shards)
         if ranks % divisor:
             factors = " x ".join(_located(shard) for shard in shards)
             text = (
@@ -466,18 +487,25 @@ class _Arithmetic:
             )
             self._add("world_size", text, *used, *shards)
             return
-        batch = [self._values.get(n) for n in ("global_batch", "micro_batch", "accumulation")]
-        total, micro, accumulation = batch
-        if not (total and micro and accumulation):
+        sizes = self._present("global_batch", "micro_batch", "accumulation")
+        if len(sizes) < 3:
             return
-        samples = int(micro.value) * int(accumulation.value) * (ranks // divisor)
+        total, micro, accumulation = sizes
+        samples = _product([micro, accumulation]) * (ranks // divisor)
         if total.value != samples:
             text = (
                 f"global_batch {_located(total)} is not micro_batch {_located(micro)} x"
                 f" accumulation {_located(accumulation)} x data-parallel size {ranks // divisor}"
                 f" ({_keys([*used, *shards])}) = {samples}."
             )
-            self._add("global_batch", text, total, micro, accumulation, *used, *shards)
+            self._add("global_batch", text, *sizes, *used, *shards)
+
+    def _present(self, *names: str) -> list[Setting]:
+        return [self._values[name] for name in names if name in self._values]
+
+
+def _product(settings: Sequence[Setting]) -> int:
+    return math.prod(int(setting.value) for setting in settings)
 
 
 def _located(setting: Setting) -> str:

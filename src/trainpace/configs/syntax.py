@@ -1,8 +1,8 @@
 """Parsers for JSON, YAML and launch commands that keep positions, to change single values in place.
 
 JSON and YAML are parsed more strictly than usual: a duplicate key is an error. Both standard
-parsers would keep the last one. Positions come from the parsers themselves (PyYAML's marks, json's
-scanner). A round-trip library would reformat the document. ruamel.yaml reads YAML 1.2, in which
+parsers would keep the last one. Positions of values are PyYAML's marks, for JSON too. A round-trip
+library would reformat the document. ruamel.yaml reads YAML 1.2, in which
 `no` is text, but the tools that own these files read YAML 1.1.
 
 The flags of launchers come from torch 2.13 (torch/distributed/run.py), accelerate 1.15
@@ -16,9 +16,11 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator
-from json.decoder import scanstring  # type: ignore[attr-defined]
-from typing import Any, Literal, NamedTuple, Union
+import textwrap
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
+from textwrap import dedent
+from typing import Any, Literal, NamedTuple
 
 from trainpace.configs.settings import SettingName, Value, names
 from trainpace.core.errors import TrainpaceError, UnreadableInput
@@ -32,23 +34,20 @@ MOST_NODES = 200_000
 A file of 1 MiB without aliases is far below this limit.
 """
 _LONGEST_WHOLE_NUMBER_BITS = 128
+Syntax = Literal["json", "yaml"]
+Path = tuple[str, ...]
+"""Keys from the top of a document to a value."""
 
 
-def parse(text: str, file: str, syntax: str) -> Any:
+def parse(text: str, file: str, syntax: Syntax) -> Any:
     """Parse a text as "json" or "yaml". The text may begin with a byte-order mark."""
-    return (parse_json if syntax == "json" else parse_yaml)(text.removeprefix("\ufeff"), file)
-
-
-def parse_json(text: str, file: str) -> Any:
-    """Parse JSON. A duplicate key is an error."""
+    text = text.removeprefix("\ufeff")
+    if syntax == "yaml":
+        return parse_yaml(text, file)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in result:
-                raise _twice(file, key)
-            result[key] = value
-        return result
+        _check_unique((key for key, _ in pairs), file)
+        return dict(pairs)
 
     return checked(json_of(text, file, object_pairs_hook=unique), file)
 
@@ -59,8 +58,10 @@ def parse_yaml(text: str, file: str) -> Any:
 
     try:
         node = yaml.compose(text, yaml.SafeLoader)
-        _measure(node, file)
-        return checked(None if node is None else yaml.SafeLoader("").construct_document(node), file)
+        if node is None:
+            return None
+        _count(node, file, {})
+        return checked(yaml.SafeLoader("").construct_document(node), file)
     except UnreadableInput:
         raise
     except yaml.YAMLError as error:
@@ -74,47 +75,50 @@ def parse_yaml(text: str, file: str) -> Any:
         raise UnreadableInput(f"{file} is not valid YAML: {str(error)[:200]}.") from None
 
 
-def _measure(root: Any, file: str) -> None:
-    """Raise an error if a tree of YAML nodes is too large or too deep.
+def _count(node: Any, file: str, counts: dict[int, int], depth: int = 0) -> int:
+    """Return the number of YAML nodes in a tree with its aliases expanded.
 
-    The check runs before values are built, because nested aliases can stand for 2**50 values.
-    """
-    sizes: dict[int, int] = {}
-    open_nodes: set[int] = set()
+    The nodes are counted before values are built, because nested aliases can stand for 2**50
+    values.
 
-    def size(node: Any, depth: int) -> int:
-        if depth > DEEPEST or id(node) in open_nodes:
-            raise _too_deep(file)
-        if id(node) not in sizes:
-            open_nodes.add(id(node))
-            parts = _parts(node, file)
-            sizes[id(node)] = 1 + sum(size(part, depth + 1) for part in parts)
-            open_nodes.discard(id(node))
-        if sizes[id(node)] > MOST_NODES:
-            raise UnreadableInput(f"{file} expands to more than {MOST_NODES:,} keys and values.")
-        return sizes[id(node)]
-
-    if root is not None:
-        size(root, 0)
-
-
-def _parts(node: Any, file: str) -> list[Any]:
-    """Return the child nodes of a YAML node.
+    Args:
+        node: Top of the tree.
+        file: Name for errors.
+        counts: Numbers of the nodes counted so far, by their identity.
+        depth: Number of nodes above this one.
 
     Raises:
-        UnreadableInput: If a key is duplicated.
+        UnreadableInput: If the tree is too large or too deep, or has a duplicate key.
     """
-    if not isinstance(node.value, list):
-        return []
-    if not node.value or not isinstance(node.value[0], tuple):
-        return list(node.value)
-    seen: set[tuple[str, str]] = set()
-    for key, _ in node.value:
-        written = (key.tag, key.value if isinstance(key.value, str) else "")
-        if isinstance(key.value, str) and written in seen:
-            raise _twice(file, key.value)
-        seen.add(written)
-    return [part for pair in node.value for part in pair]
+    if depth > DEEPEST:
+        raise _too_deep(file)
+    if id(node) not in counts:
+        if node.id == "mapping":
+            _check_unique(
+                ((key.tag, key.value) for key, _ in node.value if key.id == "scalar"), file
+            )
+        parts = _parts(node)
+        counts[id(node)] = 1 + sum(_count(part, file, counts, depth + 1) for part in parts)
+    if counts[id(node)] > MOST_NODES:
+        raise UnreadableInput(f"{file} expands to more than {MOST_NODES:,} keys and values.")
+    return counts[id(node)]
+
+
+def _parts(node: Any) -> list[Any]:
+    """Return the keys and values of a YAML mapping, or the items of a sequence."""
+    if node.id == "mapping":
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if node.id == "sequence" else []
+
+
+def _check_unique(keys: Iterable[Any], file: str) -> None:
+    """Raise UnreadableInput if a key is given twice."""
+    seen = set()
+    for key in keys:
+        if key in seen:
+            text = key if isinstance(key, str) else key[1]
+            raise UnreadableInput(f"{file}: the key {text[:60]!r} is given twice.", "Keep one.")
+        seen.add(key)
 
 
 def checked(value: Any, file: str, depth: int = 0) -> Any:
@@ -149,104 +153,6 @@ def _too_deep(file: str) -> UnreadableInput:
     return UnreadableInput(f"{file} is nested more than {DEEPEST} levels deep.")
 
 
-def _twice(file: str, key: str) -> UnreadableInput:
-    return UnreadableInput(f"{file}: the key {key[:60]!r} is given twice.", "Keep one.")
-
-
-Syntax = Literal["json", "yaml"]
-Path = tuple[str, ...]
-"""Keys from the top of a document to a value."""
-Tree = Union[Value, "dict[str, Tree]"]
-"""Value, or nested sections of values."""
-_SCALAR = re.compile(r"[^\s,\]}]+")
-_YAML_WORDS = frozenset("y n yes no on off true false null".split())
-
-
-class Item(NamedTuple):
-    """Key of a mapping at characters `start` to `end`, with the position of its value."""
-
-    key: str
-    start: int
-    end: int
-    value: Node
-
-
-class Node(NamedTuple):
-    """Position of a value: characters `start` to `end`, without trailing comments or space.
-
-    `items` has the keys of a mapping. `flow` is True if the value is in braces or brackets.
-    `borrowed` is True for an alias, because its characters stand elsewhere.
-    """
-
-    start: int
-    end: int
-    items: tuple[Item, ...] | None = None
-    flow: bool = False
-    borrowed: bool = False
-
-
-def _after_space(text: str, at: int) -> int:
-    while text[at : at + 1] in (" ", "\t", "\r", "\n"):
-        at += 1
-    return at
-
-
-def _json_value(text: str, start: int) -> Node:
-    """Return the positions of the values in a text that `parse_json` accepts."""
-    first = text[start]
-    if first == '"':
-        return Node(start, scanstring(text, start + 1)[1])
-    if first not in "{[":
-        match = _SCALAR.match(text, start)
-        assert match is not None  # The parser has accepted the text.
-        return Node(start, match.end())
-    items, at = [], _after_space(text, start + 1)
-    while text[at] not in "}]":
-        key, key_end = scanstring(text, at + 1) if first == "{" else ("", at)
-        begin = _after_space(text, _after_space(text, key_end) + 1) if first == "{" else at
-        value = _json_value(text, begin)
-        items.append(Item(key, at, key_end, value))
-        at = _after_space(text, value.end)
-        at = _after_space(text, at + 1) if text[at] == "," else at
-    return Node(start, at + 1, tuple(items) if first == "{" else None, flow=True)
-
-
-def _yaml_root(text: str, file: str) -> Node:
-    """Return the positions of the values in a text that `parse_yaml` accepts.
-
-    Raises:
-        UnreadableInput: If the text is empty.
-    """
-    import yaml
-
-    root = yaml.compose(text, yaml.SafeLoader)
-    if root is None:
-        raise UnreadableInput(f"{file} is empty.")
-    return _yaml_value(root, set())
-
-
-def _yaml_value(node: Any, seen: set[int]) -> Node:
-    # The parser resolves an alias to the node of its anchor.
-    borrowed = id(node) in seen
-    seen.add(id(node))
-    start, end = node.start_mark.index, node.end_mark.index
-    if not isinstance(node.value, list):
-        return Node(start, end, borrowed=borrowed)
-    flow, items = bool(node.flow_style), None
-    if (node.value and isinstance(node.value[0], tuple)) or node.tag.endswith(":map"):
-        items = tuple(
-            Item(str(key.value), key.start_mark.index, key.end_mark.index, _yaml_value(value, seen))
-            for key, value in node.value
-        )
-        ends = [item.end for item in items]
-        parts = [item.value for item in items]
-    else:
-        ends, parts = [], [_yaml_value(part, seen) for part in node.value]
-    # PyYAML's end of a block includes the space and comments after it.
-    ends += [part.end for part in parts if not part.borrowed] or [end]
-    return Node(start, end if flow else max(ends), items, flow, borrowed)
-
-
 def set_key(text: str, file: str, syntax: Syntax, path: Path, value: Value) -> str:
     """Return the text with a new value at `path`.
 
@@ -256,88 +162,95 @@ def set_key(text: str, file: str, syntax: Syntax, path: Path, value: Value) -> s
         TrainpaceError: If the value is behind a YAML alias, anchor or tag, which only a person can
             change.
     """
-    start = _after_space(text, 1 if text.startswith("\ufeff") else 0)
-    node = _json_value(text, start) if syntax == "json" else _yaml_root(text, file)
-    before, in_flow = None, node.flow
-    depth = 0
-    # A node without items is null or empty, so a section is created below.
-    while depth < len(path) and node.items is not None:
-        item = next((item for item in node.items if item.key == path[depth]), None)
-        depth += 1
-        if item is None:
-            return _added(text, node, path[depth - 1], _nested(path[depth:], value), syntax)
-        before, node = item, item.value
-        in_flow = in_flow or node.flow
-        if node.borrowed or re.match(r"[&*!|>]", text[node.start : node.end]):
+    import yaml
+
+    # JSON without tabs is also YAML. Tabs stand only between its values.
+    try:
+        node = yaml.compose(text.replace("\t", " ") if syntax == "json" else text, yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise TrainpaceError(f"{file} cannot be changed in place: {str(error)[:200]}.") from None
+    pairs = _pairs_on(node, path)
+    for depth, (_, found) in enumerate(pairs, 1):
+        if re.match(r"[&*!|>]", text[found.start_mark.index :]):
             raise TrainpaceError(
                 f"{file}: {'.'.join(path[:depth])} is written with an alias, an anchor or a tag."
             )
-    return _replaced(text, node, before, _nested(path[depth:], value), syntax, in_flow)
+    above = [node, *(found for _, found in pairs)]
+    node, tree = above.pop(), _nested(path[len(pairs) :], value)
+    if len(pairs) < len(path) and node.id == "mapping":
+        return _added(text, node, tree, syntax)
+    key = pairs[-1][0]
+    start, end = node.start_mark.index, _end(node)
+    colon = text.index(":", key.end_mark.index) + 1
+    gap = text[colon:start]
+    if isinstance(tree, dict) and not any(node.flow_style for node in above):
+        gap = _newline(text)
+        new = _block(tree, _indent(text, key) + _unit(text), gap)
+    else:
+        gap = " " if "\n" in gap else gap or " "
+        new = _inline(tree, syntax, text[start:end])
+    return text[:colon] + gap + new + text[max(colon, end) :]
 
 
-def _nested(path: Path, value: Value) -> Tree:
-    tree: Tree = value
+def _pairs_on(node: Any, path: Path) -> list[tuple[Any, Any]]:
+    """Return the pairs of key and value along a path, as far as the document has them."""
+    pairs: list[tuple[Any, Any]] = []
+    for name in path:
+        children = node.value if node.id == "mapping" else []
+        pair = next((pair for pair in children if pair[0].value == name), None)
+        if pair is None:
+            break
+        pairs.append(pair)
+        node = pair[1]
+    return pairs
+
+
+def _nested(path: Path, value: Value) -> Any:
+    tree: Any = value
     for key in reversed(path):
         tree = {key: tree}
     return tree
 
 
-def _replaced(
-    text: str, node: Node, item: Item | None, tree: Tree, syntax: Syntax, in_flow: bool
-) -> str:
-    assert item is not None  # A document is a mapping, so the path has at least one key.
-    old = text[node.start : node.end]
-    if isinstance(tree, dict) and not in_flow:
-        indent = _indent(text, item.start)
-        new = _block(tree, indent + _unit(text), _newline(text))
-        colon = text.index(":", item.end) + 1
-        return text[:colon] + _newline(text) + new + text[max(colon, node.end) :]
-    new = _braces(tree, syntax) if isinstance(tree, dict) else _scalar(tree, old, syntax)
-    if syntax == "yaml" and (node.start == node.end or "\n" in text[item.end : node.start]):
-        colon = text.index(":", item.end) + 1
-        return f"{text[:colon]} {new}{text[max(colon, node.end) :]}"
-    return text[: node.start] + new + text[node.end :]
+def _end(node: Any) -> int:
+    """Return the end of a value. PyYAML's own end of a block includes the comments after it."""
+    if node.id == "scalar" or node.flow_style:
+        return int(node.end_mark.index)
+    # An alias has the position of its anchor, which may stand before this block.
+    ends = [_end(part) for part in _parts(node) if part.start_mark.index >= node.start_mark.index]
+    return max(ends, default=node.end_mark.index)
 
 
-def _added(text: str, node: Node, key: str, tree: Tree, syntax: Syntax) -> str:
-    if node.flow:
-        return _added_in_flow(text, node, key, tree, syntax)
-    items, newline = node.items or (), _newline(text)
-    indent = _indent(text, items[0].start)
-    last = max(max(i.end, 0 if i.value.borrowed else i.value.end) for i in items)
-    at = text.find("\n", last)  # Skip a comment on that line.
-    at = len(text) if at < 0 else at + 1
-    lines = _block({key: tree}, indent, newline) + newline
-    return text[:at] + ("" if not at or text[at - 1] == "\n" else newline) + lines + text[at:]
+def _added(text: str, node: Any, tree: dict[str, Any], syntax: Syntax) -> str:
+    """Return the text with a new pair in a mapping.
 
-
-def _added_in_flow(text: str, node: Node, key: str, tree: Tree, syntax: Syntax) -> str:
-    """Return the text with a new pair inside braces.
-
-    If the braces span several lines, the pair gets its own line.
+    In braces that span several lines, and in a block, the pair gets its own line.
     """
-    items, newline, unit = node.items or (), _newline(text), _unit(text)
-    quoted = f'"{key}"' if syntax == "json" else key
-    new_lines = syntax == "json" and "\n" in text.strip() and not items
-    if "\n" in text[node.start : node.end] or new_lines:
-        outer = _indent(text, node.start)
-        indent = _indent(text, items[0].start) if items else outer + unit
-        pair = f"{newline}{indent}{quoted}: {_braces(tree, syntax, indent, unit, newline)}"
-        separator, end = ",", newline + outer
+    newline, outer = _newline(text), _indent(text, node)
+    indent = _indent(text, node.value[0][0]) if node.value else outer + _unit(text)
+    if not node.flow_style:
+        at = text.find("\n", _end(node)) + 1 or len(text)  # Skip a comment on the last line.
+        before = "" if text[at - 1] == "\n" else newline
+        return f"{text[:at]}{before}{_block(tree, indent, newline)}{newline}{text[at:]}"
+    start, end = node.start_mark.index, node.end_mark.index
+    in_json = syntax == "json" and not node.value
+    if "\n" in (text.strip() if in_json else text[start:end]):
+        unit = _unit(text) if syntax == "json" else None
+        pair = dedent(_inline(tree, syntax, indent=unit)[1:-1]).strip("\n")
+        pair = newline + _indented(pair, indent, newline)
+        separator, close = ",", newline + outer
     else:
-        pair, separator, end = f"{quoted}: {_braces(tree, syntax)}", ", ", ""
-    if not items:
-        return text[: node.start] + "{" + pair + end + "}" + text[node.end :]
-    at = items[-1].value.end
+        pair, separator, close = _inline(tree, syntax)[1:-1], ", ", ""
+    if not node.value:
+        return f"{text[:start]}{{{pair}{close}}}{text[end:]}"
+    at = _end(node.value[-1][1])
     return text[:at] + separator + pair + text[at:]
 
 
-def _indent(text: str, at: int) -> str:
-    """Return the indentation of the line at `at`. After a list's dash, it counts from the key."""
-    start = text.rfind("\n", 0, at) + 1
-    before = text[start:at].removeprefix("\ufeff")
-    space = re.match(r"[ \t]*(-[ \t]+)*", before)
-    return re.sub("-", " ", space.group()) if space else ""
+def _indent(text: str, node: Any) -> str:
+    """Return the indentation of the line on which a node starts."""
+    line = text[text.rfind("\n", 0, node.start_mark.index) + 1 :]
+    return line[: len(line) - len(line.lstrip(" \t"))]
 
 
 def _unit(text: str) -> str:
@@ -350,51 +263,46 @@ def _newline(text: str) -> str:
     return "\r\n" if "\r\n" in text else "\n"
 
 
-def _block(tree: dict[str, Tree], indent: str, newline: str) -> str:
-    lines = []
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            lines += [f"{indent}{key}:", _block(value, indent + "  ", newline)]
-        else:
-            lines.append(f"{indent}{key}: {_scalar(value, '', 'yaml')}")
-    return newline.join(lines)
+def _indented(lines: str, indent: str, newline: str) -> str:
+    return textwrap.indent(lines, indent).replace("\n", newline)
 
 
-def _braces(tree: Tree, syntax: Syntax, indent: str = "", unit: str = "", newline: str = "") -> str:
-    """Return a value in braces: on one line, or with one line per key if `newline` is given."""
-    if not isinstance(tree, dict):
-        return _scalar(tree, "", syntax)
-    inner = indent + unit
-    quoted = syntax == "json" or newline
-    pairs = [
-        f"{newline}{inner}{json.dumps(key) if quoted else key}:"
-        f" {_braces(value, syntax, inner, unit, newline)}"
-        for key, value in tree.items()
-    ]
-    return "{" + ("," if newline else ", ").join(pairs) + newline + indent + "}"
+def _block(tree: dict[str, Any], indent: str, newline: str) -> str:
+    """Return a section as indented YAML lines."""
+    return _indented(_yaml(tree, flow=False).rstrip("\n"), indent, newline)
 
 
-def _scalar(value: Value, old: str, syntax: Syntax) -> str:
-    """Return a value in the style of the old one: the same quotes, and the same case of True."""
+def _inline(tree: Any, syntax: Syntax, old: str = "", indent: str | None = None) -> str:
+    """Return a value for one line, in the style of the old one: its quotes, and its case of True.
+
+    With `indent`, a JSON section spans several lines.
+    """
     if syntax == "json":
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, bool):
-        return str(value) if old in ("True", "False") else str(value).lower()
-    if not isinstance(value, str):
-        return repr(value)
-    if old[:1] == '"':
-        return json.dumps(value, ensure_ascii=False)
-    plain = re.fullmatch(r"[A-Za-z_][\w.-]*", value) and value.casefold() not in _YAML_WORDS
-    return value if plain and old[:1] != "'" else "'" + value.replace("'", "''") + "'"
+        return json.dumps(tree, ensure_ascii=False, indent=indent)
+    if isinstance(tree, bool) and old in ("True", "False"):
+        return str(tree)
+    quote = old[:1] if isinstance(tree, str) and old.startswith(("'", '"')) else None
+    return _yaml([tree], flow=True, quote=quote)[1:-2]
+
+
+def _yaml(tree: Any, flow: bool, quote: str | None = None) -> str:
+    import yaml
+
+    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": math.inf}
+    written: str = yaml.safe_dump(tree, default_flow_style=flow, default_style=quote, **options)
+    return written
 
 
 ENDS = frozenset(("&&", "||", "|", ";", "&", ">", ">>", "2>", "2>&1", "&>", "<"))
 """Words that end the arguments of a command in a shell."""
-_WORD = re.compile(
-    r"""(?:\$\((?:[^()]|\([^()]*\))*\) | `[^`]*` | \\[^\r\n] | "(?:\\.|[^"\\])*" | '[^']*' | [^\s"'`\\])+""",
+_TOKEN = re.compile(
+    r"""(?:\s|\\\r?\n)+ | \#.* |
+    (?P<word>
+      (?:\$\((?:[^()]|\([^()]*\))*\) | `[^`]*` | \\[^\r\n] | "(?:\\.|[^"\\])*" | '[^']*' | [^\s"'`\\;])+
+      | ;
+    ) | \\ | (?P<open_quote>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_BETWEEN = re.compile(r"(?:\s|\\\r?\n)+|\\")
 _LINE = re.compile(r"[ \t]*\#[^\n]*|(?:[^\\\n]|\\\r?\n|\\.)+", re.DOTALL)
 _LAUNCHER = re.compile(
     r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate[\s\\]+launch|deepspeed)\b"
@@ -539,23 +447,14 @@ def words_of(text: str, start: int = 0, end: int | None = None) -> list[Word]:
     Raises:
         ValueError: If a quote is not closed.
     """
-    words, at = [], start
-    end = len(text) if end is None else end
-    while at < end and text[at] != "#":
-        if space := _BETWEEN.match(text, at, end):
-            at = space.end()
-            continue
-        match = _WORD.match(text, at, end)
-        if match is None:
+    words = []
+    for match in _TOKEN.finditer(text, start, len(text) if end is None else end):
+        if match["open_quote"]:
             raise ValueError("a quote is not closed")
-        raw, at = match.group(), match.end()
-        closes = raw.endswith(";") and len(raw) > 1
-        raw = raw[:-1] if closes else raw
-        plain = "$(" in raw or "`" in raw or not re.search(r"""['"\\]""", raw)
-        value = raw if plain else "".join(shlex.split(raw))
-        words.append(Word(match.start(), at - closes, value))
-        if closes:
-            words.append(Word(at - 1, at, ";"))
+        if raw := match["word"]:
+            is_substitution = "$(" in raw or "`" in raw
+            value = raw if is_substitution else "".join(shlex.split(raw))
+            words.append(Word(*match.span(), value))
     return words
 
 
@@ -592,28 +491,35 @@ def launch_in(text: str, start: int, end: int) -> Launch | None:
     """
     if not _LAUNCHER.search(text, start, end):
         return None
-    words = words_of(text, start, end)
-    names = [word.value.rpartition("/")[2] for word in words]
-    at = next((i for i in range(len(names)) if _starts_at(names, i)), None)
-    if at is None:
+    words = _from_launcher(words_of(text, start, end))
+    if not words:
         return None
-    name = names[at]
-    words = words[at + (2 if name == "accelerate" else 1) - 1 :]
-    words = words[: next((i for i, word in enumerate(words) if i and word.value in ENDS), None)]
-    flags, used = [], 1
+    name = _base_name(words[0])
+    flags, used = [], 2 if name == "accelerate" else 1
     while used < len(words) and re.match("-.", words[used].value):
-        flag, count = _flag_at(words[used : used + 2], LAUNCHERS[name].alone)
+        flag = _flag_at(words[used : used + 2], LAUNCHERS[name].alone)
         flags.append(flag)
-        used += count
+        used += 1 if flag.value is None or flag.equals else 2
     script = (i for i in range(used, len(words)) if words[i].value.startswith("--"))
     return Launch(
         name=name,
         line=(start, end),
         flags=tuple(flags),
-        script=tuple(_flag_at(words[i : i + 2])[0] for i in script),
+        script=tuple(_flag_at(words[i : i + 2]) for i in script),
         flags_end=words[used - 1].end,
         script_end=words[-1].end,
     )
+
+
+def _from_launcher(words: list[Word]) -> list[Word]:
+    """Return the words of the first command that starts with a launcher."""
+    names = [_base_name(word) for word in words]
+    at = next((i for i in range(len(names)) if _starts_at(names, i)), len(names))
+    return list(takewhile(lambda word: word.value not in ENDS, words[at:]))
+
+
+def _base_name(word: Word) -> str:
+    return word.value.rpartition("/")[2]
 
 
 def _starts_at(names: list[str], i: int) -> bool:
@@ -624,22 +530,17 @@ def _starts_at(names: list[str], i: int) -> bool:
     )
 
 
-def _flag_at(words: list[Word], alone: frozenset[str] = frozenset()) -> tuple[Flag, int]:
-    """Return the flag that starts at the first word, and the number of words that it covers.
-
-    Flags in `alone` have no value.
-    """
+def _flag_at(words: list[Word], alone: frozenset[str] = frozenset()) -> Flag:
+    """Return the flag that starts at the first of two words. Flags in `alone` have no value."""
     word = words[0]
     written, has_value, value = word.value.partition("=")
     if has_value:
-        return (
-            Flag(word.start, word.end, written, Word(word.end - len(value), word.end, value), True),
-            1,
-        )
+        stated = Word(word.end - len(value), word.end, value)
+        return Flag(word.start, word.end, written, stated, equals=True)
     flag = Flag(word.start, word.end, written, None)
     if flag.name in alone or len(words) < 2 or re.match(r"-{1,2}[A-Za-z]|--$", words[1].value):
-        return flag, 1
-    return flag._replace(end=words[1].end, value=words[1]), 2
+        return flag
+    return flag._replace(end=words[1].end, value=words[1])
 
 
 def flag_text(value: Value) -> str:
