@@ -185,7 +185,7 @@ class Draft:
         """Return the value at a dotted path or of a flag (see `Launch.find`), or None."""
         if self.syntax is None:
             flag = self.launch.find(path)
-            return None if flag is None else "true" if flag.value is None else flag.value.value
+            return None if flag is None else flag.text
         value: Any = self.data
         for key in path.split("."):
             value = value.get(key) if isinstance(value, dict) else None

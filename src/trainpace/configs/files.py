@@ -7,7 +7,7 @@ changes can be written into it.
 
 import ast
 import contextlib
-import dataclasses
+import copy
 import difflib
 import itertools
 import os
@@ -452,18 +452,12 @@ def _backup(written: Written) -> str | None:
 
 def _with_group(draft: Draft, kind: str, names: frozenset[str]) -> Draft:
     """Return the draft with a group of settings written, or the old draft with the reason."""
-    before = dataclasses.replace(
-        draft, wrote=set(draft.wrote), left=dict(draft.left), notes=list(draft.notes)
-    )
+    before = copy.deepcopy(draft)
     draft.names = names
     try:
         WRITERS[kind](draft)
-        if _is_sound(
-            parse_config(before.text, draft.file),
-            parse_config(draft.text, draft.file),
-            draft,
-            names,
-        ):
+        files = (parse_config(text, draft.file) for text in (before.text, draft.text))
+        if _is_sound(*files, draft, names):
             return draft
         why = BY_HAND
     except TrainpaceError as error:

@@ -3,7 +3,6 @@
 Source: transformers 5.23, training_args.py.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from trainpace.configs.changes import DEEPSPEEDS_OWN, ELSEWHERE, Draft
@@ -102,7 +101,7 @@ def read_training_arguments(data: dict[str, Any], file: str, prefix: str = "") -
 
 def put_training_arguments(reading: Reading, data: dict[str, Any], dashes: str = "") -> None:
     """Record the settings in `data`. `dashes` is "--" if they were written as flags."""
-    arguments = _Arguments.of(reading, data, dashes)
+    arguments = _Arguments(reading, data, dashes)
     for key, name in _KEYS.items():
         reading.read(name, arguments.values.get(key), arguments.written(key))
     for read in (_read_length, _read_precision, _read_intervals, _read_optimizer, _read_kernels):
@@ -118,12 +117,9 @@ class _Arguments:
         dashes: "--" if the arguments were written as flags.
     """
 
-    def __init__(self, values: dict[str, Any], keys: Mapping[str, str], dashes: str) -> None:
-        self.values, self._keys, self.dashes = values, keys, dashes
-
-    @classmethod
-    def of(cls, reading: Reading, data: dict[str, Any], dashes: str) -> "_Arguments":
-        keys: dict[str, str] = {}
+    def __init__(self, reading: Reading, data: dict[str, Any], dashes: str) -> None:
+        self._keys: dict[str, str] = {}
+        self.dashes = dashes
         for key in data:
             if key in _REMOVED:
                 reading.warn(dashes + key, _REMOVED[key])
@@ -134,8 +130,8 @@ class _Arguments:
                     raise reading.fail(dashes + key, data[key], expected)
                 reading.note(dashes + key, f"the old name of {new}")
             if new == key or data[key] is not None:
-                keys[new] = key
-        return cls({new: data[key] for new, key in keys.items()}, keys, dashes)
+                self._keys[new] = key
+        self.values = {new: data[key] for new, key in self._keys.items()}
 
     def written(self, key: str) -> str:
         """Return a key as the user wrote it."""
@@ -311,11 +307,11 @@ def _write_precision(draft: Draft) -> None:
         draft.leave(ELSEWHERE, "precision")
     elif "precision" in draft.names:
         draft.may_add |= {"precision"}  # These arguments must agree.
-        if precision == "fp32":  # A file states fp32 by turning both half precisions off.
-            stated += ["bf16", "fp16"]
-        for key, meaning in PRECISION.items():
-            if key in stated or meaning == precision:
-                draft.place("precision", key, meaning == precision)
+        # A file states fp32 by turning both half precisions off.
+        written = {"fp32": ["bf16", "fp16"]}.get(precision, [])
+        written += [key for key in PRECISION if PRECISION[key] == precision]
+        for key in dict.fromkeys((*stated, *written)):
+            draft.place("precision", key, PRECISION[key] == precision)
 
 
 def _write_sharding(draft: Draft, stage: int) -> None:

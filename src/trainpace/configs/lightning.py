@@ -46,6 +46,8 @@ _CANNOT = LACKS | {
 _NOT_FP8 = "Lightning's sharded strategies do not support transformer-engine"
 _FSDP = ("fsdp", "fsdp_cpu_offload", "modelparallel")
 _DATA = {"micro_batch": ("batch_size", "train_batch_size"), "dataloader_workers": ("num_workers",)}
+_OFF = {"limit_train_batches": (1.0,), "overfit_batches": (0, 0.0), "fast_dev_run": (0, 0.0, False)}
+"""Limits of an epoch, with the values that have no effect. 1.0 is all batches, and 1 is one."""
 _DEEPSPEED_CLASS = "lightning.pytorch.strategies.DeepSpeedStrategy"
 
 
@@ -69,7 +71,7 @@ def read_lightning(data: dict[str, Any], file: str) -> ConfigFile:
     if trainer.get("num_nodes") not in (None, 1):
         reading.note("trainer.devices", "the number per node, not over all nodes")
     _read_length(reading, trainer)
-    for key in ("limit_train_batches", "overfit_batches", "fast_dev_run"):
+    for key in _OFF:
         _read_limit(reading, key, trainer.get(key))
     _read_precision(reading, trainer.get("precision"))
     _read_strategy(reading, trainer.get("strategy"))
@@ -133,28 +135,13 @@ def _read_length(reading: Reading, trainer: dict[str, Any]) -> None:
 
 def _read_limit(reading: Reading, key: str, value: Any) -> None:
     """Warn about a limit that shortens every epoch."""
-    if value is None or _is_off(key, value):
+    if value is None or any(type(value) is type(off) and value == off for off in _OFF[key]):
         return
     is_flag = isinstance(value, bool) and key != "fast_dev_run"
     if not isinstance(value, int | float) or value < 0 or is_flag:
         raise reading.fail(f"trainer.{key}", value, "a number from 0")
     text = f"{value!r} shortens every epoch, which is not taken into account"
     reading.warn(f"trainer.{key}", text)
-
-
-def _is_off(key: str, value: Any) -> bool:
-    """Return True if a limit has no effect.
-
-    limit_train_batches has no effect at 1.0, which means all batches. The other limits have none at
-    0.
-    """
-    if key == "limit_train_batches":
-        return isinstance(value, float) and value == 1.0
-    return (
-        isinstance(value, int | float)
-        and value == 0
-        and (key == "fast_dev_run" or value is not False)
-    )
 
 
 def _bare(class_path: str) -> str:

@@ -298,14 +298,14 @@ class Reading:
         """
         states = {key: self.truth(value, key, "precision") for key, value in switches.items()}
         on, off = ([key for key in states if states[key] is state] for state in (True, False))
-        halves = [next((key for key in on or off if kind in key), "") for kind in ("fp16", "bf")]
-        if on and all(halves):
-            raise self.fail(halves[0], True, f"false if {halves[1]} is true")
-        if all(halves):
-            self.put("precision", "fp32", ", ".join(halves))
-        elif not on:
-            for key in off:
-                self.note(key, "off; the precision itself is not stated")
+        fp16, bf16 = _half_precisions(on or off)
+        both = bool(fp16 and bf16)
+        if on and both:
+            raise self.fail(fp16, True, f"false if {bf16} is true")
+        if both:
+            self.put("precision", "fp32", f"{fp16}, {bf16}")
+        for key in [] if on or both else off:
+            self.note(key, "off; the precision itself is not stated")
         return on
 
     def warn_unknown(
@@ -325,6 +325,12 @@ class Reading:
         if auto:
             self.note(key, '"auto": another file or the run decides', leaves_open=name)
         return auto or value is None
+
+
+def _half_precisions(keys: Iterable[str]) -> tuple[str, str]:
+    """Return the first keys of fp16 and of bf16, or "" if there is none."""
+    kinds = {"fp16" if "fp16" in key else "bf": key for key in keys if re.search("fp16|bf", key)}
+    return kinds.get("fp16", ""), kinds.get("bf", "")
 
 
 class Clash(Record):
@@ -437,13 +443,10 @@ class _Arithmetic:
                 f" {_located(gpus)}."
             )
             self._add("nproc_per_node", text, processes, gpus)
-        known = "nproc_per_node" not in self._unsure
-        per_node = processes or (gpus if known else None)
-        wrong_world = bool(world and nodes and per_node) and self._check_world(
-            world, nodes, per_node
-        )
-        if not (wrong_world and processes):
-            self._check_batch(self._ranks(world, nodes, processes))
+        per_node = processes if "nproc_per_node" in self._unsure else processes or gpus
+        if world and nodes and per_node and self._check_world(world, nodes, per_node):
+            return self._found
+        self._check_batch(self._ranks(world, nodes, processes))
         return self._found
 
     def _add(self, name: str, text: str, *settings: Setting) -> None:

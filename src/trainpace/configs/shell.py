@@ -42,7 +42,12 @@ from trainpace.configs.syntax import (
 )
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 
-_SCRIPT_FLAGS = NAMES | DISTINCTIVE | {"deepspeed_config"}
+_SCRIPT_FLAGS = NAMES | DISTINCTIVE
+_WORDS: dict[SettingName, dict[str, Any]] = {
+    "precision": PRECISION,
+    "activation_checkpointing": {"true": True, "false": False},
+}
+"""Settings whose flags have words for values."""
 _MEETS = ("rdzv-endpoint", "master-addr", "main-process-ip", "hostfile", "H", "config-file")
 _MEETINGS = {
     "torchrun": "on several nodes, start torchrun on each of them with the same --rdzv-endpoint",
@@ -69,22 +74,12 @@ def parse_command(command: str, file: str = "command") -> ConfigFile:
 
 def read_launch(launch: Launch, reading: Reading) -> Reading:
     """Read the settings of a launch command and of its script's flags."""
-    launcher = launch.launcher
-    seen: dict[str, str | None] = {}
-    for flag in launch.flags:
-        name, value = flag.name, None if flag.value is None else flag.value.value
-        key = f"--{name}" if len(name) > 1 else f"-{name}"
-        if value is None and name not in launcher.alone:
-            raise UnreadableInput(f"{reading.file}: {flag.written} has no value.")
-        if seen.get(name, value) != value:
-            raise UnreadableInput(
-                f"{reading.file}: {key} is given twice, as {seen[name]} and {value}."
-            )
+    launcher, seen = launch.launcher, _flags_of(launch, reading)
+    for name, value in seen.items():
         if name == "dynamo-backend":
-            read_dynamo(reading, value, key, bool(launch.flag("use-deepspeed")))
-        elif name in launcher.reads and name not in seen:
-            _read_flag(reading, launcher.reads[name], value, key)
-        seen[name] = value
+            read_dynamo(reading, value, f"--{name}", bool(launch.flag("use-deepspeed")))
+        elif name in launcher.reads:
+            _read_flag(reading, launcher.reads[name], value, _key_of(name))
     if launcher.others is not None:
         known = launcher.reads.keys() | launcher.alone | launcher.others
         reading.warn_unknown(seen, known, "not a flag of this launcher", "--")
@@ -94,6 +89,28 @@ def read_launch(launch: Launch, reading: Reading) -> Reading:
     _read_script(launch, reading)
     _note_default_processes(launch, reading, seen.keys())
     return reading
+
+
+def _flags_of(launch: Launch, reading: Reading) -> dict[str, str | None]:
+    """Return the values of a launcher's flags. A flag without a value has None.
+
+    Raises:
+        UnreadableInput: If a value is missing, or a flag is given twice with different values.
+    """
+    values: dict[str, str | None] = {}
+    for flag in launch.flags:
+        name, value = flag.name, None if flag.value is None else flag.value.value
+        if value is None and name not in launch.launcher.alone:
+            raise UnreadableInput(f"{reading.file}: {flag.written} has no value.")
+        if values.setdefault(name, value) != value:
+            raise UnreadableInput(
+                f"{reading.file}: {_key_of(name)} is given twice, as {values[name]} and {value}."
+            )
+    return values
+
+
+def _key_of(name: str) -> str:
+    return f"--{name}" if len(name) > 1 else f"-{name}"
 
 
 def _note_default_processes(launch: Launch, reading: Reading, seen: Any) -> None:
@@ -111,30 +128,30 @@ def _note_default_processes(launch: Launch, reading: Reading, seen: Any) -> None
 def _read_flag(reading: Reading, name: SettingName, value: str | None, key: str) -> None:
     if value is None:  # Only --use-fsdp has no value.
         reading.put("sharding", "fsdp", key)
-    elif is_open(value):
-        reading.note_at_run_time(key, value, name)
-    elif name == "nnodes" and (span := re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", value)):
-        low, high = span.groups()
-        if low == high:
-            reading.read(name, int(low), key)
-        else:
-            text = f"{value} is elastic, {low} to {high} nodes: the number is unknown here"
-            reading.note(key, text, leaves_open=name)
-    elif name == "nproc_per_node" and value in ("gpu", "cpu", "auto", "xpu"):
-        text = f"{value}: all devices of the machine, whose number is unknown here"
-        reading.note(key, text, leaves_open=name)
+    elif why := _why_unknown(name, value):
+        reading.note(key, f"{value}{why}", leaves_open=name)
     elif key in ("--include", "-i"):
         _read_include(reading, value, key)
-    elif name == "precision":
-        reading.read_word(name, value.casefold(), key, PRECISION)
-    elif name == "activation_checkpointing":
-        reading.read_word(name, value.casefold(), key, {"true": True, "false": False})
+    elif name in _WORDS:
+        reading.read_word(name, value.casefold(), key, _WORDS[name])
     elif name in OFFLOADS:
         reading.read(name, value, key)
-    elif not re.fullmatch(r"[0-9]{1,15}", value):
-        raise reading.fail(key, value, "a whole number")
+    elif number := re.fullmatch(r"([0-9]{1,15})(:\1)?", value):
+        reading.read(name, int(number[1]), key)
     else:
-        reading.read(name, int(value), key)
+        raise reading.fail(key, value, "a whole number")
+
+
+def _why_unknown(name: SettingName, value: str) -> str:
+    """Return why the value of a flag is unknown here, or ""."""
+    if is_open(value):
+        return " is known only at run time"
+    if name == "nproc_per_node" and value in ("gpu", "cpu", "auto", "xpu"):
+        return ": all devices of the machine, whose number is unknown here"
+    low, _, high = value.partition(":")
+    if name == "nnodes" and low.isdecimal() and high.isdecimal() and low != high:
+        return f" is elastic, {low} to {high} nodes: the number is unknown here"
+    return ""
 
 
 def _read_include(reading: Reading, value: str, key: str) -> None:
@@ -153,16 +170,14 @@ def _read_script(launch: Launch, reading: Reading) -> None:
     """Read Hugging Face arguments among the script's flags."""
     arguments: dict[str, Any] = {}
     for flag in launch.script:
-        name, value = flag.name.replace("-", "_"), flag.value
-        if name not in _SCRIPT_FLAGS:
-            continue
+        name = flag.name.replace("-", "_")
         if name in ("deepspeed", "deepspeed_config"):
-            if value is not None and value.value.endswith(".json"):
-                reading.note_file(flag.written, value.value)
-        elif value is not None and is_open(value.value):
-            reading.note_at_run_time(flag.written, value.value)
-        else:
-            read = True if value is None else _scalar(value.value)
+            if flag.text.endswith(".json"):
+                reading.note_file(flag.written, flag.text)
+        elif name in _SCRIPT_FLAGS and is_open(flag.text):
+            reading.note_at_run_time(flag.written, flag.text)
+        elif name in _SCRIPT_FLAGS:
+            read = _scalar(flag.text)
             if arguments.setdefault(name, read) != read:
                 text = f"{flag.written} is given twice, as {arguments[name]} and {read}."
                 raise UnreadableInput(f"{reading.file}: {text}")
@@ -183,11 +198,14 @@ def _scalar(text: str) -> Any:
 
 def write_command(draft: Draft) -> None:
     """Write the draft's settings into a launch command."""
+    in_accelerate = draft.launch.name == "accelerate"
+    if in_accelerate and draft.names & {"nnodes", "nproc_per_node"}:
+        draft.names |= {"world_size"}
     _write_world(draft)
     script = any(draft.get(name) is not None for name in (*DISTINCTIVE, "max_steps"))
     if script:
         write_arguments(draft)
-    if draft.launch.name == "accelerate":
+    if in_accelerate:
         _write_accelerate(draft, script)
     note_meeting(draft)
     draft.leave_rest("the launch command has no flag for it")
@@ -211,10 +229,8 @@ def _flag_of(draft: Draft, setting: str) -> str:
 
 def _write_world(draft: Draft) -> None:
     launch = draft.launch
-    if launch.name == "accelerate" and draft.names & {"nnodes", "nproc_per_node"}:
-        draft.names |= {"world_size"}
     names = [n for n in ("world_size", "nnodes", "nproc_per_node") if launch.names_of(n)]
-    if launch.name == "deepspeed" and (include := launch.flag("include", "i")):
+    if include := launch.flag("include", "i"):
         draft.leave(f"{include.written} lists the GPUs: choose them by hand", *names)
         return
     for name in names:
@@ -222,11 +238,6 @@ def _write_world(draft: Draft) -> None:
         draft.place(name, _flag_of(draft, name), adds=name != "nnodes" or draft.want["nnodes"] != 1)
         if name not in draft.left:
             draft.keep(name)
-    if launch.name == "accelerate":
-        if "world_size" in draft.wrote:
-            draft.keep("nproc_per_node")
-        if "world_size" in draft.names and draft.want["world_size"] == 1:
-            _drop_multi_gpu(draft)
 
 
 def _drop_multi_gpu(draft: Draft) -> None:
@@ -235,24 +246,33 @@ def _drop_multi_gpu(draft: Draft) -> None:
 
 
 def _write_accelerate(draft: Draft, script: bool) -> None:
+    if "world_size" in draft.wrote:
+        draft.keep("nproc_per_node")
+    if "world_size" in draft.names and draft.want["world_size"] == 1:
+        _drop_multi_gpu(draft)
     for name in ("accumulation", "tp", "cp"):
         if name not in draft.wrote:
             draft.place(name, _flag_of(draft, name), adds=name == "accumulation")
     launch = draft.launch
     if (not script or launch.flag("mixed-precision")) and (word := precision_word(draft)):
         draft.place("precision", "--mixed_precision", word)
+    _write_model(draft)
+    if draft.names & set(SHARDING):
+        _write_sharding(draft)
+
+
+def _write_model(draft: Draft) -> None:
+    """Write accelerate's flags for compilation and activation checkpointing."""
     if "compile" not in draft.wrote:
-        if launch.flag("use-deepspeed"):
+        if draft.launch.flag("use-deepspeed"):
             draft.leave(NO_DYNAMO, "compile")
         else:
             backend = "inductor" if draft.want["compile"] else "no"
             draft.place("compile", "--dynamo_backend", backend)
     name = "activation_checkpointing"
     wanted = draft.want[name]
-    if launch.flag("use-fsdp") and wanted != "selective":
+    if draft.launch.flag("use-fsdp") and wanted != "selective":
         draft.place(name, "--fsdp_activation_checkpointing", wanted == "full")
-    if draft.names & set(SHARDING):
-        _write_sharding(draft)
 
 
 def _write_sharding(draft: Draft) -> None:
@@ -436,9 +456,6 @@ def _gpus_per_node(
         return total // nodes, key
     if total:
         reading.note(key, f"{total} over all nodes; the number per node is unknown")
-    if per_task := options.get("gpus-per-task"):
-        text = f"{per_task}: the GPUs per node follow from the tasks"
-        reading.note("#SBATCH --gpus-per-task", text)
     return None, ""
 
 
@@ -596,10 +613,9 @@ def _write_launch(draft: Draft) -> None:
 
 def _write_job_size(draft: Draft, launched: bool) -> None:
     nodes, per_node = int(draft.want["nnodes"]), int(draft.want["nproc_per_node"])
-    options, quiet = _stated(draft), Reading(draft.file, "")
+    options = {key: word.value for key, word in _stated(draft).items()}
     old_nodes, tasks = (
-        _whole(options[key].value if key in options else None, key, quiet)
-        for key in ("nodes", "ntasks")
+        _whole(options.get(key), key, Reading(draft.file, "")) for key in ("nodes", "ntasks")
     )
     _write_nodes(draft, nodes, "nodes" in options)
     # Keep the number of launchers per node, which is usually one.

@@ -392,6 +392,11 @@ class Flag(NamedTuple):
         """Name without leading dashes, and with dashes instead of underscores."""
         return self.written.lstrip("-").replace("_", "-")
 
+    @property
+    def text(self) -> str:
+        """Value as text. It is "true" for a flag without a value."""
+        return "true" if self.value is None else self.value.value
+
 
 class Launch(NamedTuple):
     """Launch command in a text.
@@ -489,9 +494,7 @@ def launch_in(text: str, start: int, end: int) -> Launch | None:
     Raises:
         ValueError: If a quote is not closed.
     """
-    if not _LAUNCHER.search(text, start, end):
-        return None
-    words = _from_launcher(words_of(text, start, end))
+    words = _from_launcher(words_of(text, start, end)) if _LAUNCHER.search(text, start, end) else []
     if not words:
         return None
     name = _base_name(words[0])
@@ -500,12 +503,13 @@ def launch_in(text: str, start: int, end: int) -> Launch | None:
         flag = _flag_at(words[used : used + 2], LAUNCHERS[name].alone)
         flags.append(flag)
         used += 1 if flag.value is None or flag.equals else 2
-    script = (i for i in range(used, len(words)) if words[i].value.startswith("--"))
+    rest = words[used:]
+    script = (_flag_at(rest[i : i + 2]) for i in range(len(rest)))
     return Launch(
         name=name,
         line=(start, end),
         flags=tuple(flags),
-        script=tuple(_flag_at(words[i : i + 2]) for i in script),
+        script=tuple(flag for flag in script if flag.written.startswith("--")),
         flags_end=words[used - 1].end,
         script_end=words[-1].end,
     )
