@@ -25,10 +25,10 @@ from trainpace.core.errors import (
 )
 from trainpace.core.execution import Execution
 from trainpace.core.intake import read_bytes, toml_of
-from trainpace.core.records import from_json
+from trainpace.core.records import Record, from_json
 from trainpace.job import JobConditions, Schedule
 from trainpace.plan import Change, DataPath, Plan
-from trainpace.run.ladder import EXECUTION_KEYS, KEYS, Ladder, Rung, Script, Setup, changed
+from trainpace.run.ladder import EXECUTION_KEYS, KEYS, Ladder, Rung, Script, Setup, among, changed
 from trainpace.run.results import (
     Attempt,
     EndToEnd,
@@ -237,37 +237,36 @@ class _Climb:
             reason="",
             base_ms=measured_before.trials_ms,
         )
-        shards, precompute_s = "", 0.0
+        shards = ""
         if rung.precompute:
             try:
                 shards = self._actions.precompute(rung.precompute)
             except TrainpaceError as error:
                 return replace(result, reason=f"its shards cannot be made: {error}")
-            precompute_s = time.monotonic() - begin
+            result = replace(result, precompute_s=time.monotonic() - begin)
         tried = self._tried(rung, kept, shards)
-        measured = [(i, t.measured) for i, t in enumerate(tried) if t.measured is not None]
-        if not measured:
-            reason = "; ".join(dict.fromkeys(t.failure for t in tried))
-            return replace(
-                result, tried=tuple(tried), reason=reason, seconds=time.monotonic() - begin
+        measured = [(t.measured.step_time_ms, i) for i, t in enumerate(tried) if t.measured]
+        if measured:
+            stale = bool(results.rungs) and not results.rungs[-1].kept
+            _, chosen = min(measured)
+            tried[chosen], base_ms, gain = self._gain(
+                rung, kept, measured_before, tried[chosen], stale
             )
-        chosen = min(measured, key=lambda row: row[1].step_time_ms)[0]
-        stale = bool(results.rungs) and not results.rungs[-1].kept
-        tried[chosen], base_ms, gain = self._gain(rung, kept, measured_before, tried[chosen], stale)
-        check = self._losses(results, tried[chosen])
-        keep, reason = decision(gain, check)
-        return replace(
-            result,
-            tried=tuple(tried),
-            chosen=chosen,
-            kept=keep,
-            reason=reason,
-            base_ms=base_ms,
-            gain=gain,
-            losses=check,
-            precompute_s=precompute_s,
-            seconds=time.monotonic() - begin,
-        )
+            check = self._losses(results, tried[chosen])
+            keep, reason = decision(gain, check)
+            result = replace(
+                result,
+                chosen=chosen,
+                kept=keep,
+                reason=reason,
+                base_ms=base_ms,
+                gain=gain,
+                losses=check,
+            )
+        else:
+            failures = "; ".join(dict.fromkeys(t.failure for t in tried))
+            result = replace(result, reason=failures)
+        return replace(result, tried=tuple(tried), seconds=time.monotonic() - begin)
 
     def _tried(self, rung: Rung, kept: Setup, shards: str) -> list[Attempt]:
         """Run a trial of each possible alternative of a rung."""
@@ -537,37 +536,35 @@ def _from_toml(text: bytes, path: Path, task: str | None, script: Script | None)
     """Read a ladder from TOML."""
     read = toml_of(text, str(path))
     _check_tables(read, path)
-    start, job, rungs = read.pop("start", {}), read.pop("job", None), read.pop("rung", [])
-    own_task = _beside(path, str(read.pop("task", "")))
-    spec = task or own_task
-    script = _script_of(read, path) or script
-    if not spec and script is None:
-        raise TrainpaceError(
-            f'{path} names no task: add task = "FILE.py:FUNCTION", or pass --task.',
-            'For an unchanged script: command = "torchrun train.py ...", config = ["ds.json"].',
-        )
-    if not rungs:
-        raise TrainpaceError(f"{path} has no [[rung]] to try.")
-    if "shards" in start:
-        start["shards"] = str(path.parent / str(start["shards"]))
     try:
-        if script is not None:
-            read = {"steps": SCRIPT_STEPS, **read, "script": script}
-        ladder = (
-            read
-            | _job_of(job)
-            | {
-                "start": _start_of(script, start, spec),
-                "rungs": [_rung(rung, path) for rung in rungs],
-            }
-        )
-        return msgspec.convert(msgspec.to_builtins(ladder), Ladder)
+        return _of_tables(read, path, task, script)
     except msgspec.ValidationError as error:
         raise UnreadableInput(f"{path}: {error}.") from None
     except UnknownName:
         raise
     except TrainpaceError as error:
         raise TrainpaceError(f"{path}: {error.message}", error.hint) from None
+
+
+def _of_tables(read: dict[str, Any], path: Path, task: str | None, script: Script | None) -> Ladder:
+    start, job, rungs = read.pop("start", {}), read.pop("job", None), read.pop("rung", [])
+    own_task = _beside(path, str(read.pop("task", "")))
+    spec = task or own_task
+    script = _script_of(read, path) or script
+    if not spec and script is None:
+        raise TrainpaceError(
+            'it names no task: add task = "FILE.py:FUNCTION", or pass --task.',
+            'For an unchanged script: command = "torchrun train.py ...", config = ["ds.json"].',
+        )
+    if not rungs:
+        raise TrainpaceError("it has no [[rung]] to try.")
+    if "shards" in start:
+        start["shards"] = str(path.parent / str(start["shards"]))
+    if script is not None:
+        read = {"steps": SCRIPT_STEPS, **read, "script": script}
+    ladder = read | _job_of(job) | {"rungs": [_rung(rung, path) for rung in rungs]}
+    ladder["start"] = _start_of(script, start, spec)
+    return msgspec.convert(msgspec.to_builtins(ladder), Ladder)
 
 
 def _check_tables(read: dict[str, Any], path: Path) -> None:
@@ -604,16 +601,14 @@ def _job_of(job: dict[str, Any] | None) -> dict[str, Any]:
 def _script_of(read: dict[str, Any], path: Path) -> Script | None:
     """Remove the keys `command` and `config`, and return the script that they describe, or None."""
     command, configs = read.pop("command", None), read.pop("config", [])
-    configs = [configs] if isinstance(configs, str) else configs
     if command is None and configs:
         hint = 'Add command = "torchrun train.py ..."'
-        raise TrainpaceError(f"{path} names settings files, but no command.", hint)
+        raise TrainpaceError("it names settings files, but no command.", hint)
     if command is None:
         return None
-    texts = [command, *(configs if isinstance(configs, list) else [None])]
-    if not all(isinstance(text, str) for text in texts):
-        raise UnreadableInput(f"{path}: command must be text, and config a list of files.")
-    return Script(command=command, configs=tuple(configs), folder=str(path.parent))
+    configs = [configs] if isinstance(configs, str) else configs
+    fields = {"command": command, "configs": configs, "folder": str(path.parent)}
+    return msgspec.convert(fields, Script)
 
 
 def start_of_script(script: Script, given: Mapping[str, Any], task: str = "") -> Setup:
@@ -646,38 +641,33 @@ def start_of_script(script: Script, given: Mapping[str, Any], task: str = "") ->
 
 def _rung(table: dict[str, Any], path: Path) -> Rung:
     """Read one [[rung]] table."""
-    others = ("title", "precompute", "settings", "environment")
-    _check_names(table, (*others, *KEYS), f"setting in [[rung]] of {path.name}")
-    changes = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k not in others
-    }
+    _check_names(table, (*_OTHERS, *KEYS), f"setting in [[rung]] of {path.name}")
+    others = msgspec.convert(among(table, _OTHERS), _RungTable)
+    changes = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+    changes = {k: v for k, v in changes.items() if k not in _OTHERS}
     if "shards" in changes:
         changes["shards"] = str(path.parent / str(changes["shards"]))
-    settings = _values(table, "settings", str, int, float, bool)
-    if settings is None:
-        hint = 'Write settings = {"data.shards" = "{shards}"}.'
-        raise UnreadableInput(f"{path}: settings must be keys in quotes with one value each.", hint)
-    environment = _values(table, "environment", str, int)
-    if environment is None:
-        hint = 'Write environment = { OMP_PROC_BIND = "true" }.'
-        text = "environment must be a table of variables with text or whole numbers"
-        raise UnreadableInput(f"{path}: {text}.", hint)
-    environment = {name: str(value) for name, value in environment.items()}
-    described = ", ".join(f"{k} {v}" for k, v in (changes | settings | environment).items())
+    environment = {name: str(value) for name, value in others.environment.items()}
+    described = ", ".join(f"{k} {v}" for k, v in (changes | others.settings | environment).items())
     return Rung(
-        title=str(table.get("title") or described or "precomputed shards"),
+        title=others.title or described or "precomputed shards",
         changes=changes,
-        precompute=_beside(path, str(table.get("precompute", ""))),
-        settings=settings,
+        precompute=_beside(path, others.precompute),
+        settings=others.settings,
         environment=environment,
     )
 
 
-def _values(table: dict[str, Any], key: str, *kinds: type) -> dict[str, Any] | None:
-    """Return the nested table under `key`, or None if a value has another type than `kinds`."""
-    values = table.get(key, {})
-    valid = isinstance(values, dict) and {type(value) for value in values.values()} <= set(kinds)
-    return values if valid else None
+class _RungTable(Record):
+    """Keys of a [[rung]] table other than changes of a setup."""
+
+    title: str = ""
+    precompute: str = ""
+    settings: dict[str, str | int | float | bool] = msgspec.field(default_factory=dict)
+    environment: dict[str, str | int] = msgspec.field(default_factory=dict)
+
+
+_OTHERS = _RungTable.__struct_fields__
 
 
 def ladder_of_plan(
@@ -705,18 +695,16 @@ def ladder_of_plan(
         _rung_of_change(change, *before, precompute)
         for change, before in zip(plan.changes, states, strict=False)
     )
-    return Ladder(
-        start=Setup(
-            task=spec, execution=plan.start, loader=LoaderSettings(workers=data.workers or 0)
-        ),
+    start = Setup(task=spec, execution=plan.start, loader=LoaderSettings(workers=data.workers or 0))
+    ladder = Ladder(
+        start=start,
         rungs=tuple(rungs),
         job=plan.job,
         conditions=plan.conditions,
         device="cuda",
         allow_global_batch=len({execution.global_batch for execution, _ in states}) > 1,
-        script=script,
-        steps=None if script is None else SCRIPT_STEPS,
     )
+    return ladder if script is None else replace(ladder, script=script, steps=SCRIPT_STEPS)
 
 
 def _check_start(plan: Plan, script: Script) -> None:

@@ -1,6 +1,7 @@
 """Ladders: the starting setup of a training, the changes to try in turn, and the launcher."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,6 +25,7 @@ KEYS = (*EXECUTION_KEYS, *LOADER_KEYS, "engine", "threads", "global_batch")
 
 `engine` is the trial's engine (plain, ddp, ...), not a field of the execution.
 """
+_RANKS = {"nnodes", "nproc_per_node"}
 _NEEDS_ENGINE = {"zero_stage", "offload_optimizer", "offload_parameters"}
 MOST_ALTERNATIVES = 16
 """Maximum number of alternatives of one rung."""
@@ -106,7 +108,7 @@ class Rung(Record):
                 raise UnknownName("setting of a rung", key, KEYS)
             if value == ():
                 raise TrainpaceError(f"the rung {self.title!r} gives {key} no value to try.")
-        if not (self.changes or self.precompute or self.settings or self.environment):
+        if not any((self.changes, self.precompute, self.settings, self.environment)):
             raise TrainpaceError(
                 f"the rung {self.title!r} changes nothing.",
                 "Name a setting, precompute or environment.",
@@ -191,9 +193,9 @@ class Ladder(Record):
         """Raise TrainpaceError if a rung does not fit the ladder's script or task."""
         shards = rung.precompute or "shards" in rung.changes
         if self.script is None and (rung.settings or rung.environment):
-            what = "settings of a script" if rung.settings else "environment variables of a script"
             raise TrainpaceError(
-                f"the rung {rung.title!r} sets {what}, but this ladder trains a task.",
+                f"the rung {rung.title!r} has settings or environment variables of a script, but"
+                " this ladder trains a task.",
                 "Name the script with command and config.",
             )
         if self.script is not None and shards and not rung.takes_shards:
@@ -221,21 +223,19 @@ def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = F
             permission.
         TrainpaceError: If a value has the wrong type or is out of range.
     """
-    fields, loader, rest = (
-        {key: changes[key] for key in keys if key in changes}
-        for keys in (EXECUTION_KEYS, LOADER_KEYS, ("engine", "threads"))
-    )
-    setup = _built(Setup, kept, {"loader": _built(LoaderSettings, kept.loader, loader)} | rest)
+    fields = among(changes, EXECUTION_KEYS)
+    loader = _built(LoaderSettings, kept.loader, among(changes, LOADER_KEYS))
+    # A new number of ranks may not fit the shard size, and may need another engine.
+    reset = {"shard_size": None} if fields.keys() & _RANKS else {}
+    engine = {"engine": None} if fields.keys() & (_RANKS | _NEEDS_ENGINE) else {}
+    setup = _built(Setup, kept, {"loader": loader} | engine | among(changes, ("engine", "threads")))
     old_batch = kept.execution.global_batch
     batch = changes.get("global_batch", old_batch)
     if type(batch) is not int or batch < 1:
         raise TrainpaceError(f"global_batch is {batch}; it must be a whole number from 1.")
-    ranks = fields.keys() & {"nnodes", "nproc_per_node"}
-    # A new number of ranks may not fit the shard size, and may need another engine.
-    free = _built(Execution, kept.execution, ({"shard_size": None} if ranks else {}) | fields)
-    if "engine" not in changes and (ranks or fields.keys() & _NEEDS_ENGINE):
-        setup = replace(setup, engine=None)
-    execution = _at_global_batch(free, batch, fields, allow_global_batch)
+    execution = _at_global_batch(
+        _built(Execution, kept.execution, reset | fields), batch, fields, allow_global_batch
+    )
     if "global_batch" in changes and execution.global_batch != batch:
         raise Contradiction(
             f"micro-batch {execution.micro_batch} x accumulation {execution.accumulation} x"
@@ -250,37 +250,35 @@ def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = F
     return replace(setup, execution=execution)
 
 
+def among(changes: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Return the values of some keys, as far as they are given."""
+    return {key: changes[key] for key in keys if key in changes}
+
+
 def _at_global_batch(e: Execution, batch: int, given: dict[str, Value], allowed: bool) -> Execution:
     """Return the execution with sizes that give the global batch, without changing `given`."""
-    ranks = e.data_parallel_size
-    share, rest = divmod(batch, ranks)
     fixed = given.keys() & {"accumulation", "micro_batch"}
     if len(fixed) == 2:
         return e  # The caller checks the global batch.
-    if rest:
-        reason = f"a global batch of {batch} cannot be divided over {ranks} data-parallel ranks."
-    else:
-        if not fixed and share % e.micro_batch:
-            sizes = range(1, min(e.micro_batch, share) + 1)
-            e = replace(e, micro_batch=max(size for size in sizes if share % size == 0))
-        name, other = "micro_batch", "accumulation"
-        if "accumulation" in fixed:
-            name, other = other, name
-        size = getattr(e, name)
-        if share % size == 0:
-            return replace(e, **{other: share // size})
-        over = f" over {ranks} data-parallel ranks" if ranks > 1 else ""
-        reason = (
-            f"a global batch of {batch}{over} is {share} samples per rank, which {name} {size} does"
-            " not divide."
-        )
-        if name == "micro_batch":
-            e = replace(e, accumulation=max(1, share // size))
+    share, rest = divmod(batch, e.data_parallel_size)
+    if not fixed and not rest:
+        sizes = range(1, min(e.micro_batch, share) + 1)
+        e = replace(e, micro_batch=max(size for size in sizes if share % size == 0))
+    name, other = "micro_batch", "accumulation"
+    if "accumulation" in fixed:
+        name, other = other, name
+    size = getattr(e, name)
+    if not rest and share % size == 0:
+        return replace(e, **{other: share // size})
     if not allowed:
         raise Contradiction(
-            reason, "Choose numbers that divide it, or allow another with --allow-global-batch."
+            f"a global batch of {batch} is {batch / e.data_parallel_size:g} samples per rank, which"
+            f" {name} {size} does not divide.",
+            "Choose numbers that divide it, or allow another with --allow-global-batch.",
         )
-    return e
+    if rest or other == "micro_batch":
+        return e
+    return replace(e, accumulation=max(1, share // size))
 
 
 def _built(kind: Any, old: Any, new: dict[str, Any]) -> Any:
