@@ -212,15 +212,6 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         ThisMachine().run(job)
 
 
-def test_jobs_one_after_the_other_whether_they_fail_or_not(tmp_path):
-    jobs = []
-    for i, code in enumerate((WRITES, "raise SystemExit(3)", WRITES)):
-        folder = tmp_path / str(i)
-        folder.mkdir()
-        jobs.append(job_of(folder, code))
-    assert [ended.state for ended in ThisMachine().run_all(jobs)] == ["done", "failed", "done"]
-
-
 # --- torchrun
 
 REDUCES = """

@@ -278,30 +278,6 @@ def test_an_array_has_a_result_for_each_task(fake, tmp_path):
     assert "#SBATCH --array=0-2\n" in (fake.folder / "script").read_text()
 
 
-def test_jobs_of_other_shapes_are_other_arrays(fake, tmp_path):
-    first, second, wide = jobs_of(tmp_path, 3)
-    wide = Job(name="wide", program=("r.py",), folder=wide.folder, result=wide.result, nnodes=2)
-    fake.write(
-        "sbatch", "n=$(cat submitted 2>/dev/null || echo 6); echo $((n + 1)) | tee submitted"
-    )
-    rows = [
-        row("COMPLETED", number="7_0"),
-        row("FAILED", code=256, number="7_1"),
-        row("COMPLETED", number="8"),
-    ]
-    fake.answers(leaving(first, leaving(wide, "; ".join(rows))))
-    assert [ended.state for ended in LAUNCHER.run_all([first, wide, second])] == [
-        "done",
-        "done",
-        "failed",
-    ]
-
-
-def test_two_jobs_cannot_share_a_result(fake, job):
-    with pytest.raises(TrainpaceError):
-        LAUNCHER.run_all([job, job])
-
-
 def test_options_reach_the_script(job):
     text = Slurm(options=SlurmOptions(partition="gpu", python="py")).text(job)
     assert "#SBATCH --partition=gpu\n" in text

@@ -561,23 +561,29 @@ def _read_srun(own: Options, asked: _Asked, reading: Reading) -> None:
             reading.put("world_size", asked.tasks, "#SBATCH --ntasks")
 
 
-def _time_limit_s(value: str, reading: Reading) -> float:
-    """Return a time limit in seconds. 0 means no limit.
+def slurm_seconds(written: str) -> float | None:
+    """Convert one of Slurm's times to seconds, or return None for other text.
 
-    Slurm accepts minutes, minutes:seconds, hours:minutes:seconds, days-hours and
+    Slurm writes minutes, minutes:seconds, hours:minutes:seconds, days-hours and
     days-hours:minutes[:seconds].
     """
+    number = "([0-9]{1,9})"
+    match = re.fullmatch(f"(?:{number}-)?{number}(?::{number})?(?::{number})?", written)
+    if not match:
+        return None
+    days, *parts = (int(part) if part else 0 for part in match.groups())
+    if match[1] is None and match[4] is None:  # The time has no hours.
+        parts = [0, *parts[:2]]
+    return 86400.0 * days + 3600 * parts[0] + 60 * parts[1] + parts[2]
+
+
+def _time_limit_s(value: str, reading: Reading) -> float:
+    """Return a time limit in seconds. 0 means no limit."""
     if value.casefold() in ("infinite", "unlimited"):
         return 0.0
-    match = re.fullmatch(
-        r"(?:([0-9]{1,9})-)?([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", value
-    )
-    if not match:
+    seconds = slurm_seconds(value)
+    if seconds is None:
         raise reading.fail("#SBATCH --time", value, "a time such as 24:00:00 or 2-12")
-    days, *parts = (int(part) if part else 0 for part in match.groups())
-    if match[1] is None and match[4] is None:  # The limit has no hours.
-        parts = [0, *parts[:2]]
-    seconds = 86400.0 * days + 3600 * parts[0] + 60 * parts[1] + parts[2]
     if seconds >= 1e10:
         raise reading.fail("#SBATCH --time", value, "less than 300 years")
     return seconds

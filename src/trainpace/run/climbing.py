@@ -687,8 +687,6 @@ def ladder_of_plan(
         )
     if not plan.changes:
         raise TrainpaceError("the plan has no changes to carry out.", plan.reason)
-    if script is not None:
-        _check_start(plan, script)
     data = plan.now.choice.data if plan.now is not None else DataPath()
     states = [(plan.start, data), *((change.execution, change.data) for change in plan.changes)]
     rungs = (
@@ -704,7 +702,10 @@ def ladder_of_plan(
         device="cuda",
         allow_global_batch=len({execution.global_batch for execution, _ in states}) > 1,
     )
-    return ladder if script is None else replace(ladder, script=script, steps=SCRIPT_STEPS)
+    if script is None:
+        return ladder
+    _check_start(plan, script)
+    return replace(ladder, script=script, steps=SCRIPT_STEPS)
 
 
 def _check_start(plan: Plan, script: Script) -> None:

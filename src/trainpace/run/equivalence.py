@@ -349,8 +349,6 @@ def _combinations(can: Sequence[Change]) -> list[tuple[Change, ...]]:
     Each set has all other changes, at most one loss weight and at most one number format.
     """
     free = [change for change in can if change not in (*WEIGHTS, *FORMATS)]
-    if not free and "fp32" not in can:
-        return []
     weights: list[tuple[Change, ...]] = [(), *((weight,) for weight in WEIGHTS if weight in can)]
     formats: list[tuple[Change, ...]] = [("fp32",)] if "fp32" in can else [(), ("fp64",)]
     together = ((*free, *weight, *form) for weight in weights for form in formats)

@@ -186,14 +186,6 @@ class Launcher(Record):
         """
         raise NotImplementedError
 
-    def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
-        """Run all jobs and return their outcomes in order. A failed job does not stop the others.
-
-        Jobs run one after another, because jobs on one machine slow each other down. Slurm runs as
-        many jobs at once as it has resources for.
-        """
-        return tuple(self.run(job, on_line) for job in jobs)
-
 
 def check_variable(name: str) -> None:
     """Raise TrainpaceError if `name` is not a valid name for an environment variable."""
@@ -280,21 +272,26 @@ def first_error(path: str | Path) -> str:
     not count as exceptions. Next come errors reported by an interpreter, a shell or Slurm, and last
     the complaints of ranks.
     """
-    weaker: dict[str, str] = {}
+    found: dict[str, str] = {}
     in_traceback = False
     for line in (_RANK.sub("", line).rstrip() for line in _lines(path)):
-        if line.startswith("Traceback (most recent call last)"):
-            in_traceback = True
-        elif (_RAISED if in_traceback else _RAISED_ELSEWHERE).match(line):
-            in_traceback = False
-            if complains_of_a_peer(line):
-                weaker.setdefault("peer", line)
-            elif not any(word in line for word in _OF_TORCHRUN):
-                return line[:LONGEST_REASON]
-        else:
-            weaker.setdefault(*_hint(line))
-    best = next((weaker[kind] for kind in ("stated", "killed", "peer") if kind in weaker), "")
+        raised = (_RAISED if in_traceback else _RAISED_ELSEWHERE).match(line) is not None
+        if raised or line.startswith("Traceback (most recent call last)"):
+            in_traceback = not raised
+        found.setdefault(*_exception(line) if raised else _hint(line))
+    best = next((found[kind] for kind in _BY_WEIGHT if kind in found), "")
     return best[:LONGEST_REASON]
+
+
+_BY_WEIGHT = ("raised", "stated", "killed", "peer")
+"""Kinds of lines that explain a failure, the most telling first."""
+
+
+def _exception(line: str) -> tuple[str, str]:
+    """Return the kind of an exception's line, and the line. torchrun's own have no kind."""
+    if complains_of_a_peer(line):
+        return "peer", line
+    return "" if any(word in line for word in _OF_TORCHRUN) else "raised", line
 
 
 def _hint(line: str) -> tuple[str, str]:
@@ -440,16 +437,8 @@ def run_here(
             command, {**os.environ, **environment}, cwd, stdout=output, stderr=subprocess.STDOUT
         ) as child,
     ):
-        started, done_at, too_long = time.monotonic(), float("inf"), False
-        while child.exit_code is None:
-            now = time.monotonic()
-            if Path(job.result).exists():
-                done_at = min(done_at, now)
-            too_long = _size_of(job.log) > MOST_LOG_BYTES
-            if now - started > job.timeout_s or now - done_at > GRACE_S or too_long:
-                break
-            follower.report()
-            child.wait(POLL_S)
+        started = time.monotonic()
+        too_long = _watch(job, child, follower)
         code, seconds = child.exit_code, time.monotonic() - started
     follower.report(at_end=True)
     limit = f"{job.name} was ended: its log grew beyond {MOST_LOG_BYTES >> 20} MiB."
@@ -461,3 +450,19 @@ def run_here(
     gone = "" if job.log.exists() else f"{job.folder} was removed during the run."
     reason = gone or first_error(job.log) or f"{job.name} left no result: it {ending_of(code)}."
     return ended_job(job, "failed", seconds, reason, code)
+
+
+def _watch(job: Job, child: Child, follower: Follower) -> bool:
+    """Wait until a job ends or reaches a limit. Return True if its log is too long."""
+    started, done_at = time.monotonic(), float("inf")
+    while child.exit_code is None:
+        now = time.monotonic()
+        if Path(job.result).exists():
+            done_at = min(done_at, now)
+        if _size_of(job.log) > MOST_LOG_BYTES:
+            return True
+        if now - started > job.timeout_s or now - done_at > GRACE_S:
+            break
+        follower.report()
+        child.wait(POLL_S)
+    return False

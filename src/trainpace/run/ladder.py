@@ -262,8 +262,7 @@ def _at_global_batch(e: Execution, batch: int, given: dict[str, Value], allowed:
         return e  # The caller checks the global batch.
     share, rest = divmod(batch, e.data_parallel_size)
     if not fixed and not rest:
-        sizes = range(1, min(e.micro_batch, share) + 1)
-        e = replace(e, micro_batch=max(size for size in sizes if share % size == 0))
+        e = replace(e, micro_batch=_largest_divisor(share, e.micro_batch))
     name, other = "micro_batch", "accumulation"
     if "accumulation" in fixed:
         name, other = other, name
@@ -279,6 +278,10 @@ def _at_global_batch(e: Execution, batch: int, given: dict[str, Value], allowed:
     if rest or other == "micro_batch":
         return e
     return replace(e, accumulation=max(1, share // size))
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return next(size for size in range(min(number, most), 0, -1) if number % size == 0)
 
 
 def _built(kind: Any, old: Any, new: dict[str, Any]) -> Any:

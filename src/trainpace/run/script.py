@@ -18,7 +18,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -252,15 +252,11 @@ def _result(
     ran_s: float,
 ) -> TrialResult:
     """Return the trial's result from the counted steps of a recording."""
-    first, rank_0 = _first(processes), recording.ranks[0]
-    clock_ns = (header_of(first.path) or {}).get("clock_to_wall_ns", 0)
-    start_up_s = (steps[0].end_ns + clock_ns) / 1e9 - started
+    rank_0 = recording.ranks[0]
     notes = [(process, Notes(records_of(process.path))) for process in processes]
+    first = _first(processes)
     of_first, losses = dict(notes)[first], _losses(notes)
     peaks_gib = [gib for _, noted in notes for gib in noted.values("peak_allocated_gib")]
-    environment = {"torch": rank_0.torch, "cores": str(rank_0.cpus), "cpu": cpu_name()}
-    if gpu := of_first.last("accelerator"):
-        environment["gpu"] = gpu
     return result_of(
         [ms(s) for s in counted],
         sum(r.samples_per_step for r in recording.ranks),
@@ -269,17 +265,31 @@ def _result(
         data_wait_ms=tuple((s.parts_ns[DATA] + s.parts_ns[LOADER_START]) / 1e6 for s in counted),
         peak_memory_gib=max(peaks_gib, default=None),
         reserved_memory_gib=max(r.reserved_gib for r in recording.ranks) or None,
-        uneven=_are_uneven(of_first, {s.number for s in counted}),
-        start_up_s=min(ran_s, max(0.0, start_up_s)),  # The wall clock may jump.
+        uneven=_are_uneven(of_first, counted),
+        # The wall clock may jump.
+        start_up_s=min(ran_s, max(0.0, _wall_s(first, steps[0].end_ns) - started)),
         world_size=rank_0.world_size,
-        environment=environment,
+        environment={"torch": rank_0.torch, "cores": str(rank_0.cpus), "cpu": cpu_name()}
+        | _gpu_of(of_first),
         notes=() if losses else ("the script's losses are not known.",),
     )
 
 
-def _are_uneven(notes: Notes, counted: Collection[int]) -> bool:
+def _wall_s(process: Process, at_ns: int) -> float:
+    """Convert a time of a process's clock to seconds since 1970."""
+    clock_ns: int = (header_of(process.path) or {}).get("clock_to_wall_ns", 0)
+    return (at_ns + clock_ns) / 1e9
+
+
+def _gpu_of(notes: Notes) -> dict[str, str]:
+    gpu = notes.last("accelerator")
+    return {"gpu": gpu} if gpu else {}
+
+
+def _are_uneven(notes: Notes, counted: Sequence[Step]) -> bool:
     """Return True if the recorded inputs of these steps differ in size by more than UNEVEN."""
-    held = [count for number, count in inputs_of(notes).items() if number in counted]
+    numbers = {step.number for step in counted}
+    held = [count for number, count in inputs_of(notes).items() if number in numbers]
     return bool(held) and max(held) > UNEVEN * min(held)
 
 

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from trainpace.configs import slurm_seconds
 from trainpace.core.child import ending_of
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import Record, write_whole
@@ -93,25 +94,6 @@ class SlurmOptions(Record):
             raise TrainpaceError(f"{self.at_once} jobs cannot run at once.")
 
 
-Shape = tuple[int, int, int | None, int, str, str | None]
-"""Resources of a job: nodes, processes per node, cores per process, GPUs per node.
-
-The last two items are the kind of program (`Starts`) and the working directory.
-"""
-
-
-def shape_of(job: Job) -> Shape:
-    """Return the properties that all jobs of one array must share."""
-    return (
-        job.nnodes,
-        job.nproc_per_node,
-        job.cpus_per_process,
-        job.gpus_per_node,
-        job.starts,
-        job.cwd,
-    )
-
-
 def batch_script(job: Job, options: SlurmOptions, python: str) -> str:
     """Return the batch script for one job."""
     head = _head((job,), options, [f"--output={_pattern(str(job.log))}"])
@@ -128,11 +110,10 @@ def _words(job: Job, python: str) -> Sequence[str]:
 
 
 def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str:
-    """Return an array script for jobs of the same shape.
+    """Return an array script. Task i runs ``jobs[i]`` and writes its log.
 
-    Task i runs ``jobs[i]`` and writes its log. Complete commands cannot run in an array.
+    The jobs ask for the same resources. Complete commands cannot run in an array.
     """
-    assert {shape_of(job) for job in jobs} == {shape_of(jobs[0])}
     assert jobs[0].starts == "python"
     at_once = f"%{options.at_once}" if options.at_once else ""
     output = f"{jobs[0].folder}/slurm-"
@@ -154,33 +135,33 @@ def time_limit(timeout_s: float) -> str:
     return f"{days}-{minutes // 60:02d}:{minutes % 60:02d}:00"
 
 
+_RESTARTS = ("--requeue", "--open-mode=append")
+
+
 def _head(jobs: Sequence[Job], options: SlurmOptions, own: Sequence[str]) -> list[str]:
     """Return the first lines of a batch script: options, setup and threads."""
     job = jobs[0]
     if not (job.cwd or "").isprintable():
         raise TrainpaceError(f"a Slurm script cannot name the folder {job.cwd!r}.", "Rename it.")
-    cores = _cores_of_a_task(job)
-    wanted = [
-        f"--job-name={file_name(job.name)}",
-        f"--nodes={job.nnodes}",
-        f"--ntasks={job.nnodes * job.tasks_per_node}",
-        f"--ntasks-per-node={job.tasks_per_node}",
-        f"--cpus-per-task={cores}" if cores else "",
-        f"--gres=gpu:{job.gpus_per_node}" if job.gpus_per_node else "",
-        f"--time={time_limit(max(job.timeout_s for job in jobs))}",
-        "--requeue",
-        "--open-mode=append",
-        *own,
-        f"--chdir={shlex.quote(job.cwd)}" if job.cwd else "",
-    ]
+    wanted = {
+        "job-name": file_name(job.name),
+        "nodes": job.nnodes,
+        "ntasks": job.nnodes * job.tasks_per_node,
+        "ntasks-per-node": job.tasks_per_node,
+        "cpus-per-task": _cores_of_a_task(job),
+        "gres": job.gpus_per_node and f"gpu:{job.gpus_per_node}",
+        "time": time_limit(max(job.timeout_s for job in jobs)),
+        "chdir": job.cwd and shlex.quote(job.cwd),
+    }
     for name in ("partition", "account", "qos"):
-        if value := getattr(options, name):
-            wanted.append(f"--{name}={shlex.quote(value)}")
+        value = getattr(options, name)
+        wanted[name] = value and shlex.quote(value)
+    words = [f"--{name}={value}" for name, value in wanted.items() if value]
     # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
     threads = job.cpus_per_process or "${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
     return [
         "#!/bin/bash",
-        *(f"#SBATCH {word}" for word in (*wanted, *options.extra) if word),
+        *(f"#SBATCH {word}" for word in (*words, *_RESTARTS, *own, *options.extra)),
         "",
         *options.setup,
         f"export OMP_NUM_THREADS={threads} PYTHONUNBUFFERED=1",
@@ -324,31 +305,23 @@ class Slurm(Launcher):
         return self.run_all((job,), on_line)[0]
 
     def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
-        """Run all jobs at once. Jobs of the same shape are submitted as one array.
+        """Run jobs that ask for the same resources, as one array if there are several.
 
         Raises:
             TrainpaceError: If Slurm rejects the jobs, or does not answer for `CONTROLLER_S`.
         """
         self.check()
-        for path in ("log", "result"):
-            if len({getattr(job, path) for job in jobs}) < len(jobs):
-                raise TrainpaceError(f"jobs that run at the same time need separate {path} files.")
-        shapes: dict[Shape, list[Job]] = {}
-        for job in jobs:
-            shapes.setdefault(shape_of(job), []).append(job)
         followed: list[_Followed] = []
         try:
-            for alike in shapes.values():
-                followed += self._submit(alike, on_line or (lambda _: None))
+            followed += self._submit(jobs, on_line or (lambda _: None))
             _follow(followed, self.poll_s)
         except BaseException:
             _cancel_all(followed)
             raise
-        ended = {f.job.result: f.ended for f in followed}
-        return tuple(end for job in jobs if (end := ended[job.result]) is not None)
+        return tuple(one.ended for one in followed if one.ended is not None)
 
     def _submit(self, jobs: Sequence[Job], on_line: OnLine) -> list[_Followed]:
-        """Submit jobs of one shape, as an array if there are several."""
+        """Submit jobs, as an array if there are several."""
         for job in jobs:
             prepare(job)
         first, several = jobs[0], len(jobs) > 1
@@ -397,13 +370,18 @@ class _Followed:
         self._log.report()
         if Path(self.job.result).exists():
             self._result_at = min(self._result_at, now)
-        name = self.job.name
         if self._cancelled_at < float("inf"):
             if status.has_ended or now - self._cancelled_at > CANCEL_S:
                 self._end(self._state_of_cancelled, self._reason)
         elif status.has_ended:
             self._look_at_end(status, now)
-        elif status.hopeless:
+        else:
+            self._look_at_limits(status, now)
+
+    def _look_at_limits(self, status: JobStatus, now: float) -> None:
+        """Cancel a job that will never start, takes too long, or does not exit after its result."""
+        name = self.job.name
+        if status.hopeless:
             why = f"{status.hopeless} ({status.reason})"
             self._cancel(now, f"Slurm will not start {name}: {why}.")
         elif not status.waits and status.seconds > self.job.timeout_s:
@@ -593,7 +571,7 @@ def parse_queue(text: str) -> dict[str, JobStatus]:
                 state=state,
                 reason="" if reason == "None" else reason,
                 restarts=int(restarts) if restarts.isdigit() else 0,
-                seconds=_seconds(used),
+                seconds=slurm_seconds(used) or 0.0,
                 exit_code=_exit_code(code) if state in _ENDED else None,
             )
     return jobs
@@ -631,15 +609,6 @@ def sentence_of(status: JobStatus, name: str, error: str) -> str:
     return sentences.get(
         status.state, f"{name} left no result; Slurm reports {status.state.lower()}."
     )
-
-
-def _seconds(used: str) -> float:
-    """Convert a duration to seconds: ``1-02:03:04``, ``2:03:04`` or ``0:05``. INVALID gives 0."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", used)
-    if not match:
-        return 0.0
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return days * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds
 
 
 def _exit_code(text: str) -> int | None:
