@@ -456,8 +456,7 @@ def _with_group(draft: Draft, kind: str, names: frozenset[str]) -> Draft:
     draft.names = names
     try:
         WRITERS[kind](draft)
-        files = (parse_config(text, draft.file) for text in (before.text, draft.text))
-        if _is_sound(*files, draft, names):
+        if _is_sound(before.text, draft, names):
             return draft
         why = BY_HAND
     except TrainpaceError as error:
@@ -467,8 +466,9 @@ def _with_group(draft: Draft, kind: str, names: frozenset[str]) -> Draft:
     return before
 
 
-def _is_sound(before: ConfigFile, after: ConfigFile, draft: Draft, names: frozenset[str]) -> bool:
+def _is_sound(old_text: str, draft: Draft, names: frozenset[str]) -> bool:
     """Return True if the file now states the wanted values and its other settings are unchanged."""
+    before, after = (parse_config(text, draft.file) for text in (old_text, draft.text))
     # Settings that the file left open may have a value now.
     touched = names | {note.leaves_open for note in before.notes}
     if "zero_stage" in names:

@@ -198,7 +198,7 @@ def _read_kernels(reading: Reading, arguments: _Arguments) -> None:
     )
 
 
-_WITHOUT_STEPS: dict[tuple[str, str | None], str] = {
+_WITHOUT_STEPS = {
     (when, word): f"{word}: not a number of steps"
     for when in ("eval_strategy", "save_strategy")
     for word in ("epoch", "best")
@@ -222,7 +222,7 @@ def _read_interval(
     strategy = "no" if strategy is False else strategy
     strategy = reading.word(strategy, when_key, ("no", "steps", "epoch", "best"))
     if value is None:
-        if text := _WITHOUT_STEPS.get((when, strategy)):
+        if text := _WITHOUT_STEPS.get((when, strategy or "")):
             reading.note(when_key, text, leaves_open=name)
     elif strategy not in (None, "steps"):
         reading.note(key, f"without effect, because {when} is {strategy!r}")

@@ -28,7 +28,17 @@ from trainpace.core.intake import read_bytes, toml_of
 from trainpace.core.records import Record, from_json
 from trainpace.job import JobConditions, Schedule
 from trainpace.plan import Change, DataPath, Plan
-from trainpace.run.ladder import EXECUTION_KEYS, KEYS, Ladder, Rung, Script, Setup, among, changed
+from trainpace.run.ladder import (
+    EXECUTION_KEYS,
+    KEYS,
+    Ladder,
+    Rung,
+    Script,
+    Setup,
+    Value,
+    among,
+    changed,
+)
 from trainpace.run.results import (
     Attempt,
     EndToEnd,
@@ -663,7 +673,7 @@ class _RungTable(Record):
 
     title: str = ""
     precompute: str = ""
-    settings: dict[str, str | int | float | bool] = msgspec.field(default_factory=dict)
+    settings: dict[str, Value] = msgspec.field(default_factory=dict)
     environment: dict[str, str | int] = msgspec.field(default_factory=dict)
 
 

@@ -288,12 +288,11 @@ def difference(
     for name in names:
         left, right = a[name].astype(np.float64), b[name].astype(np.float64)
         apart = float(np.abs(left - right).max(initial=0.0))
-        scale = max(float(np.abs(values).max(initial=floor)) for values in (left, right))
+        scale = float(np.abs([left, right]).max(initial=floor))
         relative = apart / scale if scale else apart
         if not math.isfinite(relative):
             return Difference(math.nan, name)
-        if relative > worst.relative:
-            worst = Difference(relative, name)
+        worst = max(worst, Difference(relative, name), key=lambda one: one.relative)
     return worst
 
 

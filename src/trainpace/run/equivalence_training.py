@@ -30,11 +30,12 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import to_json, write_whole
 from trainpace.core.worker import explain, is_out_of_memory, serve
-from trainpace.run.equivalence import INITIAL, RANKS, Change, Facts, Question, Variant
+from trainpace.run.equivalence import FORMATS, INITIAL, RANKS, Change, Facts, Question, Variant
 from trainpace.workload import Task, build_task, import_package, make_optimizer, map_tensors
 
 _SAMPLES, _MODEL, _STEPS = 1, 2, 3
@@ -55,7 +56,7 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
     _begin(model, folder)
     optimizer = task.optimizer if q.optimizer is None else None
     optimizer = optimizer or make_optimizer(q.optimizer or "sgd_momentum", model)
-    precision = "fp64" if "fp64" in changes else "fp32" if "fp32" in changes else q.precision
+    precision = next((change for change in FORMATS if change in changes), q.precision)
     dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
     model.to(dtype=dtype).train()
     norms, hooks = training_batch_norms(model), hooks_of(model, remove="no_hooks" in changes)
@@ -68,9 +69,8 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
     if rank == 0:
         np.savez(folder / f"{variant.key}.npz", **parameters)
         facts = Facts(
-            losses=tuple(
-                loss for loss in losses if np.isfinite(loss)
-            ),  # JSON has no NaN or infinity.
+            # JSON has no NaN or infinity.
+            losses=tuple(loss for loss in losses if np.isfinite(loss)),
             batch_norms=len(norms),
             random=step.random,
             hooks=hooks,
@@ -107,9 +107,7 @@ class _Step:
         shares = [t / n for t, n in zip(targets, sizes, strict=True)]
         self.uneven_targets |= any(share not in (0, shares[0]) for share in shares)
         if "whole_batch_norm" in variant.changes:
-            _seed(q.seed, _STEPS, step)
-            with torch.no_grad(), statistics_of_next_batch(self.norms):
-                self.task.loss(self.task.model, self._parts(step, (q.batch,))[0])
+            self._fix_norms(step)
         on_ranks = variant.way in RANKS
         _seed(q.seed, _STEPS, step, self.rank)
         before = torch.get_rng_state()
@@ -126,6 +124,12 @@ class _Step:
             dist.all_reduce(total)
             loss = float(total)
         return loss
+
+    def _fix_norms(self, step: int) -> None:
+        """Fix the statistics of all batch norms to those of the whole batch."""
+        _seed(self.question.seed, _STEPS, step)
+        with torch.no_grad(), statistics_of_next_batch(self.norms):
+            self.task.loss(self.task.model, self._parts(step, (self.question.batch,))[0])
 
     def _backward(self, part: Any, weight: float, ranks: int) -> float:
         with self.autocast:
@@ -165,36 +169,21 @@ class _Replicas(nn.Module):
         self.model, self.replicas = model, replicas
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        batch = next(_lengths((args, kwargs)))
+        batch = len(next(filter(torch.is_tensor, pytree.tree_leaves((args, kwargs)))))
         each = -(-batch // self.replicas)
         outputs = []
         for begin in range(0, batch, each):
             part = slice(begin, begin + each)
             chunk_args, chunk_kwargs = map_tensors(operator.itemgetter(part), (args, kwargs))
             outputs.append(self.model(*chunk_args, **chunk_kwargs))
-        return _gathered(outputs)
+        return pytree.tree_map(_joined, *outputs)
 
 
-def _lengths(values: Any) -> Iterator[int]:
-    """Yield the length of each tensor in nested values."""
-    if isinstance(values, torch.Tensor):
-        yield len(values)
-    elif isinstance(values, dict | list | tuple):
-        for value in values.values() if isinstance(values, dict) else values:
-            yield from _lengths(value)
-
-
-def _gathered(outputs: Sequence[Any]) -> Any:
+def _joined(*values: Any) -> Any:
     """Join the outputs of replicas like torch's `gather`. Scalars become a vector."""
-    first = outputs[0]
-    if isinstance(first, torch.Tensor):
-        return torch.stack(list(outputs)) if first.dim() == 0 else torch.cat(list(outputs))
-    if isinstance(first, dict):
-        return type(first)(**{key: _gathered([output[key] for output in outputs]) for key in first})
-    if isinstance(first, list | tuple):
-        parts = [_gathered(values) for values in zip(*outputs, strict=True)]
-        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
-    return first
+    if not torch.is_tensor(values[0]):
+        return values[0]
+    return torch.cat([torch.atleast_1d(value) for value in values])
 
 
 def _deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer, micro_batch: int) -> Any:

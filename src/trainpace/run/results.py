@@ -190,6 +190,10 @@ _MEASURED = (
 )
 
 
+_OF_THE_TRIAL = "losses peak_memory_gib start_up_s reserved_memory_gib notes environment".split()
+_OF_THE_TRIAL += ["noise_scale", "loss"]
+
+
 class Measured(Record):
     """Measurements of one setup.
 
@@ -239,16 +243,9 @@ def measured_of(result: TrialResult) -> Measured:
     return Measured(
         trials_ms=(result.step_time_ms,),
         first_interval_ms=result.interval_ms,
-        losses=result.losses,
         data_wait_ms=middle(result.data_wait_ms),
         compute_ms=middle(compute_ms),
-        peak_memory_gib=result.peak_memory_gib,
-        reserved_memory_gib=result.reserved_memory_gib,
-        start_up_s=result.start_up_s,
-        notes=result.notes,
-        environment=result.environment,
-        noise_scale=result.noise_scale,
-        loss=result.loss,
+        **{name: getattr(result, name) for name in _OF_THE_TRIAL},
     )
 
 
@@ -298,13 +295,6 @@ class RungResult(Record):
         """Fastest alternative, or None if none could be measured."""
         return None if self.chosen is None else self.tried[self.chosen]
 
-    @property
-    def setup_and_measured(self) -> tuple[Setup, Measured]:
-        """Setup and measurement of the fastest alternative."""
-        assert self.best is not None
-        assert self.best.measured is not None
-        return self.best.setup, self.best.measured
-
 
 class EndToEnd(Record):
     """Comparison of the first setup and the last kept one, in alternating trials after the climb.
@@ -343,7 +333,9 @@ class LadderResult(Record):
     @property
     def start(self) -> Measured:
         """Measurement of the baseline."""
-        return self.baseline.setup_and_measured[1]
+        assert self.baseline.best is not None
+        assert self.baseline.best.measured is not None
+        return self.baseline.best.measured
 
     @property
     def kept_attempt(self) -> Attempt:
@@ -466,7 +458,7 @@ def _row(
     ladder: LadderResult, result: RungResult, title: str, precompute_s: float, total_before: float
 ) -> LadderRow:
     """Return the row of a rung. If nothing was measured, it shows the first alternative."""
-    best = result.best or (result.tried[0] if result.tried else None)
+    best = result.best or next(iter(result.tried), None)
     row = LadderRow(title=title, kept=False, why=result.reason)
     if best is None:
         return row
@@ -499,11 +491,11 @@ def entry_of_trial(attempt: Attempt, device: str, seed: int, model: str) -> Entr
     """Return a trial and its forecast as a journal entry."""
     e, measured, foreseen = attempt.setup.execution, attempt.measured, attempt.foreseen
     fields: dict[str, Any] = {}
-    if foreseen.step_ms is not None and foreseen.interval_ms is not None:
+    if (interval := foreseen.interval_ms) is not None:
         fields = {
             "forecast_ms": foreseen.step_ms,
-            "forecast_low_ms": foreseen.interval_ms.low,
-            "forecast_high_ms": foreseen.interval_ms.high,
+            "forecast_low_ms": interval.low,
+            "forecast_high_ms": interval.high,
             "forecast_basis": foreseen.basis,
         }
     if measured is None:

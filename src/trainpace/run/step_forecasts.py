@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -325,10 +326,11 @@ def rank_threads(setup: Setup) -> int:
     )
 
 
+@dataclass
 class LadderForecasts:
     """Forecaster of step times for the setups of one ladder on this machine.
 
-    Args:
+    Attributes:
         folder: Folder for machine profiles with several ranks. A resumed ladder reads them again.
         device: Kind of device: "cpu" or "cuda".
         whole: Returns the machine's profile with all cores.
@@ -338,22 +340,17 @@ class LadderForecasts:
         between_nodes: Returns the links that `trainpace calibrate --hosts` has timed.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        device: str,
-        whole: Callable[[], MachineProfile],
-        tell: Tell,
-        timeout_s: float,
-        seed: int = 0,
-        between_nodes: Callable[[], HostLinks | None] = lambda: None,
-    ) -> None:
-        self._folder, self._device, self._whole, self._tell = folder, device, whole, tell
-        self._timeout_s, self._seed, self._between_nodes = timeout_s, seed, between_nodes
-        self._workloads: dict[tuple[str, str], Workload] = {}
-        self._costs: dict[tuple[str | None, int, bool], LoaderCost] = {}
-        self._links: dict[int, HostLinks] = {}
-        self._failed: dict[tuple[int, int], NotCalibrated] = {}
+    folder: Path
+    device: str
+    whole: Callable[[], MachineProfile]
+    tell: Tell
+    timeout_s: float
+    seed: int = 0
+    between_nodes: Callable[[], HostLinks | None] = lambda: None
+    _workloads: dict[tuple[str, str], Workload] = field(default_factory=dict)
+    _costs: dict[tuple[str | None, int, bool], LoaderCost] = field(default_factory=dict)
+    _links: dict[int, HostLinks] = field(default_factory=dict)
+    _failed: dict[tuple[int, int], NotCalibrated] = field(default_factory=dict)
 
     def forecast(
         self, setups: Sequence[Setup], measured: Sequence[MeasuredCompute]
@@ -376,7 +373,7 @@ class LadderForecasts:
         if setup.loader.shards is not None and not Path(setup.loader.shards).is_dir():
             return StepForecast(reason="the shards do not exist yet, so reading them is not timed")
         e, cost = setup.execution, self._costs.get(_cost_key(setup))
-        threads = rank_threads(setup) if self._device == "cpu" else 1.0
+        threads = rank_threads(setup) if self.device == "cpu" else 1.0
         shared = RankShare(allowed_cores() / e.nproc_per_node, threads)
         try:
             step = self._step(setup, near, cost, shared)
@@ -407,8 +404,8 @@ class LadderForecasts:
     def _forecast(self, setup: Setup) -> Forecast:
         """Forecast the compute and the collectives of a setup, without loading."""
         e, workload = setup.execution, self._workload(setup)
-        on_cpu, several = self._device == "cpu", e.nnodes > 1
-        links = self._between_nodes() if several and on_cpu else None
+        on_cpu, several = self.device == "cpu", e.nnodes > 1
+        links = self.between_nodes() if several and on_cpu else None
         if several and links is None:
             raise TrainpaceError("the links between the nodes are unknown.")
         if not on_cpu:
@@ -430,9 +427,9 @@ class LadderForecasts:
         form = form_of(setup.execution.precision)
         key = (setup.task, form)
         if key not in self._workloads:
-            self._tell(f"tracing {setup.task}")
-            variant = Variant(cpu=self._device == "cpu")
-            self._workloads[key] = load_workload(setup.task, (form,), variant, self._timeout_s)
+            self.tell(f"tracing {setup.task}")
+            variant = Variant(cpu=self.device == "cpu")
+            self._workloads[key] = load_workload(setup.task, (form,), variant, self.timeout_s)
         return self._workloads[key]
 
     def _profile(self, ranks: int, threads: int) -> MachineProfile:
@@ -440,7 +437,7 @@ class LadderForecasts:
 
         The ranks calibrate at the same time, because they share the machine.
         """
-        file = self._folder / f"machine-{ranks}x{threads}.json"
+        file = self.folder / f"machine-{ranks}x{threads}.json"
         if file.exists():
             return load(file, MachineProfile)
         if (ranks, threads) in self._failed:
@@ -458,10 +455,10 @@ class LadderForecasts:
 
     def _calibrated(self, ranks: int, threads: int) -> MachineProfile:
         if ranks == 1 and threads == rank_threads(Setup(task="", execution=Execution())):
-            return self._whole()
+            return self.whole()
         processes = f"{ranks} process{'es' if ranks > 1 else ''}"
         each = counted(threads, "thread")
-        self._tell(f"calibrating {processes} with {each} for {CALIBRATION_S:.0f} s")
+        self.tell(f"calibrating {processes} with {each} for {CALIBRATION_S:.0f} s")
         with ThreadPoolExecutor(ranks) as pool:
             profile, *_ = pool.map(
                 lambda _: calibrate(CALIBRATION_S, threads=threads), range(ranks)
@@ -470,7 +467,7 @@ class LadderForecasts:
 
     def _ranks_links(self, ranks: int) -> HostLinks:
         if ranks not in self._links:
-            self._tell(f"timing all-reduces of {ranks} processes")
+            self.tell(f"timing all-reduces of {ranks} processes")
             self._links[ranks] = links_of(
                 measure_allreduce(ranks, "gloo", ALLREDUCE_BYTES, ALLREDUCE_REPEATS)
             )
@@ -485,8 +482,8 @@ class LadderForecasts:
                 sizes = batch_sizes.setdefault((s.task, s.loader.shards, s.loader.workers > 0), [])
                 sizes += [s.execution.micro_batch] if s.execution.micro_batch not in sizes else []
         for (task, shards, workers), sizes in batch_sizes.items():
-            self._tell("timing samples" + (" of the shards" if shards else ""))
-            costs = loader_costs(task, shards, sizes, workers, self._seed, COST_TIMEOUT_S)
+            self.tell("timing samples" + (" of the shards" if shards else ""))
+            costs = loader_costs(task, shards, sizes, workers, self.seed, COST_TIMEOUT_S)
             self._costs |= {
                 (shards, size, workers): cost for size, cost in zip(sizes, costs, strict=True)
             }

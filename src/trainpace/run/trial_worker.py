@@ -644,17 +644,13 @@ class _Steps:
             last_ms = self._timed(1)
         steps.clear()
         self.data_wait_ms.clear()
-        if t.steps is not None:
-            while (left := t.steps - len(steps)) > 0:
-                self._timed(min(MOST_BETWEEN_AGREEMENTS, left))
-            return
+        most, fewest = (MOST_STEPS, FEWEST_STEPS) if t.steps is None else (t.steps, t.steps)
         deadline = time.perf_counter() + t.seconds
         over = 0.0
-        while len(steps) < MOST_STEPS and (not over or len(steps) < FEWEST_STEPS):
+        while len(steps) < most and (not over or len(steps) < fewest):
             last_ms = _of_ranks("first", last_ms, device)
-            last_ms = self._timed(
-                max(1, min(MOST_BETWEEN_AGREEMENTS, int(AGREE_EVERY_MS / last_ms)))
-            )
+            count = min(MOST_BETWEEN_AGREEMENTS, int(AGREE_EVERY_MS / last_ms), most - len(steps))
+            last_ms = self._timed(max(1, count))
             over = _of_ranks("first", float(time.perf_counter() > deadline), device)
 
     def noise_scale(self) -> tuple[dict[str, float], tuple[str, ...]]:
@@ -675,14 +671,9 @@ class _Steps:
             scale = noise_scale(norms.norms())
         except TrainpaceError as error:
             return {}, (str(error),)
-        values = {
-            "samples": scale.samples,
-            "low": scale.low,
-            "high": scale.high,
-            "steps": float(scale.steps),
-        }
-        notes = (scale.reason,) if scale.reason else ()
-        return {name: value for name, value in values.items() if value is not None}, notes
+        values = {name: getattr(scale, name) for name in ("samples", "low", "high", "steps")}
+        known = {name: float(value) for name, value in values.items() if value is not None}
+        return known, (scale.reason,) if scale.reason else ()
 
     def _timed(self, count: int) -> float:
         """Run `count` steps, wait for the device, and return the time of the last step in ms."""
