@@ -36,7 +36,6 @@ READ_FILES = {
     "workload/workloads.py": "packaged; and the cache, whose damaged files are thrown away",
     "offers/offer.py": "packaged",
     "configs/settings.py": "packaged",
-    "configs/files.py": "writes backups",
     "measure/device.py": "/proc",
     "shards/opened_files.py": "/proc, and files that user code reads",
     "shards/dataset.py": "shards, with checksums",
