@@ -89,8 +89,6 @@ def test_products_beside_the_datasheet():
     ("device", "name", "status"),
     [
         ("A100", "bf16", "problem"),
-        ("A100", "fp8", None),
-        ("H100", "fp8", "problem"),
         (None, "bf16", "note"),
         ("T4", "tf32", None),
         ("A100", "fp32", "problem"),
@@ -108,11 +106,6 @@ def test_a_format_that_fails(device, name, status):
     assert all(
         f"in {name}" in check.finding and "no kernel image" in check.finding for check in found
     )
-
-
-def test_slow_fp8_is_no_fault():
-    (check,) = products(find_device("H100"), fp8=300.0)
-    assert check.status == "ok"
 
 
 @pytest.mark.parametrize(("pinned", "status"), [(24.0, "ok"), (6.0, "problem")])

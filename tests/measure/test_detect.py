@@ -115,12 +115,7 @@ def test_nothing_to_read(tmp_path, monkeypatch, server):
     server(cores=(None, None))
     monkeypatch.delattr(os, "sched_getaffinity")
     m = detect(tmp_path)
-    assert (
-        m.cpu.logical_cores,
-        m.cpu.usable_cores,
-        m.cpu.l2_bytes,
-        m.container,
-    ) == (None,) * 4
+    assert (m.cpu.logical_cores, m.cpu.usable_cores, m.cpu.l2_bytes, m.container) == (None,) * 4
     assert m.gpus == ()
     assert m.python
     assert warnings_of(m) == ()

@@ -116,13 +116,11 @@ class Inner(Data, torch.utils.data.Dataset):
 
 
 def test_datasets_side_by_side_have_chains_of_their_own():
-    parts = [Inner(Compose(Burn(2), Noise()), length=4) for _ in range(6)]
-    rest, burned, noise = transform_stages(
-        target_of(torch.utils.data.ConcatDataset(parts)), range(24)
-    )
-    assert (rest.name, burned.name, noise.name) == (REST, "Burn", "Noise")
-    assert burned.cpu_ms == pytest.approx(2, rel=0.3)  # all six, together
-    assert (burned.offline, noise.offline, noise.random) == (True, False, True)
+    parts = [Inner(Compose(Burn(2), Noise()), length=4) for _ in range(2)]
+    rest, *stages = transform_stages(target_of(torch.utils.data.ConcatDataset(parts)), range(8))
+    assert (rest.name, [s.name for s in stages]) == (REST, ["Burn", "Noise"] * 2)
+    assert sum(s.cpu_ms for s in stages if s.name == "Burn") == pytest.approx(2, rel=0.3)
+    assert [s.offline for s in stages] == [True, False] * 2
 
 
 def test_the_transforms_are_ranked_and_the_random_ones_marked():

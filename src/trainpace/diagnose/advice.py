@@ -28,6 +28,7 @@ from trainpace.diagnose.shares import (
     part_ms,
     proof,
     proof_in_words,
+    same_host,
     sets_the_pace,
 )
 from trainpace.watch import Rank, batches_per_step
@@ -179,11 +180,7 @@ def _straggler(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     if not lost:
         return
     slow = next((r for r in ranks if r.rank == split.slowest_rank), ranks[0])
-    rest = [r for r in ranks if r is not slow]
-    more = {
-        part: _alone_ms(slow, part) - (fmean(_alone_ms(r, part) for r in rest) if rest else 0.0)
-        for part in slow.parts_ms
-    }
+    more = _lag_ms(slow, [r for r in ranks if r is not slow])
     part = max(more, key=lambda name: more[name])
     spent_in = "the script's own code" if part == "other" else part.replace("_", " ")
     where = next((f", at {line.line}" for line in slow.lines if line.part == part), "")
@@ -203,6 +200,14 @@ def _straggler(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
             else "the time that others wait for it in collectives"
         ),
     )
+
+
+def _lag_ms(slow: Rank, rest: Sequence[Rank]) -> dict[str, float]:
+    """Return how much longer a rank takes than the mean of the others in each part of the step."""
+    return {
+        part: _alone_ms(slow, part) - (fmean(_alone_ms(r, part) for r in rest) if rest else 0.0)
+        for part in slow.parts_ms
+    }
 
 
 def _alone_ms(rank: Rank, part: str) -> float:
@@ -460,18 +465,18 @@ def _batch_of_samples(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 def _fewer_threads(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     """Advise fewer threads if threads wait for cores."""
     rank, freed = ranks[0], split.by_cause["threads"]
-    here = [r for r in ranks if r.host == rank.host]
+    here = same_host(ranks)
     processes = sum(1 + r.beside for r in here)
     fewer, cause, saves, basis = rank.fewer_threads, "threads", freed, "steps with fewer threads"
+    waits = ". At the end of every operator all threads wait for the slowest"
     if not freed:
-        fewer, cause = max(1, rank.cpus // processes), "compute"
-        crowded = sum(r.threads * (1 + r.beside) for r in here) > rank.cpus
-        if rank.accelerator or not crowded or fewer >= rank.threads:
+        fewer, cause, waits = max(1, rank.cpus // processes), "compute", ""
+        threads = sum(r.threads * (1 + r.beside) for r in here)
+        if rank.accelerator or threads <= rank.cpus or fewer >= rank.threads:
             return
         delayed = min(1.0, fmean(r.delayed_share for r in here))
         saves = (split.by_cause["compute"] + split.by_cause["launch"]) * delayed
         basis = "the time in which the processes waited for a core"
-    waits = ". At the end of every operator all threads wait for the slowest" if freed else ""
     yield advice(
         split,
         cause,

@@ -154,7 +154,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     worth = WORTH * (step - parts.by_cause["threads"])
     each, endless = _steps_per_epoch(ranks[0], step)
     stated = None if epochs is not None else stated_length(recording.command) or ranks[0].stated
-    job_steps = _job_steps(each, epochs, stated)
+    job_steps, job_epochs = _length(each, epochs, stated)
     low_ms, high_ms = _step_interval(recording, step)
     return Diagnosis(
         verdict=top.cause,
@@ -171,7 +171,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
         steps_per_epoch=each,
         job_steps=job_steps,
         job_by="" if stated is None else stated.words,
-        epochs=_epochs(each, epochs, stated, job_steps),
+        epochs=job_epochs,
         # On a crowded machine, other programs slow down the reference matmul as well.
         share_of_roof=None if crowded else _share_of_roof(ranks[0], parts.by_cause["compute"]),
     )
@@ -217,29 +217,21 @@ def _steps_per_epoch(rank: Rank, step_ms: float) -> tuple[float | None, list[str
     ]
 
 
-def _job_steps(
+def _length(
     steps_per_epoch: float | None, epochs: float | None, stated: StatedLength | None
-) -> float | None:
-    """Return the steps of the whole training, or None if unknown.
+) -> tuple[float | None, float | None]:
+    """Return (steps, epochs) of the whole training, with None for unknown ones.
 
     The length that the script gives (`stated`) takes precedence over `epochs`.
     """
+    steps = None
     if stated is not None:
-        if stated.steps is not None:
-            return stated.steps
-        epochs = stated.epochs
-    return None if epochs is None or steps_per_epoch is None else epochs * steps_per_epoch
-
-
-def _epochs(
-    steps_per_epoch: float | None,
-    epochs: float | None,
-    stated: StatedLength | None,
-    job_steps: float | None,
-) -> float | None:
-    if job_steps is not None and steps_per_epoch:
-        return job_steps / steps_per_epoch
-    return epochs if stated is None else stated.epochs
+        steps, epochs = stated.steps, stated.epochs
+    if steps is None and epochs is not None and steps_per_epoch is not None:
+        steps = epochs * steps_per_epoch
+    if steps is not None and steps_per_epoch:
+        epochs = steps / steps_per_epoch
+    return steps, epochs
 
 
 def _step_interval(recording: Recording, step_ms: float) -> tuple[float, float]:

@@ -67,17 +67,11 @@ LEAST_SHARED_MEMORY_GIB = 1.0
 Batches of images need hundreds of MiB. Docker gives containers 64 MiB, and loader workers then end
 with "bus error".
 """
-UNJUDGED = ("fp8",)
-"""Number formats that are not compared with the datasheet.
-
-torch's own fp8 matmul accumulates more exactly than the datasheet's peak assumes.
-"""
 _PEAKS = {
     "fp32": ("fp32_tflops",),
     "tf32": ("tf32_tensor_tflops",),
     "bf16": ("bf16_tensor_tflops",),
     "fp16": ("fp16_tensor_tflops", "fp16_tflops"),
-    "fp8": ("fp8_tensor_tflops",),
 }
 WATCHED = """import signal
 signal.alarm({seconds})  # a device that hangs ends this part alone
@@ -343,22 +337,15 @@ def machine_checks(machine: Machine) -> Iterator[Check]:
 
 def software_check(values: Mapping[str, Any], machine: Machine, kind: str) -> Iterator[Check]:
     """Check that torch fits the driver, supports collectives, and has enough shared memory."""
-    versions, accelerator = values["versions"], values["accelerator"]
-    devices = f"{values['count']} x {values['name'] or kind}"
-    if kind == "cpu":
-        devices = (
-            f"a device of kind {accelerator}, not examined" if accelerator else "no accelerator"
-        )
-    named = [f"{name} {version}" for name, version in versions.items() if name != "gpu"]
-    yield _ok("torch", ", ".join([f"torch {values['torch']} sees {devices}", *named]) + ".")
-    if accelerator is None and machine.gpus:
+    yield _ok("torch", _torch_in_words(values, kind))
+    if values["accelerator"] is None and machine.gpus:
         yield _problem(
             "torch",
             f"The driver shows {machine.gpus[0].name or 'a GPU'}, but this torch sees no GPU.",
             "Install a build of torch for CUDA: pytorch.org/get-started.",
         )
-    driver = next((gpu.cuda for gpu in machine.gpus if gpu.cuda), "")
-    built = versions.get("cuda", "")
+    driver = next((gpu.cuda for gpu in machine.gpus), None)
+    built = values["versions"].get("cuda")
     if _major(built) > _major(driver) > 0:
         yield _problem(
             "torch",
@@ -381,8 +368,17 @@ def software_check(values: Mapping[str, Any], machine: Machine, kind: str) -> It
         )
 
 
-def _major(version: str) -> int:
-    return int(version.split(".")[0] or 0)
+def _torch_in_words(values: Mapping[str, Any], kind: str) -> str:
+    devices = f"{values['count']} x {values['name'] or kind}"
+    if kind == "cpu":
+        other = values["accelerator"]
+        devices = f"a device of kind {other}, not examined" if other else "no accelerator"
+    versions = [f"{name} {v}" for name, v in values["versions"].items() if name != "gpu"]
+    return ", ".join([f"torch {values['torch']} sees {devices}", *versions]) + "."
+
+
+def _major(version: str | None) -> int:
+    return int((version or "0").split(".")[0])
 
 
 def clock_check(values: Mapping[str, float]) -> Check:
@@ -422,7 +418,7 @@ def _speed_check(values: Mapping[str, float], device: Device | None) -> Check:
     for name in [n for n in _PEAKS if n in values]:
         peak = _peak_tflops(device, name)
         parts.append(f"{name} {_tflops(values[name], peak)}")
-        if peak and values[name] < LEAST_MATMUL_SHARE * peak and name not in UNJUDGED:
+        if peak and values[name] < LEAST_MATMUL_SHARE * peak:
             low.append(name)
     if not parts:
         return _failed("products", "No matrix product could be computed.")

@@ -10,7 +10,7 @@ from statistics import fmean
 from msgspec.structs import replace
 
 from trainpace.core.units import format_number
-from trainpace.diagnose.shares import Advice, Split, advice, of_trial
+from trainpace.diagnose.shares import Advice, Split, advice, of_trial, same_host
 from trainpace.measure import LoaderCost, step_ms
 from trainpace.watch import Rank, batches_per_step
 
@@ -67,7 +67,7 @@ def _compute_ms(rank: Rank, split: Split) -> float:
 
 
 def _cores(ranks: Sequence[Rank]) -> float:
-    return max(1.0, ranks[0].cpus / sum(r.host == ranks[0].host for r in ranks))
+    return max(1.0, ranks[0].cpus / len(same_host(ranks)))
 
 
 def with_workers_ms(ranks: Sequence[Rank], split: Split, workers: int) -> float:
@@ -178,21 +178,22 @@ def offline(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     cheap = cost.sample_wall_ms <= READ_BACK_MS and (rank.loader.one_by_one or not joins_longer)
     if cheap or batch <= max(LEAST_BATCH_MS, 0.05 * _compute_ms(rank, split)):
         return
-    joining = cost.collate_ms * batches_per_step(rank)
-    remains = 0.0 if rank.loader.workers or joins_longer else joining
-    first = " First move the work of the collate function on each sample into the dataset."
+    how = (
+        "Random steps such as augmentation must stay in the training, and their time is not saved."
+        " trainpace precompute FILE.py:NAME writes everything else to shards; NAME is a function"
+        f" without arguments that returns your {rank.loader.dataset.rpartition('.')[2]} without the"
+        " random steps. Add --estimate to see the cost first."
+    )
+    remains = 0.0 if rank.loader.workers else cost.collate_ms * batches_per_step(rank)
+    if joins_longer:
+        remains = 0.0
+        how += " First move the work of the collate function on each sample into the dataset."
     yield advice(
         split,
         "data",
         max(0.0, rank.parts_ms["data"] - remains) + slowed,
         title="prepare samples once, offline",
-        how=(
-            "Random steps such as augmentation must stay in the training, and their time is not"
-            " saved. trainpace precompute FILE.py:NAME writes everything else to shards; NAME is a"
-            " function without arguments that returns your"
-            f" {rank.loader.dataset.rpartition('.')[2]} without the random steps. Add --estimate to"
-            f" see the cost first.{first if joins_longer else ''}"
-        ),
+        how=how,
         basis=(
             "the wait for data minus collating, plus the time by which workers slow down computing;"
             " reading shards and random augmentation would still take time"
@@ -279,8 +280,7 @@ def crowding_cores(ranks: Sequence[Rank]) -> float:
 
     Returns 0 if the cores suffice for the workers and the model's threads.
     """
-    first = ranks[0]
-    here = [r for r in ranks if r.host == first.host]
+    first, here = ranks[0], same_host(ranks)
     busy = math.fsum(map(_worker_cores, here))
     threads = min(sum(r.threads for r in here), first.cpus)
     crowded = busy >= LEAST_CORES and busy + threads > first.cpus

@@ -69,20 +69,20 @@ class _Report:
     def read(self) -> None:
         strings, columns = self._strings, self._tables.get(KERNELS, ())
         named = "demangledName" if "demangledName" in columns else "shortName"
-        for *span, key, identity in self._spans(KERNELS, "globalPid", named, "correlationId"):
-            self._put("kernels", span, strings.get(key, "a kernel without a name"), identity)
-        for *span, kind, identity in self._spans(COPIES, "globalPid", "copyKind", "correlationId"):
-            self._put("copies", span, COPY_KINDS.get(kind, "Memcpy"), identity)
-        for *span, identity in self._spans(FILLS, "globalPid", "correlationId"):
-            self._put("copies", span, "Memset", identity)
-        for *span, key, identity in self._spans(CALLS, "globalTid", "nameId", "correlationId"):
-            self._put("calls", span, strings.get(key, "a call without a name"), identity)
-        for *span, text, key, kind in self._spans(
-            RANGES, "globalTid", "text", "textId", "eventType"
+        for column, table, owner, key, names, unnamed in (
+            ("kernels", KERNELS, "globalPid", named, strings, "a kernel without a name"),
+            ("copies", COPIES, "globalPid", "copyKind", COPY_KINDS, "Memcpy"),
+            ("copies", FILLS, "globalPid", "value", {}, "Memset"),
+            ("calls", CALLS, "globalTid", "nameId", strings, "a call without a name"),
         ):
+            rows = self._rows(table, "start", "end", owner, key, "correlationId")
+            for *span, value, identity in rows:
+                self._put(column, span, names.get(value, unnamed), identity)
+        rows = self._rows(RANGES, "start", "end", "globalTid", "text", "textId", "eventType")
+        for *span, text, key, kind in rows:
             if span[1] is not None and (kind is None or kind in RANGE_TYPES):
-                given = text if isinstance(text, str) and text else None
-                self._put("ranges", span, given or strings.get(key, "a range without a name"))
+                name = text or strings.get(key, "a range without a name")
+                self._put("ranges", span, str(name))
 
     def _put(self, column: str, span: Sequence[Any], name: str, identity: Any = None) -> None:
         start, end, owner = span
@@ -96,9 +96,6 @@ class _Report:
         )
         begins, ends = ((ns - self._origin) / 1e3 for ns in (start, end))
         into.add(begins, ends, self._names.number(name), identity_of(identity))
-
-    def _spans(self, table: str, owner: str, *more: str) -> Iterator[Sequence[Any]]:
-        return self._rows(table, "start", "end", owner, *more)
 
     def _rows(self, table: str, *columns: str) -> Iterator[Sequence[Any]]:
         """Yield the rows of a table, with None for missing columns.

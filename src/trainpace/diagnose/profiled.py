@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -207,8 +206,21 @@ def _waiting_for_one(ranks: Sequence[RankShares]) -> tuple[float, int | None]:
 
 
 def _warnings(ranks: Sequence[RankShares]) -> Iterator[str]:
-    first, fewest = ranks[0], min(rank.steps for rank in ranks)
-    if not first.told_by:
+    first = ranks[0]
+    yield from _step_warnings(first, min(rank.steps for rank in ranks))
+    world = max(rank.world_size or 0 for rank in ranks)
+    if world > len(ranks):
+        yield f"{len(ranks)} of {world} ranks are here."
+    if not first.on_device:
+        yield "No kernel of a GPU is in this trace; its times are the host's."
+    elif any(rank.made_by.startswith("torch") for rank in ranks):
+        yield "A profiler slows the host, so launching takes less time without it."
+    if skipped := sum(rank.skipped for rank in ranks):
+        yield f"{skipped:,} events with impossible times were skipped."
+
+
+def _step_warnings(rank: RankShares, fewest: int) -> Iterator[str]:
+    if not rank.told_by:
         yield (
             "The trace does not mark steps, so all of it counts as one. Call prof.step() after each"
             " step, or name the steps with NVTX."
@@ -216,15 +228,6 @@ def _warnings(ranks: Sequence[RankShares]) -> Iterator[str]:
     elif fewest < FEW_STEPS:
         counted = "one step" if fewest == 1 else f"{fewest} steps"
         yield f"Only {counted} could be counted, so the times are rough."
-    worlds: set[Any] = {rank.world_size for rank in ranks} - {None}
-    if worlds and max(worlds) > len(ranks):
-        yield f"{len(ranks)} of {max(worlds)} ranks are here."
-    if not first.on_device:
-        yield "No kernel of a GPU is in this trace; its times are the host's."
-    elif any(rank.made_by.startswith("torch") for rank in ranks):
-        yield "A profiler slows the host, so launching takes less time without it."
-    if skipped := sum(rank.skipped for rank in ranks):
-        yield f"{skipped:,} events with impossible times were skipped."
 
 
 _HOST_CHANGES = (

@@ -191,6 +191,11 @@ def _in_rounds(
     return plain, without
 
 
+def same_host(ranks: Sequence[Rank]) -> list[Rank]:
+    """Return the ranks on the host of the first rank."""
+    return [r for r in ranks if r.host == ranks[0].host]
+
+
 def proof(ranks: Sequence[Rank], trial: str) -> Proof | None:
     """Compare the step times with and without an intervention.
 

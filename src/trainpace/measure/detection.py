@@ -339,8 +339,6 @@ _BLOCK_BYTES = 8 * 2**20
 _MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs"})
 _CACHED_SHARE = 0.1
 """Share of sampled pages in memory above which a read does not measure the storage."""
-_CACHED_SPEED_RATIO = 0.5
-"""Ratio of second to first read time above which the first read also came from memory."""
 
 
 def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES) -> Storage:
@@ -360,8 +358,7 @@ def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES
             write_s = _write_s(handle, block, size_bytes)
             evictable = drop_from_cache(handle)
             cached = share_in_cache(handle, size_bytes)
-            first_s = _read_s(handle, len(block))
-            second_s = _read_s(handle, len(block))
+            read_s = _read_s(handle, len(block))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise TrainpaceError(
@@ -370,15 +367,17 @@ def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES
             ) from None
         reason = f"cannot probe the storage of {folder}: {os_reason(error)}."
         raise TrainpaceError(reason, "Name a folder that can be written to.") from None
-    from_cache = (
-        cached > _CACHED_SHARE if cached is not None else second_s / first_s > _CACHED_SPEED_RATIO
-    )
     return Storage(
         filesystem=filesystem,
         size_bytes=size_bytes,
         write_gb_per_s=size_bytes / write_s / 1e9,
-        read_gb_per_s=size_bytes / first_s / 1e9,
-        read_from_cache=from_cache or not evictable or filesystem in _MEMORY_FILESYSTEMS,
+        read_gb_per_s=size_bytes / read_s / 1e9,
+        read_from_cache=(
+            not evictable
+            or cached is None
+            or cached > _CACHED_SHARE
+            or filesystem in _MEMORY_FILESYSTEMS
+        ),
     )
 
 

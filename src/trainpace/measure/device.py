@@ -5,7 +5,6 @@ A watched script imports this module, so it needs only torch.
 
 import contextlib
 import itertools
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +23,6 @@ KINDS = {
     "mps": "MPS is for Apple silicon under macOS",
 }
 """Kinds of accelerators that torch supports, with a hint for a torch that does not find one."""
-COPIED_BYTES = 64 * 2**20
-HEAD_START = 2.0
-"""Duration of filler copies before a step, in multiples of the step's launch time on the host."""
-SHORTEST_COPY_MS = 0.05
-MOST_COPIES = 500
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 """Value for clear_refs that resets VmHWM (Linux, Documentation/filesystems/proc.rst)."""
@@ -235,44 +229,6 @@ def launch_ms(kind: str, step: Callable[[], object]) -> float:
     launched = time.perf_counter()
     synchronize(kind)
     return 1e3 * (launched - start)
-
-
-def queued_ms(kind: str, step: Callable[[], object], host_ms: float) -> float | None:
-    """Return the device's time for a step without gaps between kernels, in ms.
-
-    Filler copies keep the stream busy while the host launches the step, so the device never waits
-    for the host.
-
-    Returns None if the device began the step before the host had launched all of it. Either the
-    copies take no time or block the host, or the step has more launches than the device can queue
-    (about a thousand on CUDA).
-    """
-    host = torch.empty(COPIED_BYTES, dtype=torch.uint8).pin_memory()
-    device = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=kind)
-
-    def copies(count: int) -> None:
-        for _ in range(count):
-            device.copy_(host, non_blocking=True)
-
-    copies(1)
-    copy_ms, _ = _span(kind, lambda: copies(1), lambda: None)
-    if copy_ms < SHORTEST_COPY_MS or HEAD_START * host_ms / copy_ms > MOST_COPIES:
-        return None
-    ms, queued = _span(kind, step, lambda: copies(1 + math.ceil(HEAD_START * host_ms / copy_ms)))
-    return ms if queued else None
-
-
-def _span(kind: str, work: Callable[[], object], before: Callable[[], None]) -> tuple[float, bool]:
-    """Return (ms of `work` by events, True if the host launched it all before the device began)."""
-    synchronize(kind)
-    begin, end = (torch.Event(kind, enable_timing=True) for _ in range(2))
-    before()
-    begin.record()
-    work()
-    end.record()
-    queued = not begin.query()
-    synchronize(kind)
-    return float(begin.elapsed_time(end)), queued
 
 
 class MemoryMeter:

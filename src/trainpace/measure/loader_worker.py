@@ -20,7 +20,6 @@ import math
 import os
 import pstats
 import random
-import re
 import sys
 import time
 import warnings
@@ -660,18 +659,13 @@ def transform_stages(
 
 
 def _in_order(ran: Sequence[_Timed], samples: int, rest_random: bool) -> Iterator[Stage]:
-    """Yield one stage per transform.
-
-    If several datasets side by side have the same transform, it is one stage.
-    """
+    """Yield one stage per transform."""
     random: list[_Timed] = []
-    stages: dict[tuple[Any, ...], Stage] = {}
-    order: Counter[str] = Counter()
     for t in ran:
         random += [t] if t.random else []
         # Image and target have separate chains of transforms, and so have datasets side by side.
         after_random = any(r.kind == t.kind and r.branch.startswith(t.branch) for r in random)
-        stage = Stage(
+        yield Stage(
             name=t.name,
             kind=t.kind,
             wall_ms=t.wall_ms / samples,
@@ -679,22 +673,6 @@ def _in_order(ran: Sequence[_Timed], samples: int, rest_random: bool) -> Iterato
             random=t.random,
             offline=not (rest_random or after_random),
         )
-        order[t.branch] += 1
-        side_by_side = re.sub(r"\[[0-9]+\]", "[]", t.branch)
-        key = (side_by_side, order[t.branch], stage.name, stage.kind)
-        stages[key] = _added(stages[key], stage) if key in stages else stage
-    yield from stages.values()
-
-
-def _added(one: Stage, other: Stage) -> Stage:
-    return replace(
-        one,
-        wall_ms=one.wall_ms + other.wall_ms,
-        cpu_ms=(one.cpu_ms or 0.0) + (other.cpu_ms or 0.0),
-        # If it was random in only one of the datasets, chance hid it in the other.
-        random=one.random or other.random,
-        offline=one.offline and other.offline,
-    )
 
 
 def is_random(target: LoaderTarget, index: int) -> bool:

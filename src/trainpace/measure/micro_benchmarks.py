@@ -73,20 +73,18 @@ def _calibrate(seconds: float, machine: Machine) -> MachineProfile:
     torch.manual_seed(0)
     begin = time.perf_counter()
     form = _roofline()
-    timed, first_spread = _time_group(range(BLOCKS_OF_A_GROUP))
-    spreads = [first_spread]
+    timed: list[TimedRow] = []
+    spreads: list[float] = []
     # Timing the same group at the start, in the middle and at the end shows the machine's drift.
     canaries = [_canary_s()]
-    seed, half_way = BLOCKS_OF_A_GROUP, False
-    while (now := time.perf_counter() - begin) < BLOCKS_SHARE * seconds:
-        if not half_way and now > BLOCKS_SHARE * seconds / 2:
-            half_way = True
-            canaries.append(_canary_s())
-        rows, spread = _time_group(range(seed, seed + BLOCKS_OF_A_GROUP))
-        timed += rows
-        spreads.append(spread)
-        seed += BLOCKS_OF_A_GROUP
-    canaries.append(_canary_s())
+    seed = 0
+    for share in (BLOCKS_SHARE / 2, BLOCKS_SHARE):
+        while not timed or time.perf_counter() - begin < share * seconds:
+            rows, spread = _time_group(range(seed, seed + BLOCKS_OF_A_GROUP))
+            timed += rows
+            spreads.append(spread)
+            seed += BLOCKS_OF_A_GROUP
+        canaries.append(_canary_s())
     timings, device = _timings(timed, form), _device(form, machine)
     per_operator, per_view, per_module = _host_us()
     operators = MachineModel(

@@ -1,226 +1,142 @@
 """Networks that a calibration both forecasts and trains, to compare the two times.
 
-They are not real models: they were drawn at random once (benchmarks/random_models.py, seeds 101 to
-104). They never change, so the corrections of different calibrations are comparable.
+They are not real models, so that forecasts of real models can be tested against measurements. They
+never change, so the corrections of different calibrations are comparable.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
 
 from trainpace.workload import Task, image_task
 
 LENGTH = 64
 """Number of tokens per sample of a transformer."""
 Layers = list[nn.Module]
-Make = Callable[..., Any]
+Make = Callable[..., nn.Module]
 
 
 class _Residual(nn.Module):
-    def __init__(self, body: Layers, shortcut: Layers, after: nn.Module) -> None:
+    def __init__(self, body: Layers, shortcut: Layers) -> None:
         super().__init__()
         self.body, self.shortcut = nn.Sequential(*body), nn.Sequential(*shortcut)
-        self.after = after
 
     def forward(self, x: torch.Tensor) -> Any:
-        return self.after(self.body(x) + self.shortcut(x))
+        return self.body(x) + self.shortcut(x)
 
 
 def _group_norm(channels: int) -> nn.Module:
     return nn.GroupNorm(math.gcd(channels, 8), channels)
 
 
-class _Cnn(NamedTuple):
-    """Convolutional classifier of square images.
+def _cnn(
+    channels: int,
+    side: int,
+    stages: tuple[tuple[int, int], ...],
+    norm: Make,
+    activation: Make,
+    kernel: int = 3,
+    stem_stride: int = 1,
+    groups: int = 0,
+) -> Task:
+    """Return a convolutional classifier of square images.
 
-    Attributes:
-        stem: Channels, kernel and stride of the first convolution, and the window of the max pool
-            after it.
-        stages: Channels, number of blocks, and the pool before the blocks or the stride of the
-            first block.
-        groups: Groups of the convolutions in residual blocks. None means plain convolutions without
+    Args:
+        channels: Channels of the images.
+        side: Height and width of the images.
+        stages: Channels and number of blocks of each stage. Each stage but the first halves the
+            image.
+        norm: Normalization layer.
+        activation: Activation layer.
+        kernel: Kernel size.
+        stem_stride: Stride of the first convolution.
+        groups: Groups of the convolutions in residual blocks. 0 means plain convolutions without
             residual blocks.
-        hidden: Width of the hidden layer of the head, or 0.
     """
 
-    channels: int
-    side: int
-    classes: int
-    kernel: int
-    norm: Make
-    activation: Make
-    stem: tuple[int, int, int, int | None]
-    stages: tuple[tuple[int, int, int | Make], ...]
-    dropout: float
-    groups: int | None = None
-    hidden: int = 0
+    def normed(n_in: int, n_out: int, size: int, stride: int) -> Layers:
+        split = groups or 1 if size == kernel and n_in != channels else 1
+        layer = nn.Conv2d(n_in, n_out, size, stride, size // 2, groups=split, bias=False)
+        return [layer, norm(n_out)]
 
-    def task(self) -> Task:
-        width, kernel, stride, pool = self.stem
-        layers = [*self._normed(self.channels, width, kernel, stride), self.activation()]
-        if pool:
-            layers.append(nn.MaxPool2d(pool, 2, 1))
-        for channels, blocks, reduces in self.stages:
-            if not isinstance(reduces, int):
-                layers.append(reduces(2, 2, ceil_mode=True))
-            for i in range(blocks):
-                stride = reduces if i == 0 and isinstance(reduces, int) else 1
-                layers += self._block(width, channels, stride)
-                width = channels
-        side = 4 if self.hidden else 1
-        layers += [nn.AdaptiveAvgPool2d(side), nn.Flatten()]
-        if self.hidden:
-            layers += [nn.Linear(width * side * side, self.hidden), self.activation()]
-        layers += [nn.Dropout(self.dropout), nn.Linear(self.hidden or width, self.classes)]
-        shape = (self.channels, self.side, self.side)
-        return image_task("CNN", nn.Sequential(*layers), shape, self.classes)
-
-    def _block(self, n_in: int, n_out: int, stride: int) -> Layers:
-        body = [*self._normed(n_in, n_out, self.kernel, stride, self.groups), self.activation()]
-        if self.groups is None:
-            return body
-        body += self._normed(n_out, n_out, self.kernel, 1, self.groups)
-        shortcut = [] if n_in == n_out else self._normed(n_in, n_out, 1, stride)
-        return [_Residual(body, shortcut, self.activation())]
-
-    def _normed(
-        self, n_in: int, n_out: int, kernel: int, stride: int, groups: int | None = None
-    ) -> Layers:
-        convolution = nn.Conv2d(
-            n_in, n_out, kernel, stride, kernel // 2, groups=groups or 1, bias=False
-        )
-        return [convolution, self.norm(n_out)]
-
-
-class _CausalLayer(nn.Module):
-    """Decoder layer with attention and feed-forward network.
-
-    Two query heads may share a key head.
-    """
-
-    def __init__(self, a: "_Transformer") -> None:
-        super().__init__()
-        width = a.width
-        self.size, self.norm_first = width // a.heads, a.norm_first
-        self.sizes = [width, a.key_heads * self.size, a.key_heads * self.size]
-        self.qkv, self.out = nn.Linear(width, sum(self.sizes)), nn.Linear(width, width)
-        up, down = nn.Linear(width, a.feed_forward), nn.Linear(a.feed_forward, width)
-        self.feed_forward = nn.Sequential(up, nn.GELU(), down)
-        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-
-    def forward(self, x: torch.Tensor) -> Any:
-        layers: tuple[Make, Make] = (self.attend, self.feed_forward)
-        for layer, norm in zip(layers, self.norms, strict=True):
-            x = x + layer(norm(x)) if self.norm_first else norm(x + layer(x))
-        return x
-
-    def attend(self, x: torch.Tensor) -> Any:
-        parts = self.qkv(x).split(self.sizes, dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in parts)
-        if k.shape[1] < q.shape[1]:
-            k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).flatten(2))
-
-
-class _Transformer(NamedTuple):
-    """Language model, or text classifier if `classes` is given, built from torch's own layers."""
-
-    vocabulary: int
-    width: int
-    layers: int
-    heads: int
-    feed_forward: int
-    norm_first: bool
-    key_heads: int = 0
-    classes: int = 0
-    trains_positions: bool = True
-    tied: bool = False
-
-    def task(self) -> Task:
-        def make_batch(n: int) -> Any:
-            targets = (self.classes, (n,)) if self.classes else (self.vocabulary, (n * LENGTH,))
-            return torch.randint(0, self.vocabulary, (n, LENGTH)), torch.randint(0, *targets)
-
-        task = image_task("transformer", _OnTokens(self), (), self.classes)
-        return task._replace(
-            make_batch=make_batch, sample=f"{LENGTH} tokens", sequence_length=LENGTH
-        )
+    width = stages[0][0]
+    layers = [*normed(channels, width, kernel, stem_stride), activation()]
+    for stage, (n_out, blocks) in enumerate(stages):
+        for block in range(blocks):
+            stride = 2 if stage and block == 0 else 1
+            body = [*normed(width, n_out, kernel, stride), activation()]
+            if groups:
+                shortcut = [] if width == n_out else normed(width, n_out, 1, stride)
+                body = [_Residual([*body, *normed(n_out, n_out, kernel, 1)], shortcut)]
+                body.append(activation())
+            layers += body
+            width = n_out
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.5), nn.Linear(width, 100)]
+    return image_task("CNN", nn.Sequential(*layers), (channels, side, side), 100)
 
 
 class _OnTokens(nn.Module):
-    def __init__(self, a: _Transformer) -> None:
+    """Language model, or text classifier if `classes` is given, built from torch's own layers."""
+
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int,
+        layers: int,
+        heads: int,
+        norm_first: bool = False,
+        classes: int = 0,
+    ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(a.vocabulary, a.width)
-        nn.init.normal_(self.embedding.weight, std=0.02)
-        positions = 0.02 * torch.randn(LENGTH, a.width)
-        self.positions = nn.Parameter(positions, requires_grad=a.trains_positions)
-        self.head = nn.Linear(a.width, a.classes or a.vocabulary, bias=not a.tied)
-        if a.tied:
-            self.head.weight = self.embedding.weight
-        if a.classes:
-            layer = nn.TransformerEncoderLayer(
-                *(a.width, a.heads, a.feed_forward, 0.1, "gelu"),
-                batch_first=True,
-                norm_first=a.norm_first,
-            )
-            encoder = nn.TransformerEncoder(layer, a.layers, enable_nested_tensor=False)
-            layers = [nn.Dropout(0.1), encoder]
-        else:
-            layers = [_CausalLayer(a) for _ in range(a.layers)]
-        self.layers = nn.Sequential(*layers, *([nn.LayerNorm(a.width)] if a.norm_first else []))
-        self.is_classifier = bool(a.classes)
+        self.vocabulary, self.classes = vocabulary, classes
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(0.02 * torch.randn(LENGTH, width))
+        layer = nn.TransformerEncoderLayer(
+            *(width, heads, 4 * width, 0.1, "gelu"), batch_first=True, norm_first=norm_first
+        )
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, classes or vocabulary)
 
     def forward(self, x: torch.Tensor) -> Any:
-        x = self.layers(self.embedding(x) + self.positions)
-        return self.head(x.mean(1)) if self.is_classifier else self.head(x).flatten(0, 1)
+        causal = not self.classes
+        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH) if causal else None
+        x = self.layers(self.embedding(x) + self.positions, mask, is_causal=causal)
+        return self.head(x).flatten(0, 1) if causal else self.head(x.mean(1))
+
+
+def _transformer(*sizes: int, **options: Any) -> Task:
+    model = _OnTokens(*sizes, **options)
+
+    def make_batch(n: int) -> Any:
+        targets = (model.classes, (n,)) if model.classes else (model.vocabulary, (n * LENGTH,))
+        return torch.randint(0, model.vocabulary, (n, LENGTH)), torch.randint(0, *targets)
+
+    task = image_task("transformer", model, (), model.classes)
+    return task._replace(make_batch=make_batch, sample=f"{LENGTH} tokens", sequence_length=LENGTH)
 
 
 _CNNS = (
-    _Cnn(
-        *(3, 64, 100, 3, _group_norm, nn.GELU),
-        stem=(64, 5, 2, None),
-        stages=((64, 4, 1), (128, 1, nn.AvgPool2d), (256, 1, nn.AvgPool2d), (512, 1, nn.AvgPool2d)),
-        dropout=0.5,
-        groups=1,
+    partial(
+        _cnn, 3, 64, ((64, 4), (128, 1), (256, 1), (512, 1)), _group_norm, nn.GELU, 3, 2, groups=1
     ),
-    _Cnn(
-        *(1, 28, 10, 3, nn.BatchNorm2d, nn.GELU),
-        stem=(24, 7, 1, None),
-        stages=((24, 3, 1), (48, 1, nn.MaxPool2d), (96, 1, nn.MaxPool2d)),
-        dropout=0.5,
-        hidden=1024,
-    ),
-    _Cnn(
-        *(3, 32, 10, 3, nn.BatchNorm2d, nn.SiLU),
-        stem=(48, 3, 1, None),
-        stages=(
-            *((48, 3, 1), (96, 4, nn.MaxPool2d), (192, 3, nn.MaxPool2d), (384, 2, nn.MaxPool2d)),
-            (768, 4, 1),
-        ),
-        dropout=0.1,
-        hidden=1024,
-    ),
-    _Cnn(
-        *(3, 160, 10, 5, _group_norm, nn.ReLU),
-        stem=(48, 5, 2, 3),
-        stages=((48, 1, 1), (96, 2, 2), (192, 2, 2)),
-        dropout=0.1,
-        groups=4,
+    partial(_cnn, 1, 28, ((24, 3), (48, 1), (96, 1)), nn.BatchNorm2d, nn.GELU, 5),
+    partial(_cnn, 3, 32, ((48, 3), (96, 4), (192, 3), (384, 2), (768, 2)), nn.BatchNorm2d, nn.SiLU),
+    partial(
+        _cnn, 3, 160, ((48, 1), (96, 2), (192, 2)), _group_norm, nn.ReLU, 5, stem_stride=4, groups=4
     ),
 )
 _TRANSFORMERS = (
-    _Transformer(1000, 480, 12, 6, 960, norm_first=True, key_heads=6),
-    _Transformer(16000, 128, 8, 4, 512, norm_first=False, classes=10, trains_positions=False),
-    _Transformer(256, 256, 8, 4, 1024, norm_first=False, key_heads=2, tied=True),
-    _Transformer(256, 384, 1, 12, 1536, norm_first=True, classes=2),
+    partial(_transformer, 1000, 480, 8, 6, norm_first=True),
+    partial(_transformer, 16000, 128, 8, 4, classes=10),
+    partial(_transformer, 256, 256, 8, 4),
+    partial(_transformer, 256, 384, 1, 12, norm_first=True, classes=2),
 )
 NETWORKS: tuple[tuple[Callable[[], Task], int], ...] = tuple(
-    (network.task, batch)
+    (network, batch)
     for cnn, transformer in zip(_CNNS, _TRANSFORMERS, strict=True)
     for network, batch in ((cnn, 8), (transformer, 4), (cnn, 24))
 )

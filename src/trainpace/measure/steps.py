@@ -31,12 +31,12 @@ from trainpace.measure.device import (
     device_name,
     driver_id,
     launch_ms,
-    queued_ms,
     set_up_device,
     synchronize,
 )
 from trainpace.measure.engine import NoiseNorms, PlainEngine
 from trainpace.measure.gpus import GpuMonitor
+from trainpace.measure.kernels import device_work
 from trainpace.measure.sweep import Conditions
 from trainpace.workload import (
     Task,
@@ -61,7 +61,7 @@ WARMUP_WINDOW, SETTLED_WITHIN, MOST_WARMUP_STEPS = 5, 0.02, 100
 The warm-up ends when the medians of two successive windows agree. In the first steps, cuDNN tries
 algorithms, the allocator grows, and clocks rise.
 """
-QUEUED_STEPS, LONGEST_QUEUED_MS = 3, 1000.0
+EXTRA_STEPS, LONGEST_EXTRA_MS = 3, 1000.0
 """Number of extra steps that show gaps between kernels, and the longest step to repeat.
 
 In longer steps, launches hardly matter.
@@ -330,15 +330,20 @@ def _gaps(kind: str, step: Callable[[], None], step_ms: float) -> dict[str, floa
 
     Returns an empty dict if steps are very long or memory does not suffice.
     """
-    if step_ms > LONGEST_QUEUED_MS:
+    if step_ms > LONGEST_EXTRA_MS:
         return {}
     try:
-        host_ms = median([launch_ms(kind, step) for _ in range(QUEUED_STEPS)])
-        queued = [queued_ms(kind, step, host_ms) for _ in range(QUEUED_STEPS)]
+        host_ms = median([launch_ms(kind, step) for _ in range(EXTRA_STEPS)])
+        recorded = device_work(kind)
+        if recorded is None:
+            return {"launch_ms": host_ms}
+        for _ in range(EXTRA_STEPS):
+            step()
+        work = recorded()
     except RuntimeError:
         return {}
-    busy = [ms for ms in queued if ms is not None]
-    return {"launch_ms": host_ms, "busy_share": min(1.0, median(busy) / step_ms) if busy else None}
+    busy = None if work is None else min(1.0, work.busy_ms / EXTRA_STEPS / step_ms)
+    return {"launch_ms": host_ms, "busy_share": busy}
 
 
 def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNoiseScale:
