@@ -86,12 +86,6 @@ def test_unmarked_trace_is_one_step(tmp_path):
     assert any("does not mark steps" in line for line in found.warnings)
 
 
-def test_old_exports_without_processes_are_one_process(tmp_path):
-    column = "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN globalPid"
-    file = changed(made.write_nsight(tmp_path / "r.sqlite", [made.SYNCHRONISING]), column)
-    assert read_profiled(file).verdict == "logging"
-
-
 def test_times_that_cannot_be_right_are_left_out(tmp_path):
     file = made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING], steps=3)
     changed(

@@ -224,7 +224,7 @@ def _length(
 
     The length that the script gives (`stated`) takes precedence over `epochs`.
     """
-    steps = None
+    steps: float | None = None
     if stated is not None:
         steps, epochs = stated.steps, stated.epochs
     if steps is None and epochs is not None and steps_per_epoch is not None:

@@ -2,8 +2,8 @@
 
 A report contains one trace per process that used a GPU. The reader follows the documented schema
 (Nsight Systems User Guide, "SQLite Schema Reference") and public programs that read such files.
-**It was not tested with a real export.** Tables and columns may be missing: old exports have no
-`globalPid`, and some have no `NVTX_EVENTS`. Times are nanoseconds on one clock. A `globalPid` is a
+**It was not tested with a real export.** Tables and columns may be missing: some exports have no
+`NVTX_EVENTS`. Times are nanoseconds on one clock. A `globalPid` is a
 `globalTid` with its low 24 bits set to 0.
 """
 
@@ -121,15 +121,8 @@ class _Report:
         return [self._trace(number, computing, device[:80]) for number in range(len(computing))]
 
     def _trace(self, number: int, computing: list[int], device: str) -> Trace:
-        process = self._processes[computing[number]]
-        host, several = process, len(computing) > 1
-        others = [
-            p for k, p in self._processes.items() if k not in computing and len(p.calls.ids())
-        ]
-        # Kernels of old exports have no process id. Assign them to the only other process.
-        if not len(process.calls.ids()) and not several and len(others) == 1:
-            host = others[0]
-        calls, call_ids = host.calls.spans(), host.calls.ids()
+        process, several = self._processes[computing[number]], len(computing) > 1
+        calls, call_ids = process.calls.spans(), process.calls.ids()
         return Trace(
             source=self._source,
             made_by=MADE_BY,
@@ -143,7 +136,7 @@ class _Report:
             copies_launched_us=launched(process.copies.ids(), calls, call_ids),
             operators=Column().spans(),
             calls=calls,
-            ranges=host.ranges.spans(),
+            ranges=process.ranges.spans(),
             skipped=0 if number else self._skipped,
         )
 

@@ -171,49 +171,49 @@ def of_trial(rank: Rank, trial: str) -> list[Block]:
     return [b for b in rank.blocks if b.trial == trial]
 
 
-def _in_rounds(
-    ranks: Sequence[Rank], trial: str, value: Callable[[Block], float]
-) -> tuple[list[float], list[float]]:
-    """Return `value` of the (baseline, intervention) blocks, averaged over ranks for each round."""
-    how = INTERVENTIONS.get(trial, Intervention())
-    both = [[of_trial(r, name) for r in ranks] for name in (how.against, trial)]
-    rounds = min(len(blocks) for side in both for blocks in side)
-    counted = slice(-rounds, None) if how.last_pairs else slice(rounds)
-    plain, without = (
-        [
-            fmean(map(value, each))
-            for each in zip(*(blocks[counted] for blocks in side), strict=True)
-        ]
-        if rounds
-        else []
-        for side in both
-    )
-    return plain, without
-
-
 def same_host(ranks: Sequence[Rank]) -> list[Rank]:
     """Return the ranks on the host of the first rank."""
     return [r for r in ranks if r.host == ranks[0].host]
 
 
-def proof(ranks: Sequence[Rank], trial: str) -> Proof | None:
+def proof(
+    ranks: Sequence[Rank], trial: str, value: Callable[[Block], float] = lambda b: b.step_ms
+) -> Proof | None:
     """Compare the step times with and without an intervention.
 
-    Returns None if the intervention was not run, or if the model cannot run in bf16.
+    Args:
+        ranks: Ranks of one training. Their means are compared.
+        trial: Name of the intervention.
+        value: Function that returns the time to compare, by default the whole step.
+
+    Returns:
+        None if the intervention was not run, or if the model cannot run in bf16.
     """
-    plain, without = _in_rounds(ranks, trial, lambda block: block.step_ms)
-    if not plain or (trial == "bf16" and any(r.refuses_bf16 for r in ranks)):
+    how = INTERVENTIONS[trial]
+    plain, without = (
+        _by_round(ranks, name, value, how.last_pairs) for name in (how.against, trial)
+    )
+    pairs = list(zip(plain, without, strict=False))
+    if not pairs or (trial == "bf16" and any(r.refuses_bf16 for r in ranks)):
         return None
-    saved, half = mean_and_half_width([a - b for a, b in zip(plain, without, strict=True)])
+    saved, half = mean_and_half_width([a - b for a, b in pairs])
     return Proof(
         trial=trial,
-        plain_ms=fmean(plain),
-        without_ms=fmean(without),
+        plain_ms=fmean(a for a, _ in pairs),
+        without_ms=fmean(b for _, b in pairs),
         saved_ms=saved,
         low_ms=saved - half,
         high_ms=saved + half,
-        rounds=len(plain),
+        rounds=len(pairs),
     )
+
+
+def _by_round(
+    ranks: Sequence[Rank], trial: str, value: Callable[[Block], float], newest_first: bool
+) -> list[float]:
+    """Return `value` of the blocks with an intervention, averaged over ranks for each round."""
+    blocks = (of_trial(r, trial)[:: -1 if newest_first else 1] for r in ranks)
+    return [fmean(map(value, each)) for each in zip(*blocks, strict=False)]
 
 
 def removes_its_cause(ranks: Sequence[Rank], tried: Proof) -> bool:
@@ -501,13 +501,12 @@ def _slowed_ms(ranks: Sequence[Rank]) -> float:
     """
     if not all(r.loader and r.loader.workers and r.device_busy_ms is None for r in ranks):
         return 0.0
-    plain, cached = _in_rounds(
+    tried = proof(
         ranks, "cached_batch", lambda b: math.fsum(b.parts_ms[p] for p in ("forward", "backward"))
     )
-    if len(plain) < LEAST_ROUNDS:
+    if tried is None or tried.rounds < LEAST_ROUNDS or tried.low_ms <= 0:
         return 0.0
-    slowed, half = mean_and_half_width([a - b for a, b in zip(plain, cached, strict=True)])
-    return slowed if slowed - half > 0 else 0.0
+    return tried.saved_ms
 
 
 def _freed_ms(ranks: Sequence[Rank]) -> dict[str, float]:

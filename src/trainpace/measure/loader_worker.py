@@ -189,7 +189,7 @@ class LoaderTarget(NamedTuple):
     drop_last: bool
     given_workers: int | None = None
     given_persistent: bool = False
-    prefetch_factor: int | None = None
+    prefetch_factor: int = TORCH_PREFETCH
     is_task: bool = False
     options: Mapping[str, Any] = {}
 
@@ -266,7 +266,7 @@ def _of_loader(loader: DataLoader[Any], name: str, batch_size: int | None) -> Lo
         drop_last=bool(loader.drop_last),
         given_workers=loader.num_workers,
         given_persistent=loader.persistent_workers,
-        prefetch_factor=loader.prefetch_factor,
+        prefetch_factor=loader.prefetch_factor or TORCH_PREFETCH,
         options={key: value for key, value in options.items() if value is not None},
     )
 
@@ -387,11 +387,11 @@ def _note(files: Sequence[str], read: int, samples: int) -> str:
 
 
 class Setting(NamedTuple):
-    """Settings of a loader. `prefetch_factor` None means torch's default (2 with workers)."""
+    """Settings of a loader. `prefetch_factor` is not used without workers."""
 
     workers: int
     batch_size: int
-    prefetch_factor: int | None = None
+    prefetch_factor: int = TORCH_PREFETCH
     pin_memory: bool = False
 
 
@@ -414,16 +414,6 @@ def _skip(batches: Iterator[Any], count: int) -> None:
         next(batches)
 
 
-def _timed(loader: DataLoader[Any], skipped: int, timed: int) -> Run:
-    start = time.perf_counter()
-    batches = iter(loader)
-    next(batches)
-    first_s = time.perf_counter() - start
-    _skip(batches, skipped - 1)
-    wall_ms, cpu_ms = _clocked(lambda: _skip(batches, timed))
-    return Run(wall_ms / timed, cpu_ms / timed, first_s)
-
-
 def run_loader(
     target: LoaderTarget,
     setting: Setting,
@@ -439,14 +429,11 @@ def run_loader(
     Raises:
         UserCodeError: If a worker fails.
     """
-    ahead = setting.workers * (setting.prefetch_factor or TORCH_PREFETCH)
-    turns = max(setting.workers, 1)
+    ahead, turns = setting.workers * setting.prefetch_factor, max(setting.workers, 1)
     wanted = max(1e3 * seconds / max(expected_ms, 1e-3), FEWEST_BATCHES, 2 * turns)
     timed = math.ceil(min(wanted, MOST_BATCHES) / turns) * turns
     skipped = ahead + turns if setting.workers else 1
-    options = dict(target.options) if setting.workers else {}
-    if setting.workers and setting.prefetch_factor is not None:
-        options["prefetch_factor"] = setting.prefetch_factor
+    options = {**target.options, "prefetch_factor": setting.prefetch_factor}
     loader: DataLoader[Any] = DataLoader(
         target.dataset,
         setting.batch_size,
@@ -455,12 +442,18 @@ def run_loader(
         num_workers=setting.workers,
         collate_fn=target.collate,
         pin_memory=setting.pin_memory,
-        **options,
+        **(options if setting.workers else {}),
     )
     try:
-        return _timed(loader, skipped, timed)
+        start = time.perf_counter()
+        batches = iter(loader)
+        next(batches)
+        first_s = time.perf_counter() - start
+        _skip(batches, skipped - 1)
+        wall_ms, cpu_ms = _clocked(lambda: _skip(batches, timed))
     except Exception as error:
         raise UserCodeError(loader_failure(error, setting.workers)) from None
+    return Run(wall_ms / timed, cpu_ms / timed, first_s)
 
 
 def loader_failure(error: Exception, workers: int) -> str:
@@ -558,8 +551,7 @@ class _Bench(NamedTuple):
         if batch > 1:
             settings.append(base._replace(batch_size=batch // 2))
         if workers:
-            prefetch = base.prefetch_factor or TORCH_PREFETCH
-            settings.append(base._replace(prefetch_factor=2 * prefetch))
+            settings.append(base._replace(prefetch_factor=2 * base.prefetch_factor))
         if count_devices("cuda"):  # pinned memory costs time without a CUDA device
             settings.append(base._replace(pin_memory=True))
         runs: dict[Setting, list[Run]] = {setting: [] for setting in settings}
@@ -567,8 +559,7 @@ class _Bench(NamedTuple):
         return self._points(runs)
 
     def _setting(self, workers: int) -> Setting:
-        prefetch = self.target.prefetch_factor if workers else None
-        return Setting(workers, self.target.batch_size, prefetch)
+        return Setting(workers, self.target.batch_size, self.target.prefetch_factor)
 
     def _repeat(self, runs: dict[Setting, list[Run]], times: int) -> None:
         # Alternate the order, so that drift of the machine's speed does not favor a setting.
@@ -596,7 +587,7 @@ class _Bench(NamedTuple):
             if setting.workers:
                 worker_ms = self.cost.sample_wall_ms * setting.batch_size + self.cost.collate_ms
                 first_s = max(0.0, median(run.first_s for run in done) - worker_ms / 1e3)
-                prefetch = setting.prefetch_factor or TORCH_PREFETCH
+                prefetch = setting.prefetch_factor
             points.append(
                 LoaderPoint(
                     workers=setting.workers,

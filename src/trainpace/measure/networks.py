@@ -83,13 +83,7 @@ class _OnTokens(nn.Module):
     """Language model, or text classifier if `classes` is given, built from torch's own layers."""
 
     def __init__(
-        self,
-        vocabulary: int,
-        width: int,
-        layers: int,
-        heads: int,
-        norm_first: bool = False,
-        classes: int = 0,
+        self, vocabulary: int, width: int, layers: int, heads: int, norm_first: bool, classes: int
     ) -> None:
         super().__init__()
         self.vocabulary, self.classes = vocabulary, classes
@@ -108,8 +102,10 @@ class _OnTokens(nn.Module):
         return self.head(x).flatten(0, 1) if causal else self.head(x.mean(1))
 
 
-def _transformer(*sizes: int, **options: Any) -> Task:
-    model = _OnTokens(*sizes, **options)
+def _transformer(
+    vocabulary: int, width: int, layers: int, heads: int, norm_first: bool = False, classes: int = 0
+) -> Task:
+    model = _OnTokens(vocabulary, width, layers, heads, norm_first, classes)
 
     def make_batch(n: int) -> Any:
         targets = (model.classes, (n,)) if model.classes else (model.vocabulary, (n * LENGTH,))

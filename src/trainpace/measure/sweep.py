@@ -8,8 +8,7 @@ this order for:
 1. Both ends. If the largest size does not fit, it bisects for the largest size that fits.
 2. A coarse grid, denser at small batches, and both sides of every hint. The grid alternates between
    odd and even sizes to show a period of two.
-3. Repeats. Some show the noise between processes. Others repeat batches with probes that disagree,
-   and batches that do not fit their neighbors.
+3. Repeats. Some show the noise between processes. Others repeat batches with probes that disagree.
 4. The middle of every gap that rises as if it contained a jump, until its ends are neighbors.
 5. Repeats next to uncertain jumps, and the middles of gaps that bend or are wide.
 
@@ -21,7 +20,7 @@ import random
 import statistics
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import TypeVar
 
@@ -404,7 +403,6 @@ def _stages_of_curve(
     curve = fitted_curve(measured)
     yield _suspicious(sizes, measured, curve)
     yield [batch for jump in curve.jumps for batch in _middle(sizes, jump.before, jump.after)]
-    yield _again(sizes, measured, curve)
     unsure = [jump for jump in curve.jumps if abs(jump.z) < SURE]
     beside = [batch for jump in unsure for batch in (jump.before, jump.after)]
     yield [batch for batch in beside if len(measured[batch]) == 1]
@@ -486,24 +484,6 @@ def _for_noise(measured: Mapping[int, Sequence[float]]) -> list[int]:
         return []
     spread = {batches[round(i)] for i in np.linspace(0, len(batches) - 1, count)}
     return [batch for batch in spread if len(measured[batch]) == 1]
-
-
-def _again(
-    sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve
-) -> list[int]:
-    """Return the batch sizes to repeat because they fit neither neighbor.
-
-    If a repeat does not fit either, return sizes between the batch and its neighbors.
-    """
-    wanted = []
-    for batch in curve.disturbed:
-        if len(measured[batch]) == 1:
-            wanted.append(batch)
-            continue
-        place = curve.batches.index(batch)
-        for before, after in pairwise(curve.batches[max(0, place - 1) : place + 2]):
-            wanted += _middle(sizes, before, after)
-    return wanted
 
 
 def _middle(sizes: list[int], before: int, after: int) -> list[int]:
@@ -772,21 +752,19 @@ def _point(
     ]
     step_ms = statistics.median(medians)
     first = measured[0]
-
-    def most(field: str) -> float | None:
-        return max(
-            (value for m in measured if (value := getattr(m, field)) is not None), default=None
-        )
-
     return SweepPoint(
         batch=first.execution.micro_batch,
         probes=len(measured),
         step_ms=step_ms,
         interval_ms=first.interval_ms if noise is None else repeat_interval(medians, noise),
         samples_per_second=1e3 * first.execution.global_batch / step_ms,
-        peak_memory_gib=most("peak_memory_gib"),
-        reserved_memory_gib=most("reserved_memory_gib"),
+        peak_memory_gib=_most(m.peak_memory_gib for m in measured),
+        reserved_memory_gib=_most(m.reserved_memory_gib for m in measured),
     )
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def best_batches(curve: StepCurve) -> BestBatches:
