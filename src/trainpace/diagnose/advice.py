@@ -225,8 +225,8 @@ def _less_often(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     gradients = ""
     if any(r.evaluates_with_gradients for r in ranks):
         gradients = (
-            " It keeps in memory what a backward pass would need: under torch.no_grad() it takes less"
-            " memory and time."
+            " It keeps in memory what a backward pass would need: under torch.no_grad() it takes"
+            " less memory and time."
         )
     for cause, title, how in (
         (
@@ -522,7 +522,10 @@ def _lower_precision(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
                 f"{how.format(device='device.type')} A large matmul reaches {gflops / 1e3:,.0f}"
                 f" TFLOP/s that way, and {rank.matmul_gflops / 1e3:,.0f} now."
             ),
-            basis="the time of matmuls, convolutions and attention, if they gain as a large matmul does",
+            basis=(
+                "the time of matmuls, convolutions and attention, if they gain as a large matmul"
+                " does"
+            ),
             at_most=True,
             precision=name,
         )
@@ -639,8 +642,8 @@ def _keep_memory(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         how=(
             f"A step has {rank.page_faults:,.0f} page faults,"
             f" {format_number(rank.page_fault_ns / 1e3)} us each: glibc returns the memory of large"
-            " tensors to the system when they are freed, and the system clears every page before"
-            f" it is used again. Start the training with {words} in its environment, or with another"
+            " tensors to the system when they are freed, and the system clears every page before it"
+            f" is used again. Start the training with {words} in its environment, or with another"
             " allocator such as jemalloc. The process then keeps its largest amount of memory."
         ),
         basis="page faults per step, and the time of one here",

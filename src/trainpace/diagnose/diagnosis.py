@@ -265,8 +265,8 @@ def _why(
 ) -> Iterator[str]:
     first = ranks[0]
     yield (
-        f"{top.share:.0%} of a step ({format_number(top.ms)} of {format_number(step_ms)} ms) goes into"
-        f" {top.in_words}."
+        f"{top.share:.0%} of a step ({format_number(top.ms)} of {format_number(step_ms)} ms) goes"
+        f" into {top.in_words}."
     )
     for tried in proofs:
         how = INTERVENTIONS[tried.trial]
@@ -321,7 +321,8 @@ def _device_in_words(ranks: Sequence[Rank], step_ms: float) -> Iterator[str]:
         note = " Communication between ranks is not included."
     elif not sets_the_pace(ranks):
         note = " The host sets the pace: faster kernels alone do not shorten the step."
-    yield f"The device is busy in {share:.0%} of the step{': ' if kinds else ''}{', '.join(kinds)}.{note}"
+    listed = f": {', '.join(kinds)}" if kinds else ""
+    yield f"The device is busy in {share:.0%} of the step{listed}.{note}"
 
 
 def _slow_operators(rank: Rank) -> Iterator[str]:
@@ -444,14 +445,15 @@ def _straggler(s: Straggler, ranks: Sequence[Rank]) -> str:
     same = ", with inputs as large as the others'" if s.elements else ""
     place = "node is" if len({r.host for r in ranks}) > 1 else "device or cores are"
     reason = {
-        "inputs": f"in computing: its inputs hold {s.elements:,.0f} elements per step and the others'"
-        f" {s.usual_elements:,.0f}, as with longer sequences",
+        "inputs": f"in computing: its inputs hold {s.elements:,.0f} elements per step and the"
+        f" others' {s.usual_elements:,.0f}, as with longer sequences",
         "compute": f"in computing{same}. Its {place} probably slower, or busy",
         "data": "in waiting for its data, probably because of a slower disk or"
         f" loader{_samples_in_words(s, ranks)}",
     }.get(
         s.cause,
-        "neither computing nor waiting for data, such as output, checkpoints or the script's own code",
+        "neither computing nor waiting for data, such as output, checkpoints or the script's own"
+        " code",
     )
     return (
         f"Rank {s.rank} on {s.node} is a straggler, {format_number(s.ms)} ms per step behind"
@@ -505,7 +507,7 @@ def clocks_in_words(found: Together | None) -> list[str]:
     ]
     return [
         f"the clock of {c.node} is {format_duration(abs(c.wall_ms) / 1000)}"
-        f" {'ahead of' if c.wall_ms > 0 else 'behind'} the clock of the first rank's node. Trainpace"
-        " corrects for that; times in logs and of files are not corrected."
+        f" {'ahead of' if c.wall_ms > 0 else 'behind'} the clock of the first rank's node."
+        " Trainpace corrects for that; times in logs and of files are not corrected."
         for c in clocks[:MOST_NAMED]
     ]

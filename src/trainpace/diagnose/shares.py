@@ -158,7 +158,8 @@ def proof_in_words(p: Proof) -> str:
     """Describe the step times of a proof and the saving with its 90% interval."""
     return (
         f"a step took {format_number(p.without_ms)} ms instead of {format_number(p.plain_ms)}:"
-        f" {format_number(p.saved_ms)} less ({format_number(p.low_ms)} to {format_number(p.high_ms)})"
+        f" {format_number(p.saved_ms)} less"
+        f" ({format_number(p.low_ms)} to {format_number(p.high_ms)})"
     )
 
 

@@ -85,7 +85,8 @@ class Conditions(Record):
     def __post_init__(self) -> None:
         if not (self.seconds >= 0 and self.timeout_s > 0 and self.accumulation >= 1):
             raise TrainpaceError(
-                "a probe needs seconds of at least 0, a positive time-out and at least 1 micro-batch."
+                "a probe needs seconds of at least 0, a positive time-out and at least 1"
+                " micro-batch."
             )
         if self.memory_limit_gib is not None and not self.memory_limit_gib > 0:
             raise TrainpaceError("a memory limit must be above 0 GiB.")
