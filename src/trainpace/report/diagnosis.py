@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean
 
 from trainpace.core.outcome import Interval
 from trainpace.diagnose import (
@@ -10,15 +11,22 @@ from trainpace.diagnose import (
     WORTH,
     Advice,
     Diagnosis,
-    Kernel,
     ProfiledTraining,
     Proof,
-    RankShares,
     Share,
     faults_in_words,
 )
 from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
-from trainpace.report.phrases import duration, listed, number, percent, plural, sentence, span
+from trainpace.report.phrases import (
+    duration,
+    given,
+    listed,
+    number,
+    percent,
+    plural,
+    sentence,
+    span,
+)
 from trainpace.report.sections import (
     Charts,
     Column,
@@ -27,10 +35,11 @@ from trainpace.report.sections import (
     Next,
     Notes,
     Section,
-    Table,
     brief,
     details,
-    filled_only,
+    say,
+    shares_table,
+    tabulate,
     words,
 )
 from trainpace.watch import Recording, Together
@@ -89,33 +98,20 @@ def diagnosis_sections(
         timeline: Sections of a timeline, for a page.
     """
     step = f"{number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
-    yield Lines([f"A step takes {step}{folder and f', as recorded in {folder}'}"])
+    yield say(f"A step takes {step}{given(folder, ', as recorded in {}')}")
     yield Headline(_verdict(d))
     yield Charts(lambda: diagnosis_pictures(d))
-    rows = [
-        (s.in_words, number(s.ms), percent(s.share, digits=1), "yes" if s.proved else "", s.share)
-        for s in d.shares
-        if s.share >= LEAST_SHARE
-    ]
-    causes = (
-        words("where it goes", least=18),
-        Column("ms"),
-        Column("share"),
-        words("proved", 1, 6),
-        words("", 2, 8),
-    )
-    yield Table(causes, rows)
-    yield from details("what proved means", Lines([f"Proved: {PROVED}."]))
+    causes = [(s.in_words, s.ms, s.proved) for s in d.shares]
+    proved = words("proved", 1, 6, lambda cause: "yes" if cause[2] else "")
+    yield shares_table("where it goes", causes, d.step_ms, proved, digits=1, least=LEAST_SHARE)
+    yield from details("what proved means", say(f"Proved: {PROVED}."))
     yield Lines([f"Why: {line}" for line in d.why])
     yield Lines([f"Note: {line}" for line in (*d.warnings, *notes)])
     yield from _advice(d)
-    yield Notes([f"{a.title}: {a.how}" for a in d.advice])
-    if d.together is not None:
-        yield from ranks_sections(d.together)
+    yield from ranks_sections(d.together)
     not_worth = Lines([_not_worth(a, d) for a in d.not_worth])
     yield from details("what is not worth a change", not_worth)
-    if not d.advice:
-        yield Lines([nothing_worth(d)])
+    yield say(not d.advice and nothing_worth(d))
     yield from timeline
     if again:
         yield Next(again, "proves the cause by removing one suspect at a time")
@@ -126,15 +122,18 @@ def diagnosis_sections(
 
 def _advice(d: Diagnosis) -> Iterator[Section]:
     columns = [
-        words("what to change", least=16),
-        Column("saved per step"),
-        Column("per epoch", 1),
-        Column("the job", 1),
-        Column("at most", 2),
+        words("what to change", least=16, cell="title"),
+        Column(
+            "saved per step", cell=lambda a: f"{saved_ms(a)} ({percent(a.saves_ms / d.step_ms)})"
+        ),
+        Column("per epoch", 1, cell=lambda a: duration(d.seconds_an_epoch(a.saves_ms), "")),
+        Column("the job", 1, cell=lambda a: duration(d.seconds_a_job(a.saves_ms), "")),
+        Column("at most", 2, cell=lambda a: f"{number(a.ceiling_ms)} ms"),
     ]
-    yield filled_only(columns, [[a.title, *savings(a, d)] for a in d.advice])
-    if d.advice and d.job_by and d.job_steps is not None:
-        yield Lines([f"The job's length is taken from {d.job_by}; --epochs N changes it."])
+    yield tabulate(d.advice, columns, filled=True)
+    if d.advice and d.job_steps is not None:
+        yield say(given(d.job_by, "The job's length is taken from {}; --epochs N changes it."))
+    yield Notes([f"{a.title}: {a.how}" for a in d.advice])
 
 
 def _verdict(d: Diagnosis) -> str:
@@ -163,16 +162,6 @@ def _not_worth(a: Advice, d: Diagnosis) -> str:
     return f"Not worth it: {a.title} saves {saved if a.saves_ms > 0 else 'nothing here'}."
 
 
-def savings(a: Advice, d: Diagnosis) -> list[str]:
-    """Return a change's saving per step, per epoch and per job, and its upper limit per step."""
-    epoch, job = d.seconds_an_epoch(a.saves_ms), d.seconds_a_job(a.saves_ms)
-    return [
-        f"{saved_ms(a)} ({percent(a.saves_ms / d.step_ms)})",
-        *(duration(seconds, "") for seconds in (epoch, job)),
-        f"{number(a.ceiling_ms)} ms",
-    ]
-
-
 def saved_ms(a: Advice) -> str:
     """Return the saving of a change per step. "up to" marks an upper limit."""
     is_most = a.at_most or a.saves_ms > MOST_OF_ALL * a.ceiling_ms
@@ -183,15 +172,20 @@ def shares_chart(shares: Sequence[Share], verdict: str, note: str) -> BarChart:
     """Draw one bar per cause, the longest first. The bars add up to the step."""
     shown = [s for s in shares if s.share >= LEAST_SHARE]
     top = next((s for s in shown if s.cause == verdict), shown[0])
-    parts = [("of the step", _TONES.get(s.cause, "muted"), max(s.ms, 0.0)) for s in shown]
-    ends = [f"{number(s.ms)} ms, {s.share:.1%}{', proved' if s.proved else ''}" for s in shown]
-    bars = (bar(s.in_words, end, [part]) for s, end, part in zip(shown, ends, parts, strict=True))
+    bars = [
+        bar(
+            s.in_words,
+            f"{number(s.ms)} ms, {s.share:.1%}{', proved' if s.proved else ''}",
+            [("of the step", _TONES.get(s.cause, "muted"), max(s.ms, 0.0))],
+        )
+        for s in shown
+    ]
     return BarChart(
         title="Where a step's time goes",
         finding=f"{top.share:.0%} of a step is {top.in_words}.",
         label="time of the mean step",
         unit="ms",
-        groups=(BarGroup(bars=tuple(bars)),),
+        groups=[BarGroup(bars)],
         note=note,
     )
 
@@ -204,20 +198,21 @@ def proofs_chart(d: Diagnosis) -> BarChart | None:
     return BarChart(
         title="Proved by removing the cause",
         finding=(
-            f"With {_PROOFS.get(strongest.trial, strongest.trial)} a step takes"
-            f" {number(strongest.without_ms)} ms instead of {number(strongest.plain_ms)}."
+            f"{_changed(strongest)} a step takes {number(strongest.without_ms)} ms instead of"
+            f" {number(strongest.plain_ms)}."
         ),
         label="time of a step",
         unit="ms",
-        groups=tuple(
-            BarGroup(title=f"With {_PROOFS.get(p.trial, p.trial)}", bars=_proof_bars(p))
-            for p in d.proofs
-        ),
+        groups=[BarGroup(_proof_bars(p), _changed(p)) for p in d.proofs],
         note=(
             "Whiskers: 90% interval of the step without the cause, from alternating blocks of"
             " steps."
         ),
     )
+
+
+def _changed(p: Proof) -> str:
+    return f"With {_PROOFS.get(p.trial, p.trial)}"
 
 
 def _proof_bars(p: Proof) -> tuple[Bar, Bar]:
@@ -246,26 +241,14 @@ def recorded_ranks_sections(recording: Recording) -> Iterator[Section]:
         yield from ranks_sections(recording.together)
 
 
-def ranks_sections(found: Together) -> Iterator[Section]:
-    ranks = [
-        [
-            f"{r.rank} on {r.node}",
-            number(r.step_ms),
-            *(number(getattr(r, field)) for field, _, _ in _PARTS),
-            number(r.input_elements),
-        ]
-        for r in found.ranks
-    ]
-    collectives = [
-        [c.name, *map(number, (c.per_step, c.exposed_ms, c.waiting_ms, c.transfer_ms))]
-        for c in found.collectives
-    ]
-    yield from details(
-        "each rank's waiting and transfer, by collective",
-        Table(_RANKS, ranks),
-        Table(_COLLECTIVES, collectives),
-        Lines(list(_clocks_and_links(found))),
-    )
+def ranks_sections(found: Together | None) -> Iterator[Section]:
+    if found is not None:
+        yield from details(
+            "each rank's waiting and transfer, by collective",
+            tabulate(found.ranks, _RANKS),
+            tabulate(found.collectives, _COLLECTIVES),
+            Lines(list(_clocks_and_links(found))),
+        )
 
 
 def _clocks_and_links(found: Together) -> Iterator[str]:
@@ -289,33 +272,30 @@ def ranks_chart(found: Together | None) -> BarChart | None:
     """
     if found is None:
         return None
-    shown = sorted(
-        sorted(found.ranks, key=lambda r: r.waiting_ms)[:MOST_BARS], key=lambda r: r.rank
-    )
-    least = min(found.ranks, key=lambda r: r.waiting_ms)
+    by_waiting = sorted(found.ranks, key=lambda r: r.waiting_ms)
+    shown, more = by_waiting[:MOST_BARS], len(by_waiting[MOST_BARS:])
     bars = [
         bar(
             f"rank {r.rank} on {r.node}",
             f"{number(r.step_ms)} ms, {number(r.waiting_ms)} of them waiting",
             [(name, tone, getattr(r, field)) for field, name, tone in _PARTS],
         )
-        for r in shown
+        for r in sorted(shown, key=lambda r: r.rank)
     ]
-    more = len(found.ranks) - len(shown)
+    least = by_waiting[0]
     return BarChart(
         title="Each rank's step",
         label="mean step",
         unit="ms",
-        groups=(BarGroup(bars=tuple(bars)),),
+        groups=[BarGroup(bars)],
         finding=(
             f"Rank {least.rank} on {least.node} waits least for the others:"
             f" {number(least.waiting_ms)} ms of a step."
         ),
         note=(
             f"Over {found.steps} steps. A rank waits from its own arrival at a collective to that"
-            " of the last one."
-        )
-        + (f" {more} ranks that wait longer are not drawn." if more else ""),
+            f" of the last one.{given(more, ' {} ranks that wait longer are not drawn.')}"
+        ),
     )
 
 
@@ -329,22 +309,22 @@ _PARTS = (
     ("undivided_ms", "other communication", "muted"),
 )
 _RANKS = (
-    words("rank and node", least=12),
-    Column("step ms"),
-    Column("computing"),
-    Column("data"),
-    Column("host", 1),
-    Column("waiting for the last"),
-    Column("transfer"),
-    Column("other communication", 2),
-    Column("input", 3),
+    words("rank and node", least=12, cell=lambda r: f"{r.rank} on {r.node}"),
+    Column("step ms", cell="step_ms"),
+    Column("computing", cell="compute_ms"),
+    Column("data", cell="data_ms"),
+    Column("host", 1, cell="host_ms"),
+    Column("waiting for the last", cell="waiting_ms"),
+    Column("transfer", cell="transfer_ms"),
+    Column("other communication", 2, cell="undivided_ms"),
+    Column("input", 3, cell="input_elements"),
 )
 _COLLECTIVES = (
-    words("collective", least=10),
-    Column("per step"),
-    Column("exposed ms"),
-    Column("waiting for the last"),
-    Column("transfer"),
+    words("collective", least=10, cell="name"),
+    Column("per step", cell="per_step"),
+    Column("exposed ms", cell="exposed_ms"),
+    Column("waiting for the last", cell="waiting_ms"),
+    Column("transfer", cell="transfer_ms"),
 )
 
 
@@ -354,7 +334,6 @@ FEW_KERNELS = 3
 MOST_RANKS = 64
 APART = 0.05
 """Relative difference of mean and median step above which both are printed."""
-_BOUNDS = (words("what a change could save", least=20), Column("at most"), Column("share"))
 
 
 def profiled_title(place: str) -> str:
@@ -366,28 +345,27 @@ def profiled_sections(p: ProfiledTraining, place: str = "a trace") -> Iterator[S
     yield Lines([f"{place}: {source_words(p)}"])
     yield Headline(verdict_words(p))
     yield Charts(lambda: [shares_chart(p.shares, p.verdict, source_words(p))])
-    columns = (words("where it goes", least=18), Column("ms"), Column("share"), words("", 1, 8))
-    yield Table(columns, _share_rows(p))
+    shares = _shares(p)
+    yield shares_table("where it goes", shares, p.step_ms, digits=1, least=LEAST_SHARE)
     yield from _bounds(p)
-    if len(p.ranks) > 1:
-        ranks = [_rank_row(rank, rank.rank == p.straggler) for rank in p.ranks[:MOST_RANKS]]
-        yield from details("each rank", Table(RANK_COLUMNS, ranks))
-    kernels = [_kernel_row(k, p.step_ms) for k in p.kernels]
-    yield from details("the kernels", Table(KERNEL_COLUMNS, kernels))
+    ranks = p.ranks[:MOST_RANKS] if len(p.ranks) > 1 else ()
+    yield from details("each rank", tabulate(ranks, _rank_columns(p.straggler)))
+    yield from details("the kernels", tabulate(p.kernels, _kernel_columns(p.step_ms)))
     yield from _trace_notes(p)
     yield Next("trainpace diagnose -- python train.py", "proves it on the machine that trains")
 
 
 def _bounds(p: ProfiledTraining) -> Iterator[Section]:
     """Show the maximum saving of each change, and how to make it."""
+    columns = (
+        words("what a change could save", least=20, cell="title"),
+        Column("at most", cell=lambda b: f"{number(b.at_most_ms)} ms"),
+        Column("share", cell=lambda b: percent(b.at_most_ms / p.step_ms)),
+    )
     bounds = [b for b in p.bounds if b.at_most_ms >= LEAST_SHARE * p.step_ms]
-    rows = [
-        (b.title, f"{number(b.at_most_ms)} ms", percent(b.at_most_ms / p.step_ms)) for b in bounds
-    ]
-    least_ms = WORTH_A_LINE * p.step_ms
-    large = [row for row, b in zip(rows, bounds, strict=True) if b.at_most_ms >= least_ms]
-    yield from brief(Table(_BOUNDS, large))
-    yield from details("", Table(_BOUNDS, rows))
+    large = [b for b in bounds if b.at_most_ms >= WORTH_A_LINE * p.step_ms]
+    yield from brief(tabulate(large, columns))
+    yield from details("", tabulate(bounds, columns))
     how = Notes([f"{sentence(b.title)}: {b.how}" for b in bounds])
     yield from details("how to make each change", how)
 
@@ -397,9 +375,8 @@ def _trace_notes(p: ProfiledTraining) -> Iterator[Notes]:
     ranks = [ranks_words(p)] if len(p.ranks) > 1 else []
     heavy = [k for k in p.kernels[:FEW_KERNELS] if k.ms >= LEAST_SHARE * p.step_ms]
     named = listed(f"{k.name} {percent(k.ms / p.step_ms)}" for k in heavy)
-    kind = "kernels" if p.on_device else "operators"
-    heaviest = [f"Heaviest {kind}: {named}."] if heavy else []
-    yield from brief(Notes([*ranks, *heaviest, *p.warnings]))
+    heaviest = f"Heaviest {'kernels' if p.on_device else 'operators'}: {named}."
+    yield from brief(Notes([*ranks, *([heaviest] if heavy else []), *p.warnings]))
     yield from details("", Notes([*ranks, *p.warnings]))
 
 
@@ -420,106 +397,67 @@ def source_words(p: ProfiledTraining) -> str:
 
 def verdict_words(p: ProfiledTraining) -> str:
     top = p.shares[0]
-    of = "a step" if p.ranks[0].told_by else "the whole trace"
+    verdict = f"Verdict: {top.in_words}, {percent(top.share)} of"
     if not p.ranks[0].told_by:
-        return (
-            f"Verdict: {top.in_words}, {percent(top.share)} of {of}, which takes"
-            f" {number(p.step_ms)} ms."
-        )
-    mean = (
-        f", the mean step {number(p.step_ms)}"
-        if abs(p.step_ms - p.median_ms) > APART * p.median_ms
-        else ""
-    )
-    between = (
-        ""
-        if min(rank.steps for rank in p.ranks) < 2
-        else f" ({span(p.median_ms_low, p.median_ms_high)})"
-    )
-    takes = f"The median step takes {number(p.median_ms)} ms{between}{mean}."
-    return f"Verdict: {top.in_words}, {percent(top.share)} of {of}. {takes}"
+        return f"{verdict} the whole trace, which takes {number(p.step_ms)} ms."
+    apart = abs(p.step_ms - p.median_ms) > APART * p.median_ms
+    mean = f", the mean step {number(p.step_ms)}" if apart else ""
+    several = min(rank.steps for rank in p.ranks) > 1
+    between = f" ({span(p.median_ms_low, p.median_ms_high)})" if several else ""
+    return f"{verdict} a step. The median step takes {number(p.median_ms)} ms{between}{mean}."
 
 
-def _share_rows(p: ProfiledTraining) -> list[tuple[str, str, str, float]]:
-    """Return rows for the causes, followed by the parts of some causes.
+def _shares(p: ProfiledTraining) -> list[tuple[str, float]]:
+    """Return causes with their time, followed by the parts of some causes.
 
     The causes add up to the step. The rows of parts are cut first.
     """
-    rows = [
-        (s.in_words, number(s.ms), f"{100 * s.share:.1f}%", s.share)
-        for s in p.shares
-        if s.share >= LEAST_SHARE
-    ]
-    if len(p.compute) > 1:
-        rows += [
-            (f"- {k.in_words}", number(k.ms), f"{100 * k.share:.1f}%", k.share)
-            for k in p.compute
-            if k.share >= LEAST_SHARE
-        ]
-    hidden = sum(rank.hidden_ms for rank in p.ranks) / len(p.ranks)
-    if hidden >= LEAST_SHARE * p.step_ms:
-        rows.append(
-            (
-                "- communication hidden behind compute",
-                number(hidden),
-                f"{100 * hidden / p.step_ms:.1f}%",
-                0.0,
-            )
-        )
-    return rows
+    parts = [(f"- {k.in_words}", k.ms) for k in p.compute] if len(p.compute) > 1 else []
+    hidden_ms = fmean(rank.hidden_ms for rank in p.ranks)
+    hidden = ("- communication hidden behind compute", hidden_ms)
+    return [*((s.in_words, s.ms) for s in p.shares), *parts, hidden]
 
 
 def ranks_words(p: ProfiledTraining) -> str:
-    slowest, fastest = (choose(p.ranks, key=lambda r: r.median_ms) for choose in (max, min))
-    ends = list(dict.fromkeys(number(rank.median_ms) for rank in (fastest, slowest)))
+    medians = [rank.median_ms for rank in p.ranks]
+    ends = dict.fromkeys(map(number, (min(medians), max(medians))))
     steps = f"{len(p.ranks)} ranks: median steps of {' to '.join(ends)} ms"
     if p.straggler is None:
         return f"{steps}; none makes the others wait."
     late = next(rank for rank in p.ranks if rank.rank == p.straggler)
-    rest = [rank for rank in p.ranks if rank is not late]
-    more = {
-        name: ms - sum(rank.causes_ms[name] for rank in rest) / len(rest)
-        for name, ms in late.causes_ms.items()
-        if name != "communication"
-    }
-    cause = max(more, key=lambda name: more[name])
+    others = [rank.causes_ms for rank in p.ranks if rank is not late]
+
+    def more_ms(cause: str) -> float:
+        return late.causes_ms[cause] - fmean(causes[cause] for causes in others)
+
+    cause = max((c for c in late.causes_ms if c != "communication"), key=more_ms)
     in_words = next(s.in_words for s in p.shares if s.cause == cause)
-    spends = f"which spends {number(max(0.0, more[cause]))} ms more than they do in {in_words}"
+    spends = f"which spends {number(max(0.0, more_ms(cause)))} ms more than they do in {in_words}"
     return f"{steps}; they wait for rank {late.rank}, {spends}."
 
 
-RANK_COLUMNS = (
-    words("rank", least=4),
-    Column("steps", 3),
-    Column("median ms"),
-    Column("computing"),
-    Column("communication"),
-    Column("hidden", 2),
-    Column("data", 1),
-    Column("launching", 1),
-    Column("waiting", 2),
-)
-KERNEL_COLUMNS = (
-    words("kernel", least=24),
-    Column("ms per step"),
-    Column("share"),
-    Column("number", 1),
-    words("kind", 2, 10),
-)
+def _rank_columns(straggler: int | None) -> list[Column]:
+    def cause(name: str, field: str, rank: int = 0) -> Column:
+        return Column(name, rank, cell=lambda r: number(r.causes_ms[field]))
 
-
-def _rank_row(r: RankShares, late: bool) -> Sequence[str]:
-    causes = ("compute", "communication"), ("data", "launch", "logging")
-    first, last = ([number(r.causes_ms[cause]) for cause in group] for group in causes)
     return [
-        f"{r.rank}{' ◀' if late else ''}",
-        str(r.steps),
-        number(r.median_ms),
-        *first,
-        number(r.hidden_ms),
-        *last,
+        words("rank", least=4, cell=lambda r: f"{r.rank}{' ◀' if r.rank == straggler else ''}"),
+        Column("steps", 3, cell=lambda r: str(r.steps)),
+        Column("median ms", cell="median_ms"),
+        cause("computing", "compute"),
+        cause("communication", "communication"),
+        Column("hidden", 2, cell="hidden_ms"),
+        cause("data", "data", 1),
+        cause("launching", "launch", 1),
+        cause("waiting", "logging", 2),
     ]
 
 
-def _kernel_row(k: Kernel, step_ms: float) -> Sequence[str]:
-    return [k.name, number(k.ms), f"{100 * k.ms / step_ms:.1f}%", number(k.count), k.kind]
+def _kernel_columns(step_ms: float) -> list[Column]:
+    return [
+        words("kernel", least=24, cell="name"),
+        Column("ms per step", cell="ms"),
+        Column("share", cell=lambda k: percent(k.ms / step_ms, digits=1)),
+        Column("number", 1, cell="count"),
+        words("kind", 2, 10, "kind"),
+    ]

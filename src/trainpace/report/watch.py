@@ -23,6 +23,7 @@ from trainpace.report.phrases import (
     bracketed,
     change,
     duration,
+    given,
     interval_90,
     listed,
     number,
@@ -41,7 +42,9 @@ from trainpace.report.sections import (
     Next,
     Notes,
     Section,
-    Table,
+    say,
+    shares_table,
+    tabulate,
     words,
 )
 from trainpace.verbs.diagnose import DiagnoseRequest
@@ -52,6 +55,7 @@ from trainpace.watch import (
     PARTS,
     STEP_IN_WORDS,
     Lane,
+    Line,
     Rank,
     Recording,
     Timeline,
@@ -62,6 +66,8 @@ from trainpace.watch import (
 
 if TYPE_CHECKING:
     from markupsafe import Markup
+
+    from trainpace.offers import Match
 
 WAITING = "data"
 LOOK = {
@@ -99,27 +105,31 @@ def recording_sections(recording: Recording, folder: str = "") -> Iterator[Secti
         yield Lines([STEP_IN_WORDS])
         return
     first, step_ms = ranks[0], fmean(r.step_ms for r in ranks)
-    columns = [words("part of a step", least=18), Column("ms"), Column("share"), words("", 1, 8)]
-    columns += [Column(f"rank {r.rank}", 2) for r in ranks[:MOST_RANKS] if len(ranks) > 1]
-    command = " ".join(recording.command)
-    where = f", recorded in {folder}" if folder else ""
-    trained = f"{command}: trained" if command else "Trained"
-    yield Lines([f"{trained} {trained_on(first)}{where}"])
-    rows = _rows(ranks, step_ms)
-    after = f" after {first.warm_up} of warm-up" if first.warm_up else ""
+    trained = given(" ".join(recording.command), "{}: trained") or "Trained"
+    yield say(f"{trained} {trained_on(first)}{given(folder, ', recorded in {}')}")
+    means = [(LOOK[part][2], fmean([r.parts_ms[part] for r in ranks]), part) for part in PARTS]
+    parts = sorted(means, key=lambda mean: -mean[1])
+    largest, ms, _ = parts[0]
     yield Headline(
-        f"{plural(first.steps, 'step')}{after}, {duration(step_ms / 1000)} each; the largest part"
-        f" is {rows[0][0]} ({rows[0][2]})."
+        f"{plural(first.steps, 'step')}{given(first.warm_up, ' after {} of warm-up')},"
+        f" {duration(step_ms / 1000)} each; the largest part is {largest}"
+        f" ({percent(ms / step_ms, digits=1)})."
     )
-    yield Table(columns, rows)
+    each = map(_rank_column, ranks[:MOST_RANKS] if len(ranks) > 1 else ())
+    yield shares_table("part of a step", parts, step_ms, *each, digits=1, least=0.0005)
     yield from recorded_ranks_sections(recording)
     yield Notes(_remarks(recording, step_ms))
-    yield Lines(_doubts(recording))
-    if folder and any(r.blocks for r in ranks):  # `trainpace diagnose` made this recording.
+    yield say(*_doubts(recording))
+    diagnosed = any(r.blocks for r in ranks)  # `trainpace diagnose` made this recording.
+    if folder and diagnosed:
         why = "reads this recording again, and says what to change"
         yield Next(["trainpace", "diagnose", folder], why)
     else:
         yield Next(recording.proved_by, "proves what slows it down, and says what to change")
+
+
+def _rank_column(rank: Rank) -> Column:
+    return Column(f"rank {rank.rank}", 2, cell=lambda part: number(rank.parts_ms[part[2]]))
 
 
 def trained_on(rank: Rank) -> str:
@@ -163,57 +173,46 @@ def step_in_words(rank: Rank) -> str:
     return " and ".join(parts)
 
 
-def _rows(ranks: tuple[Rank, ...], step_ms: float) -> list[list[str | float]]:
-    means = {part: fmean([r.parts_ms[part] for r in ranks]) for part in PARTS}
-    return [
-        [
-            LOOK[part][2],
-            number(ms),
-            percent(ms / step_ms, digits=1),
-            ms / step_ms,
-            *(number(r.parts_ms[part]) for r in ranks[:MOST_RANKS] if len(ranks) > 1),
-        ]
-        for part, ms in sorted(means.items(), key=lambda item: -item[1])
-        if ms >= 0.0005 * step_ms
-    ]
+HOST_TIMES = "Times are the host's: the device works asynchronously, until something waits for it."
 
 
 def _remarks(recording: Recording, step_ms: float) -> list[str]:
     first = recording.ranks[0]
-    lines = [f"A step is {step_in_words(first)}."] if step_in_words(first) else []
-    if first.samples_per_step:
-        total = sum(r.samples_per_step for r in recording.ranks)
-        lines.append(f"{number(1000 * total / step_ms)} samples/s, {total:.0f} samples per step.")
+    own, samples = first.parts_ms["other"], sum(r.samples_per_step for r in recording.ranks)
+    per_s = number(1000 * samples / step_ms)
     top = next((line for line in first.lines if line.part == "other"), None)
-    if top is not None and first.parts_ms["other"] > 0.1 * step_ms:
-        called = f", in {top.called}" if top.called else ""
-        lines.append(f"Of the script's own code, {top.share:.0%} is at {top.line}{called}.")
-    after = [
-        (LOOK[part][2], first.after_last_ms.get(part, 0.0)) for part in ("evaluation", "checkpoint")
+    after = {part: first.after_last_ms.get(part, 0.0) for part in ("evaluation", "checkpoint")}
+    shown = [
+        f"{duration(ms / 1000)} of {LOOK[part][2]}" for part, ms in after.items() if ms > step_ms
     ]
-    if shown := [f"{duration(ms / 1000)} of {name}" for name, ms in after if ms > step_ms]:
-        lines.append(f"After the last step came {listed(shown)}, which is not in the table.")
-    if first.accelerator:
-        lines.append(
-            "Times are the host's: the device works asynchronously, until something waits for it."
-        )
-    return lines
+    lines = [
+        given(step_in_words(first), "A step is {}."),
+        given(samples, f"{per_s} samples/s, {{:.0f}} samples per step."),
+        _own_code(top) if top is not None and own > 0.1 * step_ms else "",
+        given(listed(shown), "After the last step came {}, which is not in the table."),
+        given(first.accelerator and HOST_TIMES),
+    ]
+    return list(filter(None, lines))
 
 
-def _doubts(recording: Recording) -> list[str]:
-    """Return warnings about missing parts of a recording."""
-    first, code = recording.ranks[0], recording.exit_code
-    lines = []
+def _own_code(top: Line) -> str:
+    called = given(top.called, ", in {}")
+    return f"Of the script's own code, {top.share:.0%} is at {top.line}{called}."
+
+
+def _doubts(recording: Recording) -> Iterator[str]:
+    """Yield warnings about missing parts of a recording."""
+    first, code, seen = recording.ranks[0], recording.exit_code, len(recording.ranks)
     if code:
-        lines.append(f"The command {ending_of(code)}.")
+        yield f"The command {ending_of(code)}."
     elif code is None or not all(r.complete for r in recording.ranks):
-        lines.append("A process was killed; its work until then is counted.")
-    if len(recording.ranks) < first.world_size:
-        lines.append(f"{len(recording.ranks)} of {first.world_size} ranks were recorded here.")
+        yield "A process was killed; its work until then is counted."
+    if seen < first.world_size:
+        yield f"{seen} of {first.world_size} ranks were recorded here."
     if first.no_workload:
-        lines.append(untraced_in_words(first))
-    lines += [sentence(line) for line in clocks_in_words(recording.together)]
-    return [*lines, recording.seen] if recording.seen else lines
+        yield untraced_in_words(first)
+    yield from map(sentence, clocks_in_words(recording.together))
+    yield recording.seen
 
 
 def part_words(part: str, timeline: Timeline) -> str:
@@ -233,39 +232,38 @@ def has_workers(timeline: Timeline) -> bool:
 def findings(timeline: Timeline) -> list[str]:
     """Describe how long each rank waits for data, and how busy its workers are."""
     lines = []
+    several = len(timeline.ranks) > 1
     for rank in timeline.ranks:
-        mine = [lane for lane in timeline.lanes if lane.rank == rank]
-        training, workers = mine[0], mine[1:]
-        shown = math.fsum(b.end_ms - b.start_ms for b in training.bars)
-        waited = training.ms_of(WAITING)
-        who = f"Rank {rank}" if len(timeline.ranks) > 1 else "Training"
-        share = (
-            f"{percent(waited / shown)} of the time ({number(waited / len(training.steps))} ms"
-            " per step)"
-        )
-        if workers:
-            busy = math.fsum(lane.ms_of("fetch") for lane in workers) / (
-                timeline.duration_ms * len(workers)
-            )
-            many = (
-                f"its {len(workers)} worker processes prepare"
-                if len(workers) > 1
-                else "its worker process prepares"
-            )
-            starting = training.ms_of("loader_start") / shown
-            begins = f" and for the loader's start {percent(starting)}" if starting > 0.01 else ""
-            lines.append(
-                f"{who} waits for data {share}{begins}; {many} batches {percent(busy)} of the time."
-            )
-        else:
-            lines.append(f"{who} spends {share} loading data in the main process, without workers.")
-    if len(timeline.ranks) > 1:
+        training, *workers = (lane for lane in timeline.lanes if lane.rank == rank)
+        who = f"Rank {rank}" if several else "Training"
+        lines.append(f"{who} {_waiting(training, workers, timeline.duration_ms)}")
+    if several:
         lines.append("A rank that waits for another does so in its backward pass or communication.")
     if timeline.on_gpu:
         lines.append(
             "Bars are host time: what the host starts on the GPU goes on after the bar ends."
         )
     return lines
+
+
+def _waiting(training: Lane, workers: Sequence[Lane], duration_ms: float) -> str:
+    """Describe how long a training process waits for data, and how busy its workers are."""
+    shown, waited = _total_ms(training), training.ms_of(WAITING)
+    per_step = number(waited / len(training.steps))
+    share = f"{percent(waited / shown)} of the time ({per_step} ms per step)"
+    if not workers:
+        return f"spends {share} loading data in the main process, without workers."
+    busy = percent(fmean(lane.ms_of("fetch") for lane in workers) / duration_ms)
+    many = "its worker process prepares"
+    if len(workers) > 1:
+        many = f"its {len(workers)} worker processes prepare"
+    starting = training.ms_of("loader_start") / shown
+    begins = f" and for the loader's start {percent(starting)}" if starting > 0.01 else ""
+    return f"waits for data {share}{begins}; {many} batches {busy} of the time."
+
+
+def _total_ms(lane: Lane) -> float:
+    return math.fsum(b.end_ms - b.start_ms for b in lane.bars)
 
 
 def label_of(lane: Lane, timeline: Timeline) -> str:
@@ -283,12 +281,9 @@ def parts_of(timeline: Timeline) -> list[str]:
 
 
 def heading(timeline: Timeline) -> str:
-    count = timeline.last_step - timeline.first_step + 1
-    which = (
-        f"steps {timeline.first_step} to {timeline.last_step}"
-        if count > 1
-        else f"step {timeline.first_step}"
-    )
+    which = f"step {timeline.first_step}"
+    if timeline.last_step > timeline.first_step:
+        which = f"steps {timeline.first_step} to {timeline.last_step}"
     return (
         f"{which}: {number(timeline.duration_ms)} ms, {number(timeline.after_s)} s after the first"
         " began"
@@ -304,24 +299,37 @@ def timeline_sections(timeline: Timeline, only_page: bool = False) -> Iterator[S
         styles=("timeline.css",),
         aside="timeline of data against steps",
     )
-    parts, workers = timeline_tables(timeline)
     yield Lines(findings(timeline), only="page")
-    heads = (words("rank"), words("steps"), words("part"), Column("ms per step"), Column("share"))
-    yield Table(heads, parts, only="page", aside="where the steps' time goes")
-    heads = (words("rank"), words("row"), Column("batches"), Column("ms per batch"), Column("busy"))
-    yield Table(heads, workers, only="page", aside="loader workers")
+    training = [lane for lane in timeline.lanes if lane.kind == "training"]
+    workers = [lane for lane in timeline.lanes if lane.kind == "worker"]
+    parts = [
+        (lane, ms, part_words(part, timeline))
+        for lane in training
+        for ms, part in sorted(((lane.ms_of(part), part) for part in LOOK), reverse=True)
+        if ms
+    ]
+    columns = (
+        words("rank", cell=lambda row: str(row[0].rank)),
+        words("steps", cell=lambda row: str(len(row[0].steps))),
+        words("part", cell=lambda row: row[2]),
+        Column("ms per step", cell=lambda row: number(row[1] / len(row[0].steps))),
+        Column("share", cell=lambda row: percent(row[1] / _total_ms(row[0]))),
+    )
+    yield tabulate(parts, columns, only="page", aside="where the steps' time goes")
+    columns = (
+        words("rank", cell=lambda lane: str(lane.rank)),
+        words("row", cell="label"),
+        Column("batches", cell=lambda lane: str(len(lane.bars))),
+        Column("ms per batch", cell=lambda lane: _mean_batch(lane, timeline.duration_ms)),
+        Column("busy", cell=lambda lane: percent(lane.ms_of("fetch") / timeline.duration_ms)),
+    )
+    yield tabulate(workers, columns, only="page", aside="loader workers")
 
 
-def timeline_tables(timeline: Timeline) -> tuple[list[Sequence[str]], list[Sequence[str]]]:
-    """Return table rows for the parts of steps, and for the loader workers."""
-    parts: list[Sequence[str]] = []
-    workers: list[Sequence[str]] = []
-    for lane in timeline.lanes:
-        if lane.kind == "training":
-            parts += _part_rows(lane, timeline)
-        elif has_workers(timeline):
-            workers.append(_worker_row(lane, timeline.duration_ms))
-    return parts, workers
+def _mean_batch(lane: Lane, duration_ms: float) -> str:
+    """Return the mean time of the batches that are wholly in the window."""
+    whole = [b.end_ms - b.start_ms for b in lane.bars if b.start_ms > 0 and b.end_ms < duration_ms]
+    return number(fmean(whole)) if whole else NONE
 
 
 def _timeline_text(timeline: Timeline, width: int) -> Iterator[Any]:
@@ -396,34 +404,6 @@ def _axis(duration_ms: float, width: int) -> tuple[str, str]:
     labels = dict(zip(at, map(number, marked), strict=True))
     labels[at[-1]] += " ms"
     return "".join("+" if i in labels else "-" for i in range(width)), along(labels, width + 2, 0.0)
-
-
-def _part_rows(lane: Lane, timeline: Timeline) -> Iterator[Sequence[str]]:
-    """Yield rows for the parts of a training lane, the longest first."""
-    whole = math.fsum(b.end_ms - b.start_ms for b in lane.bars)
-    for ms, part in sorted(
-        ((lane.ms_of(part), part) for part in {b.part for b in lane.bars}), reverse=True
-    ):
-        each = number(ms / len(lane.steps))
-        yield (
-            str(lane.rank),
-            str(len(lane.steps)),
-            part_words(part, timeline),
-            each,
-            percent(ms / whole),
-        )
-
-
-def _worker_row(lane: Lane, duration_ms: float) -> Sequence[str]:
-    whole = [b.end_ms - b.start_ms for b in lane.bars if b.start_ms > 0 and b.end_ms < duration_ms]
-    mean = number(math.fsum(whole) / len(whole)) if whole else NONE
-    return (
-        str(lane.rank),
-        lane.label,
-        str(len(lane.bars)),
-        mean,
-        percent(lane.ms_of("fetch") / duration_ms),
-    )
 
 
 def timeline_svg(timeline: Timeline) -> Markup:
@@ -531,14 +511,8 @@ def look_sections(looked: Looked, asked: LookRequest | None = None) -> Iterator[
     yield Lines(_conditions(looked))
     # Without an intervention, launching operators cannot be distinguished from computing.
     named = {"compute": "forward and backward"}
-    shares = [
-        (named.get(s.cause, s.in_words), number(s.ms), percent(s.share), s.share)
-        for s in d.shares
-        if s.share >= LEAST_SHARE
-    ]
-    causes = words("where a step's time goes", least=18)
-    columns = (causes, Column("ms"), Column("share"), words("", 1, 8))
-    yield Table(columns, shares[:MOST_CAUSES])
+    causes = [(named.get(s.cause, s.in_words), s.ms) for s in d.shares if s.share >= LEAST_SHARE]
+    yield shares_table("where a step's time goes", causes[:MOST_CAUSES], d.step_ms)
     yield _advice(looked)
     yield from _elsewhere(looked)
     command = [*forwarded(asked, DiagnoseRequest, ["output"]), "--", *recording.command]
@@ -555,28 +529,19 @@ def _advice(looked: Looked) -> Section:
         return Lines([NOTHING_SEEN])
     of = {"training": "the training", "epoch": "an epoch", "steps": plural(length.steps, "step")}
     columns = (
-        words("what to change (estimated)", least=20),
-        Column("saved per step"),
-        Column("share", 2),
-        Column(f"of {of[length.of]}"),
+        words("what to change (estimated)", least=20, cell="title"),
+        Column("saved per step", cell=saved_ms),
+        Column("share", 2, cell=lambda a: percent(a.saves_ms / d.step_ms)),
+        Column(
+            f"of {of[length.of]}", cell=lambda a: duration(looked.seconds * a.saves_ms / d.step_ms)
+        ),
     )
-    rows = [
-        (
-            a.title,
-            saved_ms(a),
-            percent(a.saves_ms / d.step_ms),
-            duration(looked.seconds * a.saves_ms / d.step_ms),
-        )
-        for a in d.advice[:MOST_CHANGES]
-    ]
-    return Table(columns, rows)
+    return tabulate(d.advice[:MOST_CHANGES], columns)
 
 
 def _whole(looked: Looked) -> str:
-    took = (
-        f"{format_duration(looked.seconds)}{interval_90(looked.interval_s, format_duration)} on this"
-        " machine"
-    )
+    between = interval_90(looked.interval_s, format_duration)
+    took = f"{format_duration(looked.seconds)}{between} on this machine"
     length = looked.length
     steps = plural(length.steps, "step")
     if length.of == "steps":
@@ -589,35 +554,39 @@ def _whole(looked: Looked) -> str:
 
 def _conditions(looked: Looked) -> list[str]:
     """Return lines about the basis of the answer and its limits."""
-    recording, length = looked.watched.recording, looked.length
-    first = recording.ranks[0]
-    on = trained_on(first)
-    samples = sum(rank.samples_per_step for rank in recording.ranks)
+    recording = looked.watched.recording
+    ranks, first = recording.ranks, recording.ranks[0]
+    samples = sum(rank.samples_per_step for rank in ranks)
     tokens = looked.elsewhere[0].match.forecast.sequence_length if looked.elsewhere else None
-    rate = (
-        f", {rate_in_words(1000 * samples / looked.diagnosis.step_ms, tokens)}" if samples else ""
-    )
-    who = f", {len(recording.ranks)} ranks" if len(recording.ranks) > 1 else ""
-    lines = [f"{shlex.join(recording.command)}: {plural(first.steps, 'step')} {on}{who}{rate}."]
-    if length.of == "steps":
-        lines.append("The number of steps is unknown. Pass --max-steps N.")
-    elif length.of == "epoch":
-        lines.append("The length of the training is unknown. Pass --epochs N.")
-    else:
-        if length.words and length.words != "as given":
-            lines.append(f"Length by {length.words}.")
-        if unseen := unseen_in_words(first):
-            lines.append(f"{sentence(unseen)} is counted, because none was seen.")
-    by_input = ""
-    if first.model_batch and not samples:
-        by_input = f"batch size {first.model_batch}, the first dimension of the model's input."
+    rate = rate_in_words(1000 * samples / looked.diagnosis.step_ms, tokens) if samples else ""
+    who = f", {len(ranks)} ranks" if len(ranks) > 1 else ""
+    lines = [
+        f"{shlex.join(recording.command)}: {plural(first.steps, 'step')} {trained_on(first)}{who}"
+        f"{given(rate, ', {}')}.",
+        *_length_in_words(looked),
+    ]
+    by_input = "batch size {}, the first dimension of the model's input."
     notes = [
-        by_input,
+        "" if samples else given(first.model_batch, by_input),
         looked.busy,
-        workers_beside(recording.ranks),
+        workers_beside(ranks),
         *restored_notes(recording, looked.watched.folder),
     ]
     return lines + [f"Note: {note}" for note in notes if note]
+
+
+def _length_in_words(looked: Looked) -> Iterator[str]:
+    """Yield the source of the training's length, and what it contains without having been seen."""
+    length = looked.length
+    if length.of == "steps":
+        yield "The number of steps is unknown. Pass --max-steps N."
+    elif length.of == "epoch":
+        yield "The length of the training is unknown. Pass --epochs N."
+    else:
+        if length.words and length.words != "as given":
+            yield f"Length by {length.words}."
+        if unseen := unseen_in_words(looked.watched.recording.ranks[0]):
+            yield f"{sentence(unseen)} is counted, because none was seen."
 
 
 def _elsewhere(looked: Looked) -> Iterator[Section]:
@@ -625,46 +594,31 @@ def _elsewhere(looked: Looked) -> Iterator[Section]:
     if not looked.elsewhere:
         yield Lines([f"On cards for rent: {looked.not_elsewhere}"])
         return
-    rows = []
-    for chosen in looked.elsewhere:
-        m = chosen.match
-        rows.append(
-            (
-                m.offer.device,
-                chosen.role,
-                number(_step_ms(chosen, looked.length.steps)),
-                duration(3600 * m.mean_hours),
-                span(3600 * m.hours.low, 3600 * m.hours.high, format_duration),
-                usd(m.mean_usd) if m.mean_usd >= 0.01 else "< 1 cent",
-            )
-        )
+
+    def hours(m: Match) -> str:
+        return span(3600 * m.hours.low, 3600 * m.hours.high, format_duration)
+
     columns = (
-        words("a card for rent", least=12),
-        words("", 3, 8),
-        Column("step ms", 2),
-        Column("time"),
-        Column("90% interval", 1),
-        Column("cost"),
+        words("a card for rent", least=12, cell="match.offer.device"),
+        words("", 3, 8, "role"),
+        Column("step ms", 2, cell=lambda c: number(_step_ms(c, looked.length.steps))),
+        Column("time", cell=lambda c: duration(3600 * c.match.mean_hours)),
+        Column("90% interval", 1, cell=lambda c: hours(c.match)),
+        Column(
+            "cost", cell=lambda c: usd(c.match.mean_usd) if c.match.mean_usd >= 0.01 else "< 1 cent"
+        ),
     )
-    yield Table(columns, rows)
+    yield tabulate(looked.elsewhere, columns)
     startup_s = looked.elsewhere[0].match.time.startup_s
-    if startup_s:
-        yield Lines(
-            [
-                f"Forecasts. Times include {duration(startup_s)} to start, steps include waiting"
-                " for data."
-            ]
-        )
-    forecasts = (chosen.match.forecast.step for chosen in looked.elsewhere)
-    slowest = max(step.total_ms for step in forecasts if step)
+    line = "Forecasts. Times include {} to start, steps include waiting for data."
+    yield say(given(startup_s and duration(startup_s), line))
+    slowest = max(step.total_ms for c in looked.elsewhere if (step := c.match.forecast.step))
     if looked.loading_ms is not None and looked.loading_ms > slowest:
         loader = looked.watched.recording.ranks[0].loader
         workers = plural(loader.workers if loader else 0, "worker")
-        yield Lines(
-            [
-                f"These times assume one loader worker per vCPU. With {workers}, loading alone"
-                f" takes {number(looked.loading_ms)} ms per step."
-            ]
+        yield say(
+            f"These times assume one loader worker per vCPU. With {workers}, loading alone takes"
+            f" {number(looked.loading_ms)} ms per step."
         )
 
 
