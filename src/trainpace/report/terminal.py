@@ -107,11 +107,10 @@ def _console() -> _Visible:
     if sys.stdout.isatty():
         return _Visible(**options)
     columns = os.environ.get("COLUMNS", "")
-    width = max(LEAST_WIDTH, int(columns)) if columns.isascii() and columns.isdigit() else LOG_WIDTH
+    width = max(LEAST_WIDTH, int(columns)) if re.fullmatch("[0-9]+", columns) else LOG_WIDTH
     forced = bool(os.environ.get("FORCE_COLOR"))
-    return _Visible(
-        no_color=None if forced else True, force_terminal=forced, width=width, **options
-    )
+    no_color = None if forced else True
+    return _Visible(no_color=no_color, force_terminal=forced, width=width, **options)
 
 
 def show(sections: Iterable[Section], details: bool = True) -> None:
@@ -139,32 +138,28 @@ def _named_aside(shown: Sequence[Section]) -> str:
 def _fewest(section: Section) -> int:
     """Return the minimum number of rows of a section that stay on the screen."""
     size = section.size or 0
-    match section:
-        case Table():
-            return min(size, max(FEWEST_ROWS, len(section.keep)))
-        case Named():
-            return min(size, FEWEST_NAMED)
-        case Notes():
-            return 1
-    return size
+    if isinstance(section, Table):
+        return min(size, max(FEWEST_ROWS, len(section.keep)))
+    return min(size, FEWEST_NAMED if isinstance(section, Named) else 1)
 
 
 def _one_screen(sections: Sequence[Section], last: str) -> str:
     """Cut rows of the tallest section until all sections fit on the screen."""
-    sizes = {i: min(s.size or 0, LINES) for i, s in enumerate(sections) if isinstance(s, _CUTTABLE)}
+    most = {i: s.size or 0 for i, s in enumerate(sections) if isinstance(s, _CUTTABLE)}
+    sizes = {i: min(size, LINES) for i, size in most.items()}
     end = _drawn(Lines([last])) if last else ""
     drawn = functools.cache(lambda i, n: _drawn(sections[i], n))
 
     def height(i: int, n: int) -> int:
         return int(drawn(i, n).count("\n"))
 
+    def best(i: int, n: int) -> int:
+        """Show one more row if it takes no more space than the line "1 more row"."""
+        return n + 1 if n < most[i] and height(i, n + 1) <= height(i, n) else n
+
     while True:
-        # If one more row takes no more space than the line "1 more row", show the row.
-        best = {
-            i: n + 1 if n < (sections[i].size or 0) and height(i, n + 1) <= height(i, n) else n
-            for i, n in sizes.items()
-        }
-        text = _tidy("".join(drawn(i, best.get(i)) for i in range(len(sections))) + end)
+        rows = {i: best(i, n) for i, n in sizes.items()}
+        text = _tidy("".join(drawn(i, rows.get(i)) for i in range(len(sections))) + end)
         if text.count("\n") <= LINES:
             return text
         shrinkable = [i for i, n in sizes.items() if n > _fewest(sections[i])]
@@ -219,28 +214,28 @@ def _draw_table(out: _Visible, table: Table, rows: int | None) -> None:
     If too few columns fit, each row becomes a paragraph.
     """
     others = [i for i in range(len(table.rows)) if i not in table.keep]
-    shown = sorted([*table.keep, *others][:rows])
-    cells = [
-        [c if isinstance(c, str) else "█" * round(BAR_WIDTH * c) for c in table.rows[i]]
-        for i in shown
-    ]
+    cells = [_texts(table.rows[i]) for i in sorted([*table.keep, *others][:rows])]
     chosen = layout(table.columns, cells, out.width)
     out.print()
     if table.title:
         out.wrap(table.title)
     if chosen is None:
         _draw_paragraphs(out, table.columns, cells)
+        _count_more(out, table.rows, rows, "row")
     else:
         with out.capture() as captured:
             out.print(_grid(out, table.columns, cells, chosen))
         # A log file needs no blanks at the ends of lines.
         out.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
-    _count_more(out, table.rows, rows, "row")
-    if chosen is not None:
+        _count_more(out, table.rows, rows, "row")
         names = (c.name for i, c in enumerate(table.columns) if i not in chosen.widths)
         if hidden := ", ".join(filter(None, names)):
             out.wrap(f"Columns hidden for lack of width: {hidden}.")
     out.print()
+
+
+def _texts(row: Sequence[str | float]) -> list[str]:
+    return [c if isinstance(c, str) else "█" * round(BAR_WIDTH * c) for c in row]
 
 
 def _draw_paragraphs(
@@ -326,41 +321,33 @@ _CUTTABLE = (Table, Named, Notes)
 def _grid(
     out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]], chosen: Layout
 ) -> RichTable:
-    named = any(columns[i].name for i in chosen.widths)
-    box = _ASCII_RULE if out.options.ascii_only else _RULE
     table = RichTable(
-        box=box,
+        box=_ASCII_RULE if out.options.ascii_only else _RULE,
         show_edge=False,
         pad_edge=False,
         padding=(0, chosen.gap - 1, 0, 0),
-        show_header=named,
+        show_header=any(columns[i].name for i in chosen.widths),
         header_style=HEAD,
     )
-    tallest = max(
-        wrapped(columns[i].name, width, "", 1).count("\n") for i, width in chosen.widths.items()
-    )
+    names = {i: wrapped(columns[i].name, width, "", 1) for i, width in chosen.widths.items()}
+    tallest = max(name.count("\n") for name in names.values())
     for i, width in chosen.widths.items():
         # Headers align to the rule. `vertical="bottom"` would lower the cells too.
-        name = wrapped(columns[i].name, width, "", 1)
-        name = "\n" * (tallest - name.count("\n")) + name
+        name = Text("\n" * (tallest - names[i].count("\n")) + names[i])
         justify: Literal["left", "right"] = "left" if columns[i].words else "right"
-        table.add_column(Text(name), justify=justify, width=width, overflow="fold")
-    longest = {i: max(cell_len(row[i]) for row in rows) for i in chosen.widths} if rows else {}
+        table.add_column(name, justify=justify, width=width, overflow="fold")
+    longest = {i: max([1, *(cell_len(row[i]) for row in rows)]) for i in chosen.widths}
     for row in rows:
-        table.add_row(
-            *(
-                _cell(broken(row[i], width), min(1.0, width / (longest[i] or 1)))
-                for i, width in chosen.widths.items()
-            )
-        )
+        cells = (_cell(row[i], width, longest[i]) for i, width in chosen.widths.items())
+        table.add_row(*cells)
     return table
 
 
-def _cell(text: str, share: float) -> Text:
-    """Return a table cell. A bar is shortened to its share of the width."""
+def _cell(text: str, width: int, longest: int) -> Text:
+    """Return a table cell. Bars are shortened if the longest does not fit."""
     if text.strip("█"):
-        return Text(text)
-    return Text("█" * max(len(text) > 0, round(share * len(text))), style=BAR)
+        return Text(broken(text, width))
+    return Text("█" * max(len(text) > 0, round(len(text) * min(1.0, width / longest))), style=BAR)
 
 
 def wrapped(line: str, width: int, indent: str = "  ", least: int = LEAST_WIDTH) -> str:
@@ -405,13 +392,9 @@ def _continued(command: str, width: int) -> str:
 
 def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Layout | None:
     """Choose columns and their widths. None if even the columns of rank 0 do not fit."""
-    cells = [[row[i] for row in rows] for i in range(len(columns))]
-    widest = [max(map(cell_len, texts), default=1) for texts in cells]
-    natural = [max(1, cell_len(c.name), w) for c, w in zip(columns, widest, strict=True)]
-    folded = [max(1, _longest_word(c.name), w) for c, w in zip(columns, widest, strict=True)]
-    least = [_least(c, texts, f) for c, texts, f in zip(columns, cells, folded, strict=True)]
+    sizes = [_sizes(column, [row[i] for row in rows]) for i, column in enumerate(columns)]
     shown = list(range(len(columns)))
-    while (found := _widths(shown, natural, folded, least, width)) is None:
+    while (found := _fitted({i: sizes[i] for i in shown}, width)) is None:
         droppable = [i for i in shown if columns[i].rank]
         if not droppable:
             return None
@@ -419,40 +402,43 @@ def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
     return found
 
 
-def _widths(
-    shown: Sequence[int],
-    natural: Sequence[int],
-    folded: Sequence[int],
-    least: Sequence[int],
-    width: int,
-) -> Layout | None:
+class Sizes(NamedTuple):
+    """Widths of a column: full, with a wrapped header, and with wrapped cells too."""
+
+    natural: int
+    folded: int
+    least: int
+
+
+def _sizes(column: Column, cells: Sequence[str]) -> Sizes:
+    widest = max([1, *map(cell_len, cells)])
+    folded = max(widest, _longest_word(column.name))
+    longest = max(map(_longest_word, (column.name, *cells)))
+    least = min(folded, max(column.least, min(longest, LONGEST_WORD))) if column.words else folded
+    return Sizes(max(widest, cell_len(column.name)), folded, least)
+
+
+def _fitted(sizes: Mapping[int, Sizes], width: int) -> Layout | None:
     """Fit columns at full width, or else with wrapped headers, or else with wrapped cells."""
     for gap in (GAP, NARROW_GAP):
-        room = width - gap * (len(shown) - 1)
-        for wished in (natural, folded):
-            widths = {i: wished[i] for i in shown}
+        room = width - gap * (len(sizes) - 1)
+        for name in ("natural", "folded"):
+            widths = {i: int(getattr(size, name)) for i, size in sizes.items()}
             if sum(widths.values()) <= room:
-                return Layout(_widened(widths, natural, room), gap)
-    if sum(least[i] for i in shown) > room:
+                return Layout(_widened(widths, sizes, room), gap)
+    if sum(size.least for size in sizes.values()) > room:
         return None
     while sum(widths.values()) > room:
-        widths[max((i for i in shown if widths[i] > least[i]), key=widths.__getitem__)] -= 1
+        widths[max((i for i in widths if widths[i] > sizes[i].least), key=widths.__getitem__)] -= 1
     return Layout(widths, NARROW_GAP)
 
 
-def _widened(widths: dict[int, int], natural: Sequence[int], room: int) -> dict[int, int]:
+def _widened(widths: dict[int, int], sizes: Mapping[int, Sizes], room: int) -> dict[int, int]:
     """Use spare width to show headers on one line. Headers that need the least come first."""
-    for i in sorted(widths, key=lambda i: natural[i] - widths[i]):
-        if natural[i] - widths[i] <= room - sum(widths.values()):
-            widths[i] = natural[i]
+    for i in sorted(widths, key=lambda i: sizes[i].natural - widths[i]):
+        if sizes[i].natural - widths[i] <= room - sum(widths.values()):
+            widths[i] = sizes[i].natural
     return widths
-
-
-def _least(column: Column, cells: Sequence[str], natural: int) -> int:
-    if not column.words:
-        return natural
-    longest = max(map(_longest_word, (column.name, *cells)))
-    return min(natural, max(column.least, min(longest, LONGEST_WORD)))
 
 
 def _longest_word(text: str) -> int:
