@@ -16,7 +16,7 @@ import datetime
 import importlib
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
 from types import SimpleNamespace
@@ -38,7 +38,7 @@ from trainpace.offers import snapshot
 from trainpace.plan import Plan, Problem
 from trainpace.report.match import match_page_json
 from trainpace.report.pages import page, rendered
-from trainpace.report.phrases import sentence
+from trainpace.report.phrases import given, sentence
 from trainpace.report.sections import (
     Headline,
     Lines,
@@ -48,6 +48,7 @@ from trainpace.report.sections import (
     Section,
     Table,
     Verbatim,
+    say,
     words,
 )
 from trainpace.report.streams import visible
@@ -136,38 +137,42 @@ FIRST: Mapping[str, Sequence[str]] = {
 
 def record_sections(value: Any, depth: int = 0, heading: str = "") -> Iterator[Section]:
     """Show a record: its rows, then its plain fields, then its nested records."""
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+    if _is_sequence(value):
         yield from _table(value, heading)
         return
     fields = fields_of(value)
     if isinstance(value, Rows):
         # `to_dicts` can have fewer rows than `rows`: a sweep has several measurements per batch.
         yield from _table(value.to_dicts(), heading)
-        fields = {name: v for name, v in fields.items() if v is not value.rows}
-    plain = _merged({name: v for name, v in fields.items() if _is_plain(v)})
-    shown = [(_named(name), text) for name, cell in plain.items() if (text := _cell(cell))]
+        fields.pop("rows", None)
+    plain = {name: v for name, v in fields.items() if _is_plain(v)}
+    shown = [(_named(name), text) for name, cell in _merged(plain).items() if (text := _cell(cell))]
     yield Named("", shown[:MOST_FIELDS], aside=heading)
-    for name, inner in list(fields.items())[:MOST_FIELDS]:
-        if depth < DEEPEST and not _is_plain(inner) and _has_content(inner):
-            inner = {str(k): v for k, v in inner.items()} if isinstance(inner, Mapping) else inner
-            inside = f"{heading}, {_named(name)}" if heading else _named(name)
-            yield from record_sections(inner, depth + 1, inside)
+    inside = [name for name in fields if name not in plain and _has_content(fields[name])]
+    for name in inside[: MOST_FIELDS * (depth < DEEPEST)]:
+        place = ", ".join(filter(None, (heading, _named(name))))
+        yield from record_sections(fields[name], depth + 1, place)
 
 
 def _table(values: Sequence[Any], heading: str) -> Iterator[Section]:
     """Show the differences between rows as columns. Common values are listed above the table."""
-    rows = [_merged(row_of(value)) for value in values[:MOST_ROWS]]
+    shown = _columns(values[:MOST_ROWS])
+    same = [name for name, cells in shown.items() if len(cells) > 1 and len(set(cells)) == 1]
+    common = "; ".join(f"{_named(name)} {shown[name][0]}" for name in same[:MOST_COLUMNS])
+    yield replace(say(given(common, "All: {}")), aside=heading)
+    columns = [name for name in shown if name not in same][:MOST_COLUMNS]
+    cells = list(zip(*(shown[name] for name in columns), strict=True))
+    yield Table([words(_named(name)) for name in columns], cells, aside=heading)
+    if len(values) > MOST_ROWS:
+        yield Lines([f"{MOST_ROWS} of {len(values):,} are shown."], aside=heading)
+
+
+def _columns(values: Sequence[Any]) -> dict[str, list[str]]:
+    """Return the cells of each column that is not empty."""
+    rows = [_merged(row_of(value)) for value in values]
     names = dict.fromkeys(name for row in rows for name in row)
     texts = {name: [_cell(row.get(name)) for row in rows] for name in names}
-    texts = {name: cells for name, cells in texts.items() if any(cells)}
-    same = [name for name, cells in texts.items() if len(rows) > 1 and len(set(cells)) == 1]
-    columns = [name for name in texts if name not in same][:MOST_COLUMNS]
-    common = "; ".join(f"{_named(name)} {texts[name][0]}" for name in same[:MOST_COLUMNS])
-    yield Lines([f"All: {common}"] if common else [], aside=heading)
-    cells = list(zip(*(texts[name] for name in columns), strict=True))
-    yield Table([words(_named(name)) for name in columns], cells, aside=heading)
-    if len(values) > len(rows):
-        yield Lines([f"{len(rows)} of {len(values):,} are shown."], aside=heading)
+    return {name: cells for name, cells in texts.items() if any(cells)}
 
 
 def fields_of(value: object) -> dict[str, Any]:
@@ -176,18 +181,17 @@ def fields_of(value: object) -> dict[str, Any]:
     Omits fields that have their default value.
     """
     if isinstance(value, Mapping):
-        return dict(value)
+        return {str(name): inner for name, inner in value.items()}
     if isinstance(value, msgspec.Struct):
         names, defaults = value.__struct_fields__, value.__struct_defaults__
         usual = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
         values = {name: getattr(value, name) for name in names}
-        return {name: own for name, own in values.items() if not _is_usual(own, usual.get(name))}
+        return {name: own for name, own in values.items() if own is not usual.get(name)}
     return value._asdict() if isinstance(value, tuple) and hasattr(value, "_asdict") else {}
 
 
-def _is_usual(value: object, default: object) -> bool:
-    is_scalar = isinstance(value, str | int | float | bool | None)
-    return is_scalar and type(value) is type(default) and value == default
+def _is_sequence(value: object) -> bool:
+    return isinstance(value, tuple | list) and not hasattr(value, "_fields")
 
 
 def row_of(value: object) -> dict[str, Any]:
@@ -195,9 +199,11 @@ def row_of(value: object) -> dict[str, Any]:
     fields = fields_of(value)
     if not fields:
         return {"": value}
-    flat = {name: v for name, v in fields.items() if _is_plain(v)}
+    flat = {}
     for name, inner in fields.items():
-        if not _is_plain(inner) and not isinstance(inner, Mapping):
+        if _is_plain(inner):
+            flat[name] = inner
+        elif not isinstance(inner, Mapping):
             flat |= {f"{name}.{n}": v for n, v in fields_of(inner).items() if _is_plain(v)}
     leading = FIRST.get(type(value).__name__, flat)
     return {name: flat[name] for name in leading if name in flat}
@@ -215,20 +221,15 @@ def _merged(row: Mapping[str, Any]) -> dict[str, Any]:
     return done
 
 
-def _is_plain(value: object) -> bool:
-    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+def _is_plain(value: Any) -> bool:
+    if _is_sequence(value):
         return all(isinstance(v, str | int | float) for v in value)
     return isinstance(value, Interval | Figure | str | int | float | None)
 
 
 def _has_content(value: Any) -> bool:
-    """Return True for records, mappings and sequences of records.
-
-    Arrays and other objects are not shown.
-    """
-    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
-        return any(fields_of(v) for v in value)
-    return bool(fields_of(value))
+    """Return True for records, mappings and sequences of records. Arrays are not shown."""
+    return any(map(fields_of, value)) if _is_sequence(value) else bool(fields_of(value))
 
 
 def _cell(value: Any) -> str:
@@ -244,11 +245,14 @@ def _cell(value: Any) -> str:
         case int() | float():
             return _number(value)
         case list() | tuple():
-            if len(value) > FEW and not any(isinstance(v, str) for v in value):
-                ends = f"{_number(min(value))} to {_number(max(value))}"
-                return f"{len(value):,} values, {ends}"
-            return ", ".join(_cell(v) for v in value[:MOST_ROWS])
+            return _list_cell(value)
     return ""
+
+
+def _list_cell(values: Sequence[Any]) -> str:
+    if len(values) > FEW and not any(isinstance(v, str) for v in values):
+        return f"{len(values):,} values, {_number(min(values))} to {_number(max(values))}"
+    return ", ".join(map(_cell, values[:MOST_ROWS]))
 
 
 def _number(value: Any) -> str:
@@ -300,7 +304,6 @@ RELEASE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){0,2}")
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 CHANGES = ("torch.compile", "channels-last")
 """Titles of changes that have no value."""
-MODEL_FIELDS = ("model", "model_name")
 CLOSED = ("bound", "kind", "mechanism", "phase", "shape", "unit")
 """Fields that contain only Trainpace's own words."""
 
@@ -322,26 +325,10 @@ def shared_page(answer: object, title: str) -> str:
 def public(value: Any, name: str = "") -> Any:
     """Return a copy of a value without private texts. `name` is the name of its field."""
     match value:
-        # Nearby runs come from the public journal.
-        case bool() | int() | float() | None | Interval() | Near():
+        case bool() | int() | float() | None:
             return value
-        case Nearness() if value.device not in _known_words():
-            # The differences contain the name of the card.
-            return replace(value, model=OWN_MODEL, device=OWN_DEVICE, runs=(), closest=None)
         case str():
             return _public_text(value, name)
-        case Figure():
-            return replace(value, source="")
-        case Workload():  # Operators contain module names.
-            return None
-        case Matches():
-            workload = _public_workload(value.workload)
-            return replace(_public_record(value), workload=workload)
-        case RooflinePoint():  # The name is "MODULE, kind, phase".
-            return value._replace(name=", ".join(value.name.split(", ")[-2:]))
-        case Planned() if value.setting.cluster.device.name in _known_words():
-            # The sentences of a plan contain no names except those of the device and settings.
-            return replace(_public_record(value), plan=_public_plan(value.plan))
         case msgspec.Struct():
             return _public_record(value)
         case Mapping():
@@ -351,46 +338,56 @@ def public(value: Any, name: str = "") -> Any:
         case np.ndarray() if value.dtype.kind in "biuf":
             return value
         case list() | tuple():
-            every = [public(inner, name) for inner in value]
-            if all(isinstance(inner, str) for inner in value):
-                every = [text for text in every if text != HIDDEN]
-            return type(value)(every)
+            every = (public(inner, name) for inner in value)
+            return type(value)(text for text in every if text is not HIDDEN)
     return None
+
+
+def _public_record(record: msgspec.Struct) -> Any:
+    match record:
+        case Interval() | Near():  # Nearby runs come from the public journal.
+            return record
+        case Nearness() if record.device not in _known_words():
+            # The differences contain the name of the card.
+            return replace(record, model=OWN_MODEL, device=OWN_DEVICE, runs=(), closest=None)
+        case Figure():
+            return replace(record, source="")
+        case Workload():  # Operators contain module names.
+            return None
+        case Matches():
+            return replace(_public_fields(record), workload=_public_workload(record.workload))
+        case Planned() if record.setting.cluster.device.name in _known_words():
+            # The sentences of a plan contain no names except those of the device and settings.
+            return replace(_public_fields(record), plan=_public_plan(record.plan))
+    return _public_fields(record)
 
 
 def _public_plan(plan: Plan) -> Plan:
     """Remove the model's name, and the names of files from the reasons of alternatives."""
-    own = "not compared: "
-    rejected = tuple(
-        replace(entry, why=own.rstrip(": ")) if entry.why.startswith(own) else entry
+    own = "not compared"
+    rejected = (
+        replace(entry, why=own) if entry.why.startswith(f"{own}: ") else entry
         for entry in plan.rejected
     )
     model = _public_text(plan.model, "model")
-    return replace(plan, model=model, rejected=rejected, corrected="")
+    return replace(plan, model=model, rejected=tuple(rejected), corrected="")
 
 
 def _public_text(text: str, name: str) -> str:
-    if (
-        not text
-        or DATE.fullmatch(text)
-        or all(part in _known_words() for part in text.split(" instead of "))
-    ):
+    known = all(part in _known_words() for part in text.split(" instead of "))
+    if known or not text or DATE.fullmatch(text) or name in CLOSED:
         return text
-    if name in MODEL_FIELDS:
-        return public_name(text) or OWN_MODEL
-    if name == "name" and (known := public_name(text)):
-        return known
-    if name in ("device", "gpu"):
-        return OWN_DEVICE
-    if name == "role":  # The role may be "convolutions of MODULE".
-        return text.partition(" of ")[0]
-    return text if name in CLOSED else HIDDEN
+    model = public_name(text)
+    role = text.partition(" of ")[0]  # The role may be "convolutions of MODULE".
+    own = {"device": OWN_DEVICE, "gpu": OWN_DEVICE, "role": role, "name": model or HIDDEN}
+    own |= dict.fromkeys(("model", "model_name"), model or OWN_MODEL)
+    return own.get(name, HIDDEN)
 
 
-def _public_record(record: msgspec.Struct) -> Any:
+def _public_fields(record: msgspec.Struct) -> Any:
     closed = _closed_fields(type(record))
     fields = {
-        name: value if _is_in(value, closed.get(name, ())) else public(value, name)
+        name: value if value in closed.get(name, ()) else public(value, name)
         for name, value in msgspec.structs.asdict(record).items()
     }
     try:
@@ -400,20 +397,16 @@ def _public_record(record: msgspec.Struct) -> Any:
 
 
 @cache
-def _closed_fields(kind: type) -> dict[str, frozenset[str]]:
+def _closed_fields(kind: type) -> dict[str, tuple[str, ...]]:
     """Return the allowed words of each field with a closed choice."""
     try:
         fields = msgspec.structs.fields(kind)
     except NameError:  # Some types are imported only for type checkers.
         return {}
     return {
-        field.name: frozenset(word for word in _literals(field.type) if isinstance(word, str))
+        field.name: tuple(word for word in _literals(field.type) if isinstance(word, str))
         for field in fields
     }
-
-
-def _is_in(value: Any, choices: Collection[str]) -> bool:
-    return isinstance(value, str) and value in choices
 
 
 def _literals(hint: Any) -> Iterator[Any]:
@@ -436,6 +429,8 @@ def _public_mapping(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _public_named_tuple(value: Any) -> Any:
+    if isinstance(value, RooflinePoint):  # The name is "MODULE, kind, phase".
+        return value._replace(name=", ".join(value.name.split(", ")[-2:]))
     if isinstance(value, Problem):  # Charts need the problem. Pages do not show it.
         device = replace(value.cluster.device, name=public(value.cluster.device.name, "device"))
         cluster, workload = replace(value.cluster, device=device), _public_workload(value.workload)
