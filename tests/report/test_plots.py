@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from trainpace.report.charts import PLOT_ROWS, plot, tick_step
 from trainpace.report.streams import plain
-from trainpace.report.terminal import bars
 
 points = st.dictionaries(st.integers(1, 512), st.floats(0.001, 1e5), min_size=1, max_size=80).map(
     lambda d: sorted(d.items())
@@ -104,13 +103,3 @@ def test_ticks_are_round_and_few(span, most):
     assert float(f"{step:e}".partition("e")[0]) in (1.0, 2.0, 5.0)
     assert span / step <= most + 1e-6
     assert span / step > most / 2.6
-
-
-@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12), st.integers(40, 200))
-def test_bars_are_as_long_as_their_values(values, width):
-    rows = [(f"rung {i}", v, f"{v:.2f}x", i % 2 == 0) for i, v in enumerate(values)]
-    lines = bars(rows, width)
-    assert all(len(line) <= width for line in lines)
-    lengths = [line.count("█") + line.count("░") for line in lines]
-    for value, length in zip(values, lengths, strict=True):
-        assert length == pytest.approx(max(1, max(lengths) * value / max(values)), abs=0.51)

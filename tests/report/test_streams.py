@@ -106,17 +106,6 @@ def test_time_left(done, total, new, elapsed_s, left):
     assert left_s(done, total, new, elapsed_s) == left
 
 
-def test_the_clock_alone(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(streams.time, "monotonic", lambda: clock[0])
-    bar = Bar("calibrating", seconds=60.0)
-    clock[0] = 15.0
-    assert bar.share() == 0.25
-    assert bar.line() == "calibrating: about 45 s left"
-    clock[0] = 70.0
-    assert bar.share() == 1.0
-
-
 def test_the_real_command_in_a_terminal():
     out = in_a_terminal(
         sys.executable,

@@ -626,11 +626,12 @@ def plot(
     over = [*points, *(point for point in line if point[0] in marked)]
     for x, y in sorted(over, key=lambda point: point[0] in marked):
         cells[round(y / (ticks * step) * rows)][column(x)] = "▲" if x in marked else "●"
-    named = {column(x): format_number(x) for x in _ticks(left, right)}
-    jumps = {column(x): f"▲{format_number(x)}" for x in marked}
-    below = [along(named, columns, 0.5), along(jumps, columns, 0.0)]
     indent = " " * (margin + 2)
-    return [title, *_scaled(cells, labels, margin), *(indent + text for text in below if text)]
+    named = {column(x): format_number(x) for x in _ticks(left, right)}
+    below = [along(named, columns, 0.5)]
+    if marked:
+        below.append(along({column(x): f"▲{format_number(x)}" for x in marked}, columns, 0.0))
+    return [title, *_scaled(cells, labels, margin), *(indent + text for text in below)]
 
 
 def _scaled(cells: list[list[str]], labels: dict[int, str], margin: int) -> list[str]:

@@ -45,7 +45,6 @@ from trainpace.report.phrases import (
     usd,
 )
 from trainpace.report.sections import (
-    Bars,
     Charts,
     Column,
     Headline,
@@ -170,15 +169,18 @@ def match_sections(
     yield from _next(first, answer, request)
 
 
-def _front(matches: Sequence[Match]) -> Iterator[Bars]:
-    """Draw the Pareto front of time and cost, from the fastest option to the cheapest."""
+def _front(matches: Sequence[Match]) -> Iterator[Table]:
+    """Show the Pareto front of time and cost, from the fastest option to the cheapest."""
     front = _front_of(matches)
     if len(front) >= FEWEST_SHOWN:
-        rows = [
-            (duration(3600 * m.mean_hours), m.mean_usd, f"{usd(m.mean_usd)} {_short(m)}", True)
-            for m in front
-        ]
-        yield Bars("Cost against time, of the options that no other beats in both", rows)
+        most = max(m.mean_usd for m in front)
+        columns = (
+            words("no other is both faster and cheaper", least=16, cell=_short),
+            Column("time", cell=lambda m: duration(3600 * m.mean_hours)),
+            Column("cost", cell=lambda m: usd(m.mean_usd)),
+            words("", 1, 8, lambda m: m.mean_usd / most),
+        )
+        yield tabulate(front, columns)
 
 
 def _front_of(matches: Sequence[Match]) -> list[Match]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from trainpace.core.records import to_jsonable
 from trainpace.forecast import alike
 from trainpace.report.charts import TEXTURES, BarChart, BarGroup, Chart, Picture, css_variables
-from trainpace.report.phrases import duration, interval, number, percent, sentence, usd, when
-from trainpace.report.sections import Charts, Column, Named, Section, Table, words
+from trainpace.report.phrases import duration, given, interval, number, percent, sentence, usd, when
+from trainpace.report.sections import Charts, Column, Drawing, Named, Section, Table, words
 from trainpace.report.streams import visible
 
 if TYPE_CHECKING:
@@ -96,11 +96,12 @@ def page(title: str, sections: Iterable[Section], data: object) -> str:
     """
     from importlib.metadata import version
 
-    parts = [_part(section) for section in sections if section.only != "brief"]
+    shown = [section for section in sections if section.only != "brief"]
+    parts = list(map(_part, shown))
     drawn = any(isinstance(chart, Chart) for part in parts for chart in part["pictures"])
-    sheets = [asset(name) for name in (STYLES if drawn else STYLES[1:])]
-    scripts = [asset(name) for name in (SCRIPTS if drawn else ())]
-    styles = [asset(name) for part in parts for name in part["styles"]]
+    sheets = list(map(asset, STYLES if drawn else STYLES[1:]))
+    scripts = list(map(asset, SCRIPTS if drawn else ()))
+    styles = [asset(section.style) for section in shown if isinstance(section, Drawing)]
     allowed = _hashes(scripts) or "'none'"
     policy = (
         f"default-src 'none'; img-src data:; style-src {_hashes([*sheets, *styles])}; base-uri"
@@ -128,7 +129,6 @@ def _part(section: Section) -> dict[str, Any]:
         "section": section,
         "heading": sentence(heading),
         "pictures": pictures,
-        "styles": getattr(section, "styles", ()),
     }
 
 
@@ -182,14 +182,16 @@ def tables_of(picture: Picture) -> Iterator[Table]:
 
 
 def _bars_table(group: BarGroup, chart: BarChart) -> Table:
-    bars, title = group.bars, f"{chart.label} ({chart.unit})" if chart.unit else chart.label
-    parts = [{s.name: s.value for s in bar.segments} for bar in bars]
+    bars, unit = group.bars, given(chart.unit, " ({})")
     columns: list[tuple[str, Sequence[Any]]] = [("", [bar.label for bar in bars])]
+    parts = [{s.name: s.value for s in bar.segments} for bar in bars]
     columns += [(name, [values.get(name) for values in parts]) for name in chart.key]
-    if len(chart.key) > 1:
-        columns.append(("together", [bar.total for bar in bars]))
-    columns += [("from", [bar.low for bar in bars]), ("to", [bar.high for bar in bars])]
-    return _table(f"{group.title}: {title}" if group.title else title, columns)
+    columns += [("together", [bar.total for bar in bars])] if len(chart.key) > 1 else []
+    columns += [(name, [getattr(bar, end) for bar in bars]) for name, end in ENDS]
+    return _table(f"{given(group.title, '{}: ')}{chart.label}{unit}", columns)
+
+
+ENDS = (("from", "low"), ("to", "high"))
 
 
 def _table(title: str, columns: Sequence[tuple[str, Sequence[Any]]]) -> Table:

@@ -3,7 +3,7 @@
 Functions return `none` if there is no value.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -162,31 +162,30 @@ def software_lines(rows: Sequence[Forecast]) -> list[str]:
 
     The software is named if it was given, or if attention depends on it.
     """
-    of = {
-        f.device: f for f in rows if f.software and (not f.software_assumed or ", " in f.software)
-    }
     idle = [
         f"Without effect: {text}."
-        for text in dict.fromkeys(text for f in rows for text in f.software_idle)
+        for text in dict.fromkeys(t for f in rows for t in f.software_idle)
     ]
-    if not of:
+    used: dict[str, list[str]] = {}
+    for f in {f.device: f for f in rows if _is_named(f)}.values():
+        used.setdefault(f.software, []).append(f.device)
+    if not used:
         return idle
-    devices_of: Mapping[str, list[str]] = {f.software: [] for f in of.values()}
-    for device, f in of.items():
-        devices_of[f.software].append(device)
-    used = next(iter(devices_of))
-    if len(devices_of) > 1:  # The framework is the same on all devices, but its kernels are not.
-        parts = "; ".join(
-            f"{software.partition(', ')[2]} on {listed(names)}"
-            for software, names in devices_of.items()
+    software = next(iter(used))
+    if len(used) > 1:  # The framework is the same on all devices, but its kernels are not.
+        parts = [f"{s.partition(', ')[2]} on {listed(names)}" for s, names in used.items()]
+        software = f"{software.partition(', ')[0]}, {'; '.join(parts)}"
+    line = f"Software: {software}."
+    if any(f.software_assumed for f in rows if _is_named(f)):
+        line = (
+            f"No software versions given; assuming {software}. Set them with --software,"
+            " --attention."
         )
-        used = f"{used.partition(', ')[0]}, {parts}"
-    if any(f.software_assumed for f in of.values()):
-        return [
-            f"No software versions given; assuming {used}. Set them with --software, --attention.",
-            *idle,
-        ]
-    return [f"Software: {used}.", *idle]
+    return [line, *idle]
+
+
+def _is_named(f: Forecast) -> bool:
+    return bool(f.software) and (not f.software_assumed or ", " in f.software)
 
 
 def trace_notes(rows: Sequence[Forecast]) -> list[str]:

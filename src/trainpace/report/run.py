@@ -28,7 +28,6 @@ from trainpace.report.phrases import (
     usd,
 )
 from trainpace.report.sections import (
-    Bars,
     Charts,
     Column,
     Headline,
@@ -38,7 +37,6 @@ from trainpace.report.sections import (
     Section,
     Table,
     Verbatim,
-    details,
     say,
     tabulate,
     words,
@@ -290,12 +288,6 @@ def ladder_sections(t: LadderTable) -> Iterator[Section]:
     yield Headline(t.verdict[0])
     yield Charts(lambda: ladder_pictures(t))
     yield ladder_table(t)
-    chart = speedups(t)
-    if chart is not None:
-        bars = [
-            (b.label, b.total, b.said, b.segments[0].name == "kept") for b in chart.groups[0].bars
-        ]
-        yield from details("the speed-ups as bars", Bars("Speed-up over the baseline", bars))
     yield Notes(t.verdict[1:-1])
     yield Lines(t.verdict[1:][-1:])
 

@@ -136,16 +136,6 @@ class Plot(Section, kw_only=False):
     line: Points = ()
 
 
-class Bars(Section, kw_only=False):
-    """Bars in characters, for terminals.
-
-    Each row is (label, value, text at the end, True if the bar counts).
-    """
-
-    title: str
-    rows: Sequence[tuple[str, float, str, bool]]
-
-
 class Charts(Section, kw_only=False):
     """Charts for pages and figure files. `draw` is called only if one of these was requested."""
 
@@ -155,12 +145,12 @@ class Charts(Section, kw_only=False):
 class Drawing(Section, kw_only=False):
     """Drawing such as a timeline: `html` for pages, and `text` for terminals of a given width.
 
-    Both are called only when needed. `styles` names the style sheets that the HTML needs.
+    Both are called only when needed. `style` names the style sheet that the HTML needs.
     """
 
     html: Callable[[], Any]
     text: Callable[[int], Iterable[Any]]
-    styles: Sequence[str] = ()
+    style: str = ""
 
 
 class Next(Section, kw_only=False):

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from trainpace.core.units import format_duration, format_number
@@ -120,17 +121,14 @@ class Bar:
     """Progress bar.
 
     Use `with Bar("tracing", total) as bar:`, then `bar.to(done)`, and `bar.say(line)` for lines
-    that stay on the screen. Without a total it shows the elapsed time. With `seconds`, the expected
-    duration, progress follows the clock. Only the outermost of nested bars is shown, because two
-    bars would overwrite each other.
+    that stay on the screen. Without a total it shows the elapsed time. Only the outermost of nested
+    bars is shown, because two bars would overwrite each other.
     """
 
     _outermost: ClassVar[Bar | None] = None
 
-    def __init__(
-        self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None
-    ) -> None:
-        self._what, self._total, self._unit, self._seconds = what, total, unit, seconds
+    def __init__(self, what: str, total: float | None = None, unit: str = "") -> None:
+        self._what, self._total, self._unit = what, total, unit
         self._begun = time.monotonic()
         self._last_line = -LOG_EVERY_S + self._begun
         self._terminal = sys.stderr.isatty()
@@ -187,22 +185,22 @@ class Bar:
                 self._shown = None
 
     def line(self) -> str:
-        parts = []
-        elapsed_s = time.monotonic() - self._begun
-        if self._seconds is not None:
-            parts.append(f"about {format_duration(max(0.0, self._seconds - elapsed_s))} left")
-        elif self._total is None:
-            parts += [f"{format_duration(round(elapsed_s))} so far"] if elapsed_s >= 1 else []
-        else:
-            unit = f" {self._unit}" if self._unit else ""
-            parts.append(f"{self._done:,.0f} of {self._total:,.0f}{unit}")
-            rate = self._new / elapsed_s if self._unit and elapsed_s > 0 else 0.0
-            parts += [f"{format_number(rate)}/s"] if rate >= LEAST_RATE else []
-            left = left_s(self._done, self._total, self._new, elapsed_s)
-            if left is not None and self._done < self._total:
-                parts.append(f"about {format_duration(round(left) if left >= 1 else left)} left")
+        parts = ", ".join(self._progress(time.monotonic() - self._begun))
         now = f" ({self._words})" if self._words else ""
-        return f"{self._what}{': ' if parts else ''}{', '.join(parts)}{now}"
+        return f"{self._what}{': ' if parts else ''}{parts}{now}"
+
+    def _progress(self, elapsed_s: float) -> Iterator[str]:
+        if self._total is None:
+            if elapsed_s >= 1:
+                yield f"{format_duration(round(elapsed_s))} so far"
+            return
+        yield f"{self._done:,.0f} of {self._total:,.0f} {self._unit}".rstrip()
+        rate = self._new / elapsed_s if self._unit and elapsed_s > 0 else 0.0
+        if rate >= LEAST_RATE:
+            yield f"{format_number(rate)}/s"
+        left = left_s(self._done, self._total, self._new, elapsed_s)
+        if left:
+            yield f"about {format_duration(round(left) if left >= 1 else left)} left"
 
     def _show(self) -> None:
         with self._lock:
@@ -212,8 +210,6 @@ class Bar:
 
     def share(self) -> float | None:
         """Return the finished share from 0 to 1, or None if the total is unknown."""
-        if self._seconds is not None:
-            return min(1.0, (time.monotonic() - self._begun) / self._seconds)
         return min(1.0, self._done / self._total) if self._total else None
 
 
@@ -221,10 +217,8 @@ class TerminalProgress:
     def note(self, text: str) -> None:
         tell(text, err=True)
 
-    def work(
-        self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None
-    ) -> Bar:
-        return Bar(what, total, unit, seconds)
+    def work(self, what: str, total: float | None = None, unit: str = "") -> Bar:
+        return Bar(what, total, unit)
 
 
 def _made(bar: Bar) -> Progress:

@@ -21,10 +21,9 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from trainpace.report.charts import WIDEST, plot
+from trainpace.report.charts import plot
 from trainpace.report.phrases import listed
 from trainpace.report.sections import (
-    Bars,
     Column,
     Drawing,
     Headline,
@@ -268,15 +267,11 @@ def _draw_named(out: _Visible, part: Named, rows: int | None) -> None:
     out.print()
 
 
-def _draw_plot(out: _Visible, part: Plot | Bars, _: int | None) -> None:
+def _draw_plot(out: _Visible, part: Plot, _: int | None) -> None:
     """Draw lines without wrapping, followed by a blank line. Only a long title is wrapped."""
-    if isinstance(part, Plot):
-        lines = plot(part.points, part.marked, part.title, part.line, out.width)
-    else:
-        lines = [part.title, *bars(part.rows, out.width)]
-    for line in (*lines, ""):
+    for line in (*plot(part.points, part.marked, part.title, part.line, out.width), ""):
         text = Text(line if cell_len(line) <= out.width else wrapped(line, out.width))
-        text.highlight_regex("[█●▲\u2801-\u28ff]+", BAR)
+        text.highlight_regex("[●▲\u2801-\u28ff]+", BAR)
         out.put(text)
 
 
@@ -310,7 +305,6 @@ _DRAW: Mapping[type[Section], Callable[[_Visible, Any, int | None], None]] = {
     Table: _draw_table,
     Named: _draw_named,
     Plot: _draw_plot,
-    Bars: _draw_plot,
     Verbatim: _draw_verbatim,
     Drawing: _draw_drawing,
     Next: _draw_next,
@@ -443,18 +437,3 @@ def _widened(widths: dict[int, int], sizes: Mapping[int, Sizes], room: int) -> d
 
 def _longest_word(text: str) -> int:
     return max(map(cell_len, text.split()), default=0)
-
-
-def bars(rows: Sequence[tuple[str, float, str, bool]], width: int = 80) -> list[str]:
-    """Return one text bar, starting at zero, for each row of a `Bars` section.
-
-    Bars that do not count are drawn lighter.
-    """
-    label = min(max(len(row[0]) for row in rows), max(8, width // 3))
-    room = max(8, min(WIDEST, width) - label - max(len(row[2]) for row in rows) - 3)
-    longest = max(row[1] for row in rows) or 1.0
-    return [
-        f"{name if len(name) <= label else f'{name[: label - 1]}…':<{label}}"
-        f" {('█' if counts else '░') * max(1, round(room * value / longest))} {end}"
-        for name, value, end, counts in rows
-    ]

@@ -18,7 +18,7 @@ from trainpace.diagnose import WORTH, clocks_in_words, unseen_in_words, workers_
 from trainpace.journal import Guarded, Pace
 from trainpace.report.charts import along, tick_step
 from trainpace.report.diagnosis import recorded_ranks_sections, saved_ms
-from trainpace.report.pages import NONE, asset, rendered
+from trainpace.report.pages import asset, rendered
 from trainpace.report.phrases import (
     bracketed,
     change,
@@ -296,12 +296,11 @@ def timeline_sections(timeline: Timeline, only_page: bool = False) -> Iterator[S
         only="page" if only_page else "",
         html=lambda: timeline_svg(timeline),
         text=lambda width: _timeline_text(timeline, width),
-        styles=("timeline.css",),
+        style="timeline.css",
         aside="timeline of data against steps",
     )
     yield Lines(findings(timeline), only="page")
     training = [lane for lane in timeline.lanes if lane.kind == "training"]
-    workers = [lane for lane in timeline.lanes if lane.kind == "worker"]
     parts = [
         (lane, ms, part_words(part, timeline))
         for lane in training
@@ -316,20 +315,6 @@ def timeline_sections(timeline: Timeline, only_page: bool = False) -> Iterator[S
         Column("share", cell=lambda row: percent(row[1] / _total_ms(row[0]))),
     )
     yield tabulate(parts, columns, only="page", aside="where the steps' time goes")
-    columns = (
-        words("rank", cell=lambda lane: str(lane.rank)),
-        words("row", cell="label"),
-        Column("batches", cell=lambda lane: str(len(lane.bars))),
-        Column("ms per batch", cell=lambda lane: _mean_batch(lane, timeline.duration_ms)),
-        Column("busy", cell=lambda lane: percent(lane.ms_of("fetch") / timeline.duration_ms)),
-    )
-    yield tabulate(workers, columns, only="page", aside="loader workers")
-
-
-def _mean_batch(lane: Lane, duration_ms: float) -> str:
-    """Return the mean time of the batches that are wholly in the window."""
-    whole = [b.end_ms - b.start_ms for b in lane.bars if b.start_ms > 0 and b.end_ms < duration_ms]
-    return number(fmean(whole)) if whole else NONE
 
 
 def _timeline_text(timeline: Timeline, width: int) -> Iterator[Any]:

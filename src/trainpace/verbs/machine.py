@@ -72,7 +72,7 @@ def calibrate_machine(
 
     machine = machine or machine_of(request, progress)
     progress.note(f"measuring for about {request.seconds:.0f} s; let nothing else run")
-    with progress.work("calibrating", seconds=request.seconds):
+    with progress.work("calibrating"):
         profile = calibrate(request.seconds, machine)
     if request.ranks is not None:
         from trainpace.measure import measure_allreduce

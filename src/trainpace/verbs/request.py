@@ -547,12 +547,9 @@ class Progress(Protocol):
         """Print a note. It is not part of the answer."""
 
     def work(
-        self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None
+        self, what: str, total: float | None = None, unit: str = ""
     ) -> AbstractContextManager[Work]:
-        """Start long work, as in `with progress.work("tracing") as work:`.
-
-        `seconds` is its expected duration, if known.
-        """
+        """Start long work, as in `with progress.work("tracing") as work:`."""
 
 
 class Silent:
@@ -562,9 +559,7 @@ class Silent:
         pass
 
     @contextmanager
-    def work(
-        self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None
-    ) -> Iterator[Work]:
+    def work(self, what: str, total: float | None = None, unit: str = "") -> Iterator[Work]:
         yield self
 
     def to(
