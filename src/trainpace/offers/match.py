@@ -157,38 +157,41 @@ def rank(
         by: Sort key: total cost ("usd") or total time ("hours").
         knowledge: Measured runs that correct the forecasts.
     """
-    shapes = _Shapes(workload, job, knowledge)
+    shapes = _Shapes(workload, job, devices, knowledge)
     able: list[_Servers] = []
     rejected = []
     # Sorting by device means that the kernels of each device are evaluated once.
     for offer in sorted(offers, key=lambda offer: offer.device):
         has_spot = job.spot and offer.spot_price_usd_per_hour is not None
         for nodes in _node_counts(offer, job.most_nodes):
-            shape = shapes.at(
-                devices[offer.device], offer.count, nodes, offer.network_gb_per_s, offer.host
-            )
-            if isinstance(shape, _Shape):
-                able += [
-                    _Servers(offer, nodes, spot, shape) for spot in [False, True][: 1 + has_spot]
-                ]
+            shape = shapes.at(offer, nodes)
+            if isinstance(shape, _Refusal):
+                rejected.append(Rejected(offer=offer, nodes=nodes, **shape._asdict()))
                 continue
-            binding, reason, short = shape
-            rejected.append(
-                Rejected(offer=offer, nodes=nodes, binding=binding, reason=reason, short_gib=short)
-            )
-    matches = _matches(able, job)
+            able.append(_Servers(offer, nodes, False, shape))
+            if has_spot:
+                able.append(_Servers(offer, nodes, True, shape))
     order = ("mean_usd", "mean_hours") if by == "usd" else ("mean_hours", "mean_usd")
-    matches.sort(key=attrgetter(*order))
+    matches = sorted(_matches(able, job), key=attrgetter(*order))
     meets = [m for m in matches if _meets(m, job)]
     return Ranking(with_front(meets), [m for m in matches if not _meets(m, job)], rejected)
 
 
-def _excess(match: Match, job: Job) -> float:
-    """Return the larger of the excesses over deadline and budget, relative to the limit."""
-    return max(
-        _late_s(match, job) / (job.deadline_s or 1.0),
-        _over_usd(match, job) / (job.budget_usd or 1.0),
-    )
+def _excesses(match: Match, job: Job) -> dict[Binding, float]:
+    """Return by how much a match exceeds each limit, relative to the limit."""
+    limits: dict[Binding, tuple[float, float | None]] = {
+        "deadline": (match.time.total_s, job.deadline_s),
+        "budget": (match.mean_usd, job.budget_usd),
+    }
+    return {
+        name: (value - limit) / (limit or 1.0)
+        for name, (value, limit) in limits.items()
+        if limit is not None
+    }
+
+
+def _meets(match: Match, job: Job) -> bool:
+    return math.isfinite(match.time.total_s) and max(_excesses(match, job).values(), default=0) <= 0
 
 
 def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected] | None:
@@ -197,43 +200,49 @@ def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected]
     Call it for a ranking without matches. None if the ranking is empty.
     """
     if ranking.missed:
-        close = min(
-            ranking.missed, key=lambda m: (not math.isfinite(m.time.total_s), _excess(m, job))
-        )
-        if not math.isfinite(close.time.total_s):
-            return "failures", _too_many_failures(close, job.conditions), close
-        late, over = _late_s(close, job), _over_usd(close, job)
-        allowed = format_duration(job.deadline_s or 0.0)
-        if late > 0 and late / (job.deadline_s or 1.0) >= over / (job.budget_usd or 1.0):
-            return (
-                "deadline",
-                f"the deadline of {allowed} is missed by {format_duration(late)}",
-                close,
-            )
-        return (
-            "budget",
-            f"the budget of {format_usd(job.budget_usd or 0.0)} is exceeded by {format_usd(over)}",
-            close,
-        )
+        return _nearest_match(ranking.missed, job)
     if not ranking.rejected:
         return None
-    closest = min(ranking.rejected, key=lambda r: math.inf if r.short_gib is None else r.short_gib)
+    closest = min(ranking.rejected, key=_short_gib)
     return closest.binding, closest.reason, closest
+
+
+def _nearest_match(missed: Sequence[Match], job: Job) -> tuple[Binding, str, Match]:
+    able = [m for m in missed if math.isfinite(m.time.total_s)]
+    if not able:
+        return "failures", _too_many_failures(missed[0], job.conditions), missed[0]
+    close = min(able, key=lambda m: max(_excesses(m, job).values()))
+    excesses = _excesses(close, job)
+    if max(excesses, key=excesses.__getitem__) == "deadline":
+        allowed = job.deadline_s or 0.0
+        late = format_duration(close.time.total_s - allowed)
+        return "deadline", f"the deadline of {format_duration(allowed)} is missed by {late}", close
+    budget = job.budget_usd or 0.0
+    over = format_usd(close.mean_usd - budget)
+    return "budget", f"the budget of {format_usd(budget)} is exceeded by {over}", close
 
 
 def near_misses(ranking: Ranking, job: Job) -> tuple[Match | None, Match | None]:
     """Return the cheapest match within the deadline and the fastest within the budget.
 
-    Both come from the matches that miss a limit. Either may be None.
+    Both come from the matches that miss one of the two limits. Either may be None.
     """
-    in_time = [m for m in ranking.missed if _late_s(m, job) <= 0]
-    affordable = [m for m in ranking.missed if _over_usd(m, job) <= 0]
+    in_time = [m for m in ranking.missed if _excesses(m, job)["deadline"] <= 0]
+    affordable = [m for m in ranking.missed if _excesses(m, job)["budget"] <= 0]
     cheapest = min(in_time, key=lambda m: m.mean_usd, default=None)
     return cheapest, min(affordable, key=lambda m: m.mean_hours, default=None)
 
 
-Reason = tuple[Binding, str, float | None]
-"""Limit that rules out a shape, the reason in words, and the missing GiB."""
+class _Refusal(NamedTuple):
+    """Limit that rules out a shape, with the reason and the missing GiB."""
+
+    binding: Binding
+    reason: str
+    short_gib: float | None = None
+
+
+def _short_gib(refused: Rejected | _Refusal) -> float:
+    return math.inf if refused.short_gib is None else refused.short_gib
 
 
 class _Shape(NamedTuple):
@@ -253,8 +262,14 @@ class _Servers(NamedTuple):
 class _Shapes:
     """Cache of the fastest execution per server configuration."""
 
-    def __init__(self, workload: Workload, job: Job, knowledge: Knowledge | None) -> None:
-        self._workload, self._job = workload, job
+    def __init__(
+        self,
+        workload: Workload,
+        job: Job,
+        devices: Mapping[str, Device],
+        knowledge: Knowledge | None,
+    ) -> None:
+        self._workload, self._job, self._devices = workload, job, devices
         sizes, only = divisors(job.global_batch), workload.only_batch
         if only is not None and only not in sizes:
             raise TrainpaceError(
@@ -270,39 +285,30 @@ class _Shapes:
             workload.form(
                 job.precisions[0] if job.precisions else "fp32"
             )  # raises, and names the traced forms
-        self._done: dict[tuple[str, int, int, float | None, str], _Shape | Reason] = {}
+        self._done: dict[tuple[str, int, int, float | None, str], _Shape | _Refusal] = {}
         self._grids: dict[tuple[int, int, Precision], Grid] = {}
         # The device is a placeholder; `on` replaces it.
         anywhere = Target(Cluster(device=catalogue()[0]), software=job.software)
         self._forecaster = Forecaster(workload, anywhere, knowledge=knowledge)
         self._precisions: dict[str, list[Precision] | str] = {}
 
-    def at(
-        self, device: Device, count: int, nodes: int, network_gb_per_s: float | None, host: str
-    ) -> _Shape | Reason:
-        """Return the fastest execution of a shape, or the reason if it cannot run the job.
-
-        Args:
-            device: The GPU.
-            count: GPUs per node.
-            nodes: Number of nodes.
-            network_gb_per_s: Bandwidth of a node in one direction, or None if nodes cannot be
-                joined.
-            host: Name of the CPU. Empty if unknown.
-        """
-        key = (device.name, count, nodes, network_gb_per_s if nodes > 1 else None, host)
+    def at(self, offer: Offer, nodes: int) -> _Shape | _Refusal:
+        """Return the fastest execution on servers of an offer, or the reason if none can run."""
+        network = offer.network_gb_per_s if nodes > 1 else None
+        key = (offer.device, offer.count, nodes, network, offer.host)
         if key not in self._done:
-            self._done[key] = self._one(device, *key[1:])
+            self._done[key] = self._one(*key)
         return self._done[key]
 
     def _one(
-        self, device: Device, count: int, nodes: int, network: float | None, host: str
-    ) -> _Shape | Reason:
-        batch, ranks = self._job.global_batch, count * nodes
+        self, name: str, count: int, nodes: int, network: float | None, host: str
+    ) -> _Shape | _Refusal:
+        batch, ranks, device = self._job.global_batch, count * nodes, self._devices[name]
         if batch % ranks:
-            return "batch", f"{batch:,} samples per step cannot be divided over {ranks} GPUs", None
+            reason = f"{batch:,} samples per step cannot be divided over {ranks} GPUs"
+            return _Refusal("batch", reason)
         if device.memory_gib is None:
-            return "device", f"{device.name} has no memory size in the catalogue", None
+            return _Refusal("device", f"{name} has no memory size in the catalogue")
         cluster = Cluster(
             device=device,
             devices_per_node=count,
@@ -310,20 +316,20 @@ class _Shapes:
             network_gb_per_s_per_device=None if network is None else network / count,
             host=find_host(host) if host else None,
         )
-        if device.name not in self._precisions:
-            self._precisions[device.name] = self._computed_in(device)
-        precisions = self._precisions[device.name]
+        if name not in self._precisions:
+            self._precisions[name] = self._computed_in(device)
+        precisions = self._precisions[name]
         if isinstance(precisions, str):
-            return "device", precisions, None
+            return _Refusal("device", precisions)
         share = batch // ranks
         sizes = self._sizes[share % self._sizes == 0]
-        refused: list[Reason] = []
+        refused: list[_Refusal] = []
         for precision in precisions:
             fastest = self._fastest(cluster, precision, sizes, share)
             if isinstance(fastest, Forecast):
                 return self._shape(fastest, device, ranks)
             refused.append(fastest)
-        return min(refused, key=lambda reason: math.inf if reason[2] is None else reason[2])
+        return min(refused, key=_short_gib)
 
     def _shape(self, fastest: Forecast, device: Device, ranks: int) -> _Shape:
         assert fastest.step is not None
@@ -356,7 +362,7 @@ class _Shapes:
 
     def _fastest(
         self, cluster: Cluster, precision: Precision, sizes: Counts, share: int
-    ) -> Forecast | Reason:
+    ) -> Forecast | _Refusal:
         """Return the simplest execution that fits and is nearly as fast as the fastest.
 
         If no execution fits, return the reason instead.
@@ -366,14 +372,14 @@ class _Shapes:
             self._grids[key] = _grid(cluster, self._base(precision), sizes, share)
         forecasts = self._forecaster.on(cluster).at(self._grids[key])
         if forecasts.why.any():
-            return "device", forecasts.reasons[int(forecasts.why.max())].rstrip("."), None
+            return _Refusal("device", forecasts.reasons[int(forecasts.why.max())].rstrip("."))
         assert cluster.device.memory_gib is not None
         capacity, feasible = cluster.device.memory_gib.value, forecasts.feasible
         if not feasible.any():
             # Memory of the smallest GPU on which an execution would fit.
             least = float(needed_gib(forecasts.memory).min()) / room_gib(1.0)
             needs = f"needs {format_number(least)} GiB per GPU even with the smallest micro-batch"
-            return (
+            return _Refusal(
                 "memory",
                 f"{needs}, {cluster.device.name} has {format_number(capacity)}",
                 least - capacity,
@@ -416,10 +422,9 @@ def _matches(able: Sequence[_Servers], job: Job) -> list[Match]:
         priced = training._replace(conditions=conditions, vcpus=offer.vcpus)
         jobs.append((priced, forecast.step, forecast.step_time_interval_ms))
     matches = []
-    for servers, (priced, _, _), (time, seconds, usd) in zip(
-        able, jobs, job_ranges(jobs), strict=True
-    ):
+    for servers, one, (time, seconds, usd) in zip(able, jobs, job_ranges(jobs), strict=True):
         assert usd is not None
+        low, high = hours_from_s(seconds.low), hours_from_s(seconds.high)
         matches.append(
             Match(
                 offer=servers.offer,
@@ -428,10 +433,8 @@ def _matches(able: Sequence[_Servers], job: Job) -> list[Match]:
                 forecast=servers.shape.forecast,
                 time=time,
                 usd=usd,
-                hours=replace(
-                    seconds, low=hours_from_s(seconds.low), high=hours_from_s(seconds.high)
-                ),
-                egress_usd=priced.conditions.egress_usd,
+                hours=replace(seconds, low=low, high=high),
+                egress_usd=one[0].conditions.egress_usd,
             )
         )
     return matches
@@ -511,32 +514,14 @@ def cheapest_offer(offers: Sequence[Offer], device: str, gpus: int, nodes: int) 
     return min(able, key=lambda offer: offer.price_usd_per_hour, default=None)
 
 
-def _late_s(match: Match, job: Job) -> float:
-    return -math.inf if job.deadline_s is None else match.time.total_s - job.deadline_s
-
-
-def _over_usd(match: Match, job: Job) -> float:
-    return -math.inf if job.budget_usd is None else match.mean_usd - job.budget_usd
-
-
-def _meets(match: Match, job: Job) -> bool:
-    return (
-        math.isfinite(match.time.total_s)
-        and _late_s(match, job) <= 0
-        and _over_usd(match, job) <= 0
-    )
-
-
 def with_front(matches: list[Match]) -> list[Match]:
     """Mark the matches on the Pareto front.
 
     A match is on the front if no other match is better in both hours and dollars.
     """
     least_usd, front = math.inf, set()
-    for i, match in sorted(
-        enumerate(matches), key=lambda item: (item[1].mean_hours, item[1].mean_usd)
-    ):
+    for match in sorted(matches, key=attrgetter("mean_hours", "mean_usd")):
         if match.mean_usd < least_usd:
             least_usd = match.mean_usd
-            front.add(i)
-    return [replace(match, on_front=i in front) for i, match in enumerate(matches)]
+            front.add(id(match))
+    return [replace(match, on_front=id(match) in front) for match in matches]
