@@ -298,17 +298,17 @@ def _columns(priced: bool, several: bool) -> list[Column | Literal[False]]:
         words("GPU", cell=fleet),
         several and Column("tokens", cell="{.sequence_length:,}"),
         Column("batch", cell="{.execution.micro_batch:,}"),
-        Column("step ms", cell=lambda f: number(f.step and f.step.total_ms)),
-        Column("90% interval", 1, cell=lambda f: interval(f.step_time_interval_ms)),
+        Column("step ms", cell="step.total_ms"),
+        Column("90% interval", 1, cell="step_time_interval_ms", form=interval),
         Column("tokens/s", 5, cell="tokens_per_second")
         if several
         else Column("samples/s", 5, cell="samples_per_second"),
-        Column("GiB", 4, cell=lambda f: number(f.memory and f.memory.allocated_gib)),
-        words("fits", 3, 3, lambda f: FITS[f.fits]),
-        Column("MFU", 6, cell=lambda f: percent(f.mfu)),
+        Column("GiB", 4, cell="memory.allocated_gib"),
+        words("fits", 3, 3, "fits", FITS.get),
+        Column("MFU", 6, cell="mfu", form=percent),
         several and Column("largest batch", 2, cell="largest_micro_batch"),
         priced and Column("training", cell=lambda f: duration(_seconds(f))),
-        priced and Column("cost", cell=lambda f: usd(f.cost_usd)),
+        priced and Column("cost", cell="cost_usd", form=usd),
         words("from", 7, 6, lambda f: (f.step and f.provenance) or ""),
     ]
 
@@ -389,17 +389,15 @@ def _packing_sections(padded: Sequence[PaddedBatch]) -> Iterator[Section]:
     if not padded:
         return
     columns = (
-        words("padded instead, on", cell=lambda one: fleet(one.padded)),
+        words("padded instead, on", cell="padded", form=fleet),
         Column("documents", cell="{.documents:,}"),
         Column("tokens", cell="{.length:,}"),
         Column("padding", cell="{.padding:.0%}"),
-        Column("step ms", cell=lambda one: number(one.padded.step and one.padded.step.total_ms)),
-        Column("90% interval", 2, cell=lambda one: interval(one.padded.step_time_interval_ms)),
-        Column(
-            "GiB", 3, cell=lambda one: number(one.padded.memory and one.padded.memory.allocated_gib)
-        ),
-        words("fits", 1, 3, lambda one: FITS[one.padded.fits]),
-        Column("packing saves", cell=lambda one: percent(one.saved)),
+        Column("step ms", cell="padded.step.total_ms"),
+        Column("90% interval", 2, cell="padded.step_time_interval_ms", form=interval),
+        Column("GiB", 3, cell="padded.memory.allocated_gib"),
+        words("fits", 1, 3, "padded.fits", FITS.get),
+        Column("packing saves", cell="saved", form=percent),
     )
     yield tabulate(padded, columns)
     yield say(_packing_in_words(padded))
@@ -478,7 +476,7 @@ def _breakdown(f: Forecast) -> Iterator[Section]:
         Column("ms", cell="time_ms"),
         Column("share", 2, cell=lambda o: percent(o.time_ms / total)),
         words("bound by", 4, 7, "bound"),
-        Column("of its roof", 5, cell=lambda o: percent(o.share_of_roof)),
+        Column("of its roof", 5, cell="share_of_roof", form=percent),
     )
     yield from details("all operators", tabulate(f.heaviest[:10], columns))
     yield from _scaling(f)

@@ -9,7 +9,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -62,16 +61,31 @@ if TYPE_CHECKING:
         Sweep,
     )
 
+
+def _text(value: str | float) -> str:
+    return printable(str(value))
+
+
+def _batch(x: Execution) -> str:
+    return f"{x.micro_batch} x {x.accumulation}" if x.accumulation > 1 else str(x.micro_batch)
+
+
+def _size(run: PublicRun) -> str:
+    """Return the size of a sample: image side or sequence length."""
+    sizes = [(run.image_size, "px"), (run.sequence_length, "tokens")]
+    return ", ".join(f"{size:,} {unit}" for size, unit in sizes if size) or "-"
+
+
 _LISTED = (
     words("id", least=8, cell="{.id:.8}"),
-    words("when (UTC)", 5, 16, lambda e: when(e.created_at)),
-    words("model", least=14, cell=lambda e: _text(e.model)),
+    words("when (UTC)", 5, 16, "created_at", when),
+    words("model", least=14, cell="model", form=_text),
     words("device", 2, 20, lambda e: _text(devices(e.num_devices, e.device))),
-    Column("batch", cell=lambda e: _batch(e.execution)),
+    Column("batch", cell="execution", form=_batch),
     words("precision", 4, cell="execution.precision"),
-    words("optimizer", 6, cell=lambda e: _text(e.execution.optimizer)),
+    words("optimizer", 6, cell="execution.optimizer", form=_text),
     Column("step ms", cell="step_time_ms"),
-    Column("interval", 1, cell=lambda e: interval(e.interval_ms)),
+    Column("interval", 1, cell="interval_ms", form=interval),
     Column("GiB", 7, cell="peak_memory_gib"),
     words("outcome", 3, 7, "outcome"),
 )
@@ -124,9 +138,9 @@ def sweeps_sections(sweeps: Sequence[Sweep], asked: Request | None = None) -> It
     yield Headline(f"{plural(len(sweeps), 'sweep')}.")
     columns = (
         words("id", least=8, cell="{.id:.8}"),
-        words("when (UTC)", 2, 16, lambda s: when(s.created_at)),
-        words("model", least=14, cell=lambda s: _text(s.model)),
-        words("device", 3, 20, lambda s: _text(s.device)),
+        words("when (UTC)", 2, 16, "created_at", when),
+        words("model", least=14, cell="model", form=_text),
+        words("device", 3, 20, "device", _text),
         words("batches", cell=lambda s: ", ".join(map(str, s.batches))),
         words("finished", 1, 16, lambda s: when(s.finished_at, "not finished")),
     )
@@ -246,7 +260,7 @@ def scores_sections(scores: Scores, asked: Request | None = None) -> Iterator[Se
     yield Headline(f"{s.n:,} forecasts {_off_by('were', s.mean_pct, s.median_pct, s.bias_pct)}.")
     for title, group in (("device", scores.by_device), ("model", scores.by_model)):
         columns = (
-            words(title, least=16, cell=lambda s: _text(s.name)),
+            words(title, least=16, cell="name", form=_text),
             Column("runs", cell="{.n}"),
             _errors("mean error %", 0, "mean_pct"),
             _errors("median %", 1, "median_pct"),
@@ -261,10 +275,6 @@ def scores_sections(scores: Scores, asked: Request | None = None) -> Iterator[Se
         last = f"The last {scores.lately.n} were off by {scores.lately.mean_pct:.1f}% on average."
         yield Lines([last])
     yield Next("trainpace calibrate", "measures this machine again, on which its forecasts rest")
-
-
-def _batch(x: Execution) -> str:
-    return f"{x.micro_batch} x {x.accumulation}" if x.accumulation > 1 else str(x.micro_batch)
 
 
 def _forecast(e: Entry) -> str:
@@ -289,7 +299,7 @@ _RATIOS = (
     Column("B ms", cell="b_ms"),
     Column("B / A", cell="{.ratio:.3f}"),
     Column("90% interval", cell=lambda r: "-" if r.low is None else f"{r.low:.3f} to {r.high:.3f}"),
-    words("", 1, cell=lambda r: _NOISE[r.beyond_noise]),
+    words("", 1, cell="beyond_noise", form=_NOISE.get),
 )
 
 
@@ -310,10 +320,6 @@ def _verdict(c: Comparison) -> str:
     return (
         f"{answer}, beyond the noise of the steps{where}; runs on different days may differ more."
     )
-
-
-def _text(value: str | float) -> str:
-    return printable(str(value))
 
 
 WORST = 10
@@ -392,7 +398,7 @@ def _off_by(were: str, mean: float, median: float | None, bias: float | None) ->
 
 def _errors(name: str, rank: int, field: str) -> Column:
     """Return a column with a percentage of each record."""
-    return Column(name, rank, cell=lambda record: given_pct(attrgetter(field)(record)))
+    return Column(name, rank, cell=field, form=given_pct)
 
 
 def given_pct(value: float | None, form: str = "{:.1f}") -> str:
@@ -583,7 +589,7 @@ _PUBLIC_LISTED = (
     words("model", least=14, cell="model"),
     words("device", 2, 12, lambda run: devices(run.gpus, run.device)),
     Column("batch", cell=lambda run: given(run.micro_batch, "{:,}") or "-"),
-    Column("size", 1, cell=lambda run: _size(run)),
+    Column("size", 1, cell=_size),
     words("precision", 3, cell=lambda run: run.precision or "-"),
     words("mode", 5, cell="mode"),
     Column("step ms", cell="step_time_ms"),
@@ -612,12 +618,6 @@ def public_runs_sections(runs: Sequence[PublicRun], total: int) -> Iterator[Sect
         f"trainpace journal show public:{runs[0].id}",
         "everything about one run, with its source and licence",
     )
-
-
-def _size(run: PublicRun) -> str:
-    """Return the size of a sample: image side or sequence length."""
-    sizes = [(run.image_size, "px"), (run.sequence_length, "tokens")]
-    return ", ".join(f"{size:,} {unit}" for size, unit in sizes if size) or "-"
 
 
 def public_facts(run: PublicRun) -> list[tuple[str, str]]:

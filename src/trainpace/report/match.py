@@ -87,27 +87,66 @@ _UNMET: dict[Binding, str] = {
     "failures": "No server can finish this.",
 }
 _NAMES = {"cheapest": "Cheapest", "knee": "In between", "fastest": "Fastest"}
+
+
+def _short(m: Match) -> str:
+    gpus = devices(m.offer.count * m.nodes, m.offer.device)
+    return f"{m.offer.provider}, {gpus}{', spot' if m.spot else ''}"
+
+
+def _hourly(m: Match) -> float | None:
+    price = m.offer.spot_price_usd_per_hour if m.spot else m.offer.price_usd_per_hour
+    return None if price is None else price * m.nodes
+
+
+def _per_hour(m: Match) -> str:
+    return usd(_hourly(m))
+
+
+def _gpus(offer: Offer) -> str:
+    return devices(offer.count, offer.device)
+
+
+def _ranked_server(m: Match) -> str:
+    nodes = f"{m.nodes} x " if m.nodes > 1 else ""
+    kind = m.offer.instance_type.removeprefix("Standard_")
+    return f"{nodes}{m.offer.provider} {kind}{' (spot)' if m.spot else ''}"
+
+
+def _price_of(offer: Offer) -> str:
+    own = "your own" if offer.provider == OWN else None
+    return own or offer.as_of or f"{SNAPSHOT_KNOWN_ON} or before"
+
+
+def _run(e: Execution) -> str:
+    """Return precision, micro-batch and sharding. The shard size is shown if it is not all GPUs."""
+    micro = f"{e.micro_batch}x{e.accumulation}" if e.accumulation > 1 else f"{e.micro_batch}"
+    sharding = {0: "", 3: "FSDP"}.get(e.zero_stage, f"ZeRO-{e.zero_stage}")
+    size = f"/{e.shard_size}" if e.shard_size else ""
+    return " ".join(filter(None, (e.precision, micro, f"{sharding}{size}")))
+
+
 _PICKED = (
-    words("", least=8, cell=lambda pick: _NAMES[pick.name]),
-    words("server", least=20, cell=lambda pick: _short(pick.match)),
+    words("", least=8, cell="name", form=_NAMES.get),
+    words("server", least=20, cell="match", form=_short),
     Column("hours", cell="match.mean_hours"),
-    Column("90% interval", cell=lambda pick: interval(pick.match.hours)),
-    Column("cost", cell=lambda pick: usd(pick.match.mean_usd)),
-    Column("$/h", 1, cell=lambda pick: usd(_hourly(pick.match))),
+    Column("90% interval", cell="match.hours", form=interval),
+    Column("cost", cell="match.mean_usd", form=usd),
+    Column("$/h", 1, cell="match", form=_per_hour),
 )
 _TOKENS = Column("tokens/s", 2, cell="match.forecast.tokens_per_second")
 _RANKED = (
-    words("#", least=3, cell=lambda ranked: f"{ranked.rank}{'*' if ranked.match.on_front else ''}"),
-    words("server", least=14, cell=lambda ranked: _ranked_server(ranked.match)),
+    words("#", least=3, cell=lambda r: f"{r.rank}{'*' * r.match.on_front}"),
+    words("server", least=14, cell="match", form=_ranked_server),
     words("region", 7, cell="match.offer.region"),
-    words("GPUs", cell=lambda ranked: devices(ranked.match.offer.count, ranked.match.offer.device)),
-    words("run", 3, cell=lambda ranked: _run(ranked.match.forecast.execution)),
+    words("GPUs", cell="match.offer", form=_gpus),
+    words("run", 3, cell="match.forecast.execution", form=_run),
     Column("step ms", 4, cell="match.forecast.step.total_ms"),
     Column("hours", cell="match.mean_hours"),
-    Column("90% interval", 1, cell=lambda ranked: interval(ranked.match.hours)),
-    Column("cost", cell=lambda ranked: usd(ranked.match.mean_usd)),
+    Column("90% interval", 1, cell="match.hours", form=interval),
+    Column("cost", cell="match.mean_usd", form=usd),
     Column("cost, 90%", 10, cell=lambda ranked: interval(ranked.match.usd, form=usd)),
-    Column("$/h", 2, cell=lambda ranked: usd(_hourly(ranked.match))),
+    Column("$/h", 2, cell="match", form=_per_hour),
     Column("GiB", 5, cell="match.forecast.memory.allocated_gib"),
     Column(
         "$/1000 steps",
@@ -115,7 +154,7 @@ _RANKED = (
         cell=lambda ranked: number(1e3 * ranked.match.mean_usd / ranked.match.time.steps),
     ),
     Column("kWh", 9, cell="match.time.kwh"),
-    words("price of", 11, 10, lambda ranked: _price_of(ranked.match.offer)),
+    words("price of", 11, 10, "match.offer", _price_of),
 )
 
 
@@ -284,7 +323,7 @@ def three(picks: Sequence[Pick]) -> list[tuple[str, str]]:
             if f.sequence_length
             else ""
         )
-        text = f"{_server_and_time(m)}, {usd(_hourly(m))} per hour{tokens}.{_against_cheaper(pick)}"
+        text = f"{_server_and_time(m)}, {_per_hour(m)} per hour{tokens}.{_against_cheaper(pick)}"
         if pick.as_fast is not None:
             text += (
                 f" {server(pick.as_fast)} is as fast within the forecast's error, for"
@@ -334,35 +373,6 @@ def _in_mixed_precision(answer: Matches) -> list[str]:
         f"In mixed precision ({m.forecast.execution.precision}) the cheapest takes"
         f" {usd_and_hours(m)}: --precision amp_bf16 --precision amp_fp16."
     ]
-
-
-def _short(m: Match) -> str:
-    gpus = devices(m.offer.count * m.nodes, m.offer.device)
-    return f"{m.offer.provider}, {gpus}{', spot' if m.spot else ''}"
-
-
-def _hourly(m: Match) -> float | None:
-    price = m.offer.spot_price_usd_per_hour if m.spot else m.offer.price_usd_per_hour
-    return None if price is None else price * m.nodes
-
-
-def _ranked_server(m: Match) -> str:
-    nodes = f"{m.nodes} x " if m.nodes > 1 else ""
-    kind = m.offer.instance_type.removeprefix("Standard_")
-    return f"{nodes}{m.offer.provider} {kind}{' (spot)' if m.spot else ''}"
-
-
-def _price_of(offer: Offer) -> str:
-    own = "your own" if offer.provider == OWN else None
-    return own or offer.as_of or f"{SNAPSHOT_KNOWN_ON} or before"
-
-
-def _run(e: Execution) -> str:
-    """Return precision, micro-batch and sharding. The shard size is shown if it is not all GPUs."""
-    micro = f"{e.micro_batch}x{e.accumulation}" if e.accumulation > 1 else f"{e.micro_batch}"
-    sharding = {0: "", 3: "FSDP"}.get(e.zero_stage, f"ZeRO-{e.zero_stage}")
-    size = f"/{e.shard_size}" if e.shard_size else ""
-    return " ".join(filter(None, (e.precision, micro, f"{sharding}{size}")))
 
 
 def _shown(matches: Sequence[Match], top: int) -> list[_Ranked]:
@@ -556,10 +566,7 @@ def server(choice: Match | Rejected) -> str:
     nodes = f"{choice.nodes} x " if choice.nodes > 1 else ""
     spot = ", spot" if isinstance(choice, Match) and choice.spot else ""
     offer = choice.offer
-    return (
-        f"{nodes}{offer.provider} {offer.instance_type}"
-        f" ({devices(offer.count, offer.device)}{spot})"
-    )
+    return f"{nodes}{offer.provider} {offer.instance_type} ({_gpus(offer)}{spot})"
 
 
 def match_pictures(ranking: Ranking, picks: Sequence[Pick] = ()) -> list[Picture | None]:
@@ -584,9 +591,9 @@ _OFFERED = (
     words("provider", cell="provider"),
     words("server", least=16, cell="instance_type"),
     words("region", 3, cell="region"),
-    words("GPUs", cell=lambda o: devices(o.count, o.device)),
-    Column("$/h", cell=lambda o: usd(o.price_usd_per_hour)),
-    Column("spot $/h", 1, cell=lambda o: usd(o.spot_price_usd_per_hour)),
+    words("GPUs", cell=_gpus),
+    Column("$/h", cell="price_usd_per_hour", form=usd),
+    Column("spot $/h", 1, cell="spot_price_usd_per_hour", form=usd),
     Column(
         "Gbit/s", 4, cell=lambda o: f"{8 * o.network_gb_per_s:g}" if o.network_gb_per_s else "-"
     ),

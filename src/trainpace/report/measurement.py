@@ -118,7 +118,7 @@ def _table(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Table:
     columns = (
         words("batch", least=6, cell=lambda p: f"{p.batch}{marks.get(p.batch, '')}"),
         Column("step ms", cell="step_ms"),
-        Column("90% of repeats", 1, cell=lambda p: interval(p.interval_ms)),
+        Column("90% of repeats", 1, cell="interval_ms", form=interval),
         Column("samples/s", cell="samples_per_second"),
         Column("memory GiB", 3, cell=lambda p: number(p.peak_memory_gib, "")),
         Column("probes", 4, cell="{.probes}"),

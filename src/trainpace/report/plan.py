@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainpace.core.execution import Execution
 from trainpace.core.units import format_count, hours_from_s
@@ -320,34 +320,39 @@ def _step_and_rate(outlook: Projection, workload: Workload) -> str:
     return f"{step}, {rate_in_words(samples, workload.sequence_length)}"
 
 
-_CHOICES = (
-    words("", cell=lambda choice: choice[0]),
-    Column("job", cell=lambda choice: duration(choice[1].job_s)),
-    Column("90% interval", 2, cell=lambda choice: _interval(choice[1])),
-    Column("step ms", 1, cell=lambda choice: number(choice[1].step_ms)),
-    Column("GiB per GPU", 3, cell=lambda choice: number(choice[1].needed_gib)),
-    Column("GPUs", 4, cell="{[1].num_devices}"),
-    Column("cost", 5, cell=lambda choice: usd(choice[1].cost_usd)),
-    words("settings", least=16, cell=lambda choice: config_line(choice[1].choice)),
-)
-_REJECTED = (
-    words("considered and rejected", cell="title"),
-    words("why", cell="why"),
-    Column("the job takes longer by", 1, cell=lambda rejected: duration(rejected.lost_s)),
-)
-
-
 def _interval(outlook: Projection) -> str:
     if outlook.job_low_s is None or outlook.job_high_s is None:
         return ""
     return span(outlook.job_low_s, outlook.job_high_s, duration)
 
 
-def _choices(plan: Plan) -> list[tuple[str, Projection]]:
+_CHOICES = (
+    words("", cell="name"),
+    Column("job", cell="outlook.job_s", form=duration),
+    Column("90% interval", 2, cell="outlook", form=_interval),
+    Column("step ms", 1, cell="outlook.step_ms"),
+    Column("GiB per GPU", 3, cell="outlook.needed_gib"),
+    Column("GPUs", 4, cell="outlook.num_devices"),
+    Column("cost", 5, cell="outlook.cost_usd", form=usd),
+    words("settings", least=16, cell="outlook.choice", form=config_line),
+)
+_REJECTED = (
+    words("considered and rejected", cell="title"),
+    words("why", cell="why"),
+    Column("the job takes longer by", 1, cell="lost_s", form=duration),
+)
+
+
+class _Choice(NamedTuple):
+    name: str
+    outlook: Projection
+
+
+def _choices(plan: Plan) -> list[_Choice]:
     fits = "" if plan.start_fits else " (does not fit)"
     named = [(f"now{fits}", plan.now), ("recommended", plan.best)]
     named.append(("fastest by forecast", plan.fastest))
-    return [(name, outlook) for name, outlook in named if outlook is not None]
+    return [_Choice(name, outlook) for name, outlook in named if outlook is not None]
 
 
 def _cluster_sizes(plan: Plan) -> Iterator[Section]:
@@ -360,10 +365,10 @@ def _cluster_sizes(plan: Plan) -> Iterator[Section]:
     }
     columns = [
         Column("GPUs", cell="{.num_devices}"),
-        Column("job", cell=lambda p: duration(p.job_s)),
+        Column("job", cell="job_s", form=duration),
         Column("cost", cell=lambda p: usd(p.cost_usd, "")),
         Column("efficiency", cell=lambda p: f"{efficiency[p.num_devices]:.0%}"),
-        words("settings", 1, 16, lambda p: config_line(p.choice)),
+        words("settings", 1, 16, "choice", config_line),
     ]
     yield tabulate(plan.pareto, columns, filled=True)
     yield say(max(efficiency.values()) >= ABOVE_ONE and WHY_ABOVE_ONE)

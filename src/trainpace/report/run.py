@@ -238,7 +238,7 @@ def ladder_table(t: LadderTable) -> Table:
         words("rung", cell="title"),
         Column("forecast", 4, cell=lambda r: _time(r.forecast_ms) or _none(r)),
         Column("90% interval", 11, cell=lambda r: _range(r.forecast_ms, r.forecast_interval_ms)),
-        Column(f"{t.what}, measured", cell=lambda r: _time(r.measured_ms)),
+        Column(f"{t.what}, measured", cell="measured_ms", form=_time),
         Column("of repeats", 10, cell=lambda r: _range(r.measured_ms, r.measured_interval_ms)),
         Column("an epoch", 5, cell=lambda r: duration(r.epoch_s, "")),
         Column("whole job", 8, cell=lambda r: duration(r.job_s, "")),
@@ -491,7 +491,7 @@ def equivalence_sections(
         differing = listed(WAY_IN_WORDS[way.way] for way in result.ways if not way.equal)
         yield Headline(f"No: not equivalent training with {differing}.", good=False)
     columns = (
-        words("trained as", cell=lambda way: WAY_IN_WORDS[way.way]),
+        words("trained as", cell="way", form=WAY_IN_WORDS.get),
         words("parts", cell=_parts),
         Column("largest relative difference", cell=_largest_difference),
         words("where", 1, cell="worst"),

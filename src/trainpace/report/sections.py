@@ -6,7 +6,6 @@ pages, shared pages (`pages.page`) and notebooks all render these sections.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -27,6 +26,8 @@ class Column(NamedTuple):
     Attributes:
         cell: Attribute of a record to show, such as "offer.device", a format such as "{.batch:,}",
             or a function that returns the cell. For `tabulate`.
+        form: Format of the attribute. By default, numbers are formatted by `number`. Without a
+            value, the cell is "-".
         rank: If the terminal is too narrow, columns with the highest rank are hidden first. Rank 0
             is never hidden.
         least: Minimum width to which text may be wrapped and bars shortened. 0 marks numbers, which
@@ -37,6 +38,7 @@ class Column(NamedTuple):
     rank: int = 0
     least: int = 0
     cell: str | Callable[[Any], str | float] = ""
+    form: Callable[[Any], Any] | None = None
 
     @property
     def words(self) -> bool:
@@ -49,14 +51,21 @@ class Column(NamedTuple):
             return self.cell(record)
         if "{" in self.cell:
             return self.cell.format(record)
-        value = operator.attrgetter(self.cell)(record)
-        return value if isinstance(value, str) else number(value)
+        for name in self.cell.split("."):
+            record = None if record is None else getattr(record, name)
+        if self.form is not None:
+            return self.form(record)
+        return record if isinstance(record, str) else number(record)
 
 
 def words(
-    name: str, rank: int = 0, least: int = 10, cell: str | Callable[[Any], str | float] = ""
+    name: str,
+    rank: int = 0,
+    least: int = 10,
+    cell: str | Callable[[Any], str | float] = "",
+    form: Callable[[Any], Any] | None = None,
 ) -> Column:
-    return Column(name, rank, least, cell)
+    return Column(name, rank, least, cell, form)
 
 
 class Section(Record, kw_only=True):
