@@ -148,7 +148,7 @@ def test_imports_that_fail_say_so_and_keep_the_others(run, tmp_path):
     assert said.count("nothing imported") == 2
     assert len(run("list", "--json")) == 1
     (tmp_path / "runs.csv").write_text("model,batch_per_gpu\nx,1\n")
-    assert "no precision" in run("import", "runs.csv", code=1)
+    assert "no known precision" in run("import", "runs.csv", code=1)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_table_with_verdict_next_step_and_stale_prices(run):
         "Cheapest:",
         "Fastest:",
         "Next:",
-        "Old prices",
+        "may be old",
         "estimated from the TDP",
         "spot",
     ):

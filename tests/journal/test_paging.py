@@ -95,7 +95,7 @@ def test_a_filter_reads_the_index_and_not_the_records(tmp_path):
         journal.add_many(list(some(20)))
         seen = []
         event.listen(journal._engine, "before_cursor_execute", lambda *a: seen.append((a[2], a[3])))
-        page(journal, Query(precision="fp8", text="x"), "step")
+        page(journal, Query(precision="fp8", text="x"))
         chosen = [(sql, values) for sql, values in seen if "ORDER BY" in sql]
         plans = journal.read(
             lambda c: [

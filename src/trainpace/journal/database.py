@@ -24,7 +24,6 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
 from trainpace.core.errors import TrainpaceError, UnreadableInput
@@ -40,8 +39,6 @@ ATTEMPTS = 8
 """Maximum number of tries of a transaction."""
 _LOCK = 0x7261636B
 """Key of the PostgreSQL advisory lock. Nothing else in the database uses it."""
-MAPPED_BYTES = 2**32
-"""Largest part of a journal file, in bytes, that SQLite maps into memory for reading."""
 _PRAGMAS = (
     # FULL makes every commit wait for the disk. That takes milliseconds, and a probe takes seconds.
     # With WAL, NORMAL would survive a killed process but not a power cut.
@@ -218,7 +215,6 @@ def engine_of(url: URL, create: bool, read_only: bool = False) -> Engine:
         if read_only:
             event.listen(engine, "connect", _only_reads)
         event.listen(engine, "begin", _begin_sqlite)
-        engine.dialect.statement_compiler = _TakesIndexes
         return engine
     try:
         options = {"options": "-c default_transaction_read_only=on"} if read_only else {}
@@ -230,16 +226,6 @@ def engine_of(url: URL, create: bool, read_only: bool = False) -> Engine:
             "a journal on PostgreSQL needs psycopg.",
             "pip install 'trainpace[postgresql]', or give a path.",
         ) from None
-
-
-class _TakesIndexes(SQLiteCompiler):
-    """SQLite compiler that supports ``with_hint(table, "INDEXED BY ...", "sqlite")``.
-
-    SQLAlchemy's default compiler ignores this hint.
-    """
-
-    def get_from_hint_text(self, table: Any, text: str | None) -> str | None:
-        return text
 
 
 def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
@@ -265,16 +251,6 @@ def _retried(work: Callable[[], T]) -> T:
                 raise
             time.sleep(random.uniform(0, 0.05 * 2**attempt))
     return work()
-
-
-def tidy(engine: Engine) -> None:
-    """Refresh PostgreSQL's statistics after many new rows.
-
-    Without it, queries stay slow until autovacuum runs.
-    """
-    if engine.dialect.name == "postgresql":
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.exec_driver_sql("VACUUM (ANALYZE) runs")
 
 
 @contextmanager
@@ -325,13 +301,7 @@ def _set_up_sqlite(connection: Any, record: object) -> None:
 
 
 def _only_reads(connection: Any, record: object) -> None:
-    # Memory-mapped reads of long lists take a third less time than copies.
-    for pragma in (
-        "PRAGMA query_only=ON",
-        f"PRAGMA mmap_size={MAPPED_BYTES}",
-        "PRAGMA cache_size=-8000",
-    ):
-        connection.execute(pragma).close()
+    connection.execute("PRAGMA query_only=ON").close()
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -32,7 +32,6 @@ from trainpace.journal.database import (
     runs,
     shown,
     sweeps,
-    tidy,
     url_of,
     writing,
 )
@@ -56,8 +55,6 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "step": ("step_time_ms", "id"),
 }
 """Sort orders of a list, as columns. In the order by step, runs without a step time are absent."""
-
-INDEXES = {"model": "runs_model_newest", "device": "runs_device", "step": "runs_step"}
 
 
 class Query(Record):
@@ -186,12 +183,10 @@ def page(
     wanted = conditions(query)
     if order == "step":
         wanted.append(runs.c.step_time_ms.is_not(None))
-    index = INDEXES.get(order, "runs_list") if query == ALL else "runs_list"
     columns = [runs.c[name] for name in ORDERS[order]]
     by = [column.desc() if descending else column for column in columns]
     chosen = select(runs.c.id).where(*wanted).order_by(*by).offset(start).limit(most + 1)
-    # Read ids from the index first. Sorting the large records would be slow.
-    chosen = chosen.with_hint(runs, f"INDEXED BY {index}", "sqlite")
+    # Read ids from an index first. Sorting the large records would be slow.
     ids = journal.read(lambda connection: list(connection.execute(chosen).scalars()))
     entries = sorted(journal.where_in("id", ids[:size]), key=lambda entry: ids.index(entry.id))
     return Page(
@@ -208,11 +203,6 @@ def names_of(journal: Journal, column: str, most: int | None = None) -> list[str
 
 CHUNK = 1000
 """Number of rows read or written at a time."""
-MANY = 10_000
-"""Number of new runs after which the database refreshes its statistics.
-
-The database chooses indexes by these statistics.
-"""
 T = TypeVar("T")
 R = TypeVar("R", Entry, Sweep)
 
@@ -296,8 +286,6 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
         with plainly(self._url):
             new = writing(self._engine, work)
-            if new >= MANY:
-                tidy(self._engine)
         self._check_there()
         return new
 

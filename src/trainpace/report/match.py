@@ -200,8 +200,7 @@ def match_sections(
     yield from details("what was asked", Named("", _demands(answer, by)))
     yield from _rejected(ranking)
     yield Lines([answer.journal_note] if answer.journal_note else [])
-    yield from brief(*_old_prices([p.match for p in picks], today, short=True))
-    yield from details("", *_old_prices([m for _, m in shown], today, short=False))
+    yield _old_prices(answer, today)
     yield from brief(_assumptions(answer, [p.match for p in picks]))
     yield from details("", _assumptions(answer, [m for _, m in shown]))
     yield from evidence_sections(answer.evidence)
@@ -435,21 +434,10 @@ def _within_one_limit(ranking: Ranking, job: Job) -> list[str]:
     ]
 
 
-def _old_prices(matches: Sequence[Match], today: datetime.date, short: bool) -> Iterator[Lines]:
-    stale = [m for m in matches if is_stale(m.offer, today)]
-    if not stale:
-        return
-    if short:
-        count = plural(len(stale), "price")
-        yield Lines([f"{count} may be old: trainpace offers --refresh fetches today's."])
-        return
-    dated = sorted({m.offer.as_of for m in stale if m.offer.as_of})
-    undated = sum(m.offer.as_of is None for m in stale)
-    parts = [f"{undated} are as known on {SNAPSHOT_KNOWN_ON} and may be older"] * bool(undated)
-    if dated:
-        dates = " to ".join(dict.fromkeys([dated[0], dated[-1]]))
-        parts.append(f"{len(stale) - undated} are from {dates}")
-    yield Lines([f"Old prices: {'; '.join(parts)}. `trainpace offers --refresh` fetches today's."])
+def _old_prices(answer: Matches, today: datetime.date) -> Lines:
+    stale = sum(is_stale(pick.match.offer, today) for pick in answer.picks)
+    fetch = "may be old: trainpace offers --refresh fetches today's."
+    return say(stale and f"{plural(stale, 'price')} {fetch}")
 
 
 def _assumptions(answer: Matches, shown: Sequence[Match]) -> Notes:
