@@ -609,6 +609,8 @@ def _typed_value(field: ResolvedField, value: Any) -> str:
     unit = field.about.unit
     if isinstance(value, tuple):
         return ",".join(map(str, value))
+    if unit is not None and unit.is_list:  # The other verb has one value where this has several.
+        return str(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     suffix = "" if unit is None else unit.suffix
