@@ -13,13 +13,13 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from trainpace.core.errors import UnreadableInput
 from trainpace.core.intake import pieces
-from trainpace.diagnose.traces import Column, Names, Trace, identity_of, launched
+from trainpace.diagnose.traces import Events, Trace
 from trainpace.measure import DATA_RANGE, OPTIMIZER_RANGE, STEP_RANGE
 
 MADE_BY = "torch.profiler"
@@ -57,63 +57,30 @@ class Document(msgspec.Struct):
     computeProperties: Any = None  # noqa: N815
 
 
-class _Columns(NamedTuple):
-    kernels: Column
-    copies: Column
-    operators: Column
-    calls: Column
-    ranges: Column
-
-
 def read_kineto(path: str | os.PathLike[str]) -> Trace:
     """Read a trace from a JSON file, optionally compressed with gzip.
 
     Raises:
         UnreadableInput: If the file is not a trace, or has neither operators nor kernels.
     """
-    columns, names = _Columns(*(Column() for _ in range(5))), Names()
-    document = _document(path)
-    skipped = _fill(columns, names, document)
-    kernels, copies, operators, calls, ranges = (column.spans() for column in columns)
-    if not len(kernels) and not len(operators):
-        raise UnreadableInput(
-            f"{os.fspath(path)} contains neither an operator nor a kernel of torch.profiler.",
-            "Record one with torch.profiler.profile and its export_chrome_trace.",
-        )
+    document, events = _document(path), Events()
+    for event, column in _placed(document):
+        correlation = event.args.correlation if event.args else None
+        events.add(column, _time(event.ts), _time(event.dur), event.name, correlation)
     rank, world_size = _place(document.distributedInfo, Path(path).name)
-    call_ids = columns.calls.ids()
-    return Trace(
+    trace = events.trace(
         source=os.fspath(path),
         made_by=MADE_BY,
         rank=rank,
         world_size=world_size,
         device=_device(document),
-        names=names.all(),
-        kernels=kernels,
-        kernels_launched_us=launched(columns.kernels.ids(), calls, call_ids),
-        copies=copies,
-        copies_launched_us=launched(columns.copies.ids(), calls, call_ids),
-        operators=operators,
-        calls=calls,
-        ranges=ranges,
-        skipped=skipped,
     )
-
-
-def _fill(columns: _Columns, names: Names, document: Document) -> int:
-    """Add the events to their columns. Return the number of skipped events."""
-    skipped, origin_us = 0, None
-    for event, column in _placed(document, columns):
-        start, length = _time(event.ts), _time(event.dur)
-        if start is None or length is None or length < 0:
-            skipped += 1
-            continue
-        if origin_us is None:  # subtracted, since a double resolves only 0.25 us in Unix time
-            origin_us = start
-        begins = start - origin_us
-        correlation = event.args.correlation if event.args else None
-        column.add(begins, begins + length, names.number(event.name), identity_of(correlation))
-    return skipped
+    if not len(trace.kernels) and not len(trace.operators):
+        raise UnreadableInput(
+            f"{os.fspath(path)} contains neither an operator nor a kernel of torch.profiler.",
+            "Record one with torch.profiler.profile and its export_chrome_trace.",
+        )
+    return trace
 
 
 def _document(path: str | os.PathLike[str]) -> Document:
@@ -147,27 +114,27 @@ def _event(value: dict[str, Any]) -> Event:
     return Event(get("ph"), get("cat"), get("name"), get("ts"), get("dur"), about)
 
 
-def _placed(document: Document, columns: _Columns) -> Iterator[tuple[Event, Column]]:
+def _placed(document: Document) -> Iterator[tuple[Event, str]]:
     """Yield the complete events (phase X), each with the column of its category."""
     for event in document.traceEvents:
         if event.ph == "X" and isinstance(event.cat, str) and isinstance(event.name, str):
-            column = _column_of(event, columns) if event.name else None
+            column = _column_of(event) if event.name else None
             if column is not None:
                 yield event, column
 
 
-def _column_of(event: Event, columns: _Columns) -> Column | None:
+def _column_of(event: Event) -> str | None:
     """Return the column of an event's category, or None for Python functions, flows and others."""
     category = event.cat.lower()
     if category == "kernel":
-        return columns.kernels
+        return "kernels"
     if category in ("gpu_memcpy", "gpu_memset", "memcpy", "memset"):
-        return columns.copies
+        return "copies"
     if category.endswith(("runtime", "driver")):
-        return columns.calls
+        return "calls"
     if category in ("cpu_op", "operator", "user_annotation"):
         is_range = category == "user_annotation" or event.name.lower().startswith(_OWN_RANGES)
-        return columns.ranges if is_range else columns.operators
+        return "ranges" if is_range else "operators"
     return None
 
 

@@ -14,11 +14,12 @@ import re
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from trainpace.core.errors import UnreadableInput
 from trainpace.core.intake import opened_database
-from trainpace.diagnose.traces import Column, Names, Trace, identity_of, launched
+from trainpace.diagnose.traces import Events, Trace
 
 MADE_BY = "Nsight Systems"
 KERNELS, COPIES, FILLS = (
@@ -37,11 +38,6 @@ COPY_KINDS = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: "Memcpy 
 RANGE_TYPES = (59, 60)
 """NVTX event types for push/pop and start/end ranges."""
 _PLAIN_TABLE = re.compile(r"\s*CREATE\s+TABLE\b", re.IGNORECASE)
-
-
-class _Process:
-    def __init__(self) -> None:
-        self.kernels, self.copies, self.calls, self.ranges = Column(), Column(), Column(), Column()
 
 
 def read_nsight(path: str | os.PathLike[str]) -> list[Trace]:
@@ -63,8 +59,7 @@ class _Report:
         self._database, self._source = database, source
         self._tables = _tables(database)
         self._strings = {k: s for k, s in self._rows(STRINGS, "id", "value") if isinstance(s, str)}
-        self._names, self._skipped, self._origin = Names(), 0, None
-        self._processes: defaultdict[int, _Process] = defaultdict(_Process)
+        self._processes: dict[int, Events] = defaultdict(partial(Events, unit_us=1e-3))
 
     def read(self) -> None:
         strings, columns = self._strings, self._tables.get(KERNELS, ())
@@ -86,16 +81,9 @@ class _Report:
 
     def _put(self, column: str, span: Sequence[Any], name: str, identity: Any = None) -> None:
         start, end, owner = span
-        if not (_is_time(start) and _is_time(end) and start <= end):
-            self._skipped += 1
-            return
-        if self._origin is None:
-            self._origin = start
-        into: Column = getattr(
-            self._processes[owner // PROCESS if type(owner) is int else 0], column
-        )
-        begins, ends = ((ns - self._origin) / 1e3 for ns in (start, end))
-        into.add(begins, ends, self._names.number(name), identity_of(identity))
+        process = owner // PROCESS if type(owner) is int else 0
+        length = end - start if _is_time(start) and _is_time(end) else None
+        self._processes[process].add(column, start, length, name, identity)
 
     def _rows(self, table: str, *columns: str) -> Iterator[Sequence[Any]]:
         """Yield the rows of a table, with None for missing columns.
@@ -109,36 +97,21 @@ class _Report:
 
     def traces(self) -> list[Trace]:
         """Return the traces of processes that used a GPU."""
-        computing = sorted(
-            k for k, process in self._processes.items() if len(process.kernels.ids())
-        )
-        if not computing:
+        device = next((s for (s,) in self._rows(GPU, "name") if isinstance(s, str)), "")
+        about = {"source": self._source, "made_by": MADE_BY, "device": device[:80]}
+        every = [
+            process.trace(**about, rank=None, world_size=None)
+            for _, process in sorted(self._processes.items())
+        ]
+        traces = [trace for trace in every if len(trace.kernels)]
+        if not traces:
             raise UnreadableInput(
                 f"{self._source} contains no GPU kernels.",
                 "Record with nsys profile --trace cuda,nvtx, then nsys export --type sqlite.",
             )
-        device = next((s for (s,) in self._rows(GPU, "name") if isinstance(s, str)), "")
-        return [self._trace(number, computing, device[:80]) for number in range(len(computing))]
-
-    def _trace(self, number: int, computing: list[int], device: str) -> Trace:
-        process, several = self._processes[computing[number]], len(computing) > 1
-        calls, call_ids = process.calls.spans(), process.calls.ids()
-        return Trace(
-            source=self._source,
-            made_by=MADE_BY,
-            rank=number if several else None,
-            world_size=len(computing) if several else None,
-            device=device,
-            names=self._names.all(),
-            kernels=process.kernels.spans(),
-            kernels_launched_us=launched(process.kernels.ids(), calls, call_ids),
-            copies=process.copies.spans(),
-            copies_launched_us=launched(process.copies.ids(), calls, call_ids),
-            operators=Column().spans(),
-            calls=calls,
-            ranges=process.ranges.spans(),
-            skipped=0 if number else self._skipped,
-        )
+        if len(traces) == 1:
+            return traces
+        return [t._replace(rank=i, world_size=len(traces)) for i, t in enumerate(traces)]
 
 
 def _tables(database: sqlite3.Connection) -> dict[str, set[str]]:

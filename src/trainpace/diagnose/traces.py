@@ -10,7 +10,7 @@ import os
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -118,23 +118,6 @@ class Trace(NamedTuple):
     skipped: int = 0
 
 
-class Names:
-    """Mapping of names to numbers, in the order of their first appearance."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def number(self, name: str) -> int:
-        """Return the number of a name. A new name gets the next number."""
-        return self._numbers.setdefault(name, len(self._numbers))
-
-    def all(self) -> tuple[str, ...]:
-        """Return all names in the order of their numbers, cut to LONGEST_NAME."""
-        return tuple(
-            name.encode("utf-8", "replace").decode()[:LONGEST_NAME] for name in self._numbers
-        )
-
-
 class Column:
     """Growing column of spans. A span takes only 32 bytes, since a trace may have ten million.
 
@@ -144,20 +127,63 @@ class Column:
     def __init__(self) -> None:
         self._times, self._numbers = array("d"), array("q")
 
-    def add(self, start_us: float, end_us: float, name: int, identity: int = -1) -> None:
+    def add(self, start_us: float, end_us: float, name: int, identity: int) -> None:
         self._times.extend((start_us, end_us))
         self._numbers.extend((name, identity))
 
-    def spans(self) -> Spans:
-        times, numbers = np.array(self._times).reshape(-1, 2), self._pairs()
-        return Spans(times[:, 0].copy(), times[:, 1].copy(), numbers[:, 0].copy())
+    def spans(self) -> tuple[Spans, Numbers]:
+        """Return the spans and their identities. The identity is -1 for spans without one."""
+        times = np.array(self._times).reshape(-1, 2)
+        numbers = np.array(self._numbers, np.int64).reshape(-1, 2)
+        return Spans(times[:, 0].copy(), times[:, 1].copy(), numbers[:, 0].copy()), numbers[:, 1]
 
-    def ids(self) -> Numbers:
-        """Return the identities of the spans, -1 for spans without one."""
-        return self._pairs()[:, 1].copy()
 
-    def _pairs(self) -> Numbers:
-        return np.array(self._numbers, np.int64).reshape(-1, 2)
+class Events:
+    """Collected events of one process.
+
+    Args:
+        unit_us: Unit of the times, in microseconds.
+    """
+
+    def __init__(self, unit_us: float = 1.0) -> None:
+        self._unit_us = unit_us
+        self._columns = {
+            name: Column() for name in ("kernels", "copies", "operators", "calls", "ranges")
+        }
+        self._names: dict[str, int] = {}
+        self._origin: float | None = None
+        self._skipped = 0
+
+    def add(
+        self, column: str, start: float | None, length: float | None, name: str, identity: object
+    ) -> None:
+        """Add a span to a column, or count it as skipped if its times are impossible."""
+        if start is None or length is None or length < 0:
+            self._skipped += 1
+            return
+        if self._origin is None:  # subtracted, since a double resolves only 0.25 us in Unix time
+            self._origin = start
+        begins = (start - self._origin) * self._unit_us
+        number = self._names.setdefault(name, len(self._names))
+        self._columns[column].add(
+            begins, begins + length * self._unit_us, number, identity_of(identity)
+        )
+
+    def trace(self, **about: Any) -> Trace:
+        """Return the trace of the process. `about` are the other fields of `Trace`."""
+        spans, ids = {}, {}
+        for name, column in self._columns.items():
+            spans[name], ids[name] = column.spans()
+        return Trace(
+            names=tuple(
+                name.encode("utf-8", "replace").decode()[:LONGEST_NAME] for name in self._names
+            ),
+            kernels_launched_us=launched(ids["kernels"], spans["calls"], ids["calls"]),
+            copies_launched_us=launched(ids["copies"], spans["calls"], ids["calls"]),
+            skipped=self._skipped,
+            **spans,
+            **about,
+        )
 
 
 def identity_of(value: object) -> int:
