@@ -299,8 +299,7 @@ def _gpu_warnings(index: int, gpu: Gpu) -> Iterator[str]:
 
 def _sharing_warnings(who: str, gpu: Gpu) -> Iterator[str]:
     if gpu.mig:
-        named = f" ({', '.join(gpu.mig_instances)})" if gpu.mig_instances else ""
-        yield f"{who} is divided into MIG instances{named}, so a process gets a part of it."
+        yield f"{who} is divided into MIG instances, so a process gets a part of it."
     if gpu.other_processes:
         one = gpu.other_processes == 1
         yield f"{gpu.other_processes} other {'program uses' if one else 'programs use'} {who}."

@@ -62,7 +62,6 @@ class Gpu(Record):
         pcie_generation_max: PCIe generation that this GPU supports in this slot.
         pcie_width_max: Number of PCIe lanes that this GPU supports in this slot.
         throttled_by: Reasons why the clocks are held down.
-        mig_instances: Names of the MIG slices.
         other_processes: Number of other programs that compute on this GPU. In a container, this
             process is counted as well once it computes, because its process id differs outside.
     """
@@ -78,7 +77,6 @@ class Gpu(Record):
     power_limit_w: float | None = None
     power_limit_default_w: float | None = None
     mig: bool | None = None
-    mig_instances: tuple[str, ...] = ()
     performance_state: int | None = None
     throttled_by: tuple[str, ...] = ()
     other_processes: int | None = None
@@ -125,11 +123,9 @@ def query(nvml: Any, name: str, *arguments: Any) -> Any:
     Returns None if this GPU, driver or module does not support it, or if the user may not call it.
     """
     try:
-        value = getattr(nvml, f"nvml{name}")(*arguments)
+        return getattr(nvml, f"nvml{name}")(*arguments)
     except (AttributeError, nvml.NVMLError):
         return None
-    # pynvml returned bytes before version 11.5.
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _watts(milliwatts: float | None) -> float | None:
@@ -163,20 +159,9 @@ def _describe(nvml: Any, handle: Any) -> Gpu:
         power_limit_w=_watts(get("PowerManagementLimit")),
         power_limit_default_w=_watts(get("PowerManagementDefaultLimit")),
         mig=None if mig is None else bool(mig[0]),
-        mig_instances=_slices(nvml, handle) if mig and mig[0] else (),
         performance_state=state if state is not None and 0 <= state <= 15 else None,
         throttled_by=_reasons(nvml, handle),
         other_processes=None if users is None else len({u.pid for u in users} - {os.getpid()}),
-    )
-
-
-def _slices(nvml: Any, handle: Any) -> tuple[str, ...]:
-    count = query(nvml, "DeviceGetMaxMigDeviceCount", handle) or 0
-    slices = (query(nvml, "DeviceGetMigDeviceHandleByIndex", handle, i) for i in range(count))
-    return tuple(
-        str(query(nvml, "DeviceGetName", part) or "MIG").rpartition("MIG ")[2]
-        for part in slices
-        if part is not None
     )
 
 
@@ -272,10 +257,8 @@ def _handle_of(uuid: str, nvml: Any) -> tuple[Any, Any]:
     if not uuid:
         return None, None
     if nvml is None:
-        try:
-            import pynvml
-        except ImportError:
-            return None, None
+        import pynvml
+
         nvml = pynvml
     with contextlib.suppress(nvml.NVMLError):
         nvml.nvmlInit()
