@@ -171,17 +171,26 @@ class Events:
 
     def trace(self, **about: Any) -> Trace:
         """Return the trace of the process. `about` are the other fields of `Trace`."""
-        spans, ids = {}, {}
-        for name, column in self._columns.items():
-            spans[name], ids[name] = column.spans()
+        every = [column.spans() for column in self._columns.values()]
+        (
+            (kernels, kernel_ids),
+            (copies, copy_ids),
+            (operators, _),
+            (calls, call_ids),
+            (ranges, _),
+        ) = every
         return Trace(
             names=tuple(
                 name.encode("utf-8", "replace").decode()[:LONGEST_NAME] for name in self._names
             ),
-            kernels_launched_us=launched(ids["kernels"], spans["calls"], ids["calls"]),
-            copies_launched_us=launched(ids["copies"], spans["calls"], ids["calls"]),
+            kernels=kernels,
+            kernels_launched_us=launched(kernel_ids, calls, call_ids),
+            copies=copies,
+            copies_launched_us=launched(copy_ids, calls, call_ids),
+            operators=operators,
+            calls=calls,
+            ranges=ranges,
             skipped=self._skipped,
-            **spans,
             **about,
         )
 
