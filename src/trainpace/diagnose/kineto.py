@@ -101,17 +101,16 @@ def _leniently(content: bytes, source: str) -> Document:
             "A profiler that was killed while it wrote leaves such a file; record the trace again.",
         ) from None
     about = data if isinstance(data, dict) else {"traceEvents": data}
-    fields: dict[str, Any] = {name: about.get(name) for name in Document.__struct_fields__}
-    events = fields["traceEvents"] if isinstance(fields["traceEvents"], list) else []
-    fields["traceEvents"] = [_event(e) for e in events if isinstance(e, dict)]
-    return Document(**fields)
+    events = about.get("traceEvents")
+    listed = events if isinstance(events, list) else []
+    return msgspec.convert(
+        about | {"traceEvents": [_event(e) for e in listed if isinstance(e, dict)]}, Document
+    )
 
 
-def _event(value: dict[str, Any]) -> Event:
+def _event(value: dict[str, Any]) -> dict[str, Any]:
     args = value.get("args")
-    about = About(args.get("correlation")) if isinstance(args, dict) else None
-    get = value.get
-    return Event(get("ph"), get("cat"), get("name"), get("ts"), get("dur"), about)
+    return value | {"args": args if isinstance(args, dict) else None}
 
 
 def _placed(document: Document) -> Iterator[tuple[Event, str]]:

@@ -88,16 +88,16 @@ def _call(collective: str, size_bytes: int, kind: str) -> Callable[[], object]:
     part = torch.zeros(max(1, size_bytes // 4 // ranks), device=kind)
     whole = torch.zeros(part.numel() * ranks, device=kind)
     # torch 2.13 warns about the older names.
-    if collective == "all_reduce":
-        return lambda: dist.all_reduce(whole)
-    if collective == "all_gather":
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        return lambda: gather(whole, part)
-    if collective == "reduce_scatter":
-        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        return lambda: scatter(part, whole)
-    assert collective == "send", collective
-    return lambda: (dist.send(whole, 1) if rank == 0 else dist.recv(whole, 0)) if rank < 2 else None
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: gather(whole, part),
+        "reduce_scatter": lambda: scatter(part, whole),
+        "send": lambda: dist.send(whole, 1) if rank == 0 else dist.recv(whole, 0),
+    }
+    idle = collective == "send" and rank > 1
+    return (lambda: None) if idle else calls[collective]
 
 
 def measure_host_links(gb_per_s: float | None = None, repeats: int = 21) -> HostLinks | None:

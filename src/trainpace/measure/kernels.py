@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 _FROM_HOST = ("htod", "hosttodevice")
 """Substrings in the names of copies from the host (CUDA and ROCm), in lower case."""
-_LIBRARIES = ("nccl", "rccl", "oneccl")
 
 
 class DeviceWork(NamedTuple):
@@ -77,10 +76,9 @@ def work_of(events: Iterable[tuple[str, float, float]]) -> DeviceWork | None:
     copies, computing = [], []
     kernels_ms: defaultdict[str, float] = defaultdict(float)
     for name, start, end in events:
-        low = name.lower()
-        if any(library in low for library in _LIBRARIES):
+        if kind_of(name) == "communication":
             continue
-        if any(word in low for word in _FROM_HOST):
+        if any(word in name.lower() for word in _FROM_HOST):
             copies.append((start, end))
         else:
             computing.append((start, end))
