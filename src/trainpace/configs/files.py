@@ -152,17 +152,16 @@ _LACKS = {
 def lacking(text: str, file: str) -> dict[str, str]:
     """Return the kinds of parallelism that the engine of a file or command lacks, with reasons."""
     read = parse_config(text, file)
-    kind = read.format
-    if kind == "Lightning CLI" and not any(setting.name == "tp" for setting in read.settings):
-        return _LACKS[kind] | {"tp": lightning.NO_TP}
-    launch = None
-    if kind not in _LACKS and not is_python(file) and syntax_of(text, file) is None:
-        launch = find_launch(text, file)
+    lacks = _LACKS.get(read.format, {})
+    if read.format == "Lightning CLI" and all(setting.name != "tp" for setting in read.settings):
+        return lacks | {"tp": lightning.NO_TP}
+    if read.format not in ("launch command", "Slurm batch script"):
+        return lacks
+    launch = find_launch(text, file)
     if launch is None:
-        return _LACKS.get(kind, {})
+        return {}
     flags = {flag.name.replace("-", "_") for flag in launch.script}
-    trainer = huggingface.LACKS if flags & huggingface.DISTINCTIVE else {}
-    return _LACKS.get(launch.name, {}) | trainer
+    return _LACKS.get(launch.name, {}) | (huggingface.LACKS if flags & DISTINCTIVE else {})
 
 
 NEW_FILES = {

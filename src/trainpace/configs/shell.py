@@ -420,23 +420,28 @@ def _options(text: str, reading: Reading) -> Options:
     return options
 
 
-def _pairs(words: list[Word], reading: Reading) -> Iterator[tuple[str, Word]]:
-    """Yield options by their long names. `-N2 --exclusive` gives nodes "2" and exclusive ""."""
-    rest = iter(words)
-    following = next(rest, None)
-    while following is not None:
-        word, following = following, next(rest, None)
+def _pairs(words: list[Word], reading: Reading | None = None) -> Iterator[tuple[str, Word]]:
+    """Yield options by their long names. `-N2 --exclusive` gives nodes "2" and exclusive "".
+
+    With `reading`, they are options of sbatch, and every other word adds a warning. Without it,
+    they are options of srun, which end at the program. Only numbers are then values without a "=".
+    """
+    words = words[::-1]
+    while words:
+        word = words.pop()
         if word.value.startswith("--"):
             key, has_value, value = word.value[2:].partition("=")
         elif re.match(r"-[A-Za-z]", word.value):
             key, value = _SHORT.get(word.value[1], word.value[1]), word.value[2:].removeprefix("=")
             has_value = value
+        elif reading is None:
+            return
         else:
             reading.warn("#SBATCH", f"{word.value[:60]!r} is not understood")
             continue
         stated = Word(word.end - len(value), word.end, value)
-        if not has_value and following is not None and not following.value.startswith("-"):
-            stated, following = following, next(rest, None)
+        if not has_value and words and re.match("[^-]" if reading else "[0-9$]", words[-1].value):
+            stated = words.pop()
         if len(key) > 1:
             yield key, stated
 
@@ -527,14 +532,7 @@ def _srun_options(text: str, line: tuple[int, int], reading: Reading) -> Options
         reading.warn("srun", f"{text[slice(*line)].strip()[:60]!r} is not understood")
         return {}
     at = next((i for i, word in enumerate(words) if word.value == "srun"), len(words))
-    own: list[Word] = []
-    for before, word in zip(words[at:], words[at + 1 :], strict=False):
-        after_option = bool(own) and re.fullmatch(r"--[a-z-]+|-[A-Za-z]", before.value) is not None
-        is_value = after_option and re.match(r"[0-9$]", word.value)
-        if not word.value.startswith("-") and not is_value:
-            break
-        own.append(word)
-    return dict(_pairs(own, Reading("", "")))
+    return dict(_pairs(words[at + 1 :]))
 
 
 def _read_srun(own: Options, asked: _Asked, reading: Reading) -> None:

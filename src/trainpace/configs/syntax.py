@@ -224,7 +224,7 @@ def _end(node: Any) -> int:
 def _added(text: str, node: Any, tree: dict[str, Any], syntax: Syntax) -> str:
     """Return the text with a new pair in a mapping.
 
-    In braces that span several lines, and in a block, the pair gets its own line.
+    In a block, and in JSON's braces that span several lines, the pair gets its own line.
     """
     newline, outer = _newline(text), _indent(text, node)
     indent = _indent(text, node.value[0][0]) if node.value else outer + _unit(text)
@@ -233,11 +233,10 @@ def _added(text: str, node: Any, tree: dict[str, Any], syntax: Syntax) -> str:
         before = "" if text[at - 1] == "\n" else newline
         return f"{text[:at]}{before}{_block(tree, indent, newline)}{newline}{text[at:]}"
     start, end = node.start_mark.index, node.end_mark.index
-    in_json = syntax == "json" and not node.value
-    if "\n" in (text.strip() if in_json else text[start:end]):
-        unit = _unit(text) if syntax == "json" else None
-        pair = dedent(_inline(tree, syntax, indent=unit)[1:-1]).strip("\n")
-        pair = newline + _indented(pair, indent, newline)
+    around = text[start:end] if node.value else text.strip()
+    if syntax == "json" and "\n" in around:
+        lines = dedent(_inline(tree, syntax, indent=_unit(text))[1:-1]).strip("\n")
+        pair = newline + _indented(lines, indent, newline)
         separator, close = ",", newline + outer
     else:
         pair, separator, close = _inline(tree, syntax)[1:-1], ", ", ""

@@ -222,7 +222,6 @@ class _Climb:
             tried=(tried,),
             chosen=0,
             kept=True,
-            reason="",
             base_ms=measured.trials_ms,
             seconds=time.monotonic() - begin,
         )
@@ -238,15 +237,7 @@ class _Climb:
             self._actions.tell(f"{rung.title}: measured before")
             return self._done[key]
         begin = time.monotonic()
-        result = RungResult(
-            title=rung.title,
-            key=key,
-            tried=(),
-            chosen=None,
-            kept=False,
-            reason="",
-            base_ms=measured_before.trials_ms,
-        )
+        result = RungResult(title=rung.title, key=key, base_ms=measured_before.trials_ms)
         shards = ""
         if rung.precompute:
             try:
@@ -360,12 +351,9 @@ class _Climb:
             return None
         first, last = self._ladder.start, results.kept[0]
         key = self._key([first, last], None)
-        if (
-            self._before is not None
-            and self._before.end_to_end is not None
-            and self._before.end_to_end.key == key
-        ):
-            return self._before.end_to_end
+        before = self._before and self._before.end_to_end
+        if before and before.key == key:
+            return before
         self._actions.tell("measuring the first and the last setup in turn")
         first_ms, last_ms = self._in_turn(first, last, END_TO_END)
         if not first_ms or not last_ms:
@@ -427,14 +415,11 @@ def _alternatives(
 
     An alternative that is impossible has its reason in `failure`.
     """
-    setups: list[Setup | str] = []
+    attempts = []
     for values in rung.alternatives():
         try:
-            setup = changed(
-                kept,
-                values | ({"shards": shards} if rung.precompute else {}),
-                ladder.allow_global_batch,
-            )
+            own = {"shards": shards} if rung.precompute else {}
+            setup = changed(kept, values | own, ladder.allow_global_batch)
             setup = replace(
                 setup,
                 settings=setup.settings | rung.settings,
@@ -442,19 +427,12 @@ def _alternatives(
             )
             if ladder.script is not None:
                 changed_files(ladder, setup)  # Raises TrainpaceError if no file can hold a change.
-            setups.append(setup)
+            attempts.append(Attempt(setup=setup, foreseen=StepForecast()))
         except TrainpaceError as error:
-            setups.append(str(error))
-    possible = [setup for setup in setups if isinstance(setup, Setup)]
-    foreseen = iter(forecast(possible, measured) if possible else [])
-    return [
-        (
-            Attempt(setup=kept, foreseen=StepForecast(reason=setup), failure=setup)
-            if isinstance(setup, str)
-            else Attempt(setup=setup, foreseen=next(foreseen))
-        )
-        for setup in setups
-    ]
+            failed = StepForecast(reason=str(error))
+            attempts.append(Attempt(setup=kept, foreseen=failed, failure=failed.reason))
+    foreseen = iter(forecast([a.setup for a in attempts if not a.failure], measured))
+    return [a if a.failure else replace(a, foreseen=next(foreseen)) for a in attempts]
 
 
 def make_shards(target: str, folder: Path, workers: int, tell: Callable[[str], None]) -> str:
@@ -621,7 +599,7 @@ def _script_of(read: dict[str, Any], path: Path) -> Script | None:
     return msgspec.convert(fields, Script)
 
 
-def start_of_script(script: Script, given: Mapping[str, Any], task: str = "") -> Setup:
+def start_of_script(script: Script, given: dict[str, Any], task: str = "") -> Setup:
     """Return a script's current setup. `given` fills in what its own settings do not state.
 
     Raises:
@@ -630,15 +608,16 @@ def start_of_script(script: Script, given: Mapping[str, Any], task: str = "") ->
     """
     now = present(script)
     e = now.execution
-    settings = settings_of(e) | {"workers": now.workers}
-    stated = now.stated | ({"workers"} if "dataloader_workers" in now.stated else set())
     for key, value in given.items():
-        if key in stated and settings[key] != value:
+        if now.stated.get(key, value) != value:
             raise Contradiction(
-                (f"[start] says {key} {value}, but the script's own settings say {settings[key]}."),
+                (
+                    f"[start] says {key} {value}, but the script's own settings say"
+                    f" {now.stated[key]}."
+                ),
                 "Leave it out.",
             )
-    if not {"micro_batch", "global_batch"} & (stated | given.keys()):
+    if not {"micro_batch", "global_batch"} & (now.stated | given).keys():
         raise TrainpaceError(
             "the script's settings do not state the number of samples per step.",
             "Add micro_batch to [start].",
@@ -646,7 +625,7 @@ def start_of_script(script: Script, given: Mapping[str, Any], task: str = "") ->
     if "global_batch" not in given:
         given = {"micro_batch": e.micro_batch, "accumulation": e.accumulation, **given}
     setup = Setup(task=task, execution=e, loader=LoaderSettings(workers=now.workers))
-    return changed(setup, dict(given), allow_global_batch=True)
+    return changed(setup, given, allow_global_batch=True)
 
 
 def _rung(table: dict[str, Any], path: Path) -> Rung:
@@ -720,12 +699,11 @@ def ladder_of_plan(
 
 def _check_start(plan: Plan, script: Script) -> None:
     """Raise Contradiction if the script's settings differ from the plan's start."""
-    now, planned = present(script), settings_of(plan.start)
-    settings = settings_of(now.execution)
+    stated, planned = present(script).stated, settings_of(plan.start)
     clashes = [
-        f"{name} {planned[name]}, but the script has {settings[name]}"
-        for name in sorted(now.stated & planned.keys())
-        if settings[name] != planned[name]
+        f"{name} {planned[name]}, but the script has {stated[name]}"
+        for name in sorted(stated.keys() & planned.keys())
+        if stated[name] != planned[name]
     ]
     if clashes:
         raise Contradiction(

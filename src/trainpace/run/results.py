@@ -271,10 +271,10 @@ class RungResult(Record):
 
     title: str
     key: str
-    tried: tuple[Attempt, ...]
-    chosen: int | None
-    kept: bool
-    reason: str
+    tried: tuple[Attempt, ...] = ()
+    chosen: int | None = None
+    kept: bool = False
+    reason: str = ""
     base_ms: tuple[float, ...] = ()
     gain: Gain | None = None
     losses: LossCheck | None = None

@@ -314,12 +314,12 @@ SCRIPT_STEPS = 30
 class Present(NamedTuple):
     """Current training setup of a script.
 
-    `stated` holds the settings (`configs.settings`) that its files state.
+    `stated` holds the values of a setup that its files state, by the keys of a ladder.
     """
 
     execution: Execution
     workers: int
-    stated: frozenset[str]
+    stated: dict[str, Any]
 
 
 def present(script: Script) -> Present:
@@ -349,7 +349,12 @@ def present(script: Script) -> Present:
         )
         values["accumulation"] = needed
         e = configs.execution_of(values, Execution())
-    return Present(e, int(values.get("dataloader_workers", 0)), frozenset(values))
+    workers = int(values.get("dataloader_workers", 0))
+    settings = configs.settings_of(e) | {"dataloader_workers": workers}
+    stated = {name: value for name, value in settings.items() if name in values}
+    if "dataloader_workers" in stated:
+        stated["workers"] = stated.pop("dataloader_workers")
+    return Present(e, workers, stated)
 
 
 def prepare(
