@@ -288,7 +288,7 @@ def test_what_an_engine_lacks_is_not_planned_for_it(tmp_path):
         free["best"]["choice"]["execution"]["pp"] > 1
     )  # where nothing speaks against it, the network does
     assert not any(
-        "pipeline" in r["title"] and "not looked at" in r["why"] for r in free["rejected"]
+        "pipeline" in r["title"] and "not compared" in r["why"] for r in free["rejected"]
     )
     assert {r["title"]: r["why"] for r in free["rejected"]}["tensor parallelism"].endswith(
         "which has one GPU"
@@ -299,7 +299,7 @@ def test_what_an_engine_lacks_is_not_planned_for_it(tmp_path):
     said = {r["title"]: r["why"] for r in answer["rejected"]}
     assert (
         said["pipeline parallelism"]
-        == "not looked at: lightning.yaml: Lightning has no pipeline parallelism"
+        == "not compared: lightning.yaml: Lightning has no pipeline parallelism"
     )
     _, answer = planned("--config", "lightning.yaml", "--write", "--yes")
     assert answer["not_written"] == {}

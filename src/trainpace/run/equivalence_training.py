@@ -33,10 +33,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
 from trainpace.core.records import to_json, write_whole
 from trainpace.core.worker import explain, is_out_of_memory, serve
 from trainpace.run.equivalence import FORMATS, INITIAL, RANKS, Change, Facts, Question, Variant
-from trainpace.workload import Task, build_task, import_package, make_optimizer, map_tensors
+from trainpace.run.trial_worker import deepspeed_config, follow_shards, import_deepspeed
+from trainpace.workload import Task, build_task, make_optimizer, map_tensors
 
 _SAMPLES, _MODEL, _STEPS = 1, 2, 3
 IGNORED = -100
@@ -104,8 +106,7 @@ class _Step:
         sizes = (q.batch,) if variant.way == "data_parallel" else q.sizes(variant.way)
         parts = self._parts(step, sizes)
         targets = [targets_of(part) for part in parts]
-        shares = [t / n for t, n in zip(targets, sizes, strict=True)]
-        self.uneven_targets |= any(share not in (0, shares[0]) for share in shares)
+        self._compare_targets(targets, sizes)
         if "whole_batch_norm" in variant.changes:
             self._fix_norms(step)
         on_ranks = variant.way in RANKS
@@ -124,6 +125,10 @@ class _Step:
             dist.all_reduce(total)
             loss = float(total)
         return loss
+
+    def _compare_targets(self, targets: Sequence[int], sizes: Sequence[int]) -> None:
+        shares = [t / n for t, n in zip(targets, sizes, strict=True)]
+        self.uneven_targets |= any(share not in (0, shares[0]) for share in shares)
 
     def _fix_norms(self, step: int) -> None:
         """Fix the statistics of all batch norms to those of the whole batch."""
@@ -193,23 +198,9 @@ def _deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer, micro_batch: 
         TrainpaceError: If DeepSpeed is not installed.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    os.environ |= {
-        "DS_ACCELERATOR": "cpu",
-        "RANK": f"{rank}",
-        "LOCAL_RANK": f"{rank}",
-        "WORLD_SIZE": f"{ranks}",
-    }
-    deepspeed = import_package("deepspeed", "deepspeed")
-    # Without this entry, DeepSpeed compiles a C++ operator for a minute.
-    import_package("deepspeed.ops", "deepspeed").__compatible_ops__["deepspeed_shm_comm"] = False
-    config = {
-        "train_micro_batch_size_per_gpu": micro_batch,
-        "zero_optimization": {"stage": 2},
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "gradient_clipping": 0.0,
-        "steps_per_print": 10**9,
-    }
+    os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{ranks}"}
+    deepspeed = import_deepspeed("cpu")
+    config = deepspeed_config(Execution(micro_batch=micro_batch, zero_stage=2))
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.simplefilter("ignore", FutureWarning)  # DeepSpeed calls deprecated functions of torch.
     deepspeed.init_distributed(dist_backend="gloo")
@@ -234,11 +225,9 @@ def _wrapped(
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        names = {parameter: name for name, parameter in model.named_parameters()}
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
         fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-        sharded = dict(model.named_parameters())
-        for group in optimizer.param_groups:
-            group["params"] = [sharded[names[parameter]] for parameter in group["params"]]
+        follow_shards(optimizer, names, model)
     return model
 
 

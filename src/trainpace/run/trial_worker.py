@@ -212,12 +212,19 @@ class Fsdp2(FabricEngine):
         names = {id(parameter): name for name, parameter in whole.named_parameters()}
         # Only the shards move to the device. The whole model may not fit.
         model = self.fabric.setup_module(model, move_to_device=False)
-        sharded = dict(whole.named_parameters())
-        # The parameter groups still hold the full parameters, which sharding has replaced.
-        for group in optimizer.param_groups:
-            group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
+        follow_shards(optimizer, names, whole)
         optimizer.state.clear()
         return model, self.fabric.setup_optimizers(optimizer)
+
+
+def follow_shards(optimizer: Any, names: dict[int, str], model: Any) -> None:
+    """Give an optimizer the sharded parameters in place of the full ones.
+
+    `names` holds the names of the full parameters by their identity.
+    """
+    sharded = dict(model.named_parameters())
+    for group in optimizer.param_groups:
+        group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
 
 
 class DeepSpeed(FabricEngine):
@@ -251,7 +258,7 @@ class DeepSpeed(FabricEngine):
 
         on_cpu = device == "cpu"
         return (OnCpu if on_cpu else DeepSpeedStrategy)(
-            config=_deepspeed_config(e),
+            config=deepspeed_config(e),
             process_group_backend="gloo" if on_cpu else None,
             logging_level=logging.WARNING,
         )
@@ -283,24 +290,34 @@ def import_engine(engine: EngineName, device: str) -> None:
     Raises:
         TrainpaceError: If a package is missing.
     """
-    if engine == "deepspeed" and device == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             if engine != "plain":
                 import_package("lightning.fabric", "lightning")
             if engine == "deepspeed":
-                import_package("deepspeed", "deepspeed")
+                import_deepspeed(device)
         except TrainpaceError as error:
             raise TrainpaceError(
                 f"the engine {engine} cannot start: {error.message}", error.hint
             ) from None
-    if engine == "deepspeed" and device == "cpu":
-        # Without this entry, DeepSpeed compiles a C++ operator for a minute.
-        import deepspeed.ops
 
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+def import_deepspeed(device: str) -> Any:
+    """Import DeepSpeed, configured for a CPU if necessary.
+
+    Raises:
+        TrainpaceError: If DeepSpeed is missing.
+    """
+    if device == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    deepspeed, operators = (
+        import_package(name, "deepspeed") for name in ("deepspeed", "deepspeed.ops")
+    )
+    if device == "cpu":
+        # Without this entry, DeepSpeed compiles a C++ operator for a minute.
+        operators.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
 
 
 def recompute_blocks(model: Any) -> tuple[str, ...]:
@@ -366,7 +383,7 @@ def _sharded(model: Any, e: Execution, device: str) -> Any:
     return model
 
 
-def _deepspeed_config(e: Execution) -> dict[str, Any]:
+def deepspeed_config(e: Execution) -> dict[str, Any]:
     """Return DeepSpeed's configuration. Fabric adds the precision."""
     offloads = {"offload_optimizer": e.offload_optimizer, "offload_param": e.offload_parameters}
     zero = {"stage": e.zero_stage} | {
