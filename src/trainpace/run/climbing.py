@@ -303,21 +303,15 @@ class _Climb:
             gain.
         """
         assert new.measured is not None
-        old_ms, new_ms = [before.step_time_ms], list(new.measured.trials_ms)
-        again = (
-            self._actions.try_it(kept, self._ladder.seed, f"{rung_file_name(rung.title, 0)}-before")
-            if stale
-            else None
-        )
-        if isinstance(again, TrialResult):
-            old_ms = [again.step_time_ms]
+        name = rung_file_name(rung.title, 0)
+        # An empty list means that the trial failed.
+        old_ms = (self._again(kept, f"{name}-before") if stale else []) or [before.step_time_ms]
+        new_ms = list(new.measured.trials_ms)
         gain = gain_of(_per_sample(old_ms, kept), _per_sample(new_ms, new.setup))
         if not gain.clear:
             text = f"{gain.ratio:.2f}x is within the noise of one trial, so both are tried again"
             self._actions.tell(f"{rung.title}: {text}")
-            old_again, new_again = self._in_turn(
-                kept, new.setup, f"{rung_file_name(rung.title, 0)}-again"
-            )
+            old_again, new_again = self._in_turn(kept, new.setup, f"{name}-again")
             old_ms, new_ms = old_again or [before.step_time_ms], new_ms + new_again
             gain = gain_of(_per_sample(old_ms, kept), _per_sample(new_ms, new.setup))
         return (
@@ -334,11 +328,14 @@ class _Climb:
         one_ms: list[float] = []
         other_ms: list[float] = []
         for turn in range(ROUNDS):
-            for setup, times in ((one, one_ms), (other, other_ms)):
-                again = self._actions.try_it(setup, self._ladder.seed, f"{name}-{turn}")
-                if isinstance(again, TrialResult):
-                    times.append(again.step_time_ms)
+            one_ms += self._again(one, f"{name}-{turn}")
+            other_ms += self._again(other, f"{name}-{turn}")
         return one_ms, other_ms
+
+    def _again(self, setup: Setup, name: str) -> list[float]:
+        """Run one more trial and return its step time in ms, or nothing if it failed."""
+        outcome = self._actions.try_it(setup, self._ladder.seed, name)
+        return [outcome.step_time_ms] if isinstance(outcome, TrialResult) else []
 
     def _end_to_end(self, results: LadderResult) -> EndToEnd | None:
         """Compare the first setup with the last kept one in alternating trials.
@@ -418,7 +415,7 @@ def _alternatives(
     attempts = []
     for values in rung.alternatives():
         try:
-            own = {"shards": shards} if rung.precompute else {}
+            own: dict[str, Value] = {"shards": shards} if rung.precompute else {}
             setup = changed(kept, values | own, ladder.allow_global_batch)
             setup = replace(
                 setup,
