@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from operator import itemgetter
 from typing import NamedTuple
@@ -116,7 +116,6 @@ class MeasuredJump(Record):
             interval assumes that the place is known.
         percent: `size_ms` relative to the fitted step time at `before`.
         z: `size_ms` over its standard deviation, if the place is known.
-        p_value: Two-sided p-value that accounts for every possible place.
         tight: True if no batch size lies between `before` and `after`.
     """
 
@@ -127,7 +126,6 @@ class MeasuredJump(Record):
     high_ms: float
     percent: float
     z: float
-    p_value: float
     tight: bool
 
     def cause_among(self, causes: Sequence[Jump]) -> Jump | None:
@@ -135,16 +133,8 @@ class MeasuredJump(Record):
         return next((c for c in causes if self.before < c.batch <= self.after and c.causes), None)
 
 
-class Bend(Record):
-    """Change of the slope at a batch size, without a change of the level."""
-
-    batch: int
-    slope_before: float
-    slope_after: float
-
-
 class StepCurve(Record):
-    """Fitted curve of step time over batch size, with its jumps and bends.
+    """Fitted curve of step time over batch size, with its jumps.
 
     Attributes:
         fitted_ms: Fitted step time at each of `batches`.
@@ -161,7 +151,6 @@ class StepCurve(Record):
     noise: float
     segments: tuple[Segment, ...]
     jumps: tuple[MeasuredJump, ...]
-    bends: tuple[Bend, ...]
     disturbed: tuple[int, ...] = ()
     odd_extra_ms: float = 0.0
     least_jump: float | None = None
@@ -379,53 +368,41 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
         for (kind, _), column in zip(fit.terms, fit.column, strict=True)
         if kind == Kind.ODD
     )
-    segments, bends = _segments(batches, x, fit, fit.fitted - odd_ms * (x % 2))
     middle = int(np.argsort(fit.fitted)[len(x) // 2])
     return StepCurve(
         batches=tuple(int(b) for b in batches),
         step_ms=tuple(float(t) for t in y),
         fitted_ms=tuple(float(t) for t in fit.fitted),
         noise=float(fit.scale / fit.search.weight[middle] / fit.fitted[middle]),
-        segments=segments,
+        segments=tuple(_segments(batches, x, fit, fit.fitted - odd_ms * (x % 2))),
         jumps=tuple(_jump(batches, fit, i) for i in sorted(fit.jumps)),
-        bends=bends,
         disturbed=tuple(int(batches[t]) for kind, t in fit.terms if kind == Kind.POINT),
         odd_extra_ms=odd_ms,
         least_jump=_least_jump(fit),
     )
 
 
-def _segments(
-    batches: Sequence[int], x: Floats, fit: _Fit, line: Floats
-) -> tuple[tuple[Segment, ...], tuple[Bend, ...]]:
-    """Return the straight segments of the fitted `line`, and the bends between them."""
+def _segments(batches: Sequence[int], x: Floats, fit: _Fit, line: Floats) -> Iterator[Segment]:
+    """Yield the straight segments of the fitted `line`."""
     contrast = np.zeros(len(fit.values))
     contrast[1] = 1 / float(x[-1] - x[0])
-    slopes, bends = {0: contrast}, []  # of two changes at the same place, the later one counts
-    for i, ((kind, t), column) in enumerate(zip(fit.terms, fit.column, strict=True)):
-        before = float(contrast @ fit.values)
+    slopes = {0: contrast}  # of two changes at the same place, the later one counts
+    for (kind, t), column in zip(fit.terms, fit.column, strict=True):
         if kind in SLOPES:
             contrast = contrast.copy()
             contrast[column + (kind == Kind.BOTH)] = contrast[1]
         if kind in LEVELS | SLOPES:
             slopes[t] = contrast
-        if kind in SLOPES and i not in fit.jumps:
-            after = float(contrast @ fit.values)
-            bends.append(Bend(batch=int(batches[t]), slope_before=before, slope_after=after))
-    segments = []
     for (t, contrast), end in zip(slopes.items(), [*list(slopes)[1:], len(x)], strict=True):
         slope, half = float(contrast @ fit.values), fit.half_width(contrast)
-        segments.append(
-            Segment(
-                first_batch=int(batches[t]),
-                last_batch=int(batches[end - 1]),
-                first_ms=float(line[t]),
-                slope_ms_per_sample=slope,
-                slope_low=slope - half,
-                slope_high=slope + half,
-            )
+        yield Segment(
+            first_batch=int(batches[t]),
+            last_batch=int(batches[end - 1]),
+            first_ms=float(line[t]),
+            slope_ms_per_sample=slope,
+            slope_low=slope - half,
+            slope_high=slope + half,
         )
-    return tuple(segments), tuple(bends)
 
 
 def _least_jump(fit: _Fit) -> float | None:
@@ -465,7 +442,6 @@ def _jump(batches: Sequence[int], fit: _Fit, i: int) -> MeasuredJump:
         high_ms=size + half,
         percent=100 * size / float(fit.fitted[last]),
         z=z,
-        p_value=min(1.0, len(batches) * math.erfc(abs(z) / math.sqrt(2))),
         tight=after == before + 1,
     )
 
@@ -493,7 +469,6 @@ def _few(batches: Sequence[int], x: Floats, y: Floats, noise: float) -> StepCurv
         noise=noise,
         segments=segments,
         jumps=(),
-        bends=(),
     )
 
 
