@@ -32,15 +32,15 @@ from msgspec.structs import replace
 
 from trainpace.core.records import to_jsonable, write_whole
 from trainpace.forecast import Case
-from trainpace.forecast.intervals import (
+from trainpace.forecast.uncertainty import (
     COVERAGE,
+    Observed,
     Spread,
     Spreads,
     deviation,
     fitted_spreads,
     widened,
 )
-from trainpace.forecast.posterior import Observed
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/accuracy.md"

@@ -16,8 +16,15 @@ from fitting.runs import Pair, is_same_model
 
 from trainpace.core.stats import Z_95
 from trainpace.forecast import Case
-from trainpace.forecast.intervals import Relatedness, Spreads, card_deviation, deviation
-from trainpace.forecast.posterior import Observed, Posterior, Run
+from trainpace.forecast.uncertainty import (
+    Observed,
+    Posterior,
+    Relatedness,
+    Run,
+    Spreads,
+    card_deviation,
+    deviation,
+)
 
 MOST_OF_A_COLLECTION = 60
 """Runs of one collection that are forecast, so that no collection decides a line."""

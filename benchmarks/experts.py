@@ -17,43 +17,19 @@ from fitting.prepare import prepared
 
 from trainpace.core.stats import Z_95
 from trainpace.forecast import MeasuredRun, Row, evaluate, read_runs
-from trainpace.forecast.intervals import COVERAGE, EXPERTS_SD
+from trainpace.forecast.uncertainty import COVERAGE, EXPERTS_SD
 
 FILES = ("measured_runs.parquet", "runs2.parquet")
-DEEPSEEK_V3 = MeasuredRun(
-    index=0,
-    file="DeepSeek-V3 report",
-    model="DeepSeekV3",
-    framework="pytorch",
-    gpu="H800",
-    gpu_canonical="H800",
-    interconnect="InfiniBand 400 Gb/s per GPU",
-    precision="fp8",
-    compile="compile",
-    optimizer="AdamW",
-    engine="megatron_core",
-    attention="flash3",
-    parallelism="pp=16,dualpipe,ep=64,zero=1,deepep,ep_overlap,fp8_dispatch,expert_nodes=4",
-    num_gpus=2048.0,
-    num_nodes=256.0,
-    batch_per_gpu=1.0,
-    global_batch=15360.0,
-    seq_len=4096.0,
-    tokens_per_sec=1e12 / (180e3 / 2048 * 3600),
-)
-"""DeepSeek-V3's training as its report tells it (arXiv:2412.19437, sections 3.1, 3.2 and 4.2): 180 thousand H800 hours for
-a trillion tokens. Its kernels are fused by hand, which `compile` stands for; what it computes again is not counted."""
 
 
 def expert_runs(data: Path) -> list[MeasuredRun]:
     """The timed runs that divide their experts."""
     runs = [run for name in FILES for run in read_runs(data / name)]
-    divided = [
+    return [
         run
         for run in runs
         if re.search(r"\bep=(?!1\b)\d", run.parallelism) and run.mode in ("", "train")
     ]
-    return [DEEPSEEK_V3, *divided]
 
 
 def table(runs: Sequence[MeasuredRun], rows: Sequence[Row]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from scipy.optimize import minimize
 
 from trainpace.core.stats import Z_95
-from trainpace.forecast.intervals import (
+from trainpace.forecast.uncertainty import (
     COVERAGE,
     PARTS,
     PartSpread,

@@ -45,7 +45,6 @@ from trainpace.forecast import (
     PublicJournal,
     PublicRun,
     case_of,
-    conditions_of,
     execution_of,
     fingerprint_of_constants,
     measured_ms,
@@ -56,7 +55,7 @@ from trainpace.forecast import (
     signature_of,
     trace_file,
 )
-from trainpace.forecast.nearness import figures_of
+from trainpace.forecast.published import figures_of
 from trainpace.forecast.validation import forecast_of, with_forecast
 from trainpace.workload import Workload, trace_many
 
@@ -98,6 +97,19 @@ class Chosen(NamedTuple):
     raw: Mapping[str, Any]
     run: MeasuredRun
     source: Source
+
+
+def conditions_of(case: Case, trace: str) -> Conditions:
+    """Return the conditions of a case. `trace` is the key of its workload in the package."""
+    return Conditions(
+        trace=trace,
+        execution=case.execution,
+        device=case.cluster.device.name,
+        network_gb_per_s=case.cluster.network_gb_per_s_per_device,
+        host=None if case.cluster.host is None else case.cluster.host.name,
+        software=case.software,
+        host_copy=case.run.host_copy == "yes",
+    )
 
 
 def main() -> None:

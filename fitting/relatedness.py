@@ -1,4 +1,4 @@
-"""What the errors of held-out forecasts have in common: the shares of `forecast/posterior.py`, by maximum likelihood."""
+"""What the errors of held-out forecasts have in common: the shares of `forecast/uncertainty.py`, by maximum likelihood."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.optimize import minimize
 
-from trainpace.forecast.intervals import Relatedness
-from trainpace.forecast.posterior import MEASURING_SD, Observed, Posterior, Runs, covariance
+from trainpace.forecast.uncertainty import (
+    MEASURING_SD,
+    Observed,
+    Posterior,
+    Relatedness,
+    Runs,
+    covariance,
+)
 
 MOST_OF_A_COLLECTION = 100
 """Runs of one collection, evenly taken: more add nothing."""

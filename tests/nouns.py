@@ -17,7 +17,7 @@ from trainpace.forecast import (
 )
 from trainpace.forecast.memory import MemoryModel
 from trainpace.forecast.timings import MachineRoofline, OperatorTimings, fit_classes
-from trainpace.job import JobConditions, Question, Schedule, answer
+from trainpace.job import ASSUMED, JobConditions, Question, Schedule, answer, with_job
 from trainpace.measure import MachineProfile
 from trainpace.measure.detection import detect
 from trainpace.plan import Change, Plan
@@ -237,7 +237,9 @@ def stacked(hidden: int = HIDDEN) -> Workload:
 def forecast(workload, execution, cluster, schedule=None, model=None, host_factor=1.0):
     """One forecast by a forecaster of its own; `model` is a machine's calibration."""
     kernels = FittedKernels(host_factor=host_factor) if model is None else CalibratedKernels(model)
-    return Forecaster(workload, Target(cluster, kernels)).forecast(execution, schedule)
+    priced = replace(ASSUMED, price_usd_per_device_hour=cluster.price_usd_per_device_hour)
+    alone = Forecaster(workload, Target(cluster, kernels)).forecast(execution)
+    return with_job(alone, workload, schedule, priced)
 
 
 def measurement() -> Measurement:

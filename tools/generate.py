@@ -113,7 +113,7 @@ def intervals() -> str:
     """The 90 % intervals of steps that are all of one part."""
     import numpy as np
 
-    from trainpace.forecast.intervals import PARTS, deviation, fitted_spreads
+    from trainpace.forecast.uncertainty import PARTS, deviation, fitted_spreads
 
     spreads, rows = fitted_spreads(), []
     for i, name in enumerate(PARTS):
@@ -130,7 +130,7 @@ def intervals() -> str:
 
 def relatedness() -> str:
     """Which errors go together, and how much."""
-    from trainpace.forecast.intervals import fitted_spreads
+    from trainpace.forecast.uncertainty import fitted_spreads
 
     r = fitted_spreads().relatedness
     rows = [

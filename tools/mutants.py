@@ -33,7 +33,7 @@ _READS = (
     "x_sections_with_arguments*",
 )
 MODULES = {
-    "job": ["trainpace.job.work.*", "trainpace.job.learning_rate.*"],
+    "job": ["trainpace.job.training.*", "trainpace.job.learning_rate.*"],
     "forecast/matmul": ["trainpace.forecast.matmul.*"],
     "measure/changes": ["trainpace.measure.changes.*"],
     "configs: files as a whole": [

@@ -3,22 +3,26 @@
 import json
 import statistics
 import tomllib
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import pytest
 
 from trainpace.core.errors import UnknownName
 from trainpace.core.hardware import (
     FILE,
-    SOLD,
     catalogue,
     find_device,
     find_host,
     host_catalogue,
     typical_host,
-    typical_hosts,
 )
 from trainpace.core.records import to_json
 
+TOOL = Path(__file__).parents[2] / "tools/typical_hosts.py"
+SPEC = spec_from_file_location("typical_hosts", TOOL)
+tool = module_from_spec(SPEC)
+SPEC.loader.exec_module(tool)
 RAW = tomllib.loads(FILE.read_text("utf-8"))
 
 
@@ -93,7 +97,7 @@ def test_a_cpu_without_a_measured_core_is_rough():
 
 def test_the_packaged_typical_hosts_are_those_of_the_catalogue():
     packaged = FILE.with_name("typical_hosts.json").read_text("utf-8")
-    assert json.loads(packaged) == json.loads(to_json(typical_hosts())), (
+    assert json.loads(packaged) == json.loads(to_json(tool.typical_hosts())), (
         "python tools/typical_hosts.py"
     )
 
@@ -104,7 +108,7 @@ def test_every_card_has_a_typical_host_of_its_kind_of_machine():
         typical = typical_host(device)
         assert typical.points == pytest.approx(find_host(typical.name).single_thread.value, abs=1)
         assert 0.03 < typical.log_sd < 0.35
-    assert {d.architecture for d in catalogue()} <= set(SOLD)
+    assert {d.architecture for d in catalogue()} <= set(tool.SOLD)
     for name, kind in {
         "A100": "server",
         "T4": "server",

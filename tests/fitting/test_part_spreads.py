@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from fitting.intervals import Error, fit_spreads
 
-from trainpace.forecast.intervals import PARTS, deviation, fitted_spreads
+from trainpace.forecast.uncertainty import PARTS, deviation, fitted_spreads
 
 
 def test_drawn_errors_give_their_deviations_back_and_ninety_per_cent_lie_inside() -> None:

@@ -13,10 +13,9 @@ from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.software import TODAY
 from trainpace.forecast import Forecaster, Grid, Target
 from trainpace.forecast.communication import Communication
-from trainpace.forecast.grid import stages_of
+from trainpace.forecast.grid import CLASHES, Facts, clashes, divisors, stages_of
 from trainpace.forecast.memory import OFFLOAD_BUCKET
 from trainpace.forecast.ranks import RankTable, StageCosts
-from trainpace.forecast.shapes import CLASHES, Facts, clashes, divisors
 from trainpace.forecast.target import FITTED, kernel_key
 
 WORKLOAD = stacked()
@@ -188,22 +187,6 @@ def test_bubble_of_equal_stages_matches_theory(pp, times, interleaved):
     assert f.step.idle_ms / busy == pytest.approx((pp - 1) / (m * v), rel=0.05)
 
 
-@given(st.sampled_from([2, 4, 8]), st.integers(1, 6))
-def test_dual_pipe_has_the_bubble_of_its_report_and_two_stages_a_rank(pp, times):
-    """(pp / 2 - 1) (F&B + B - 3 W) with F&B = F + B and W = B / 2 (DeepSeek-V3's report, table 2)."""
-    m = pp * times
-    even = blocks_alone()
-    shape = {"micro_batch": 32, "pp": pp, "accumulation": m}
-    one, both = (
-        forecast(even, run(pipeline_schedule=name, **shape), cluster(network=1e9))
-        for name in ("1f1b", "dualpipe")
-    )
-    f, b = one.step.forward_ms / m, both.step.backward_ms / m
-    assert both.step.idle_ms == pytest.approx((pp / 2 - 1) * (f + b / 2), rel=0.06, abs=1e-6)
-    assert both.memory.parameters_gib == pytest.approx(2 * one.memory.parameters_gib)
-    assert both.exposed_ms["pipeline"] < one.exposed_ms["pipeline"]
-
-
 def memory(**changes):
     return step_memory(
         WORKLOAD.forms["half"], run(**{"micro_batch": 4, "accumulation": 8, **changes}), True
@@ -260,7 +243,6 @@ def test_mixed_precision_in_megatrons_manner_holds_18_bytes_a_parameter():
             ["8 x virtual_stages 2"],
         ),
         ({"pp": 4, "pipeline_schedule": "interleaved", "accumulation": 6}, ["pp 4", "6"]),
-        ({"pp": 4, "pipeline_schedule": "dualpipe", "accumulation": 3}, ["pp 4", "3", "even"]),
         ({"nodes": 8}, ["64", "32"]),
         ({"engine": "data_parallel"}, ["one node of 8", "32"]),
         ({"offload_parameters": True, "zero_stage": 2}, ["stage 3", "2"]),

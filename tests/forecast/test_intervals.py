@@ -9,7 +9,7 @@ from nouns import forecast, workload
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, catalogue, find_device
 from trainpace.core.outcome import StepTime
-from trainpace.forecast.intervals import PARTS, deviation, fitted_spreads, shares_of
+from trainpace.forecast.uncertainty import PARTS, deviation, fitted_spreads, shares_of
 from trainpace.workload import load_workload
 
 

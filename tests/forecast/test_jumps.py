@@ -11,8 +11,15 @@ from msgspec.structs import replace
 
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
-from trainpace.forecast import FittedKernels, Forecaster, Target, fitted_constants, jumps, matmul
-from trainpace.forecast.jumps import find_jumps, next_good
+from trainpace.forecast import (
+    FittedKernels,
+    Forecaster,
+    Target,
+    explanations,
+    fitted_constants,
+    matmul,
+)
+from trainpace.forecast.explanations import find_jumps, next_good
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.target import kernel_key
 from trainpace.workload import PLAIN, form_of, load_workload
@@ -68,7 +75,7 @@ def test_jumps_vanish_without_the_named_padding(monkeypatch):
         "padded batch"
     }
     monkeypatch.setattr(matmul, "WINOGRAD_IMAGES", 1.0)
-    monkeypatch.setattr(jumps, "WINOGRAD_IMAGES", 1.0)
+    monkeypatch.setattr(explanations, "WINOGRAD_IMAGES", 1.0)
     assert forecaster("vgg16", "V100", "fp32").jumps(run, BATCHES) == ()
 
 
@@ -88,7 +95,8 @@ def test_jumps_vanish_without_the_named_waves():
         for kernels in ({}, {"constants": even})
     ]
     with_waves, without = (
-        max(jumps.excesses(list(sizes), ms)[0][jump.before - 1] for jump in found) for ms in steps
+        max(explanations.excesses(list(sizes), ms)[0][jump.before - 1] for jump in found)
+        for ms in steps
     )
     assert without < with_waves / 2
 
@@ -137,7 +145,7 @@ def test_tiling_of_one_row_equals_its_tiling_in_the_table():
     key, at = kernel_key(run, made.target.software), np.array([32.0, 33.0])
     whole = kernels.tiling(KernelTable(operators), at, device, key)
     for j in range(0, len(operators), 7):
-        alone = kernels.tiling(KernelTable(jumps.one_row(operators, j)), at, device, key)
+        alone = kernels.tiling(KernelTable(explanations.one_row(operators, j)), at, device, key)
         for one, column in zip(alone, whole, strict=True):
             np.testing.assert_array_equal(one[:, 0], column[:, j])
 

@@ -11,8 +11,8 @@ from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, Figure, find_device, find_host, typical_host
 from trainpace.core.outcome import STEP_PARTS, StepTime
 from trainpace.forecast import CalibratedKernels, Forecaster, Target, fitted_constants
-from trainpace.forecast.intervals import PARTS, composed_spread, widened
 from trainpace.forecast.target import REFERENCE_POINTS, fitted_host_us, host_sensitivity
+from trainpace.forecast.uncertainty import PARTS, composed_spread, widened
 
 H100 = Cluster(device=find_device("H100"))
 LAUNCHING = Execution(micro_batch=1, precision="bf16")

@@ -11,7 +11,7 @@ from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import find_device
 from trainpace.forecast import PublicJournal, nearest, packaged_traces, public_journal, signature_of
-from trainpace.forecast.nearness import MOST, NEAR
+from trainpace.forecast.published import MOST, NEAR
 from trainpace.workload import Variant, form_of, load_workload
 
 

@@ -21,8 +21,15 @@ from trainpace.forecast import (
     observe,
     observe_elsewhere,
 )
-from trainpace.forecast.intervals import PARTS, Relatedness, fitted_spreads
-from trainpace.forecast.posterior import MEASURING_SD, Observed, Run, covariance
+from trainpace.forecast.uncertainty import (
+    MEASURING_SD,
+    PARTS,
+    Observed,
+    Relatedness,
+    Run,
+    covariance,
+    fitted_spreads,
+)
 
 V100, A100 = (
     Forecaster(workload(), Target(Cluster(device=find_device(name)))) for name in ("V100", "A100")

@@ -263,58 +263,6 @@ def test_a_chunked_loss_makes_the_heads_products_over_few_tokens(traced):
     assert [flops for _, flops in head[1]] == pytest.approx([flops for _, flops in head[0]])
 
 
-def head_flops(workload, form="half"):
-    table = workload.forms[form].operators
-    rows = [
-        i
-        for i in range(len(table))
-        if table.kind[i] == "gemm" and 4096 in table.dims[i, :4].sum(axis=1)
-    ]
-    return float(sum((table.flops[i] * table.count[i]).sum() for i in rows))
-
-
-def test_a_cut_loss_never_writes_the_logits_and_makes_them_again(traced):
-    plain = traced["llama", False]
-    cut = as_run(plain, Rewrites(cross_entropy="cut"))
-    assert head_flops(cut) == pytest.approx(4 / 3 * head_flops(plain))
-    table = cut.forms["half"].operators
-    assert table.written_bytes[:, 1].max() < 4096 * 512 * 2  # the logits of a sample
-    held = [form.forms["half"].blocks.after_saved_bytes[1] for form in (plain, cut)]
-    assert held[0] - held[1] == pytest.approx(
-        4 * 512 * 4096 - 4 * 512
-    )  # a number a token in the place of the log-softmax
-    fused = as_run(plain, Rewrites(cross_entropy="fused"))
-    assert (
-        cut.forms["half"].memory.peaks[:, 2].max() <= fused.forms["half"].memory.peaks[:, 2].max()
-    )
-
-
-def test_a_cut_loss_takes_16_bits(traced):
-    full = trace(traced["llama", False].model, ("fp32",), Variant("adamw", 512))
-    assert as_run(full, Rewrites(cross_entropy="cut")).forms["fp32"] is full.forms["fp32"]
-    f = forecast(full, Software(cross_entropy="cut"), precision="fp32")
-    assert f.software_idle == ("cut cross-entropy: its kernels take 16-bit numbers",)
-
-
-def test_a_vocabulary_parallel_loss_works_in_place(traced):
-    plain = traced["llama", False]
-    parallel = as_run(plain, Rewrites(cross_entropy="vocab_parallel"))
-    assert head_flops(parallel) == head_flops(plain)
-    before, after = (w.forms["half"].blocks for w in (plain, parallel))
-    assert (
-        after.after_saved_bytes == before.after_saved_bytes
-    )  # its softmax in fp32, as the log-softmax was
-    assert before.after_working_bytes[1] - after.after_working_bytes[1] == pytest.approx(
-        (8 - 2) * 512 * 4096
-    )
-    # ranks divide the loss as they divide the logits
-    table, blocks = parallel.forms["half"].operators, parallel.forms["half"].blocks
-    made = [i for i in range(len(table)) if table.function[i] in ("sub_", "exp", "div_", "mul_")][
-        -4:
-    ]
-    assert {blocks.roles[i] for i in made} == {"sharded"}
-
-
 def test_a_chunked_loss_holds_the_heads_gradients_beside_one_chunk(traced):
     plain = traced["llama", False]
     half, amp = (

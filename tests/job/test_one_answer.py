@@ -10,7 +10,15 @@ from nouns import workload
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import Forecaster, Grid, Target
-from trainpace.job import JobConditions, Question, Schedule, answer, state_bytes, training_of
+from trainpace.job import (
+    JobConditions,
+    Question,
+    Schedule,
+    answer,
+    state_bytes,
+    training_of,
+    with_job,
+)
 from trainpace.offers import Offer
 from trainpace.offers.match import Job, rank
 from trainpace.plan import Choice, Evaluator, Problem
@@ -74,7 +82,8 @@ def test_forecast_match_plan_run_and_schedule_agree(
     per_device = offer.price_usd_per_hour / gpus  # price * gpus / gpus may differ in the last digit
 
     cluster = Cluster(device=device, devices_per_node=gpus, price_usd_per_device_hour=per_device)
-    f = Forecaster(MODEL, Target(cluster)).forecast(e, schedule, conditions)
+    priced = replace(conditions, price_usd_per_device_hour=per_device)
+    f = with_job(Forecaster(MODEL, Target(cluster)).forecast(e), MODEL, schedule, priced)
     setting = Problem(MODEL, cluster, schedule, conditions=conditions)
     outlook = Evaluator(setting, e).projection(Choice(execution=e), 0)
     grid = Grid.of([e])

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from nouns import forecast, stacked, workload
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.hardware import Cluster, find_device
-from trainpace.forecast.shapes import divisors
+from trainpace.forecast.grid import divisors
 from trainpace.job import JobConditions, Schedule
 from trainpace.offers import Offer
 from trainpace.offers.match import NEARLY, Job, nearest, rank

@@ -92,11 +92,11 @@ def forecast(
     async_tp: bool = ...,
     clip_gradients: bool = ...,
     pure_16_bit: bool = ...,
-    pipeline: Literal["gpipe", "1f1b", "interleaved", "dualpipe"] = ...,
+    pipeline: Literal["gpipe", "1f1b", "interleaved"] = ...,
     virtual_stages: int | str = ...,
     ep: int | str = ...,
     expert_tp: int | str | None = ...,
-    expert_exchange: Literal["all_to_all", "deep_ep", "overlapped", "overlapped_fp8"] = ...,
+    expert_exchange: Literal["all_to_all", "deep_ep", "overlapped"] = ...,
     expert_nodes: int | str | None = ...,
     expert_load: float | str = ...,
     engine: Literal["ddp", "unoverlapped", "data_parallel", "megatron_core"] = ...,
@@ -118,10 +118,7 @@ def forecast(
     software: str | os.PathLike[str] | None = ...,
     attention: str | os.PathLike[str] | None = ...,
     optimizer_implementation: Literal["foreach", "fused", "for_loop"] | None = ...,
-    cross_entropy: Literal[
-        "plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"
-    ]
-    | None = ...,
+    cross_entropy: Literal["plain", "uncompiled", "fused", "fused_fp32", "chunked"] | None = ...,
     fp8_recipe: Literal["per_tensor", "block", "mxfp8"] | None = ...,
     optimizer: str | os.PathLike[str] | None = ...,
     image_size: int | str | None = ...,
@@ -186,10 +183,7 @@ def match(
     software: str | os.PathLike[str] | None = ...,
     attention: str | os.PathLike[str] | None = ...,
     optimizer_implementation: Literal["foreach", "fused", "for_loop"] | None = ...,
-    cross_entropy: Literal[
-        "plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"
-    ]
-    | None = ...,
+    cross_entropy: Literal["plain", "uncompiled", "fused", "fused_fp32", "chunked"] | None = ...,
     fp8_recipe: Literal["per_tensor", "block", "mxfp8"] | None = ...,
     optimizer: str | os.PathLike[str] | None = ...,
     sequence_length: int | str | None = ...,
@@ -268,10 +262,7 @@ def plan(
     software: str | os.PathLike[str] | None = ...,
     attention: str | os.PathLike[str] | None = ...,
     optimizer_implementation: Literal["foreach", "fused", "for_loop"] | None = ...,
-    cross_entropy: Literal[
-        "plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"
-    ]
-    | None = ...,
+    cross_entropy: Literal["plain", "uncompiled", "fused", "fused_fp32", "chunked"] | None = ...,
     fp8_recipe: Literal["per_tensor", "block", "mxfp8"] | None = ...,
     optimizer: str | os.PathLike[str] | None = ...,
     sequence_length: int | str | None = ...,

@@ -90,28 +90,23 @@ Checkpointing = Literal["none", "selective", "full"]
 - full: All activations except the input of each repeated block.
 """
 
-ExpertExchange = Literal["all_to_all", "deep_ep", "overlapped", "overlapped_fp8"]
+ExpertExchange = Literal["all_to_all", "deep_ep", "overlapped"]
 """Communication that sends tokens to the ranks of their experts and back.
 
 - all_to_all: NCCL's all-to-all. Each token is sent once per expert, and computation waits.
 - deep_ep: DeepSeek's DeepEP. Each token is sent once to every rank with one of its experts, and
   once per node over the network.
-- overlapped: deep_ep during the computation of another micro-batch (DualPipe; Megatron-Core's
+- overlapped: deep_ep during the computation of another micro-batch (Megatron-Core's
   --overlap-moe-expert-parallel-comm).
-- overlapped_fp8: Like overlapped. Tokens are sent in FP8 with a scale per 128 numbers, and results
-  in 16 bits (DeepSeek-V3's report, section 3.3.3).
 """
 
-PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "dualpipe"]
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved"]
 """Order of the forward and backward passes in a pipeline.
 
 - gpipe: All forward passes, then all backward passes.
 - 1f1b: Forward and backward passes alternate, so fewer activations are stored.
 - interleaved: 1f1b with several smaller stages per device (`virtual_stages`; Narayanan et al.
   2021).
-- dualpipe: Micro-batches enter at both ends, and each device has two stages. A forward and a
-  backward pass run together and hide each other's communication (DeepSeek-V3's report,
-  arXiv:2412.19437, section 3.2.1).
 """
 
 

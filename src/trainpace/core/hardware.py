@@ -5,11 +5,10 @@ A device only has figures. `trainpace.forecast` computes kernel times from them.
 
 import functools
 import itertools
-import math
 import re
 import statistics
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -226,10 +225,6 @@ class Cluster(Record):
 
 FOLDER = Path(__file__).parent / "catalogue"
 _NAMES = re.compile(r"^name = .*$|^aliases = \[[^\]]*\]", re.MULTILINE)
-_PLAIN = re.compile(
-    r'(\w+) = (?:("[^"\\]*"|\[[^\\]*\])|(\d+(?:\.\d+)?)|\{ value = (\d+(?:\.\d+)?), source ='
-    r' "(\w+)" \})'
-)
 _VENDOR_WORDS = re.compile(r"^(nvidia|amd|intel|habana|tesla|geforce|instinct|radeon)+")
 _FIGURES = {field.name for field in msgspec.structs.fields(Device) if field.type == Figure | None}
 
@@ -310,30 +305,11 @@ def _entries() -> dict[_Entry, str]:
 @functools.cache
 def _device_of(entry: _Entry) -> Device:
     about = _tables(entry.sources)
-    return _device(
-        _fields(entry.text), about["sources"], about.get("figure_sources", {}), entry.file
-    )
+    fields = tomllib.loads(entry.text)
+    return _device(fields, about["sources"], about.get("figure_sources", {}), entry.file)
 
 
-@functools.cache
-def _tables(text: str) -> dict[str, Any]:
-    return tomllib.loads(text)
-
-
-def _fields(text: str) -> dict[str, Any]:
-    """Parse a packaged entry.
-
-    Plain lines are parsed here, in a tenth of tomllib's time (0.15 s for all entries).
-    """
-    fields: dict[str, Any] = {}
-    for line in text.strip().split("\n"):
-        plain = _PLAIN.fullmatch(line)
-        if plain is None:
-            return tomllib.loads(text)
-        key, words, number, value, source = plain.groups()
-        figure = float(number) if number else {"value": float(value or 0), "source": source}
-        fields[key] = msgspec.json.decode(words) if words else figure
-    return fields
+_tables = functools.cache(tomllib.loads)
 
 
 def find_device(name: str, extra: Iterable[Device] = ()) -> Device:
@@ -428,35 +404,7 @@ def _figure(value: Any, key: Any, sources: dict[str, Any], where: str, file: str
 # ---- the catalogue of host CPUs
 
 FILE = Path(__file__).parent / "hosts.toml"
-SOLD = {
-    "Kepler": 2014,
-    "Maxwell": 2015,
-    "Pascal": 2016,
-    "Volta": 2017,
-    "Turing": 2018,
-    "Ampere": 2020,
-    "CDNA": 2022,
-    "Ada": 2022,
-    "Hopper": 2022,
-    "Gaudi": 2022,
-    "Blackwell": 2024,
-    "Battlemage": 2024,
-}
-"""Year in which most cards of a generation went on sale, from the makers' announcements."""
-NEWEST, OLDEST = 1, 2
-"""Typical hosts of a card were launched at most 1 year after and 2 years before the card."""
-MACHINES = {
-    "server": ("server",),
-    "desktop": ("desktop",),
-    "workstation": ("server", "desktop"),
-    "laptop": ("laptop",),
-}
 ANY_GENERATION = "any"
-ROUGH_LOG_SD = 0.15
-"""Standard deviation of the logarithm of a rough rating.
-
-It is estimated from the points per GHz of cores and their successors.
-"""
 _WORKSTATION = re.compile(r"RTX A\d|RTX \d+ Ada|Quadro|RTX PRO(?!.*Server)")
 _DESKTOP = re.compile(r"[GR]TX \d|Titan|Arc\b")
 _NOISE = re.compile(
@@ -520,38 +468,6 @@ def typical_host(device: Device) -> TypicalHost:
     """Return the assumed host of a card."""
     generations = _typical_hosts().machines[_machine(device)]
     return generations.get(device.architecture) or generations[ANY_GENERATION]
-
-
-def typical_hosts() -> TypicalHosts:
-    """Compute the content of `typical_hosts.json` from the catalogue of host CPUs.
-
-    The candidates for a generation of cards are CPUs of the same kind of machine. They were
-    launched from OLDEST years before the cards to NEWEST years after.
-    """
-    every = host_catalogue()
-    grace = tuple(cpu for cpu in every if cpu.vendor == "NVIDIA")
-    machines = {"superchip": {ANY_GENERATION: _middle(grace)}}
-    for machine, kinds in MACHINES.items():
-        able = [cpu for cpu in every if cpu.kind in kinds and cpu not in grace]
-        machines[machine] = {ANY_GENERATION: _middle(able)} | _by_generation(able)
-    return TypicalHosts(machines=machines)
-
-
-def _by_generation(cpus: Sequence[HostCPU]) -> dict[str, TypicalHost]:
-    sold_with = {
-        name: [cpu for cpu in cpus if year - OLDEST <= cpu.year <= year + NEWEST]
-        for name, year in SOLD.items()
-    }
-    return {name: _middle(some) for name, some in sold_with.items() if some}
-
-
-def _middle(cpus: Sequence[HostCPU]) -> TypicalHost:
-    middle = sorted(cpus, key=lambda cpu: cpu.single_thread.value)[len(cpus) // 2]
-    log_sd = statistics.pstdev(math.log(cpu.single_thread.value) for cpu in cpus)
-    log_sd = math.hypot(log_sd, ROUGH_LOG_SD if middle.rough else 0.0)
-    return TypicalHost(
-        name=middle.name, points=round(middle.single_thread.value), log_sd=round(log_sd, 3)
-    )
 
 
 @functools.cache

@@ -34,9 +34,7 @@ OptimizerImplementation = Literal["foreach", "fused", "for_loop"]
 - for_loop: Kernels for each tensor.
 """
 
-CrossEntropy = Literal[
-    "plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"
-]
+CrossEntropy = Literal["plain", "uncompiled", "fused", "fused_fp32", "chunked"]
 """Implementation of cross-entropy.
 
 - plain: The framework's own, with logits in fp32, their log-softmax and its gradient.
@@ -46,8 +44,6 @@ CrossEntropy = Literal[
   cross_entropy in transformers).
 - chunked: Head and loss together for a few tokens at a time, so all logits never exist at once
   (Liger's fused_linear_cross_entropy, Hsu et al. 2024).
-- cut: Logits are never written to memory (cut cross-entropy, Wijmans et al. 2025).
-- vocab_parallel: Megatron's in-place loss, split over the tensor-parallel ranks.
 """
 
 Fp8Recipe = Literal["per_tensor", "block", "mxfp8"]

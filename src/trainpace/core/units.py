@@ -78,7 +78,7 @@ def _sum_of_parts_s(text: str) -> float:
     signed = [number for number, _ in parts if number.startswith(("+", "-"))]
     if len(parts) > 1 and signed:
         raise TrainpaceError(f"{text!r} is not a duration.", "A sign is only allowed at the start.")
-    return sum(_number(number) * _SECONDS[unit.casefold()] for number, unit in parts)
+    return sum(float(number.replace(",", "")) * _SECONDS[unit.casefold()] for number, unit in parts)
 
 
 def parse_count(text: str) -> int:
@@ -155,18 +155,10 @@ def format_number(value: float) -> str:
 
 def format_count(value: float) -> str:
     """Format a count, as ``1,281,167`` up to ten million and as ``6.74 B`` above."""
-    for limit, size, suffix in (
-        (1e15, 1e12, " T"),
-        (1e12, 1e12, " T"),
-        (1e9, 1e9, " B"),
-        (1e7, 1e6, " M"),
-    ):
+    for limit, size, suffix in ((1e12, 1e12, "T"), (1e9, 1e9, "B"), (1e7, 1e6, "M")):
         if abs(value) >= limit:
-            return (
-                f"{value / size:,.3g}{suffix}"
-                if value / size < 1000
-                else f"{value / size:,.0f}{suffix}"
-            )
+            scaled = value / size
+            return f"{scaled:,.3g} {suffix}" if scaled < 1000 else f"{scaled:,.0f} {suffix}"
     return f"{value:,.0f}"
 
 
@@ -198,11 +190,7 @@ def _amount(text: str, units: str, what: str, example: str, written: str = "") -
     match = re.fullmatch(rf"\s*({_NUMBER})\s*({units})\s*", text)
     if not match:
         raise TrainpaceError(f"{(written or text)!r} is not {what}.", example)
-    return _number(match.group(1)), match.group(2).casefold()
-
-
-def _number(text: str) -> float:
-    return float(text.replace(",", "").replace("_", ""))
+    return float(match.group(1).replace(",", "")), match.group(2).casefold()
 
 
 def _finite(value: float, text: str, what: str) -> float:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     )
     from trainpace.forecast.forecaster import Forecaster
     from trainpace.forecast.forecasts import ForecastTable
-    from trainpace.forecast.grid import Grid
-    from trainpace.forecast.intervals import PARTS
+    from trainpace.forecast.grid import CLASHES, RULES, Grid, divisors, doublings, usable
     from trainpace.forecast.matmul import MatmulModel
     from trainpace.forecast.measured_runs import (
         Case,
@@ -41,32 +40,22 @@ if TYPE_CHECKING:
         run_of,
     )
     from trainpace.forecast.memory import CONTEXT_GIB, needed_gib, room_gib
-    from trainpace.forecast.nearness import Near, Nearness, model_kind, nearest, signature_of
-    from trainpace.forecast.posterior import (
-        AT_A_MEASURED_BATCH_SD,
-        LARGEST_RATIO,
-        Knowledge,
-        Measured,
-        Observed,
-        Posterior,
-        Run,
-        Variant,
-        observe,
-        observe_elsewhere,
-        run_beside,
-    )
     from trainpace.forecast.published import (
         FOLDER,
         RUNS_FILE,
         TRACES_FILE,
         CardFigures,
+        Near,
+        Nearness,
         PublicJournal,
         PublicRun,
         fingerprint_of_constants,
+        model_kind,
+        nearest,
         public_journal,
         public_runs,
+        signature_of,
     )
-    from trainpace.forecast.shapes import CLASHES, RULES, divisors, doublings, usable
     from trainpace.forecast.software import RunningSoftware, packed, running_software
     from trainpace.forecast.target import FITTED, CalibratedKernels, FittedKernels, Target
     from trainpace.forecast.timings import (
@@ -76,6 +65,20 @@ if TYPE_CHECKING:
         OperatorTimings,
         fit_classes,
         step_factor,
+    )
+    from trainpace.forecast.uncertainty import (
+        AT_A_MEASURED_BATCH_SD,
+        LARGEST_RATIO,
+        PARTS,
+        Knowledge,
+        Measured,
+        Observed,
+        Posterior,
+        Run,
+        Variant,
+        observe,
+        observe_elsewhere,
+        run_beside,
     )
     from trainpace.forecast.validation import (
         PAGEABLE_COPY_GB_PER_S,
@@ -87,7 +90,6 @@ if TYPE_CHECKING:
         Summary,
         by,
         case_table,
-        conditions_of,
         evaluate,
         family_of,
         forecast_case,

@@ -60,12 +60,6 @@ PINNED_SHARE = 0.8
 
 CUDA's bandwidthTest reaches 12 to 13 of 15.75 GB/s on generation 3.
 """
-FP8_DISPATCH = (1 + 4 / 128) / 2
-"""Bytes of a token that is sent in FP8, relative to 16 bits.
-
-There is one fp32 scale per 128 numbers (DeepSeek-V3's report, section 3.3.3).
-"""
-
 KINDS = (
     "data_parallel",
     "parameters",
@@ -265,8 +259,7 @@ class Communication(NamedTuple):
         gathered = payload * grid.experts_tp
         tensor_inside = self.groups.expert_tensor_inside
         one = one + self.ms("all_gather", gathered, grid.experts_tp, tensor_inside)
-        there = np.where(grid.has("expert_exchange", "overlapped_fp8"), FP8_DISPATCH, 1.0)
-        return np.asarray((there + 1) * one * (passes.forward + passes.backward))
+        return np.asarray(2 * one * (passes.forward + passes.backward))
 
     def _context(
         self, blocks: Blocks, hidden_bytes: Floats, attention_ms: Floats, passes: Passes

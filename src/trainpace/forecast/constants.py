@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from trainpace.core.errors import TrainpaceError
 from trainpace.core.hardware import Device
 from trainpace.core.records import Record, from_package
 from trainpace.workload import ROW_WORK, TRAFFIC_SHARES, WORK
@@ -154,11 +153,6 @@ class _Constants(Record):
     host_old_torch: float = 1.5
     host_tensorflow: float = 4.0
 
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            if not 0 <= getattr(self, name) < 1e7:
-                raise TrainpaceError(f"{name} of the kernel constants is {getattr(self, name)}.")
-
 
 if TYPE_CHECKING:
 
@@ -237,24 +231,20 @@ class CardConstants(Record):
 
     families: dict[str, Pooled]
 
+    @lru_cache(maxsize=512)  # noqa: B019  # Few instances exist, and they live as long as the process.
     def of(self, c: KernelConstants, device: Device) -> KernelConstants:
         """Return the constants of a device."""
-        return _of_device(self, c, device) if self.families else c
+        own: dict[str, float] = {}
+        for family in self.families.values():
+            if family.familiarity(device) != "none":
+                own |= family.of(device)
+        return msgspec.structs.replace(c, **own) if own else c
 
     def __hash__(self) -> int:
         return id(self)
 
 
 NO_CARDS = CardConstants(families={})
-
-
-@lru_cache(maxsize=512)
-def _of_device(cards: CardConstants, c: KernelConstants, device: Device) -> KernelConstants:
-    own: dict[str, float] = {}
-    for family in cards.families.values():
-        if family.familiarity(device) != "none":
-            own |= family.of(device)
-    return msgspec.structs.replace(c, **own) if own else c
 
 
 @cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
@@ -22,24 +22,20 @@ from trainpace.core.hardware import Cluster
 from trainpace.core.outcome import Forecast, Jump, Memory
 from trainpace.core.software import Rewrites
 from trainpace.forecast.communication import MissingLink
-from trainpace.forecast.explanations import Roofline
+from trainpace.forecast.explanations import Explained, Roofline, explain, find_jumps, next_good
 from trainpace.forecast.forecasts import CorrectedTable, ForecastTable
-from trainpace.forecast.grid import Grid
-from trainpace.forecast.jumps import Explained, explain, find_jumps, next_good
+from trainpace.forecast.grid import Facts, Grid, clashes, doublings, unsupported
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.memory import MemoryModel, RankMemory
 from trainpace.forecast.ranks import RankTable, StageCosts, rank_operators
-from trainpace.forecast.shapes import Facts, clashes, doublings, unsupported
 from trainpace.forecast.software import as_run
 from trainpace.forecast.step import StepModel
 from trainpace.forecast.target import Sharding, Target, kernel_groups, kernel_key
-from trainpace.job import ASSUMED, JobConditions, Schedule
 from trainpace.workload import Floats, Workload, form_of
 
 if TYPE_CHECKING:
-    from trainpace.forecast.posterior import Knowledge
+    from trainpace.forecast.uncertainty import Knowledge
 
-V = TypeVar("V")
 MOST_TABLES, MOST_COSTS, MOST_MEMORIES = 128, 1024, 64
 MOST_REWRITES = 16
 """Number of software variants cached per workload."""
@@ -86,21 +82,13 @@ class Evaluated:
         return MemoryModel(w.forms[name], name == "half", *flags)
 
     def memory(self, name: Form, grid: Grid, on_gpu: bool) -> RankMemory:
-        if len(grid) > MOST_REMEMBERED_ROWS:
-            return self.memory_model(name).at(grid, on_gpu)
         key = name, on_gpu, grid.key()
-        memory = self.memories.get(key)
-        if memory is None:
-            memory = self.memory_model(name).at(grid, on_gpu)
-            remember(self.memories, key, memory, MOST_MEMORIES)
+        memory = self.memories.get(key) or self.memory_model(name).at(grid, on_gpu)
+        if len(grid) <= MOST_REMEMBERED_ROWS:
+            if len(self.memories) >= MOST_MEMORIES:
+                self.memories.clear()
+            self.memories[key] = memory
         return memory
-
-
-def remember(values: dict[Hashable, V], key: Hashable, value: V, most: int) -> None:
-    """Store a value in a cache. The cache is cleared first if it has `most` values."""
-    if len(values) >= most:
-        values.clear()
-    values[key] = value
 
 
 class Forecaster:
@@ -137,18 +125,13 @@ class Forecaster:
         """Forecaster of the same workload and target, without corrections by measurements."""
         return self if self.knowledge is None else self.knowing(None)
 
-    def forecast(
-        self,
-        execution: Execution,
-        schedule: Schedule | None = None,
-        conditions: JobConditions = ASSUMED,
-    ) -> Forecast:
+    def forecast(self, execution: Execution) -> Forecast:
         """Return the full record of one execution.
 
         Raises:
             Contradiction: If its sizes contradict each other, the model or the cluster.
         """
-        return self.at([execution]).forecast(0, schedule, conditions)
+        return self.at([execution]).forecast(0)
 
     def over_batches(self, execution: Execution, batches: Sequence[int]) -> ForecastTable:
         """Return the forecasts of the execution with each micro-batch of `batches`."""
@@ -215,7 +198,9 @@ class Forecaster:
                     return timed
                 host = timed.host_ms * host_factor, timed.start_ms * host_factor
                 found = table.costs(timed.times.device_s, *host)
-                remember(kept, made_for, found, MOST_COSTS)
+                if len(kept) >= MOST_COSTS:
+                    kept.clear()
+                kept[made_for] = found
             if not len(whole):
                 whole = np.empty((len(grid), found.shape[1]))
             whole[rows] = found[batch_of]
@@ -247,23 +232,16 @@ class Forecaster:
         if device.kind != "gpu" or device.memory_gib is None:
             return None
         model = self.evaluated.memory_model(form_of(execution.precision))
-        largest = model.largest_micro_batch(execution, device.memory_gib.value)
+        shape = replace(execution, micro_batch=1)
+        largest: int = model.largest_micro_batch(shape, device.memory_gib.value)
         if only is None:
             return largest
         return only if largest >= only else 0
 
-    def jumps(self, execution: Execution, batches: Sequence[int]) -> tuple[Jump, ...]:
-        """Return the jumps of the step time over micro-batches, with their causes.
-
-        `batches` must be ascending.
-        """
-        steps = self.over_batches(execution, batches)
-        return self.jumps_in(execution, batches, steps.step_ms) if steps.timed.all() else ()
-
-    def jumps_in(
-        self, execution: Execution, batches: Sequence[int], step_ms: Floats
+    def jumps(
+        self, execution: Execution, batches: Sequence[int], step_ms: Floats | None = None
     ) -> tuple[Jump, ...]:
-        """Return the jumps in known step times.
+        """Return the jumps of the step time over micro-batches.
 
         Each jump has its causes, and the next micro-batch that fits and has as much throughput as
         before the jump.
@@ -271,8 +249,13 @@ class Forecaster:
         Args:
             execution: Execution of all step times, except for the micro-batch.
             batches: Ascending micro-batches.
-            step_ms: Step time of each micro-batch.
+            step_ms: Step time of each micro-batch, if it is known already.
         """
+        if step_ms is None:
+            steps = self.over_batches(execution, batches)
+            if not steps.timed.all():
+                return ()
+            step_ms = steps.step_ms
         jumps, largest = [], self.largest_micro_batch(execution)
         for i, excess in find_jumps(batches, step_ms):
             before, why = batches[i - 1], self._explained(execution, batches[i - 1], batches[i])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -28,25 +28,26 @@ from trainpace.forecast.explanations import (
     peak_flop_per_s,
     roofline_of,
 )
-from trainpace.forecast.grid import Grid
-from trainpace.forecast.intervals import (
+from trainpace.forecast.grid import Facts, Grid, alone, contradiction, fewer_ranks
+from trainpace.forecast.kernels import KernelTimes
+from trainpace.forecast.memory import RankMemory, fit_probability, fits
+from trainpace.forecast.ranks import RankTable
+from trainpace.forecast.software import NO_SOFTWARE, RunningSoftware, running_software
+from trainpace.forecast.step import paging_ms
+from trainpace.forecast.target import host_sensitivity, kernel_groups
+from trainpace.forecast.uncertainty import (
     EXPERTS_SD,
+    PHASES,
+    Posterior,
+    Runs,
     Spread,
-    card_deviations,
+    Variant,
+    card_deviation,
     fitted_spreads,
     interval_deviations,
     shares_of,
     widened,
 )
-from trainpace.forecast.kernels import KernelTimes
-from trainpace.forecast.memory import RankMemory, fit_probability, fits
-from trainpace.forecast.posterior import PHASES, Posterior, Runs, Variant
-from trainpace.forecast.ranks import RankTable
-from trainpace.forecast.shapes import Facts, alone, contradiction, fewer_ranks
-from trainpace.forecast.software import NO_SOFTWARE, RunningSoftware, running_software
-from trainpace.forecast.step import paging_ms
-from trainpace.forecast.target import host_sensitivity, kernel_groups
-from trainpace.job import ASSUMED, JobConditions, Schedule, with_job
 from trainpace.workload import (
     ATTENTION_BACKWARD_MODEL_SHARE,
     MATRIX_KINDS,
@@ -113,7 +114,6 @@ class ForecastTable:
         self.uneven = np.zeros(n, dtype=bool)
         self.reasons = [""]
         self._executions: dict[int, Execution] = {}
-        self._largest_by_kind: dict[Execution, int | None] = {}
 
     def refuse(self, rows: NDArray[np.intp], reason: str) -> None:
         """Store the reason why some rows have no forecast.
@@ -132,14 +132,13 @@ class ForecastTable:
         """
         cluster = self.forecaster.target.cluster
         capacity = cluster.device.memory_gib
-        gib = None if capacity is None else capacity.value
-        self.fits = np.ones(len(self), dtype=bool) if gib is None else fits(self.memory, gib)
-        paged_ms = paging_ms(self.memory, gib, cluster)
-        self.exposed["offload"][:] += paged_ms
-        self.parts["communication_ms"][:] += paged_ms
-        self._add_up()
-
-    def _add_up(self) -> None:
+        self.fits = np.ones(len(self), dtype=bool)
+        if capacity is not None:
+            self.fits = fits(self.memory, capacity.value)
+            if self.memory.paged_gib.any():
+                paged_ms = paging_ms(self.memory, capacity.value, cluster)
+                self.exposed["offload"][:] += paged_ms
+                self.parts["communication_ms"][:] += paged_ms
         self.step_ms = sum(self.parts.values(), np.zeros(len(self)))
 
     def __len__(self) -> int:
@@ -188,32 +187,17 @@ class ForecastTable:
             return self.reasons[int(self.why[i])]
         return str(self._contradiction(i)) if self.clash[i] else ""
 
-    def forecasts(
-        self, schedule: Schedule | None = None, conditions: JobConditions = ASSUMED
-    ) -> list[Forecast]:
+    def forecasts(self) -> list[Forecast]:
         """Return the full records of all rows.
-
-        Args:
-            schedule: Length of the training. If given, records include the time of the training.
-            conditions: Conditions of the job, such as checkpoints and failures.
 
         Raises:
             Contradiction: If the sizes of an execution contradict each other.
         """
-        kernels = self._kernels(range(len(self)))
-        return [
-            self._with_job(self._record(i, row), schedule, conditions)
-            for i, row in enumerate(kernels)
-        ]
+        return [self._record(i, row) for i, row in enumerate(self._kernels(range(len(self))))]
 
-    def forecast(
-        self, i: int, schedule: Schedule | None = None, conditions: JobConditions = ASSUMED
-    ) -> Forecast:
-        """Return the full record of row `i`.
-
-        Arguments and errors are those of `forecasts`.
-        """
-        return self._with_job(self._record(i, self._kernels([i])[0]), schedule, conditions)
+    def forecast(self, i: int) -> Forecast:
+        """Return the full record of row `i`. Errors are those of `forecasts`."""
+        return self._record(i, self._kernels([i])[0])
 
     def brief(self, i: int) -> Forecast:
         """Return a short record of row `i`: step, interval, memory and exposed communication.
@@ -236,25 +220,28 @@ class ForecastTable:
         repeats = np.where(row.table.updates, 1, e.accumulation)
         return roofline_of(row.table.operators, row.times.device_s, row.held, repeats, e, device)
 
-    def shares(self) -> list[Floats]:
-        """Return the composition of every row's step, as one array of shares per row.
+    def shares(self, rows: Counts | None = None) -> Floats:
+        """Return the composition of the steps of some or all rows, shape (rows, parts).
 
-        The shares are in the order of `intervals.PARTS`. All rows must have a forecast.
+        The shares are in the order of `uncertainty.PARTS`. The rows must have a forecast.
         """
-        shares = []
-        for i, row in enumerate(self._kernels(range(len(self)))):
-            assert row is not None, "a row without a time has no shares"
-            shares.append(shares_of(self._step(i), row.table.part, row.times.device_s))
-        return shares
-
-    def _with_job(
-        self, forecast: Forecast, schedule: Schedule | None, conditions: JobConditions
-    ) -> Forecast:
-        if schedule is None:
-            return forecast
-        price = self.forecaster.target.cluster.price_usd_per_device_hour
-        priced = replace(conditions, price_usd_per_device_hour=price)
-        return with_job(forecast, self.forecaster.workload, schedule, priced)
+        rows = np.arange(len(self.grid)) if rows is None else rows
+        grid = self.grid.at(rows)
+        costs = self.forecaster.costs(grid)
+        assert not isinstance(costs, str), "steps were forecast with these times"
+        inside, outside, updates = np.split(costs.parts, 3, axis=1)
+        whole = updates.sum(axis=1)
+        update_ms = np.where(grid.offload_optimizer, 0.0, self.parts["optimizer_ms"][rows])
+        held = np.where(whole > 0, update_ms / np.where(whole > 0, whole, 1.0), 1.0)
+        operators = inside / grid.pp[:, None] + outside + updates * held[:, None]
+        total = self.step_ms[rows]
+        beside = np.stack(
+            [self.parts[name][rows] / total for name in ("host_overhead_ms", "communication_ms")],
+            axis=1,
+        )
+        left = np.maximum(0.0, 1.0 - beside.sum(axis=1))
+        of_operators = operators / np.maximum(operators.sum(axis=1), 1e-9)[:, None]
+        return np.concatenate([left[:, None] * of_operators, beside], axis=1)
 
     def _contradiction(self, i: int) -> TrainpaceError:
         target, workload = self.forecaster.target, self.forecaster.workload
@@ -273,24 +260,17 @@ class ForecastTable:
             ranks = target.kernels.rank_times(table, batches, target.cluster.device, key)
             assert not isinstance(ranks, str), "steps were forecast with these times"
             for position, batch in zip(some.tolist(), batch_of.tolist(), strict=True):
-                held = self._held(int(timed[position]), table, ranks.times.device_s[batch])
+                i = int(timed[position])
+                # Rows inside blocks are divided by the number of stages. The rows of the optimizer
+                # are scaled so that their sum is the forecast `optimizer_ms`.
+                held = 1.0 - table.inside * (1.0 - 1.0 / int(self.grid.pp[i]))
+                whole_ms = 1e3 * float(ranks.times.device_s[batch][table.updates].sum())
+                if whole_ms > 0:
+                    update_ms = self.parts["optimizer_ms"][i] * ~self.grid.offload_optimizer[i]
+                    held[table.updates] = float(update_ms) / whole_ms
                 times = KernelTimes(*(seconds[batch] * held for seconds in ranks.times))
-                row = RowKernels(table, times, ranks.log_sd[batch], held)
-                kernels[positions[position]] = row
+                kernels[positions[position]] = RowKernels(table, times, ranks.log_sd[batch], held)
         return kernels
-
-    def _held(self, i: int, table: RankTable, device_s: Floats) -> Floats:
-        """Return the share of each operator row that a rank computes (`RowKernels.held`).
-
-        Rows inside blocks are divided by the number of stages. The rows of the optimizer are
-        scaled so that their sum is the forecast `optimizer_ms`.
-        """
-        held = 1.0 - table.inside * (1.0 - 1.0 / int(self.grid.pp[i]))
-        whole_ms = 1e3 * float(device_s[table.updates].sum())
-        if whole_ms > 0:
-            update_ms = 0.0 if self.grid.offload_optimizer[i] else self.parts["optimizer_ms"][i]
-            held[table.updates] = float(update_ms) / whole_ms
-        return held
 
     def _step(self, i: int) -> StepTime:
         return StepTime(**{name: float(values[i]) for name, values in self.parts.items()})
@@ -320,23 +300,22 @@ class ForecastTable:
         workload, target = self.forecaster.workload, self.forecaster.target
         execution, cluster, device = self.execution(i), target.cluster, target.cluster.device
         memory = None if self.clash[i] else self.memory.record(i)
-        capacity = None if device.memory_gib is None else device.memory_gib.value
+        fit: dict[str, Any] = {"capacity_gib": None, "fits": None, "fit_probability": None}
+        if device.memory_gib is not None:
+            fit["capacity_gib"] = gib = device.memory_gib.value
+            if memory is not None:
+                fit["fits"] = bool(self.fits[i])
+                fit["fit_probability"] = float(fit_probability(memory, gib, execution.compile))
         host, software = target.host, self._software(execution)
-        forecast = Forecast(
+        return Forecast(
             model=workload.model,
             device=device.name,
             num_devices=cluster.num_devices,
             execution=execution,
-            step=None,
-            step_time_interval_ms=None,
             memory=memory,
-            capacity_gib=capacity,
-            fits=None,
-            fit_probability=None,
             mfu=None,
             model_flops_per_step=None,
             provenance=target.kernels.provenance,
-            reason=self.reason(i) or "not evaluated",
             host="" if host is None else host.name,
             host_assumed=host is not None and cluster.host is None,
             software=software.words,
@@ -344,23 +323,25 @@ class ForecastTable:
             software_idle=software.idle,
             notes=workload.notes,
             sequence_length=workload.sequence_length,
+            **fit,
+            **self._times(i, row),
         )
-        if memory is not None and capacity is not None:
-            probability = float(fit_probability(memory, capacity, execution.compile))
-            forecast = replace(forecast, fits=bool(self.fits[i]), fit_probability=probability)
+
+    def _times(self, i: int, row: RowKernels | None) -> dict[str, Any]:
+        """Return the fields of a record that contain times, or the reason why there are none."""
         if row is None:
-            return forecast
+            reason = self.reason(i) or "not evaluated"
+            return {"step": None, "step_time_interval_ms": None, "reason": reason}
         step, spread = self._step(i), self._spread(i, row)
-        interval = Interval(
-            low=step.total_ms * spread.low,
-            high=step.total_ms * spread.high,
-            coverage=spread.coverage,
-            basis=spread.basis,
-        )
+        ends = {"low": step.total_ms * spread.low, "high": step.total_ms * spread.high}
+        interval = Interval(**ends, coverage=spread.coverage, basis=spread.basis)
         exposed = {kind: float(values[i]) for kind, values in self.exposed.items() if values[i] > 0}
-        return replace(
-            forecast, step=step, step_time_interval_ms=interval, reason="", exposed_ms=exposed
-        )
+        return {
+            "step": step,
+            "step_time_interval_ms": interval,
+            "reason": "",
+            "exposed_ms": exposed,
+        }
 
     def _software(self, execution: Execution) -> RunningSoftware:
         target, traced = self.forecaster.target, self.forecaster.evaluated.traced.workload
@@ -371,22 +352,29 @@ class ForecastTable:
         return running_software(traced, target.software, device, execution.precision, compiles)
 
     def _record(self, i: int, row: RowKernels | None) -> Forecast:
-        brief, execution = self._brief(i, row), self.execution(i)
+        brief, execution, forecaster = self._brief(i, row), self.execution(i), self.forecaster
         if brief.memory is not None:
-            brief = replace(brief, largest_micro_batch=self._largest(execution))
+            brief = replace(brief, largest_micro_batch=forecaster.largest_micro_batch(execution))
         if row is None or brief.step is None:
             return brief
-        form = self.forecaster.workload.form(execution.precision)
+        form = forecaster.workload.form(execution.precision)
         # FLOPs for MFU come from the plain trace. They must not depend on how the software
         # computes.
-        traced = self.forecaster.evaluated.traced.workload.form(execution.precision)
+        traced = forecaster.evaluated.traced.workload.form(execution.precision)
         flops = _model_flops(traced.operators, execution) * execution.data_parallel_size
         repeats = np.where(row.table.updates, 1, execution.accumulation)
-        efficiency, reference = self._scaling(execution, brief.step.total_ms)
-        peak = peak_flop_per_s(self.forecaster.target.cluster.device, form.operators, execution)
+        step_ms, cluster = brief.step.total_ms, forecaster.target.cluster
+        efficiency, reference = self._scaling(execution, step_ms)
+        peak = peak_flop_per_s(cluster.device, form.operators, execution)
+        mfu = None if peak is None else flops / (step_ms * 1e-3 * peak * cluster.num_devices)
+        # An impossible MFU is dropped if it contains a measurement. The peak rate of a calibrated
+        # machine may have been measured next to other processes, and a measured step may be of
+        # another workload.
+        if mfu is not None and mfu > MFU_LIMIT and brief.provenance != "fitted":
+            mfu = None
         return replace(
             brief,
-            mfu=self._mfu(flops, peak, brief.step.total_ms),
+            mfu=mfu,
             model_flops_per_step=flops,
             heaviest=heaviest(row.table.operators, row.times, repeats),
             roles=by_role(row.table.operators, row.times, repeats),
@@ -395,29 +383,11 @@ class ForecastTable:
             warnings=tuple(_warnings(brief, bool(self.uneven[i]), form)),
         )
 
-    def _mfu(
-        self, flops_per_step: float, peak_flop_per_s: float | None, step_ms: float
-    ) -> float | None:
-        if peak_flop_per_s is None:
-            return None
-        target = self.forecaster.target
-        mfu = flops_per_step / (step_ms * 1e-3 * peak_flop_per_s * target.cluster.num_devices)
-        # The peak rate of a calibrated machine is measured. Other processes may have slowed down
-        # that measurement, so an impossible MFU is dropped.
-        return None if target.kernels.traces_cpu and mfu > MFU_LIMIT else mfu
-
-    def _largest(self, execution: Execution) -> int | None:
-        """Return the largest micro-batch that fits. The result is cached per execution."""
-        kind = replace(execution, micro_batch=1)
-        if kind not in self._largest_by_kind:
-            self._largest_by_kind[kind] = self.forecaster.largest_micro_batch(kind)
-        return self._largest_by_kind[kind]
-
     def _scaling(self, execution: Execution, step_ms: float) -> tuple[float | None, int | None]:
         """Return the scaling efficiency, and the number of devices of its reference.
 
         The efficiency is the throughput per device, divided by that of the reference. The reference
-        is the smallest execution from `shapes.alone` and `shapes.fewer_ranks` that fits in memory.
+        is the smallest execution from `grid.alone` and `grid.fewer_ranks` that fits in memory.
         A device of unknown memory size fits everything. Both values are None on one device, or if
         nothing smaller fits.
         """
@@ -508,10 +478,10 @@ class CorrectedTable(ForecastTable):
             )
             for name, ms in (*self.parts.items(), *self.exposed.items()):
                 ms[some] *= ratios.get(name, rest)
-        self._add_up()
+        self.step_ms = sum(self.parts.values(), np.zeros(len(self)))
 
-    def shares(self) -> list[Floats]:
-        return self.plain.shares()
+    def shares(self, rows: Counts | None = None) -> Floats:
+        return self.plain.shares(rows)
 
     def _kernels(self, rows: Sequence[int]) -> list[RowKernels | None]:
         return self.plain._kernels(rows)
@@ -534,13 +504,6 @@ class CorrectedTable(ForecastTable):
         brief = super()._brief(i, row)
         return brief if brief.step is None else replace(brief, provenance="transferred")
 
-    def _mfu(
-        self, flops_per_step: float, peak_flop_per_s: float | None, step_ms: float
-    ) -> float | None:
-        mfu = super()._mfu(flops_per_step, peak_flop_per_s, step_ms)
-        # An impossible MFU means that the measurement is of another workload.
-        return None if mfu is None or mfu > MFU_LIMIT else mfu
-
     def _record(self, i: int, row: RowKernels | None) -> Forecast:
         record = super()._record(i, row)
         if record.step is None:
@@ -559,7 +522,7 @@ class CorrectedTable(ForecastTable):
         """
         plain, number = self.plain, self._posterior.number
         workload, n, grid = plain.forecaster.workload, len(rows), plain.grid.at(rows)
-        shares = _shares(plain, rows, grid)
+        shares = plain.shares(rows)
         log_sd, card_sd = _deviations(plain, rows, shares)
         variant = np.full(n, -1)
         for known in self._posterior.variants:
@@ -587,25 +550,6 @@ def _has(grid: Grid, execution: Execution) -> Flags:
     return np.all([grid.has(name, getattr(execution, name)) for name in fields], axis=0)
 
 
-def _shares(plain: ForecastTable, rows: Counts, grid: Grid) -> Floats:
-    """Return `ForecastTable.shares` of some rows as one array of shape (rows, parts)."""
-    costs = plain.forecaster.costs(grid)
-    assert not isinstance(costs, str), "steps were forecast with these times"
-    inside, outside, updates = np.split(costs.parts, 3, axis=1)
-    whole = updates.sum(axis=1)
-    update_ms = np.where(grid.offload_optimizer, 0.0, plain.parts["optimizer_ms"][rows])
-    held = np.where(whole > 0, update_ms / np.where(whole > 0, whole, 1.0), 1.0)
-    operators = inside / grid.pp[:, None] + outside + updates * held[:, None]
-    total = plain.step_ms[rows]
-    beside = np.stack(
-        [plain.parts[name][rows] / total for name in ("host_overhead_ms", "communication_ms")],
-        axis=1,
-    )
-    left = np.maximum(0.0, 1.0 - beside.sum(axis=1))
-    of_operators = operators / np.maximum(operators.sum(axis=1), 1e-9)[:, None]
-    return np.concatenate([left[:, None] * of_operators, beside], axis=1)
-
-
 def _deviations(plain: ForecastTable, rows: Counts, shares: Floats) -> tuple[Floats, Floats]:
     """Return two standard deviations of log(step time) for some rows.
 
@@ -620,6 +564,5 @@ def _deviations(plain: ForecastTable, rows: Counts, shares: Floats) -> tuple[Flo
         own = [math.log(high / low) / (2 * Z_95) for low, high in ends]
         return np.array(own), np.zeros(len(rows))
     device = target.cluster.device.name
-    return interval_deviations(spreads, shares, device, plain.outside_sds[rows]), card_deviations(
-        spreads, shares, device
-    )
+    whole = interval_deviations(spreads, shares, device, plain.outside_sds[rows])
+    return whole, card_deviation(spreads, shares, device)

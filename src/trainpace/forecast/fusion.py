@@ -20,7 +20,7 @@ and rows are in the order in which they first ran. The model therefore matches o
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -140,22 +140,7 @@ def fused(operators: Operators) -> Fused:
         for column in (operators.read_bytes, operators.written_bytes)
     )
     graph = _graph(operators, read, wrote)
-    kept, kernels = np.zeros(n), np.zeros(n)
-    forward = _Pass(graph, "forward")
-    read_before: dict[int, float] = {}
-    for each in (*forward.from_boundaries, *forward.from_other_chains):
-        read_before[each.elements] = read_before.get(each.elements, 0.0) + each.bytes
-    for chains in (forward, _Pass(graph, "backward")):
-        for each in chains.from_boundaries:
-            kept[each.row] += each.bytes
-        for each in chains.from_other_chains:
-            needed = 1.0
-            if chains is not forward:
-                needed = read_before.get(each.elements, 0.0) / chains.unsupplied[each.elements]
-            kept[each.row] += each.bytes * min(1.0, needed)
-        for tensor in chains.results():
-            kept[tensor.row] += tensor.written * wrote[tensor.row]
-            kernels[tensor.row] = tensor.written
+    kept, kernels = _kept(graph, wrote)
     fusible = enumerate(graph.is_boundary)
     joined = np.array([i in graph.operands and not boundary for i, boundary in fusible])
     names = operators.function
@@ -167,6 +152,27 @@ def fused(operators: Operators) -> Fused:
     share = np.divide(np.minimum(kept, most), moved * count, out=np.zeros(n), where=moved > 0)
     launched = np.where(twice, 1.0, np.minimum(kernels / count, 1.0))
     return Fused(np.where(joined, share, 1.0), np.where(joined, launched, 1.0), joined)
+
+
+def _kept(graph: _Graph, wrote: Floats) -> tuple[Floats, Floats]:
+    """Return the bytes that each row still moves, and the kernels that still write its result."""
+    kept, kernels = np.zeros(len(wrote)), np.zeros(len(wrote))
+    forward = _Pass(graph, "forward")
+    read_before: defaultdict[int, float] = defaultdict(float)
+    for each in (*forward.from_boundaries, *forward.from_other_chains):
+        read_before[each.elements] += each.bytes
+    for chains in (forward, _Pass(graph, "backward")):
+        for each in chains.from_boundaries:
+            kept[each.row] += each.bytes
+        for each in chains.from_other_chains:
+            needed = 1.0
+            if chains is not forward:
+                needed = read_before[each.elements] / chains.unsupplied[each.elements]
+            kept[each.row] += each.bytes * min(1.0, needed)
+        for tensor in chains.results():
+            kept[tensor.row] += tensor.written * wrote[tensor.row]
+            kernels[tensor.row] = tensor.written
+    return kept, kernels
 
 
 def _graph(operators: Operators, read: Floats, wrote: Floats) -> _Graph:
@@ -203,7 +209,7 @@ class _Pass:
         self._late_boundaries: dict[int, float] = {}
         self.from_boundaries: list[_Read] = []
         self.from_other_chains: list[_Read] = []
-        self.unsupplied: dict[int, float] = {}
+        self.unsupplied: defaultdict[int, float] = defaultdict(float)
         for row in graph.rows:
             if graph.operators.phase[row] == phase:
                 self._add(row)
@@ -277,39 +283,36 @@ class _Pass:
 
         A read comes too early if its row was merged with an equal row that ran earlier.
         """
-        unread = [tensor for tensor in self._written.get(size, ()) if tensor.unread]
-        in_chains = sum(tensor.unread for tensor in unread if not tensor.is_boundary)
-        of_boundaries = sum(tensor.unread for tensor in unread if tensor.is_boundary)
+        tensors = self._written.get(size, [])
+        chains = [tensor for tensor in tensors if tensor.unread and not tensor.is_boundary]
+        in_chains = sum(tensor.unread for tensor in chains)
+        of_boundaries = sum(tensor.unread for tensor in tensors if tensor.is_boundary)
         late, residuals = self._late.get(size, []), self._late_residuals.get(size, [])
         wanted, apart = sum(read.times for read in late), sum(read.times for read in residuals)
         by_boundaries = self._late_boundaries.get(size, 0.0)
         from_boundaries = min(wanted, of_boundaries)
         joined = min(wanted - from_boundaries, in_chains)
         strangers = wanted - from_boundaries - joined
-        for read in late:
-            if from_boundaries:
-                times = read.times * from_boundaries / wanted
-                self.from_boundaries.append(read._replace(times=times))
-            if strangers:
-                self._from_elsewhere(read._replace(times=read.times * strangers / wanted))
-        for read in residuals:
-            self._from_elsewhere(read)
+        self.from_boundaries += _part_of(late, from_boundaries, wanted)
+        for read in (*_part_of(late, strangers, wanted), *residuals):
+            self.from_other_chains.append(read)
+            self.unsupplied[read.elements] += read.bytes
         apart += strangers
         # A result is written if another chain, a boundary or no row reads it.
         unclaimed = max(0.0, in_chains - joined - apart - by_boundaries)
         written = min(in_chains, apart + by_boundaries) + unclaimed
-        for tensor in unread:
-            if not tensor.is_boundary:
-                tensor.written += tensor.unread * min(1.0, written / in_chains)
-
-    def _from_elsewhere(self, read: _Read) -> None:
-        self.from_other_chains.append(read)
-        self.unsupplied[read.elements] = self.unsupplied.get(read.elements, 0.0) + read.bytes
+        for tensor in chains:
+            tensor.written += tensor.unread * min(1.0, written / in_chains)
 
     def results(self) -> Iterator[_Tensor]:
         """Yield the tensors that fused kernels write to memory."""
         for tensors in self._written.values():
             yield from (t for t in tensors if not t.is_boundary and t.written)
+
+
+def _part_of(reads: list[_Read], part: float, whole: float) -> list[_Read]:
+    """Return the reads with `part / whole` of their times, or no reads if the part is 0."""
+    return [read._replace(times=read.times * part / whole) for read in reads] if part else []
 
 
 def _classes(sizes: list[float]) -> dict[float, int]:
@@ -341,7 +344,7 @@ def _operands(operators: Operators, i: int, dims: list[float], read: float) -> l
     kind, width = operators.kind[i], 2.0 if operators.half[i] else 4.0
     if kind == "gemm":
         b, m, n, k = dims[: len(GEMM)]
-        return [_Operand(b * m * k * width, b * m * k), _Operand(b * k * n * width, b * k * n)]
+        return [_Operand(size * width, size) for size in (b * m * k, b * k * n)]
     if kind == "attention":
         b, h, q, k, d, _, v, _ = dims[: len(ATTENTION)]
         sizes = q * d, k * d, k * (v or d)
@@ -350,7 +353,11 @@ def _operands(operators: Operators, i: int, dims: list[float], read: float) -> l
         return []
     if kind in BOUNDARIES:
         return [_Operand(read, read)]
-    elements, out = dims[OTHER.elements_in], dims[OTHER.elements_out]
+    return _streamed(dims[OTHER.elements_in], dims[OTHER.elements_out], read)
+
+
+def _streamed(elements: float, out: float, read: float) -> list[_Operand]:
+    """Return the large operands of an operator that reads `elements` in `read` bytes."""
     number = round(elements / out) if out else 1
     if number == 1 and 0 < out < elements:  # besides a mask, a bias or weights
         return [_Operand(read * out / elements, out)]

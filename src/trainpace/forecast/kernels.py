@@ -127,22 +127,6 @@ def host_us(
     return each * operators.count
 
 
-class _Affine:
-    """Sizes of all rows as affine functions of the batch size.
-
-    Columns that do not depend on the batch are evaluated without arithmetic.
-    """
-
-    def __init__(self, coefficients: Floats) -> None:
-        self._constant, self._slope = (
-            np.array(coefficients[:, i], dtype=np.float64) for i in range(2)
-        )
-        self._is_constant = not self._slope.any()
-
-    def at(self, batch: Floats) -> Floats:
-        return self._constant if self._is_constant else self._constant + self._slope * batch
-
-
 class _ClassConstants(NamedTuple):
     """Constants of each row's class of memory traffic, as pairs for NCHW and NHWC.
 
@@ -218,10 +202,12 @@ class KernelTable:
         ]
         """Class of every row's memory traffic. The constants `traffic_*` have these names."""
         self._class_names, self._class_of_row = np.unique(self.traffic, return_inverse=True)
-        self._dims = [_Affine(operators.dims[:, i]) for i in range(MOST_SIZES)]
-        self._flops, self._read, self._written = map(
-            _Affine, (operators.flops, operators.read_bytes, operators.written_bytes)
-        )
+        sizes = (*np.moveaxis(operators.dims, 1, 0), operators.flops)
+        affine = [
+            np.array(size.T, dtype=np.float64)
+            for size in (*sizes, operators.read_bytes, operators.written_bytes)
+        ]
+        self._affine = [(constant, slope, bool(slope.any())) for constant, slope in affine]
 
     @cached_property
     def fused(self) -> Fused:
@@ -229,6 +215,16 @@ class KernelTable:
         if self._like is not None:
             return self._like.fused
         return fused(self.operators) if self._compiled_to is None else self._compiled_to
+
+    def _at(self, batch: Floats) -> list[Floats]:
+        """Return the sizes, FLOPs, read bytes and written bytes of one operator of every row.
+
+        Columns that do not depend on the batch are returned without arithmetic, shape (rows,).
+        """
+        return [
+            constant + slope * batch if grows else constant
+            for constant, slope, grows in self._affine
+        ]
 
     def times(
         self,
@@ -252,10 +248,10 @@ class KernelTable:
         """
         table, compiled = self.operators, np.asarray(compiled)
         batch = np.asarray(batch, dtype=np.float64)
-        sizes, count = self._sizes(batch, rates, channels_last, compiled), table.count
+        *dims, flops, read_bytes, written_bytes = self._at(batch)
+        sizes, count = self._sizes(dims, batch, rates, channels_last, compiled), table.count
         classes = self._constants_of_classes(c)
-        compute = self._compute_s(sizes, self._flops.at(batch), classes, rates, c)
-        read_bytes, written_bytes = self._read.at(batch), self._written.at(batch)
+        compute = self._compute_s(sizes, flops, classes, rates, c)
         # A lookup reads only the rows that it writes. The trace counts the whole embedding table.
         read_bytes = np.where(self._gathers, np.minimum(read_bytes, written_bytes), read_bytes)
         moved = np.where(self._updates > 0, read_bytes * self._updates, read_bytes + written_bytes)
@@ -278,7 +274,6 @@ class KernelTable:
             launches = launches * np.where(joined, self.fused.launches * c.compile_launches, 1.0)
         # Each of the two transposes is a separate kernel.
         launches = launches + 2.0 * transposed
-        dims = sizes.dims
         summed = np.maximum(dims[OTHER.elements_in], 1.0) / np.maximum(
             dims[OTHER.elements_out], 1.0
         )
@@ -307,7 +302,12 @@ class KernelTable:
         )
 
     def _sizes(
-        self, batch: Floats, rates: Rates, channels_last: Flags | bool, compiled: Flags | bool
+        self,
+        dims: list[Floats],
+        batch: Floats,
+        rates: Rates,
+        channels_last: Flags | bool,
+        compiled: Flags | bool,
     ) -> OperatorSizes:
         half, convolves = self.operators.half, self._is_convolution
         shape = np.broadcast_shapes(batch.shape, rates.sms.shape, (len(self.operators),))
@@ -316,7 +316,6 @@ class KernelTable:
             convolves, rates.convolutions_on_tensor_cores, rates.full_on_tensor_cores
         )
         tensor = np.where(half, rates.half_on_tensor_cores, full_on_tensor_cores) > 0
-        dims = [size.at(batch) for size in self._dims]
         # torch.compile changes convolutions to channels-last, except for grouped convolutions
         # (torch._inductor.graph, GraphLowering.decide_layout_opt).
         by_itself = (dims[CONV.channels_last] > 0) | (np.asarray(compiled) & ~self._grouped)
@@ -338,7 +337,8 @@ class KernelTable:
         Arguments are those of `times`.
         """
         batch = np.asarray(batch, dtype=np.float64)
-        sizes, half = self._sizes(batch, rates, channels_last, compiled), self.operators.half
+        dims, half = self._at(batch)[:MOST_SIZES], self.operators.half
+        sizes = self._sizes(dims, batch, rates, channels_last, compiled)
         tiling = Tiling(*(np.zeros(sizes.shape) for _ in Tiling._fields))
         tiling.aligned[...] = 8.0
         for kind, rows in self._rows_of_kind.items():
@@ -468,16 +468,13 @@ class KernelTable:
     def _constants_of_classes(self, c: KernelConstants) -> _ClassConstants:
         """Return the constants of each row's class. The last result is cached for sweeps."""
         if self._classes is None or self._classes[0] is not c:
-
-            def by_row(prefix: str, default: float) -> tuple[Floats, Floats]:
-                nchw = [getattr(c, f"{prefix}_{name}", default) for name in self._class_names]
-                nhwc = [
-                    getattr(c, f"{prefix}_{name}_nhwc", value)
-                    for name, value in zip(self._class_names, nchw, strict=True)
-                ]
-                return np.array(nchw)[self._class_of_row], np.array(nhwc)[self._class_of_row]
-
-            shares = by_row("traffic", c.traffic_matrix)
-            own = _ClassConstants(shares, by_row("work", 1.0), by_row("row_work", 0.0))
-            self._classes = c, own
+            defaults = {"traffic": c.traffic_matrix, "work": 1.0, "row_work": 0.0}
+            by_row = []
+            for prefix, default in defaults.items():
+                pairs = []
+                for name in self._class_names:
+                    nchw = getattr(c, f"{prefix}_{name}", default)
+                    pairs.append((nchw, getattr(c, f"{prefix}_{name}_nhwc", nchw)))
+                by_row.append(tuple(np.array(pairs).T[:, self._class_of_row]))
+            self._classes = c, _ClassConstants(*by_row)
         return self._classes[1]

@@ -407,14 +407,13 @@ def read_parallelism(text: str) -> Execution:
     - `tp=`, `pp=`, `cp=`: sizes of tensor, pipeline and context parallelism.
     - `zero=1`: ZeRO stage. `fsdp=32`: FSDP over 32 ranks. `fsdp=FULL_SHARD`: FSDP with a strategy
       of torch. `DataParallel`: torch's nn.DataParallel.
-    - `interleave=3` or `vp=3`: three virtual stages per device. `gpipe`, `dualpipe`,
-      `interleaved`: pipeline schedule.
+    - `interleave=3` or `vp=3`: three virtual stages per device. `gpipe`, `interleaved`: pipeline
+      schedule.
     - `sp`: sequence parallelism. `async_tp`: asynchronous tensor parallelism.
       `ac=full|selective|none`: activation checkpointing.
     - `ep=8`: expert parallelism over 8 ranks. Experts are not split unless `etp` is given, as in
       NVIDIA's recipes. `deepep`: DeepEP sends the tokens. `ep_overlap`: other computation hides
-      the sending. `fp8_dispatch`: tokens are sent in FP8. `expert_nodes=4`: experts of a token are
-      on at most 4 nodes.
+      the sending. `expert_nodes=4`: experts of a token are on at most 4 nodes.
 
     Returns:
         The execution, with one data-parallel rank.
@@ -470,9 +469,8 @@ def _pipeline(text: str, pp: int) -> tuple[int, PipelineSchedule]:
     """
     if pp == 1:
         return 1, "1f1b"
-    for schedule in ("gpipe", "dualpipe"):
-        if re.search(rf"\b{schedule}\b", text, re.IGNORECASE):
-            return 1, schedule
+    if re.search(r"\bgpipe\b", text, re.IGNORECASE):
+        return 1, "gpipe"
     stages = _size(text, "vp", 0) or _size(text, "interleave", 0) or 1
     if stages == 1 and "interleaved" in text.lower():
         stages = 2
@@ -481,7 +479,7 @@ def _pipeline(text: str, pp: int) -> tuple[int, PipelineSchedule]:
 
 def _expert_exchange(text: str) -> ExpertExchange:
     if "ep_overlap" in text:
-        return "overlapped_fp8" if "fp8_dispatch" in text else "overlapped"
+        return "overlapped"
     return "deep_ep" if "deepep" in text.lower() else "all_to_all"
 
 

@@ -13,12 +13,12 @@ parameter with Adam and 16-bit weights on d data-parallel ranks, as weights + gr
 | sharded by | bytes | source |
 |---|---|---|
 | nothing, DDP | 2 + 2 + 4 | torch.optim: states have their parameters' dtype |
-| tensor or pipeline parallel | 2 + 4 + 12 | Korthikanti et al. 2022, figure 1; Megatron Core, "Distributed Optimizer": 18 |
+| tensor or pipeline parallel | 2 + 4 + 12 | Korthikanti et al. 2022, figure 1 |
 | the same with ZeRO 1 or 2, bf16 | 2 + 4 + 12/d | Megatron Core: 6 + 12/d |
-| the same with ZeRO 1 or 2, fp16 | 2 + 2 + 12/d, 4 + 18/d in the update | Megatron Core: 4 + 16/d; DeepSpeed below |
+| the same with ZeRO 1 or 2, fp16 | 2 + 2 + 12/d, 4 + 18/d in the update | Megatron Core: 4 + 16/d |
 | ZeRO 1 or 2 alone | 2 + 2 + 12/d, 4 + 18/d in the update | DeepSpeed's stage_1_and_2.py |
-| FSDP | 4/d + 4/d + 8/d, gathered blocks besides | FSDP2 keeps the user's fp32 parameters as shards |
-| FSDP of a model in 16 bits (`pure_16_bit`) | 2/d + 2/d + 4/d, gathered blocks besides | fms-acceleration's runs, to 4 % |
+| FSDP | 4/d + 4/d + 8/d, gathered blocks besides | FSDP2 shards the fp32 parameters |
+| FSDP, `pure_16_bit` | 2/d + 2/d + 4/d, gathered blocks besides | fms-acceleration's runs, to 4% |
 
 DeepSpeed's update flattens its share of the 16-bit gradients and makes an fp32 copy of it. Both
 need 6/d bytes during the update. DeepSpeed's pipelines in bf16 keep both 16-bit and fp32 gradients
@@ -32,7 +32,7 @@ pipeline stage: first, middle and last (see `grid.Stages`).
 
 from __future__ import annotations
 
-import functools
+from functools import lru_cache, partial
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -100,7 +100,7 @@ OFFLOAD_BUCKET = 5e8
 This is DeepSpeed's default reduce_bucket_size.
 """
 MOST_FRONTS = 4096
-"""Number of micro-batch sizes whose `Front` is cached."""
+"""Number of cached values: `Front` by micro-batch, and the largest micro-batch by execution."""
 Front = tuple[tuple[float, float], ...]
 """Moments of a step that can be its peak, as pairs of gradient and activation bytes."""
 UPDATE_COPIES = 3.0
@@ -227,9 +227,8 @@ class MemoryModel:
         peaks = form.memory.peaks.astype(np.float64)
         updates = peaks[:, 2] == 0
         self._updates = _upper_hull(peaks[updates], 0.0)
-        self._front = functools.lru_cache(MOST_FRONTS)(
-            functools.partial(_upper_hull, peaks[~updates])
-        )
+        self._front = lru_cache(MOST_FRONTS)(partial(_upper_hull, peaks[~updates]))
+        self.largest_micro_batch = lru_cache(MOST_FRONTS)(self._largest_micro_batch)
 
     def least_gib(self, grid: Grid) -> Floats:
         """Return the GiB of parameters and states on the fullest stage, shape (n,).
@@ -333,7 +332,7 @@ class MemoryModel:
             parameters, gradients, states, activation, total_gib, reserved, device, paged_gib
         )
 
-    def largest_micro_batch(self, execution: Execution, capacity_gib: float) -> int:
+    def _largest_micro_batch(self, execution: Execution, capacity_gib: float) -> int:
         """Return the largest micro-batch that fits a GPU, or 0 if not even one sample fits."""
 
         def first_that_does_not(batches: Counts) -> int:
@@ -529,7 +528,6 @@ def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats, Floats]:
 
     - 1f1b: pp - i micro-batches.
     - interleaved: 2 (pp - 1 - i) + (v - 1) pp + 1 chunks (Narayanan et al. 2021, section 2.2).
-    - dualpipe: pp + 1 micro-batches.
     - gpipe: all micro-batches of the step.
 
     Returns:
@@ -544,12 +542,8 @@ def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats, Floats]:
     chunks = 2 * (pp[:, None] - 1 - position) + ((v - 1) * pp)[:, None] + 1
     chunks = np.minimum(chunks, (m * v)[:, None]) / v[:, None]
     gpipe, interleaved = (grid.has("pipeline_schedule", name) for name in ("gpipe", "interleaved"))
-    everything = m[:, None] * np.ones_like(position)
-    both_ways = np.minimum(m, pp + 1)[:, None] * np.ones_like(
-        position
-    )  # DeepSeek-V3's report, table 2
-    cases = [gpipe[:, None], interleaved[:, None], (grid.copies > 1)[:, None]]
-    staged = np.select(cases, [everything, chunks, both_ways], one_by_one)
+    staged = np.where(interleaved[:, None], chunks, one_by_one)
+    staged = np.where(gpipe[:, None], m[:, None], staged)
     flying = np.where(pp[:, None] > 1, staged, 1.0)
     # DeepSpeed's and torch's pipelines keep sent outputs. Megatron frees their data (Korthikanti et
     # al. 2022, appendix B).

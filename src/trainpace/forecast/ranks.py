@@ -35,8 +35,8 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.forecast.intervals import OPERATOR_PARTS, parts_of
 from trainpace.forecast.kernels import KernelTable
+from trainpace.forecast.uncertainty import OPERATOR_PARTS, parts_of
 from trainpace.workload import (
     ATTENTION,
     ATTENTION_KINDS,
@@ -292,8 +292,8 @@ class StageCosts(NamedTuple):
         repeated_device: Work of one block that selective recomputation repeats, shape (n,).
             repeated_host likewise.
         start: Host time outside of the phases, shape (n,).
-        parts: Device time by the first six of `intervals.PARTS`, inside the blocks, then outside of
-            them, then in the optimizer, shape (n, 18).
+        parts: Device time by the first six of `uncertainty.PARTS`, inside the blocks, then outside
+            of them, then in the optimizer, shape (n, 18).
     """
 
     block_device: Floats

@@ -57,6 +57,8 @@ NARROW = 512.0
 These are the matrix units of GeForce cards with fp32 accumulation.
 """
 
+WIDTHS: dict[Precision, Width] = {"fp8": "8"}
+"""Bits of the operands of matmuls with weights, if they are not 16."""
 ON_ENGINES = {"Gaudi"}
 """Architectures that run all matmuls on matrix engines instead of fp32 cores."""
 
@@ -69,6 +71,15 @@ class Peak(NamedTuple):
 
 
 NO_PEAK = Peak(NO_RATE, False)
+_KINDS = ((False, False), (True, False), (False, True))
+"""(16-bit operands, convolution) of the rates `full`, `half` and `convolutions` of `Rates`."""
+_MATRIX_RATES = {
+    (False, "tf32"): "tf32_tensor_tflops",
+    (True, "fp16"): "fp16_tensor_tflops",
+    (True, "bf16"): "bf16_tensor_tflops",
+    (True, "fp8"): "fp8_tensor_tflops",
+}
+"""Figure of `Device` by (16-bit operands, number format of matmuls)."""
 
 
 class Rates(NamedTuple):
@@ -125,24 +136,23 @@ def matrix_peak(
         convolves: True for convolutions. torch lets them use TF32 by default.
     """
     number_format = NUMBER_FORMATS[precision]
-    in_tf32 = "tf32" in (number_format.convolutions if convolves else number_format.products)
-    figure = device.tf32_tensor_tflops if in_tf32 else None
-    if half:
-        figure = device.fp16_tensor_tflops
-        if precision == "fp8":
-            figure = device.fp8_tensor_tflops
-            if figure is None:
-                return f"{device.name} has no FP8 matrix rate."
-        elif precision in ("bf16", "amp_bf16"):
-            figure = device.bf16_tensor_tflops
-            if figure is None and device.kind == "gpu":
-                return (
-                    f"{device.name} has no bf16 matrix rate: its {device.architecture} architecture"
-                    " computes fp16 or fp32."
-                )
+    products = number_format.convolutions if convolves and not half else number_format.products
+    figure = getattr(device, _MATRIX_RATES.get((half, products), ""), None)
     if figure is not None:
         return Peak(figure.value * 1e12, True)
-    if device.architecture in ON_ENGINES and (half or number_format.form == "fp32"):
+    if half and products == "fp8":
+        return f"{device.name} has no FP8 matrix rate."
+    if half and products == "bf16" and device.kind == "gpu":
+        return (
+            f"{device.name} has no bf16 matrix rate: its {device.architecture} architecture"
+            " computes fp16 or fp32."
+        )
+    return _without_matrix_unit(device, precision, half)
+
+
+def _without_matrix_unit(device: Device, precision: Precision, half: bool) -> Peak | str:
+    is_in_fp32 = NUMBER_FORMATS[precision].form == "fp32"
+    if device.architecture in ON_ENGINES and (half or is_in_fp32):
         wanted = "fp16" if half else precision
         return (
             f"{device.name} has no {wanted} matrix rate in the catalogue: its maker publishes only"
@@ -177,60 +187,50 @@ def sustained_rates(
         return f"{device.name} has no memory bandwidth in the catalogue."
     if device.fp32_tflops is None:
         return f"{device.name} has no fp32 rate in the catalogue."
-    plain = Peak(device.fp32_tflops.value * 1e12, False)
-    peaks = []
+    c, generation = constants, device.compute_capability.partition(".")[0]
     # Since Volta, CUDA cores have enough issue slots and operand caches for matmuls to reach their
     # peak. Kepler has 192 lanes per multiprocessor, which are even harder to keep busy. Its ECC
     # also costs memory bandwidth.
-    generation = device.compute_capability.partition(".")[0]
-    yields = {"3": constants.kepler, "5": constants.pre_volta, "6": constants.pre_volta}
-    for kind, needed in (
-        ((False, False), needs_full),
-        ((True, False), needs_half),
-        ((False, True), False),
-    ):
+    reached = {"3": c.kepler, "5": c.pre_volta, "6": c.pre_volta}.get(generation, 1.0)
+    peaks = []
+    for kind, needed in zip(_KINDS, (needs_full, needs_half, False), strict=True):
         peak = matrix_peak(device, precision, *kind)
         if isinstance(peak, str):
             if needed:
                 return peak
             peak = NO_PEAK
-        peaks.append(peak._replace(flop_per_s=peak.flop_per_s * yields.get(generation, 1.0)))
+        peaks.append(Peak(peak.flop_per_s * reached, peak.tensor_core))
     full, half, convolutions = peaks
-    weights = batched = _measured_matmuls(device, half, "16", model)
-    in_16_bits = half
-    if precision == "fp8":
+    plain = Peak(device.fp32_tflops.value * 1e12, False)
+    in_16_bits, width = half, WIDTHS.get(precision, "16")
+    weights = _measured_matmuls(device, half, width, model)
+    if width == "8":
         bf16 = matrix_peak(device, "bf16", half=True)
         in_16_bits = half if isinstance(bf16, str) else bf16
-        weights = _measured_matmuls(device, half, "8", model)
-        batched = _measured_matmuls(device, in_16_bits, "16", model)
         # An 8-bit matmul needs about half the energy of a 16-bit one, so it does not need more
         # power.
-        half = half._replace(flop_per_s=half.flop_per_s * constants.fp8)
-    sustained_half = _sustained(device, in_16_bits, constants)
-    sustained_plain = _sustained(device, plain, constants)
-    bandwidth = device.memory_bandwidth_gb_per_s.value * (
-        constants.kepler_traffic if generation == "3" else 1.0
-    )
+        half = half._replace(flop_per_s=half.flop_per_s * c.fp8)
+    sustained_plain = _sustained(device, plain, c)
+    traffic = {"3": c.kepler_traffic}.get(generation, 1.0)
     figures = {
-        "full": _sustained(device, full, constants),
-        "half": sustained_half * half.flop_per_s / in_16_bits.flop_per_s,
+        "full": _sustained(device, full, c),
+        "half": _sustained(device, in_16_bits, c) * half.flop_per_s / in_16_bits.flop_per_s,
         "plain": sustained_plain,
         "full_on_tensor_cores": float(full.tensor_core),
-        "convolutions": _sustained(device, convolutions, constants),
+        "convolutions": _sustained(device, convolutions, c),
         "convolutions_on_tensor_cores": float(convolutions.tensor_core),
         "half_on_tensor_cores": float(half.tensor_core),
-        "bytes_per_s": bandwidth * 1e9,
+        "bytes_per_s": device.memory_bandwidth_gb_per_s.value * traffic * 1e9,
         "sms": device.sms.value if device.sms else TYPICAL_SMS,
         "l2_bytes": (device.l2_mib.value if device.l2_mib else TYPICAL_L2_MIB) * 2**20,
-        "casts": float(precision == "fp8"),
+        "casts": float(width == "8"),
         "aligned_only": float(device.compute_capability == "8.0"),  # seen only on A100
-        "issue": sustained_plain * _issued_per_lane(device),
-        "products_boost": _matmul_boost(device, model, constants),
+        **_speed_ups(device, sustained_plain, model, c),
     }
     return Rates(
         **{name: np.asarray(figure) for name, figure in figures.items()},
         weights=weights,
-        batched=batched,
+        batched=_measured_matmuls(device, in_16_bits, "16", model),
         attention=_attention(device, attention, in_16_bits, plain) if attention else NO_ATTENTION,
     )
 
@@ -244,17 +244,18 @@ def _attention(
     return attention_rates(device, implementation, *peaks)
 
 
-def _issued_per_lane(device: Device) -> float:
+def _speed_ups(
+    device: Device, plain: float, model: MatmulModel | None, c: KernelConstants
+) -> dict[str, float]:
+    """Return `Rates.issue` and `Rates.products_boost`. `plain` is `Rates.plain`."""
     major, lanes = device.compute_capability.partition(".")[0], device.fp32_lanes_per_sm
-    if lanes is None or not major.isdigit() or int(major) < 7:
-        return 1.0
-    return ISSUED_THREADS / lanes.value
-
-
-def _matmul_boost(device: Device, model: MatmulModel | None, constants: KernelConstants) -> float:
+    issues_more = lanes is not None and major.isdigit() and int(major) >= 7
     parameters = (model or fitted_matmuls()).widths["16"].parameters
-    is_measured = parameters.familiarity(device) == "card"
-    return constants.consumer_products if device.is_consumer and not is_measured else 1.0
+    boosted = device.is_consumer and parameters.familiarity(device) != "card"
+    return {
+        "issue": plain * (ISSUED_THREADS / lanes.value if lanes and issues_more else 1.0),
+        "products_boost": c.consumer_products if boosted else 1.0,
+    }
 
 
 def _measured_matmuls(
@@ -275,19 +276,13 @@ def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
     short = enough / fed
     cubic = (1 + short**SHARPNESS) ** (-1 / (3 * SHARPNESS))
     linear = (1 + (short * constants.watts_floor) ** SHARPNESS) ** (-2 / (3 * SHARPNESS))
-    return float(boost * peak.flop_per_s * _feeding(device, peak, constants) * cubic * linear)
-
-
-def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
-    """Return the share of their rate that wide matrix units reach.
-
-    Matrix units have 1024 FLOP per clock and multiprocessor on V100, 2048 on A100 and 4096 on H100.
-    Registers, shared memory and issue slots grew less (Shah et al. 2024 on Hopper's).
-    """
-    if not peak.tensor_core or device.sms is None or device.boost_clock_mhz is None:
-        return 1.0
-    width = peak.flop_per_s / (device.sms.value * device.boost_clock_mhz.value * 1e6)
-    return float(max(1.0, width / NARROW) ** -constants.tensor_feeding)
+    feeding = 1.0
+    if peak.tensor_core and device.sms is not None and device.boost_clock_mhz is not None:
+        # Matrix units have 1024 FLOP per clock and multiprocessor on V100, 2048 on A100 and 4096 on
+        # H100. Registers, shared memory and issue slots grew less (Shah et al. 2024 on Hopper's).
+        width = peak.flop_per_s / (device.sms.value * device.boost_clock_mhz.value * 1e6)
+        feeding = max(1.0, width / NARROW) ** -constants.tensor_feeding
+    return float(boost * peak.flop_per_s * feeding * cubic * linear)
 
 
 def consumer_boost(device: Device) -> float:

@@ -1,8 +1,8 @@
 """Rewrites of a traced workload: replace operators by others that compute the same result.
 
 A rewrite shows the effect of other software without another trace. It also updates the memory that
-is kept between operators. This module contains the mechanism, unfused attention and the optimizer
-update. `losses` contains cross-entropy. `software` applies all rewrites.
+is kept between operators. This module contains the mechanism and three rewrites: unfused attention,
+the optimizer update, and cross-entropy over a vocabulary. `software` applies them.
 
 Shapes: a `Pair` has shape (2,), the constant part and the part per sample of a size that is affine
 in the batch size. Columns of a table of operators have one row per operator, and columns of sizes
@@ -12,18 +12,20 @@ one `Pair` per row.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.core.software import OptimizerImplementation
+from trainpace.core.software import CrossEntropy, OptimizerImplementation
+from trainpace.forecast.fusion import UNCOMPILED
 from trainpace.workload import (
     ATTENTION,
     ATTENTION_KINDS,
     GEMM,
     MOST_SIZES,
+    OTHER,
     Blocks,
     Floats,
     Form,
@@ -35,17 +37,6 @@ from trainpace.workload import (
 
 Pair = Floats
 """Size that is affine in the batch size: (constant, per sample)."""
-
-
-def times(*sizes: Pair) -> Pair | None:
-    """Return the product of sizes, or None if several sizes grow with the batch."""
-    constant, slope = 1.0, 0.0
-    for size in sizes:
-        c, s = float(size[0]), float(size[1])
-        if slope and s:
-            return None
-        constant, slope = constant * c, constant * s + slope * c
-    return np.array([constant, slope])
 
 
 def fixed(size: float) -> Pair:
@@ -65,7 +56,7 @@ class Part(NamedTuple):
         flops: FLOPs of one operator.
         read_bytes: Bytes that one operator reads.
         written_bytes: Bytes that one operator writes.
-        dims: Sizes of one operator, in the order of its kind.
+        sizes: Sizes of one operator, in the order of its kind.
         each: Number of these operators per replaced operator.
         launches: Kernel launches of one operator.
     """
@@ -76,9 +67,16 @@ class Part(NamedTuple):
     flops: Pair
     read_bytes: Pair
     written_bytes: Pair
-    dims: tuple[Pair, ...]
+    sizes: tuple[Pair, ...]
     each: int = 1
     launches: int = 1
+
+    @property
+    def dims(self) -> Floats:
+        """Sizes in the shape of a row of `Operators.dims`."""
+        padded = np.zeros((MOST_SIZES, 2))
+        padded[: len(self.sizes)] = np.reshape(self.sizes, (-1, 2))
+        return padded
 
 
 def passes(
@@ -127,24 +125,23 @@ def replaced(form: TracedForm, parts: Mapping[int, Sequence[Part]]) -> TracedFor
     old, blocks = form.operators, form.blocks
     kept: Sequence[Part | None] = (None,)
     picks = [(i, part) for i in range(len(old)) for part in parts.get(i, kept)]
+
+    def column(name: str) -> list[Any]:
+        values = getattr(old, name)
+        return [getattr(part, name) if part else values[i] for i, part in picks]
+
     rows = np.array([i for i, _ in picks])
     each = np.array([part.each if part else 1 for _, part in picks])
-    columns = {name: np.array(getattr(old, name)[rows]) for name in ("half", "launches")}
     floats = ("flops", "read_bytes", "written_bytes", "dims")
-    columns |= {name: getattr(old, name)[rows].astype(np.float64) for name in floats}
-    for position, (_, part) in enumerate(picks):
-        if part:
-            for name in ("half", "launches", "flops", "read_bytes", "written_bytes"):
-                columns[name][position] = getattr(part, name)
-            columns["dims"][position] = np.zeros((MOST_SIZES, 2))
-            columns["dims"][position, : len(part.dims)] = np.reshape(part.dims, (-1, 2))
     operators = Operators(
-        kind=_picked(old, picks, "kind"),
-        function=_picked(old, picks, "function"),
+        kind=tuple(column("kind")),
+        function=tuple(column("function")),
         phase=tuple(old.phase[i] for i in rows),
         module=tuple(old.module[i] for i in rows),
         count=old.count[rows] * each,
-        **columns,
+        half=np.array(column("half")),
+        launches=np.array(column("launches")),
+        **{name: np.array(column(name), dtype=np.float64) for name in floats},
     )
     if blocks is not None:
         blocks = replace(
@@ -155,8 +152,28 @@ def replaced(form: TracedForm, parts: Mapping[int, Sequence[Part]]) -> TracedFor
     return replace(form, operators=operators, blocks=blocks)
 
 
-def _picked(old: Operators, picks: Sequence[tuple[int, Part | None]], name: str) -> tuple[str, ...]:
-    return tuple(getattr(part, name) if part else getattr(old, name)[i] for i, part in picks)
+def _with_more(blocks: Blocks, more: Mapping[str, Pair]) -> Blocks:
+    """Return the blocks with more bytes in some fields. `more` may be negative."""
+    pairs = {
+        field: tuple(np.maximum(np.array(getattr(blocks, field)) + size, 0.0).tolist())
+        for field, size in more.items()
+    }
+    return replace(blocks, **pairs)
+
+
+def _remembered(memory: MemoryProfile, change: Callable[[Floats], None]) -> MemoryProfile:
+    """Return the memory profile after a change of the rows of `peaks` and of `moments`.
+
+    Args:
+        memory: Profile of the trace.
+        change: Function that changes an array of rows in place. The last two columns are the
+            activation bytes: the constant, and the part per sample.
+    """
+    tables = {name: getattr(memory, name).astype(np.float64) for name in ("peaks", "moments")}
+    for rows in tables.values():
+        if rows.size:
+            change(rows)
+    return replace(memory, **tables)
 
 
 def _keeping(
@@ -172,18 +189,14 @@ def _keeping(
         at_once: Bytes that are alive in addition at every moment of the passes.
     """
 
-    def with_more(rows: Floats) -> Floats:
-        if not rows.size:
-            return rows
-        rows = rows.astype(np.float64)
+    def change(rows: Floats) -> None:
         slopes = rows[:, -1]
         most = slopes.max() if blocks is None else blocks.count * blocks.saved_bytes[1]
         alive = np.clip(slopes / max(most, 1.0), 0.0, 1.0)
         more = alive[:, None] * kept + (slopes > 0)[:, None] * at_once
         rows[:, -2:] = np.maximum(rows[:, -2:] + more, 0.0)
-        return rows
 
-    return replace(memory, peaks=with_more(memory.peaks), moments=with_more(memory.moments))
+    return _remembered(memory, change)
 
 
 # ---- attention in kernels of its own (transformers' attn_implementation="eager")
@@ -277,8 +290,6 @@ def eager(form: TracedForm, name: Form, checkpointed: bool) -> TracedForm:
     parts: dict[int, list[Part]] = {}
     for i in rows:
         a = _attention(operators, i, name)
-        if a is None:
-            continue
         copies = _copies(operators, i, a)
         if operators.kind[i] != "attention":
             parts[i] = _backward(a, copies)
@@ -296,29 +307,24 @@ def eager(form: TracedForm, name: Form, checkpointed: bool) -> TracedForm:
     result = replaced(form, parts)
     alive = block_kept if checkpointed and blocks is not None else kept
     memory = _keeping(form.memory, blocks, alive, np.zeros(2) if has_backward else at_work)
-    if blocks is None or result.blocks is None:
+    if result.blocks is None:
         return replace(result, memory=memory)
-    more_bytes = {
+    kept_bytes = {
         "saved_bytes": block_kept,
         "sharded_saved_bytes": block_kept,
         "attention_saved_bytes": scores_kept,
     }
-    pairs = {
-        field: tuple(np.maximum(getattr(blocks, field) + size, 0.0).tolist())
-        for field, size in more_bytes.items()
-    }
-    pairs["working_bytes"] = tuple(np.maximum(blocks.working_bytes, at_work).tolist())
-    return replace(result, memory=memory, blocks=replace(result.blocks, **pairs))
+    working = tuple(np.maximum(result.blocks.working_bytes, at_work).tolist())
+    more_blocks = replace(_with_more(result.blocks, kept_bytes), working_bytes=working)
+    return replace(result, memory=memory, blocks=more_blocks)
 
 
-def _attention(operators: Operators, i: int, name: Form) -> _Attention | None:
+def _attention(operators: Operators, i: int, name: Form) -> _Attention:
+    """Return the sizes of an attention operator. Only samples and heads grow with the batch."""
     dims = operators.dims[i].astype(np.float64)
     b, h, q, k, d, _, v, _ = (dims[at] for at in ATTENTION)
     v = v if v.any() else d
-    heads = times(b, h)
-    if heads is None or (q[1], k[1], d[1], v[1]) != (0, 0, 0, 0):
-        # Several sizes grow with the batch. No known model has such attention.
-        return None
+    heads = np.array([b[0] * h[0], b[0] * h[1] + b[1] * h[0]])
     sizes: list[Any] = [
         heads * rows[0] * columns[0] for rows, columns in ((q, k), (q, d), (k, d), (k, v), (q, v))
     ]
@@ -548,3 +554,259 @@ def tensors_of(operators: Operators) -> int:
     weights |= np.array(operators.kind) == "conv_wgrad"
     each = weights + np.array([GRADIENTS.get(name, 0) for name in operators.function])
     return max(1, int((operators.count * each)[backward].sum()))
+
+
+# ---- cross-entropy over a vocabulary
+#
+# - plain: the loss as traced. It casts logits to fp32 and keeps their log-softmax. The backward
+#   pass makes two more tensors of the same size.
+# - uncompiled: the same loss, but torch.compile does not compile it.
+# - fused: one kernel reads the logits twice, for maximum and sum and for the gradient. It writes
+#   the gradient in place of the logits. The backward pass has nothing left to do (Liger's
+#   cross_entropy).
+# - fused_fp32: the same for a model that casts logits to fp32 before the loss, as in transformers.
+# - chunked: head, loss and gradients of the head process a chunk of tokens at a time. The number of
+#   chunks is vocabulary / hidden size, rounded up. The gradient of the head's weight is summed over
+#   the chunks (Liger's fused_linear_cross_entropy, release 0.8.5; Hsu et al. 2024,
+#   arXiv:2410.10989, section 3.2).
+
+FP32 = 4.0
+"""Bytes of an fp32 number."""
+LOSS = ("_log_softmax", "nll_loss_forward", "nll_loss_backward", "_log_softmax_backward_data")
+SMALLEST_VOCABULARY = 2048
+"""Smallest number of classes of a vocabulary. The loss of a classifier with fewer is negligible."""
+MATMUL_SIZES = [GEMM.m, GEMM.n, GEMM.k]
+
+
+class _Loss(NamedTuple):
+    """Rows of a traced loss, and properties of its logits.
+
+    Attributes:
+        start: First row of the loss.
+        others: Its other rows.
+        elements: Number of logits.
+        width: Bytes per logit as the head computes them.
+        plain_width: Bytes per logit in the plain loss.
+        is_copied: True if the logits without those of the last token are a copy, as in transformers
+            4.45.
+        is_returned_wide: True if the model returns another copy in fp32, as accelerate does.
+        vocabulary: Size of the vocabulary.
+        head: Rows of the head's matmul and its two gradients.
+    """
+
+    start: int
+    others: tuple[int, ...]
+    elements: Pair
+    width: float
+    plain_width: float
+    is_copied: bool
+    is_returned_wide: bool
+    vocabulary: float
+    head: tuple[int, ...]
+
+
+class _Bytes(NamedTuple):
+    """Memory of a loss in bytes.
+
+    Attributes:
+        saved: Bytes that are kept from the loss to the backward pass.
+        working: Further bytes at the moment of highest memory.
+    """
+
+    saved: Pair
+    working: Pair
+
+    @property
+    def most(self) -> Pair:
+        return self.saved + self.working
+
+
+Parts = dict[int, Sequence[Part]]
+
+
+def has_vocabulary_loss(operators: Operators) -> bool:
+    """Return True if the table has a cross-entropy over a vocabulary."""
+    return _loss(operators) is not None
+
+
+def with_loss(form: TracedForm, kernels: CrossEntropy, name: Form = "half") -> TracedForm:
+    """Return the form with another implementation of cross-entropy.
+
+    Args:
+        form: Traced form.
+        kernels: Implementation (see the module's docstring).
+        name: Name of the form. Some implementations make different copies in each form.
+    """
+    operators, loss = form.operators, _loss(form.operators)
+    if loss is None or kernels == "plain":
+        return form
+    if kernels == "uncompiled":
+        return _left_uncompiled(form, loss)
+    parts: Parts = dict.fromkeys(loss.others, ())
+    kept = _KERNELS[kernels](operators, loss, parts, name)
+    result = replaced(form, parts)
+    if form.blocks is None or result.blocks is None:
+        return result
+    before = _Bytes(loss.plain_width * loss.elements, 2.0 * loss.plain_width * loss.elements)
+    more = {
+        "outside_saved_bytes": kept.saved - before.saved,
+        "after_saved_bytes": kept.saved - before.saved,
+        "after_working_bytes": kept.working - before.working,
+    }
+    memory = _without_logits(form.memory, form.blocks, before.most, kept.most)
+    return replace(result, memory=memory, blocks=_with_more(result.blocks, more))
+
+
+def _left_uncompiled(form: TracedForm, loss: _Loss) -> TracedForm:
+    operators, outside = form.operators, {loss.start, *loss.others}
+    module = tuple(
+        name + UNCOMPILED if i in outside else name for i, name in enumerate(operators.module)
+    )
+    return replace(form, operators=replace(operators, module=module))
+
+
+def _fused(operators: Operators, loss: _Loss, parts: Parts, name: Form, chunks: int = 1) -> _Bytes:
+    """Put the fused loss into `parts`. The gradient replaces the logits in memory."""
+    s, w = loss.elements / chunks, loss.width
+    parts[loss.start] = [
+        passes("softmax", "cross_entropy", s, 2 * w, w, extent=loss.vocabulary, each=chunks)
+    ]
+    return _with_copies(loss, _Bytes(w * s, 0.0 * s), w)
+
+
+def _fused_in_fp32(operators: Operators, loss: _Loss, parts: Parts, name: Form) -> _Bytes:
+    """Put the fused loss in fp32 into `parts`. The model's casts of the logits stay."""
+    s, w = loss.elements, loss.width
+    if w < FP32:
+        for i in loss.others:
+            if operators.function[i] == "_to_copy":
+                del parts[i]
+    parts[loss.start] = [
+        passes("softmax", "cross_entropy", s, 2 * FP32, FP32, extent=loss.vocabulary)
+    ]
+    # The gradient of the cast logits is alive, and its cast to the width of the head.
+    return _with_copies(loss, _Bytes(FP32 * s, (w if w < FP32 else 0.0) * s), FP32)
+
+
+def _with_copies(loss: _Loss, kept: _Bytes, width: float) -> _Bytes:
+    """Add the gradient of a copy of the logits, and the fp32 logits that the model returns."""
+    s = loss.elements
+    working = width * s if loss.is_copied else kept.working
+    if loss.is_returned_wide:
+        working = np.maximum(working, (FP32 + loss.width * loss.is_copied) * s)
+    return _Bytes(kept.saved, working)
+
+
+def _chunked(operators: Operators, loss: _Loss, parts: Parts, name: Form) -> _Bytes:
+    """Put the chunked loss into `parts`.
+
+    The gradients of input and weight are computed next to the logits of one chunk. They are then
+    kept until the backward pass.
+    """
+    sizes = operators.dims[list(loss.head)][:, MATMUL_SIZES].reshape(-1, 2)
+    others = (sizes[:, 0] > 1) & (sizes[:, 0] != loss.vocabulary)
+    # There are enough chunks to make the logits of one chunk as large as the hidden states.
+    hidden = sizes[others & (sizes[:, 1] == 0), 0]
+    chunks = math.ceil(loss.vocabulary / float(hidden.min())) if len(hidden) else 1
+    plain = loss._replace(is_copied=False, is_returned_wide=False)
+    logits = _fused(operators, plain, parts, name, chunks)
+    if chunks > 1:
+        parts |= {i: [_in_chunks(operators, i, chunks)] for i in loss.head}
+    # Elements of the head's weight.
+    numbers = loss.vocabulary * float(sizes[others, 0].max(initial=0.0))
+    # Without a gradient matmul that sums over tokens, the head is frozen.
+    trained = any(operators.dims[i, GEMM.k, 1] for i in loss.head)
+    weight = (2.0 if name == "half" else FP32) * numbers * trained
+    # Matmuls read the transposed weight, which is a view. Autocast does not cache casts of views
+    # (cached_cast in aten/src/ATen/autocast_mode.cpp).
+    cast = fixed(2.0 * numbers if name == "amp" else 0.0)
+    hidden_states = loss.elements * (numbers / loss.vocabulary**2)
+    return _Bytes(loss.width * hidden_states + fixed(weight), logits.most + cast)
+
+
+_KERNELS: dict[str, Callable[[Operators, _Loss, Parts, Form], _Bytes]] = {
+    "fused": _fused,
+    "fused_fp32": _fused_in_fp32,
+    "chunked": _chunked,
+}
+"""Functions that put the operators of a loss into `parts`, and return its memory."""
+
+
+def _loss(operators: Operators) -> _Loss | None:
+    function = np.array(operators.function)
+    starts = np.flatnonzero(function == "_log_softmax")
+    if len(starts) != 1:
+        return None
+    start = int(starts[0])
+    elements = operators.dims[start, OTHER.elements_in].astype(np.float64)
+    vocabulary = operators.dims[start, OTHER.extent].sum()
+    if vocabulary < SMALLEST_VOCABULARY:
+        return None
+
+    def as_many(tolerance: float) -> Floats:
+        counts = operators.dims[:, OTHER.elements_in]
+        return np.isclose(counts, elements, rtol=tolerance).all(axis=1)
+
+    casts, same = function == "_to_copy", as_many(1e-6)
+    others = np.flatnonzero((casts & same) | np.isin(function, LOSS))
+    matmuls = np.array(operators.kind) == "gemm"
+    sizes = operators.dims[:, MATMUL_SIZES].sum(axis=2)
+    head = np.flatnonzero(matmuls & (sizes == vocabulary).any(axis=1))
+    half = bool(operators.half[head].any()) if len(head) else bool(operators.half[start])
+    forward = np.array(operators.phase) == "forward"
+    widened = casts & as_many(0.01) & ~operators.half & forward
+    return _Loss(
+        start=start,
+        others=tuple(int(i) for i in others if i != start),
+        elements=elements,
+        width=2.0 if half else 4.0,
+        plain_width=2.0 if operators.half[start] else 4.0,
+        is_copied=bool(((function == "clone") & same).any()),
+        is_returned_wide=bool(operators.count[widened].sum() > 1),  # One cast is for the loss.
+        vocabulary=float(vocabulary),
+        head=tuple(int(i) for i in head),
+    )
+
+
+def _in_chunks(operators: Operators, i: int, chunks: int) -> Part:
+    """Return the matmul of row `i` of the head, split into chunks of tokens."""
+    dims = operators.dims[i].astype(np.float64)
+    m, n, k = (dims[at] for at in MATMUL_SIZES)
+    half, width = bool(operators.half[i]), 2.0 if operators.half[i] else 4.0
+    m, n, k = (size / chunks if size[1] else size for size in (m, n, k))
+
+    def bytes_of(a: Pair, b: Pair) -> Floats:
+        return width * np.array([a[0] * b[0], a[0] * b[1] + a[1] * b[0]])
+
+    flops = operators.flops[i] / chunks
+    read, written = bytes_of(m, k) + bytes_of(k, n), bytes_of(m, n)
+    if k[1]:
+        # The gradient of the weight is summed over the chunks (addmm), so it is also read.
+        read = read + width * fixed(float(m[0] * n[0]))
+    sizes = dims[GEMM.batch], m, n, k
+    return Part("gemm", operators.function[i], half, flops, read, written, sizes, each=chunks)
+
+
+def _without_logits(
+    memory: MemoryProfile, blocks: Blocks, logits: Pair, kept: Pair
+) -> MemoryProfile:
+    """Return the memory profile with less memory during head and loss.
+
+    Moments of head and loss are those with more bytes than all blocks keep and one block works
+    with.
+
+    Args:
+        memory: Profile of the trace.
+        blocks: Repeated blocks of the model.
+        logits: Bytes of the traced loss.
+        kept: Bytes of the new loss, which replace them.
+    """
+    base = blocks.count * np.array(blocks.saved_bytes)
+    least = base + np.maximum(np.array(blocks.working_bytes), kept)
+
+    def change(rows: Floats) -> None:
+        at_loss = rows[:, -1] > least[1]
+        rows[at_loss, -1] = np.maximum(rows[at_loss, -1] - logits[1] + kept[1], least[1])
+        rows[at_loss, -2] += kept[0]
+
+    return _remembered(memory, change)

@@ -9,19 +9,28 @@ import numpy as np
 from msgspec.structs import replace
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.execution import FORMS, Form, Precision
+from trainpace.core.execution import Precision
 from trainpace.core.hardware import Device
 from trainpace.core.software import (
     ATTENTION_IN_WORDS,
     FP8_IN_WORDS,
     OPTIMIZERS_IN_WORDS,
     TODAY,
+    CrossEntropy,
+    Fp8Recipe,
+    OptimizerImplementation,
     Rewrites,
     Software,
 )
 from trainpace.forecast.attention import implementation_on
-from trainpace.forecast.losses import has_vocabulary_loss, is_in_16_bits, with_loss
-from trainpace.forecast.rewrites import can_be, eager, traced_implementations, updated
+from trainpace.forecast.rewrites import (
+    can_be,
+    eager,
+    has_vocabulary_loss,
+    traced_implementations,
+    updated,
+    with_loss,
+)
 from trainpace.workload import (
     ATTENTION,
     ATTENTION_KINDS,
@@ -40,25 +49,19 @@ def as_run(workload: Workload, rewrites: Rewrites) -> Workload:
 
     If nothing differs, the result is the same object.
     """
-    forms = {
-        name: _as_run(workload, name, workload.forms[name], rewrites)
-        for name in FORMS
-        if name in workload.forms
-    }
+    forms = dict(workload.forms)
+    for name, form in workload.forms.items():
+        if rewrites.eager_attention:
+            form = eager(form, name, workload.checkpointed)
+        if rewrites.cross_entropy:
+            form = with_loss(form, rewrites.cross_entropy, name)
+        if rewrites.half_router and name == "half":
+            form = with_half_router(form)
+        if rewrites.optimizer and can_be(workload, rewrites.optimizer):
+            form = updated(workload, form, rewrites.optimizer)
+        forms[name] = form
     same = all(forms[name] is form for name, form in workload.forms.items())
     return workload if same else replace(workload, forms=forms)
-
-
-def _as_run(workload: Workload, name: Form, form: TracedForm, rewrites: Rewrites) -> TracedForm:
-    if rewrites.eager_attention:
-        form = eager(form, name, workload.checkpointed)
-    if rewrites.cross_entropy:
-        form = with_loss(form, rewrites.cross_entropy, name)
-    if rewrites.half_router and name == "half":
-        form = with_half_router(form)
-    if rewrites.optimizer and can_be(workload, rewrites.optimizer):
-        form = updated(workload, form, rewrites.optimizer)
-    return form
 
 
 def with_half_router(form: TracedForm) -> TracedForm:
@@ -118,16 +121,18 @@ def running_software(
         precision: Precision of the training.
         compiles: True if torch.compile is used.
     """
-    operators = workload.form(precision).operators
-    effects = [
-        (software.name, ""),
-        _attention(operators, software, device),
-        _optimizer(workload, operators, software),
-        _loss(operators, software, compiles),
-        ("", _fp8(software, precision)),
-        ("routers in 16 bits" if software.router == "16_bit" else "", ""),
-        ("", "JAX: forecast as PyTorch under torch.compile" if software.framework == "jax" else ""),
-    ]
+    operators, s = workload.form(precision).operators, software
+    effects = [(s.name, ""), _attention(operators, s, device)]
+    if s.optimizer is not None:
+        effects.append(_optimizer(workload, operators, s.optimizer))
+    if s.cross_entropy is not None:
+        effects.append(_loss(operators, s.cross_entropy, compiles))
+    if s.fp8_recipe is not None:
+        effects.append(("", _fp8(s.fp8_recipe, precision)))
+    if s.router == "16_bit":
+        effects.append(("routers in 16 bits", ""))
+    if s.framework == "jax":
+        effects.append(("", "JAX: forecast as PyTorch under torch.compile"))
     words, idle = (tuple(filter(None, texts)) for texts in zip(*effects, strict=True))
     return RunningSoftware(", ".join(words), software == TODAY, idle)
 
@@ -149,10 +154,7 @@ def _attention(operators: Operators, software: Software, device: Device) -> Effe
     return runs, f"{ATTENTION_IN_WORDS[wanted]}: {device.name if half else 'fp32'} uses {runs}"
 
 
-def _optimizer(workload: Workload, operators: Operators, software: Software) -> Effect:
-    wanted = software.optimizer
-    if wanted is None:
-        return "", ""
+def _optimizer(workload: Workload, operators: Operators, wanted: OptimizerImplementation) -> Effect:
     words = OPTIMIZERS_IN_WORDS[wanted]
     if "optimizer" not in operators.phase:
         return "", f"{words}: nothing is updated"
@@ -162,28 +164,21 @@ def _optimizer(workload: Workload, operators: Operators, software: Software) -> 
     return "", f"{words}: unknown for {workload.optimizer}"
 
 
-def _loss(operators: Operators, software: Software, compiles: bool) -> Effect:
-    wanted = software.cross_entropy
-    if wanted is None:
-        return "", ""
+def _loss(operators: Operators, wanted: CrossEntropy, compiles: bool) -> Effect:
     words = f"{wanted} cross-entropy"
     if wanted == "uncompiled" and not compiles:
         return "", f"{words}: nothing is compiled"
     if not has_vocabulary_loss(operators):
         return "", f"{words}: the model has no loss over a vocabulary"
-    if wanted == "cut" and not is_in_16_bits(operators):
-        return "", f"{words}: its kernels take 16-bit numbers"
     return words, ""
 
 
-def _fp8(software: Software, precision: Precision) -> str:
-    recipe = software.fp8_recipe
-    if recipe is None or (recipe == "per_tensor" and precision == "fp8"):
+def _fp8(recipe: Fp8Recipe, precision: Precision) -> str:
+    if precision != "fp8":
+        return f"{FP8_IN_WORDS[recipe]}: the precision is {precision}"
+    if recipe == "per_tensor":
         return ""
-    why = f"the precision is {precision}"
-    if precision == "fp8":
-        why = "it is forecast as one scale per tensor"
-    return f"{FP8_IN_WORDS[recipe]}: {why}"
+    return f"{FP8_IN_WORDS[recipe]}: it is forecast as one scale per tensor"
 
 
 # ---- rows of several documents each

@@ -13,20 +13,13 @@ the step is
 
     (pp - 1) / (m + pp - 1)
 
-(Huang et al. 2019; Narayanan et al. 2021). The bubble of DualPipe is
-
-    (pp / 2 - 1) * (FB + B - 3 * W)
-
-(F&B in DeepSeek-V3's report, table 2). FB is the time of an overlapped forward and backward pass,
-and B the time of a backward pass. W is the weight-gradient part of the backward pass. It is assumed
-to be half of B, as for matmuls.
+(Huang et al. 2019; Narayanan et al. 2021).
 
 Forward and backward times are reported for the slowest stage. Work that is done once per step is
 reported for the stage where it takes longest.
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -73,14 +66,6 @@ that read and write in turn reach about 60%. `Cluster` has no field for host mem
 """
 
 
-class _Update(NamedTuple):
-    """Times of work that is done once per step, in milliseconds, each of shape (n, 3)."""
-
-    optimizer: Floats
-    overhead: Floats
-    accumulate: Floats
-
-
 class StepModel:
     """Step-time model of n valid executions.
 
@@ -97,7 +82,9 @@ class StepModel:
         self.stages, total = stages_of(grid, form.blocks)
         self.held = self.stages.parameters / total
         self.shard = self.stages.shard(self.groups)
-        self.mirrored = (grid.copies > 1)[:, None]
+        trained = 0 if workload.mode == "inference" else workload.trainable_parameters
+        self.gradient_bytes = trained * np.where(self.half & ~grid.fp32_gradients, 2.0, 4.0)
+        """Bytes of all gradients of the model in their communicated format, shape (n,)."""
 
     def steps(self, costs: StageCosts) -> tuple[dict[str, Floats], dict[str, Floats]]:
         """Return the parts of the step, and the exposed communication by kind.
@@ -116,7 +103,7 @@ class StepModel:
         m = grid.accumulation.astype(np.float64)
         device, overhead = self._passes_of(costs)
         took = device + overhead
-        gradients = self.held * self._gradient_bytes[:, None]
+        gradients = self.held * self.gradient_bytes[:, None]
         each, once, replicated = self._communication(costs, took, gradients)
         window = took.sum(axis=2)
         busy = window + each.tensor + each.context + each.expert + each.pipeline
@@ -129,11 +116,10 @@ class StepModel:
 
         turn = each.pipeline + (busy - each.pipeline) * stages.mean_share
         bubble = ((stages.number * turn * exists).sum(axis=1) - slow(busy)) / grid.virtual_stages
-        bubble = np.where(self.mirrored[:, 0], bubble * self._of_dual_pipe(took), bubble)
-        update = self._update(costs, gradients)
+        optimizer, update_overhead, accumulate = self._update(costs, gradients)
         # Work that is done once per step ends when its slowest stage is done.
         tail = once.data_parallel + once.parameters + once.offload
-        tail = tail + update.optimizer + update.overhead + update.accumulate
+        tail = tail + optimizer + update_overhead + accumulate
         last = np.where(exists, tail, -1.0).argmax(axis=1)
         of_gradients = once.data_parallel[every, last] if replicated is None else replicated
         exposed_ms = {
@@ -147,13 +133,13 @@ class StepModel:
         }
         parts = {
             "forward_ms": m * slow(device[:, :, 0]),
-            "backward_ms": m * slow(device[:, :, 1]) + update.accumulate[every, last],
-            "optimizer_ms": update.optimizer[every, last],
+            "backward_ms": m * slow(device[:, :, 1]) + accumulate[every, last],
+            "optimizer_ms": optimizer[every, last],
             "communication_ms": sum(exposed_ms.values(), np.zeros(len(m))),
             "data_wait_ms": np.zeros(len(m)),
             "host_to_device_ms": self._host_copy_ms() * m,
             "host_overhead_ms": (
-                m * slow(overhead.sum(axis=2)) + update.overhead[every, last] + costs.start
+                m * slow(overhead.sum(axis=2)) + update_overhead[every, last] + costs.start
             ),
             "idle_ms": np.maximum(bubble, 0.0),
         }
@@ -164,11 +150,6 @@ class StepModel:
         c, grid = costs, self.grid
         device = self._passes(c.block_device, c.first_device, c.last_device, c.repeated_device)
         host = self._passes(c.block_host, c.first_host, c.last_host, c.repeated_host)
-        # With DualPipe, each rank computes half of the micro-batches on its own stage, and half on
-        # the stage at the other end of the pipeline.
-        device, host = (
-            np.where(self.mirrored[:, :, None], (ms + ms[:, ::-1]) / 2, ms) for ms in (device, host)
-        )
         overhead = together_ms(device, host) - device if self.on_gpu else host.copy()
         if self.engine == "data_parallel":
             # One Python process copies the modules and drives all replicas. It launches their
@@ -204,20 +185,28 @@ class StepModel:
         The last is None for other engines. For nn.DataParallel, the communication per step is 0.
         """
         grid, stages = self.grid, self.stages
+        if (grid.world_size == 1).all() and not (
+            grid.offload_optimizer | grid.offload_parameters
+        ).any():
+            zero = np.zeros_like(gradients)
+            return (
+                PassCommunication(zero, zero, zero, zero),
+                StepCommunication(zero, zero, zero),
+                None,
+            )
         all_of = Communication(
             grid, self.groups, stages, self.form, self.engine, self.workload.mode, self.cluster
         )
         each = all_of.micro_batch(self._recomputes("full"), costs.attention_device)
-        replicated = None
+        parameter_bytes, replicated = self._parameter_bytes(), None
         if self.engine == "data_parallel":
             once = StepCommunication(*np.zeros((3, *gradients.shape)))
-            replicated = all_of.data_parallel_ms(self._gradient_bytes, self._parameter_bytes)
+            replicated = all_of.data_parallel_ms(self.gradient_bytes, parameter_bytes)
         else:
-            parameters = self.held * self._parameter_bytes[:, None]
+            parameters = self.held * parameter_bytes[:, None]
             once = all_of.step(gradients, parameters, took[:, :, 0], took[:, :, 1])
         interleaved = (grid.virtual_stages[:, None] > 1) & (self.engine == "megatron_core")
-        overlapped = (grid.has("expert_exchange", n) for n in ("overlapped", "overlapped_fp8"))
-        overlaps = self.mirrored | np.logical_or(*overlapped)[:, None]
+        overlaps = grid.has("expert_exchange", "overlapped")[:, None]
         window = took.sum(axis=2)
         # Computation that hides expert communication cannot hide the pipeline's sends as well.
         left = np.where(overlaps, np.maximum(window - each.expert / OVERLAP, 0.0), window)
@@ -225,23 +214,9 @@ class StepModel:
         pipeline = exposed(each.pipeline, np.zeros_like(window), left)
         each = each._replace(
             expert=np.where(overlaps, expert, each.expert),
-            pipeline=np.where(self.mirrored | interleaved, pipeline, each.pipeline),
+            pipeline=np.where(interleaved, pipeline, each.pipeline),
         )
         return each, once, replicated
-
-    def _of_dual_pipe(self, took: Floats) -> Floats:
-        """Return the bubble of DualPipe divided by the bubble of 1F1B, shape (n,).
-
-        With F and B for the forward and backward time, the ratio is
-
-            (pp / 2 - 1) * (F + B + B - 3 * B / 2) / ((pp - 1) * (F + B))
-
-        Args:
-            took: Times of the passes, shape (n, 3, 2).
-        """
-        pp, (forward, backward) = self.grid.pp, took.sum(axis=1).T
-        share = (forward + backward / 2) / np.maximum(forward + backward, 1e-12)
-        return np.asarray(np.maximum(pp / 2 - 1, 0.0) / np.maximum(pp - 1, 1) * share)
 
     def _host_copy_ms(self) -> Floats:
         """Return the milliseconds to copy one micro-batch to the device, tensor by tensor, (n,).
@@ -256,15 +231,8 @@ class StepModel:
         copied = copied + 1e-3 * COPY_START_US * workload.batch_tensors
         return copied * self.grid.data_parallel_size if self.engine == "data_parallel" else copied
 
-    @property
-    def _gradient_bytes(self) -> Floats:
-        """Bytes of all gradients of the model in their communicated format, shape (n,)."""
-        trained = 0 if self.workload.mode == "inference" else self.workload.trainable_parameters
-        return trained * np.where(self.half & ~self.grid.fp32_gradients, 2.0, 4.0)
-
-    @property
     def _parameter_bytes(self) -> Floats:
-        """Bytes of the model's parameters in their communicated format, shape (n,).
+        """Return the bytes of the model's parameters in their communicated format, shape (n,).
 
         ZeRO 3 and nn.DataParallel send all parameters. Other executions send only the trainable
         parameters. Frozen parameters in a packed format are sent packed.
@@ -275,22 +243,26 @@ class StepModel:
         wide = sent * np.where(self.half | self.grid.casts_shards, 2.0, 4.0)
         return np.minimum(wide, memory.parameter_bytes) if memory.frozen_bytes else wide
 
-    def _update(self, costs: StageCosts, gradients: Floats) -> _Update:
-        """Return the times of the optimizer update, gradient clipping and gradient accumulation.
+    def _update(self, costs: StageCosts, gradients: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return the times of work that is done once per step, each (n, 3), in milliseconds.
 
         Each rank processes its shard. torch.nn.utils.clip_grad_norm_ reads all gradients for their
         norm, then reads and writes them to scale them. Kernel launches and the scalar all-reduce
         of the norms are ignored.
+
+        Returns:
+            Device time of the optimizer and gradient clipping, exposed host overhead of the
+            optimizer, and gradient accumulation.
         """
         grid, bandwidth = self.grid, self.cluster.device.memory_bandwidth_gb_per_s
         rate = np.inf if bandwidth is None else bandwidth.value * 1e6 * ACCUMULATE_SHARE
         sharded = (grid.zero_stage >= 2) & ~grid.collects_gradients
         added = gradients / np.where(sharded[:, None], self.shard, 1.0)
-        moved = 3 * added * (grid.accumulation / grid.copies - 1)[:, None]  # read both, write one
+        moved = 3 * added * (grid.accumulation - 1)[:, None]  # read both, write one
         shards = (grid.zero_stage >= 1)[:, None]
         norms = 3 * gradients / np.where(shards, self.shard, 1.0) * grid.clip_gradients[:, None]
         optimizer, overhead = self._optimizer(costs)
-        return _Update(optimizer + norms / rate, overhead, moved / rate)
+        return optimizer + norms / rate, overhead, moved / rate
 
     def _optimizer(self, costs: StageCosts) -> tuple[Floats, Floats]:
         """Return device time and exposed host overhead of the update, each (n, 3), in milliseconds.
@@ -312,22 +284,20 @@ class StepModel:
         overhead = together_ms(device, host) - device if self.on_gpu else host
         ranks = np.where(sharded, self.shard, 1.0)
         updated = self.held * self.workload.trainable_parameters / ranks
-        # `shapes.unsupported` has already refused optimizers that cannot run on the host.
+        # `grid.unsupported` has already refused optimizers that cannot run on the host.
         moved = host_update_bytes(self.workload.optimizer) or np.nan
         on_host = updated * moved * self.cluster.devices_per_node / (HOST_MEMORY_GB_PER_S * 1e6)
         away = grid.offload_optimizer[:, None] & (self.workload.mode == "train")
         return np.where(away, on_host, device), np.where(away, 0.0, overhead)
 
 
-def paging_ms(memory: RankMemory, capacity_gib: float | None, cluster: Cluster) -> Floats:
+def paging_ms(memory: RankMemory, capacity_gib: float, cluster: Cluster) -> Floats:
     """Return the milliseconds of paging optimizer states over PCIe per update, shape (n,).
 
     States that do not fit on the device move in and out again. bitsandbytes prefetches the states
     of a tensor just before its kernel, so computation does not hide the transfer (Dettmers et al.
     2023, section 3).
     """
-    if capacity_gib is None:
-        return np.zeros_like(memory.paged_gib)
     spilled = needed_gib(memory) + memory.paged_gib - room_gib(capacity_gib)
     spilled = np.clip(spilled, 0.0, memory.paged_gib)
     return np.asarray(2 * spilled * BYTES_PER_GIB / (pcie_gb_per_s(cluster) * PINNED_SHARE * 1e6))

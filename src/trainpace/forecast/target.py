@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, lru_cache
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from msgspec.structs import replace
@@ -29,7 +29,6 @@ from trainpace.forecast.constants import (
 )
 from trainpace.forecast.fusion import Fused
 from trainpace.forecast.grid import Grid
-from trainpace.forecast.intervals import Spread, composed_spread
 from trainpace.forecast.kernels import KernelTable, KernelTimes, host_us
 from trainpace.forecast.matmul import MatmulModel, Tiling
 from trainpace.forecast.rates import Rates, sustained_rates
@@ -40,6 +39,7 @@ from trainpace.forecast.timings import (
     machine_times,
     step_factor,
 )
+from trainpace.forecast.uncertainty import Spread, composed_spread
 from trainpace.workload import MATRIX_KINDS, Flags, Floats, Operators, form_of
 
 HOST_SHARPNESS = 6.0
@@ -207,9 +207,8 @@ def with_inductor(c: KernelConstants, is_old: bool) -> KernelConstants:
     )
 
 
-def _kept(function: F) -> F:
-    """Cache the last results of a method. Kernel models are frozen, so results do not change."""
-    return cast(F, lru_cache(MOST_TIMED)(function))
+_kept: Callable[[F], F] = cast(Any, lru_cache(MOST_TIMED))
+"""Decorator that caches the last results of a method of a kernel model, which is frozen."""
 
 
 class KernelModel(ABC):
@@ -236,7 +235,7 @@ class KernelModel(ABC):
         """Return the interval of a step, relative to its forecast.
 
         Args:
-            shares: Composition of the step, in the order of `intervals.PARTS`.
+            shares: Composition of the step, in the order of `uncertainty.PARTS`.
             device: The device.
             device_s: Device seconds of every row, shape (rows,).
             log_sd: Standard deviation of the logarithm of these times, shape (rows,).
@@ -266,10 +265,6 @@ class FittedKernels(KernelModel):
         self._constants, self.host_factor = constants, host_factor
         self._matmuls, self._cards = matmuls, cards
 
-    @property
-    def constants(self) -> KernelConstants:
-        return self._constants or fitted_constants()
-
     @_kept
     def rank_times(
         self, table: KernelTable, batches: tuple[float, ...], device: Device, key: KernelKey
@@ -293,7 +288,7 @@ class FittedKernels(KernelModel):
         self, table: KernelTable, device: Device, key: KernelKey
     ) -> tuple[KernelConstants, Rates | str]:
         cards = measured_cards() if self._cards is None else self._cards
-        c = with_inductor(self.constants, key.software.has_old_inductor)
+        c = with_inductor(self._constants or fitted_constants(), key.software.has_old_inductor)
         c, half = cards.of(c, device), table.operators.half
         attention = (
             implementation_on(device, key.software.fused_attention) if table.has_attention else None

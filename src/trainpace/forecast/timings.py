@@ -18,8 +18,8 @@ import numpy as np
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import Record
 from trainpace.core.stats import student_t_95
-from trainpace.forecast.intervals import COVERAGE, Spread
 from trainpace.forecast.kernels import KernelTimes
+from trainpace.forecast.uncertainty import COVERAGE, Spread
 from trainpace.workload import (
     ATTENTION,
     CONV,

@@ -419,19 +419,6 @@ class Conditions(Record):
         )
 
 
-def conditions_of(case: Case, trace: str) -> Conditions:
-    """Return the conditions of a case. `trace` is the key of its workload in the package."""
-    return Conditions(
-        trace=trace,
-        execution=case.execution,
-        device=case.cluster.device.name,
-        network_gb_per_s=case.cluster.network_gb_per_s_per_device,
-        host=None if case.cluster.host is None else case.cluster.host.name,
-        software=case.software,
-        host_copy=case.run.host_copy == "yes",
-    )
-
-
 class PackagedTraces(Record):
     """Workloads by key, and conditions by run id, for all packaged runs with a workload."""
 

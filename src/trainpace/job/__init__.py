@@ -19,26 +19,24 @@ if TYPE_CHECKING:
     )
     from trainpace.job.training import (
         ASSUMED,
+        MAX_COUNT,
         ONLY_STEPS,
+        EpochSteps,
         JobConditions,
+        Schedule,
+        SpeedUp,
         Training,
+        accumulation_for_global_batch,
         assumed_in_words,
         assumptions,
+        epoch_steps,
         job_ranges,
         power_w,
         state_bytes,
         stated_conditions,
+        total_steps,
         training_of,
         with_job,
-    )
-    from trainpace.job.work import (
-        MAX_COUNT,
-        EpochSteps,
-        Schedule,
-        SpeedUp,
-        accumulation_for_global_batch,
-        epoch_steps,
-        total_steps,
     )
 
 __getattr__, __all__ = exports(__name__, __file__)

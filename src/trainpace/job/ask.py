@@ -16,14 +16,17 @@ from trainpace.core.outcome import JobTime
 from trainpace.core.records import Record, check_fields
 from trainpace.core.units import format_duration
 from trainpace.job.learning_rate import LearningRateAdvice, learning_rate_advice
-from trainpace.job.training import ONLY_STEPS, JobConditions, Training, training_of
-from trainpace.job.work import (
+from trainpace.job.training import (
     MAX_COUNT,
+    ONLY_STEPS,
     EpochSteps,
+    JobConditions,
     Schedule,
     SpeedUp,
+    Training,
     accumulation_for_global_batch,
     epoch_steps,
+    training_of,
 )
 
 MAX_RANKS = 1_000_000

@@ -87,7 +87,7 @@ class _Known(NamedTuple):
 class Knowledge:
     """Runs of a workload, and runs of other models on the same devices, with their forecasts.
 
-    `trainpace.forecast.posterior` weights them: the same card counts more than another card, and
+    `trainpace.forecast.uncertainty` weights them: the same card counts more than another card, and
     the same execution more than another execution. `sequence_length` and `image_size` are the
     requested sizes, if the workload has none. Runs with other sizes do not count.
     """

@@ -426,7 +426,7 @@ def _annotated(
             trends[device] = trend
         if sweep.on_cpu or len(step_ms) != len(question.batches):
             continue
-        jumps[device] = sweep.forecaster.jumps_in(sweep.execution, question.batches, step_ms)
+        jumps[device] = sweep.forecaster.jumps(sweep.execution, question.batches, step_ms)
         is_kepler = sweep.device.compute_capability.startswith("3.")
         if is_kepler and trend is not None and not jumps[device]:
             notes[f"{device}: {UNMEASURED}"] = None

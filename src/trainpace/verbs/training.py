@@ -115,8 +115,7 @@ class SoftwareRequest(TracedRequest):
         CrossEntropy | None,
         Field(
             "Kernels of a vocabulary's loss: fused; fused_fp32 and chunked as Liger has them in"
-            " transformers; cut cross-entropy; vocab_parallel as in Megatron; uncompiled: outside"
-            " torch.compile.  [default: plain]"
+            " transformers; uncompiled: outside torch.compile.  [default: plain]"
         ),
     ] = None
     fp8_recipe: Annotated[

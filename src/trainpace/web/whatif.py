@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Meta
+from msgspec.structs import replace
 
 from trainpace.core.errors import TrainpaceError, UnknownName
 from trainpace.core.execution import Checkpointing, Execution, Precision, ZeroStage
@@ -21,7 +22,7 @@ from trainpace.core.records import Record, load
 from trainpace.core.software import Attention
 from trainpace.core.units import format_duration, format_number, format_usd
 from trainpace.forecast import Forecaster, ForecastTable, Target
-from trainpace.job import Schedule, assumed_in_words
+from trainpace.job import ASSUMED, Schedule, assumed_in_words, with_job
 from trainpace.offers import Offer, cheapest_offer
 from trainpace.report import (
     BATCH,
@@ -169,7 +170,12 @@ def run(
         )
         forecaster = forecaster.on(Target(cluster, software=software_of(r)))
         execution = Execution(optimizer=workload.optimizer, **execution_values(r, workload))
-        forecast = forecaster.forecast(execution, Schedule(samples=r.samples, epochs=r.epochs))
+        forecast = with_job(
+            forecaster.forecast(execution),
+            workload,
+            Schedule(samples=r.samples, epochs=r.epochs),
+            replace(ASSUMED, price_usd_per_device_hour=cluster.price_usd_per_device_hour),
+        )
     except TrainpaceError as error:
         return WhatIf(r, reason=str(error))
     if forecast.step is None:
@@ -178,7 +184,7 @@ def run(
     swept = forecaster.over_batches(execution, sizes)
     every_size = sizes[-1] == len(sizes)  # If sizes are skipped, jumps between them are not visible
     jumps = (
-        forecaster.jumps_in(execution, sizes, swept.step_ms)
+        forecaster.jumps(execution, sizes, swept.step_ms)
         if every_size and swept.timed.all()
         else ()
     )
