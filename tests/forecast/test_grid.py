@@ -11,7 +11,7 @@ from trainpace.core.errors import Contradiction
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.software import TODAY
-from trainpace.forecast import Forecaster, Grid, Target
+from trainpace.forecast import Forecaster, Grid, Target, fitted_constants
 from trainpace.forecast.communication import Communication
 from trainpace.forecast.grid import CLASHES, Facts, clashes, divisors, stages_of
 from trainpace.forecast.memory import OFFLOAD_BUCKET
@@ -525,7 +525,8 @@ def test_patch_convolution_is_on_the_first_stage():
         for table, found in zip(tables, timed, strict=True)
     ]
     assert (costs[0].first_host > 0).all()
-    library_call = FITTED.constants.host_library_us / FITTED.constants.host_launch_us
+    c = fitted_constants()
+    library_call = c.host_library_us / c.host_launch_us
     assert costs[1].first_host == pytest.approx(costs[0].first_host * library_call)
 
 

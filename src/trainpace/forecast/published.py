@@ -186,6 +186,9 @@ NUMBER_BYTES = {"fp32": 4.0, "amp": 2.5, "half": 2.0}
 
 Precision has its own weight, so memory traffic is compared in elements.
 """
+PRECISION_BYTES: dict[str, float] = {
+    name: NUMBER_BYTES[one.form] for name, one in NUMBER_FORMATS.items()
+}
 OTHER_FORMAT, OTHER_STORAGE, OTHER_UNITS = 0.05, 0.15, 0.7
 """Distances between precisions.
 
@@ -293,7 +296,7 @@ def _properties(run: PublicRun) -> dict[str, Any]:
         "recomputed": "ac=full" in (run.parallelism or ""),
         "doubt": DOUBT[run.trust],
         "name_length": len(run.model),
-        "number_bytes": NUMBER_BYTES[NUMBER_FORMATS[run.precision].form],
+        "number_bytes": PRECISION_BYTES[run.precision],
     }
 
 
@@ -310,7 +313,7 @@ def _differences(
     length = np.where(both, _log(lengths) - _log(own_length), 0.0)
     # FLOPs and bytes of a pass are compared per sample, or per token.
     passes, own_passes = np.where(c["forward_only"], 1.0, 3.0), 1.0 if infers else 3.0
-    width = NUMBER_BYTES[NUMBER_FORMATS[e.precision].form]
+    width = PRECISION_BYTES[e.precision]
     work, traffic = (
         _log(one.sum(axis=1) / passes) - _log(own.sum(axis=1) / own_passes) - length
         for one, own in (
