@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainpace.core.hardware import Cluster
-from trainpace.forecast import CalibratedKernels, Forecaster, Target
+from trainpace.forecast import CalibratedKernels, Forecaster, Grid, Target
 from trainpace.journal import Circumstances, Journal, Knowledge, record_sweep
 from trainpace.measure import Conditions, MachineProfile, SweepPlan, calibrate, measure
 from trainpace.workload import Variant, load_workload
@@ -81,7 +81,7 @@ def repeats(
             )
             knowing = forecaster.knowing(Knowledge(journal, workload))
             execution = conditions.execution(1, workload.optimizer)
-            for forecast in knowing.over_batches(execution, sizes).forecasts():
+            for forecast in knowing.at(Grid.vary(execution, micro_batch=sizes)).forecasts():
                 assert forecast.step is not None
                 assert forecast.step_time_interval_ms is not None
                 interval, batch = forecast.step_time_interval_ms, forecast.execution.micro_batch

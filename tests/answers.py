@@ -17,7 +17,7 @@ from trainpace.core.hardware import Cluster, find_device
 from trainpace.core.outcome import Interval, StepTime
 from trainpace.core.records import to_jsonable
 from trainpace.diagnose import diagnose, read_profiled
-from trainpace.forecast import Forecaster, Target, nearest
+from trainpace.forecast import Forecaster, Grid, Target, nearest
 from trainpace.job import Schedule
 from trainpace.measure.sweep import analyse
 from trainpace.offers import Offer, picks
@@ -70,7 +70,7 @@ def asked(model, gpu="T4", batches=(8,), **cluster):
         optimizer=model.optimizer,
     )
     forecaster = Forecaster(model, Target(of))
-    return Sweep(forecaster, forecaster.over_batches(e, batches).forecasts(), e)
+    return Sweep(forecaster, forecaster.at(Grid.vary(e, micro_batch=batches)).forecasts(), e)
 
 
 def jumps(one):

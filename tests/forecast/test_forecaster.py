@@ -26,7 +26,7 @@ def on(device, **kernels):
 @pytest.mark.parametrize("model", [workload(), stacked()], ids=["one layer", "blocks"])
 def test_a_curve_is_the_forecast_of_every_batch(model):
     batches = [1, 2, 7, 31, 32, 33, 64, 500]
-    curve = Forecaster(model, Target(FOUR)).over_batches(RUN, batches)
+    curve = Forecaster(model, Target(FOUR)).at(Grid.vary(RUN, micro_batch=batches))
     records = curve.forecasts()
     for i, batch in enumerate(batches):
         alone = Forecaster(model, Target(FOUR)).forecast(replace(RUN, micro_batch=batch))
@@ -40,7 +40,7 @@ def test_a_curve_is_the_forecast_of_every_batch(model):
 
 def test_calibrated_machine_is_a_target():
     target = Target(Cluster(device=cpu()), CalibratedKernels(machine_model()))
-    curve = Forecaster(workload(), target).over_batches(Execution(), range(1, 71))
+    curve = Forecaster(workload(), target).at(Grid.vary(Execution(), micro_batch=range(1, 71)))
     for i in (0, 40, 69):
         alone = Forecaster(workload(), target).forecast(Execution(micro_batch=i + 1))
         assert alone == curve.forecast(i)
@@ -85,7 +85,7 @@ def test_refused_rows_have_a_reason_and_others_a_time():
 
 def test_workload_traced_at_one_batch_has_only_that_batch():
     only = replace(workload(), traced_batches=(7,))
-    rows = Forecaster(only, Target(FOUR)).over_batches(RUN, [1, 7, 8])
+    rows = Forecaster(only, Target(FOUR)).at(Grid.vary(RUN, micro_batch=[1, 7, 8]))
     assert rows.timed.tolist() == [False, True, False]
     assert "7" in rows.reason(2)
     assert rows.forecast(1).largest_micro_batch == 7
@@ -196,7 +196,7 @@ def _questions():
 def _answer(forecaster, question):
     cluster, run, batches = question
     here = forecaster.on(cluster)
-    curve = here.over_batches(run, batches)
+    curve = here.at(Grid.vary(run, micro_batch=batches))
     return (
         here.forecast(run),
         curve.step_ms.tobytes(),

@@ -14,6 +14,7 @@ from trainpace.core.hardware import Cluster, find_device
 from trainpace.forecast import (
     FittedKernels,
     Forecaster,
+    Grid,
     Target,
     explanations,
     fitted_constants,
@@ -91,7 +92,9 @@ def test_jumps_vanish_without_the_named_waves():
         fitted_constants(), conv_tile_tensor_quantisation=0.0, tile_tensor_quantisation=0.0
     )
     steps = [
-        forecaster("resnet50", "H100", "tf32", **kernels).over_batches(run, sizes).step_ms
+        forecaster("resnet50", "H100", "tf32", **kernels)
+        .at(Grid.vary(run, micro_batch=sizes))
+        .step_ms
         for kernels in ({}, {"constants": even})
     ]
     with_waves, without = (
@@ -117,8 +120,8 @@ def test_a_good_size_has_the_throughput_of_the_one_before_the_jump(model, gpu, p
     found = made.jumps(run, range(1, 120))
     assert found
     for jump in found:
-        before_ms, after_ms, good_ms = made.over_batches(
-            run, [jump.before, jump.batch, jump.next_good]
+        before_ms, after_ms, good_ms = made.at(
+            Grid.vary(run, micro_batch=[jump.before, jump.batch, jump.next_good])
         ).step_ms
         assert (
             jump.next_good / good_ms

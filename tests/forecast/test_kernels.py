@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from nouns import forecast, operators, workload
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, catalogue, find_device
-from trainpace.forecast import Forecaster, Target, fitted_constants
+from trainpace.forecast import Forecaster, Grid, Target, fitted_constants
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.matmul import TileModel, tile_model, tiled
 from trainpace.forecast.rates import sustained_rates
@@ -123,7 +123,7 @@ def test_a_sweep_gives_the_numbers_of_single_forecasts(models, name, precision):
     run = Execution(precision=precision)
     for device in ("T4", "A100", "RTX 4090", "K80"):
         target = Target(Cluster(device=find_device(device)))
-        swept = Forecaster(models[name], target).over_batches(run, batches).step_ms
+        swept = Forecaster(models[name], target).at(Grid.vary(run, micro_batch=batches)).step_ms
         for step_ms, batch in zip(swept, batches, strict=True):
             alone = Forecaster(models[name], target).forecast(replace(run, micro_batch=batch))
             assert step_ms == pytest.approx(alone.step.total_ms, rel=1e-12)
@@ -153,8 +153,8 @@ def test_products_of_unaligned_heads_leave_the_matrix_units_of_an_a100(precision
 
 def test_unsupported_device_is_nan_in_a_sweep():
     old, new = (
-        Forecaster(workload(), Target(Cluster(device=find_device(name)))).over_batches(
-            Execution(precision="bf16"), [1, 2]
+        Forecaster(workload(), Target(Cluster(device=find_device(name)))).at(
+            Grid.vary(Execution(precision="bf16"), micro_batch=[1, 2])
         )
         for name in ("T4", "A100")
     )

@@ -133,10 +133,6 @@ class Forecaster:
         """
         return self.at([execution]).forecast(0)
 
-    def over_batches(self, execution: Execution, batches: Sequence[int]) -> ForecastTable:
-        """Return the forecasts of the execution with each micro-batch of `batches`."""
-        return self.at(Grid.vary(execution, micro_batch=list(batches)))
-
     def at(self, executions: Sequence[Execution] | Grid) -> ForecastTable:
         """Return the forecasts of all executions.
 
@@ -252,14 +248,14 @@ class Forecaster:
             step_ms: Step time of each micro-batch, if it is known already.
         """
         if step_ms is None:
-            steps = self.over_batches(execution, batches)
+            steps = self.at(Grid.vary(execution, micro_batch=batches))
             if not steps.timed.all():
                 return ()
             step_ms = steps.step_ms
         jumps, largest = [], self.largest_micro_batch(execution)
         for i, excess in find_jumps(batches, step_ms):
             before, why = batches[i - 1], self._explained(execution, batches[i - 1], batches[i])
-            at_stairs = self.over_batches(execution, [before, *why.full]).step_ms
+            at_stairs = self.at(Grid.vary(execution, micro_batch=[before, *why.full])).step_ms
             good = next_good(before, why.full, at_stairs) or next_good(
                 before, batches[i + 1 :], np.delete(step_ms[i - 1 :], 1)
             )

@@ -141,19 +141,6 @@ class _ClassConstants(NamedTuple):
     row_work: tuple[Floats, Floats]
 
 
-class _Columns(NamedTuple):
-    """Intermediate times of every row, in seconds.
-
-    busy_s, compute_s and memory_s are times of one operator of the row. busy_s is the smooth
-    maximum of the other two. latency_s is the time of all `count` operators of the row together.
-    """
-
-    busy_s: Floats
-    compute_s: Floats
-    memory_s: Floats
-    latency_s: Floats
-
-
 class KernelTable:
     """Table of the operators of a workload, which computes their times on any device.
 
@@ -292,11 +279,10 @@ class KernelTable:
                 compute[..., rows], memory[..., rows] = attention.compute_s, attention.memory_s
                 latency[..., rows] = count[rows] * attention.start_s
         busy = (compute**SMOOTHNESS + memory**SMOOTHNESS) ** (1 / SMOOTHNESS)
-        columns = _Columns(busy, compute, memory, latency)
         if self._matmuls.any():
             matmuls = self.matmul_times(batch, rates) if matmuls is None else matmuls
-            columns = self._with_matmuls(columns, matmuls, rates, sizes, c)
-        busy, compute, memory, latency = columns
+            columns = (busy, compute, memory, latency)
+            busy, compute, memory, latency = self._with_matmuls(columns, matmuls, rates, sizes, c)
         return KernelTimes(
             count * (busy + cast_s) + latency, count * compute, count * (memory + cast_s), latency
         )
@@ -384,13 +370,17 @@ class KernelTable:
 
     def _with_matmuls(
         self,
-        columns: _Columns,
+        columns: tuple[Floats, ...],
         matmuls: MatmulTimes,
         rates: Rates,
         sizes: OperatorSizes,
         c: KernelConstants,
-    ) -> _Columns:
-        """Return the columns with the times of the matmul model, if it covers the device."""
+    ) -> list[Floats]:
+        """Return the columns with the times of the matmul model, if it covers the device.
+
+        The columns are seconds of every row. The first is the smooth maximum of the second and the
+        third, compute and memory time of one operator. The last is the latency of all operators.
+        """
         rows = self._matmuls
         b, n, k = (part(sizes.dims[i], rows) for i in (GEMM.batch, GEMM.n, GEMM.k))
         of_weights, of_batches = part(rates.weights.known, rows), part(rates.batched.known, rows)
@@ -412,7 +402,7 @@ class KernelTable:
             whole = np.array(np.broadcast_to(column, sizes.shape))
             whole[..., rows] = np.where(known, values, whole[..., rows])
             replaced.append(whole)
-        return _Columns(*replaced)
+        return replaced
 
     def _compute_s(
         self,

@@ -284,9 +284,8 @@ class StageCosts(NamedTuple):
     Fields that end in `_device` are device time, and fields that end in `_host` are host time.
 
     Attributes:
-        block_device: One block, forward and backward, shape (n, 2). block_host likewise.
-        first_device: Operators before the blocks, shape (n, 2). first_host likewise.
-        last_device: Operators after the blocks, shape (n, 2). last_host likewise.
+        passes_device: One block, the operators before the blocks and those after them, each in the
+            forward and the backward pass, shape (n, 3, 2). passes_host likewise.
         optimizer_device: Update of the whole model, shape (n,). optimizer_host likewise.
         attention_device: Attention of one block in the forward pass, shape (n,).
         repeated_device: Work of one block that selective recomputation repeats, shape (n,).
@@ -296,15 +295,11 @@ class StageCosts(NamedTuple):
             of them, then in the optimizer, shape (n, 18).
     """
 
-    block_device: Floats
-    first_device: Floats
-    last_device: Floats
+    passes_device: Floats
     optimizer_device: Floats
     attention_device: Floats
     repeated_device: Floats
-    block_host: Floats
-    first_host: Floats
-    last_host: Floats
+    passes_host: Floats
     optimizer_host: Floats
     repeated_host: Floats
     start: Floats
@@ -313,11 +308,9 @@ class StageCosts(NamedTuple):
     @classmethod
     def of(cls, rows: Floats) -> StageCosts:
         """Split the columns of the result of `RankTable.costs`."""
-        device, host = rows[:, :9], rows[:, 9:18]
-        passes = [side[:, i : i + 2] for side in (device, host) for i in (0, 2, 4)]
-        columns = [*passes[:3], *(device[:, i] for i in (6, 7, 8))]
-        columns += [*passes[3:], *(host[:, i] for i in (6, 8)), rows[:, 18], rows[:, 19:]]
-        return cls(*columns)
+        device, host = (rows[:, i : i + 6].reshape(-1, 3, 2) for i in (0, 9))
+        on_device, (optimizer, _, repeated) = rows[:, 6:9].T, rows[:, 15:18].T
+        return cls(device, *on_device, host, optimizer, repeated, rows[:, 18], rows[:, 19:])
 
 
 class RankTable(KernelTable):

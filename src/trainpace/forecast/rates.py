@@ -73,13 +73,6 @@ class Peak(NamedTuple):
 NO_PEAK = Peak(NO_RATE, False)
 _KINDS = ((False, False), (True, False), (False, True))
 """(16-bit operands, convolution) of the rates `full`, `half` and `convolutions` of `Rates`."""
-_MATRIX_RATES = {
-    (False, "tf32"): "tf32_tensor_tflops",
-    (True, "fp16"): "fp16_tensor_tflops",
-    (True, "bf16"): "bf16_tensor_tflops",
-    (True, "fp8"): "fp8_tensor_tflops",
-}
-"""Figure of `Device` by (16-bit operands, number format of matmuls)."""
 
 
 class Rates(NamedTuple):
@@ -137,7 +130,13 @@ def matrix_peak(
     """
     number_format = NUMBER_FORMATS[precision]
     products = number_format.convolutions if convolves and not half else number_format.products
-    figure = getattr(device, _MATRIX_RATES.get((half, products), ""), None)
+    figures = {
+        (False, "tf32"): device.tf32_tensor_tflops,
+        (True, "fp16"): device.fp16_tensor_tflops,
+        (True, "bf16"): device.bf16_tensor_tflops,
+        (True, "fp8"): device.fp8_tensor_tflops,
+    }
+    figure = figures.get((half, products))
     if figure is not None:
         return Peak(figure.value * 1e12, True)
     if half and products == "fp8":

@@ -147,20 +147,19 @@ class StepModel:
 
     def _passes_of(self, costs: StageCosts) -> tuple[Floats, Floats]:
         """Return device time and exposed host overhead per stage and pass, shape (n, 3, 2)."""
-        c, grid = costs, self.grid
-        device = self._passes(c.block_device, c.first_device, c.last_device, c.repeated_device)
-        host = self._passes(c.block_host, c.first_host, c.last_host, c.repeated_host)
+        device = self._passes(costs.passes_device, costs.repeated_device)
+        host = self._passes(costs.passes_host, costs.repeated_host)
         overhead = together_ms(device, host) - device if self.on_gpu else host.copy()
         if self.engine == "data_parallel":
             # One Python process copies the modules and drives all replicas. It launches their
             # forward passes one after the other.
-            ranks = grid.data_parallel_size
+            ranks = self.grid.data_parallel_size
             more = np.where(ranks > 1, ranks - 1 + REPLICATION, 0.0)
             overhead[:, :, 0] += host[:, :, 0] * more[:, None]
         return device, overhead
 
-    def _passes(self, block: Floats, first: Floats, last: Floats, repeated: Floats) -> Floats:
-        s = self.stages
+    def _passes(self, passes: Floats, repeated: Floats) -> Floats:
+        s, (block, first, last) = self.stages, passes.transpose(1, 0, 2)
         times = s.blocks[:, :, None] * block[:, None] + s.has_first[:, :, None] * first[:, None]
         times = times + s.has_last[:, :, None] * last[:, None]
         if self.form.blocks is not None:

@@ -92,6 +92,10 @@ class OperatorTimings(Record):
     def __len__(self) -> int:
         return len(self.kind)
 
+    def log_ratios(self, form: MachineRoofline) -> Floats:
+        """Return log(measured / roofline) of every timed operator."""
+        return np.log(self.seconds / form.seconds(self.kind, self.flops, self.bytes))
+
     def classes(self) -> list[str]:
         """Return the class of every timed operator."""
         return classes_of(self.kind, self.function, self.half)
@@ -190,9 +194,7 @@ class Interpolator:
 
     def __init__(self, timings: OperatorTimings, form: MachineRoofline) -> None:
         self._timings, self._form = timings, form
-        self._log_ratio = np.log(
-            timings.seconds / form.seconds(timings.kind, timings.flops, timings.bytes)
-        )
+        self._log_ratio = timings.log_ratios(form)
         self._class, self._kind = np.array(timings.classes()), np.array(timings.kind)
         self._processes: dict[tuple[str, str], Process | None] = {}
 
@@ -309,7 +311,7 @@ class Process:
 
 def fit_classes(timings: OperatorTimings, form: MachineRoofline) -> dict[str, ClassFit]:
     """Fit the smoothness of each class and each kind by leave-one-out cross-validation."""
-    log_ratio = np.log(timings.seconds / form.seconds(timings.kind, timings.flops, timings.bytes))
+    log_ratio = timings.log_ratios(form)
     classes, kinds = np.array(timings.classes()), np.array(timings.kind)
     fits = {}
     for names in (classes, kinds):

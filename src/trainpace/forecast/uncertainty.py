@@ -39,7 +39,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
@@ -349,11 +348,8 @@ class Runs(NamedTuple):
 
     def same_run(self, other: Runs) -> Flags:
         """Return a mask of pairs that are the same run at any batch size, shape (n, m)."""
-        return (
-            _same(self.model, other.model)
-            & _same(self.device, other.device)
-            & _same(self.variant, other.variant)
-        )
+        pairs = zip(self[:3], other[:3], strict=True)
+        return np.all([np.equal.outer(own, others) for own, others in pairs], axis=0)
 
 
 class Posterior:
@@ -484,9 +480,7 @@ def covariance(a: Runs, b: Runs, of_a: Floats, of_b: Floats, r: Relatedness) -> 
     # The smaller of two variances is used below. A measurement then changes a forecast by at most
     # the error of the measurement.
     alike = _directions(a.shares) @ _directions(b.shares).T
-    device, model, variant = (
-        _same(x, y) for x, y in ((a.device, b.device), (a.model, b.model), (a.variant, b.variant))
-    )
+    model, device, variant = (np.equal.outer(*pair) for pair in zip(a[:3], b[:3], strict=True))
     times_apart = np.subtract.outer(np.log(a.step_ms), np.log(b.step_ms)) / r.time_scale
     lengths = np.add.outer((a.shares**2).sum(axis=1), (b.shares**2).sum(axis=1))
     parts_apart = np.maximum(lengths - 2 * a.shares @ b.shares.T, 0.0) / r.shares_scale**2
@@ -637,10 +631,6 @@ def _card_sd(provenance: Provenance, shares: Floats, device: str) -> float:
 def _directions(shares: Floats) -> Floats:
     """Return the shares of each run, scaled to a vector of length 1."""
     return np.asarray(shares / np.linalg.norm(shares, axis=1)[:, None])
-
-
-def _same(a: NDArray[np.int64], b: NDArray[np.int64]) -> Flags:
-    return np.equal.outer(a, b)
 
 
 def _log_ratios(

@@ -5,7 +5,6 @@ therefore stay correct when the formula gains a term. The time is monotonic in e
 check this.
 """
 
-import math
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -45,7 +44,6 @@ class DataParallelChoice(Record):
 
 def step_time_for_deadline(training: Training, deadline_s: float) -> float:
     """Return the longest step time in seconds that meets the deadline."""
-    _check_deadline(deadline_s)
     fastest = training.time(1e-15)
     if fastest.total_s > deadline_s:
         raise Contradiction(
@@ -71,7 +69,6 @@ def epochs_for_deadline(
     deadline_s: float,
 ) -> int:
     """Return the largest number of whole epochs within the deadline."""
-    _check_deadline(deadline_s)
 
     def time_s(epochs: int) -> float:
         run = replace(schedule, epochs=float(epochs), max_steps=None)
@@ -94,7 +91,6 @@ def samples_for_deadline(
     deadline_s: float,
 ) -> int:
     """Return the largest number of samples per epoch that meets the deadline."""
-    _check_deadline(deadline_s)
     batch = execution.global_batch
 
     def time_s(batches: int) -> float:
@@ -122,7 +118,6 @@ def micro_batch_for_deadline(
     In practice a larger batch takes longer per step once the GPU is busy. The result is therefore a
     lower bound.
     """
-    _check_deadline(deadline_s)
 
     def time_s(micro_batch: int) -> float:
         larger = replace(execution, micro_batch=micro_batch)
@@ -160,7 +155,6 @@ def data_parallel_for_deadline(
     proportion. Without it, the global batch grows with the number of ranks, and there are fewer
     steps.
     """
-    _check_deadline(deadline_s)
 
     def choice(ranks: int, accumulation: int = execution.accumulation) -> DataParallelChoice:
         wider = _on_one_node(execution, ranks, accumulation)
@@ -226,11 +220,6 @@ def _last_true(holds: Callable[[int], bool], most: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
-
-
-def _check_deadline(deadline_s: float) -> None:
-    if not (math.isfinite(deadline_s) and deadline_s > 0):
-        raise TrainpaceError(f"the deadline is {deadline_s} s; it must be above 0.")
 
 
 class Question(Record):

@@ -349,7 +349,9 @@ class _Shapes:
         for precision in self._traced or (device.torch_precision,):
             # All micro-batches are forecast at once, because other shapes of the device need them.
             forecaster = self._forecaster.on(Cluster(device=device))
-            alone = forecaster.over_batches(self._base(precision), self._sizes.tolist())
+            alone = forecaster.at(
+                Grid.vary(self._base(precision), micro_batch=self._sizes.tolist())
+            )
             if alone.timed[-1]:
                 computing_ms = sum(
                     alone.parts[name][-1] for name in ("forward_ms", "backward_ms", "optimizer_ms")

@@ -27,6 +27,7 @@ from trainpace.core.units import format_number
 from trainpace.forecast import (
     CalibratedKernels,
     Forecaster,
+    Grid,
     Measured,
     Target,
     observe_elsewhere,
@@ -354,7 +355,7 @@ def _sweep(
         forms = {form: workload.forms[form]} if form in workload.forms else workload.forms
         workload = packed(replace(workload, forms=forms), question.documents.packed(length))
     forecaster = _informed(question, workload, target, length, journal, notes)
-    rows = forecaster.over_batches(execution, question.batches).forecasts()
+    rows = forecaster.at(Grid.vary(execution, micro_batch=question.batches)).forecasts()
     schedule = None
     if r.whole_training:
         schedule = epoch_of(r.samples, r.tokens, length, forecaster.workload, epochs=r.epochs)

@@ -64,7 +64,7 @@ from trainpace.verbs.training import default_precision
 from trainpace.workload import ModelSpec, Variant, form_of, stored_precision
 
 if TYPE_CHECKING:
-    from trainpace.forecast import Forecaster
+    from trainpace.forecast import Forecaster, Grid
     from trainpace.journal import Journal, RecordedSweep
     from trainpace.measure import Conditions
     from trainpace.run import Job
@@ -253,7 +253,7 @@ def sweep_of(
     forecasts: list[Forecast] = []
     if forecaster is not None:
         sizes = [point.batch for point in analysis.points]
-        forecasts = forecaster.over_batches(execution, sizes).forecasts()
+        forecasts = forecaster.at(Grid.vary(execution, micro_batch=sizes)).forecasts()
     return MeasuredSweep(
         measurements=tuple(measured),
         failed=failed,

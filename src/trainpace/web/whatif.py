@@ -21,7 +21,7 @@ from trainpace.core.outcome import Forecast, Interval, Jump
 from trainpace.core.records import Record, load
 from trainpace.core.software import Attention
 from trainpace.core.units import format_duration, format_number, format_usd
-from trainpace.forecast import Forecaster, ForecastTable, Target
+from trainpace.forecast import Forecaster, ForecastTable, Grid, Target
 from trainpace.job import ASSUMED, Schedule, assumed_in_words, with_job
 from trainpace.offers import Offer, cheapest_offer
 from trainpace.report import (
@@ -181,7 +181,7 @@ def run(
     if forecast.step is None:
         return WhatIf(r, forecast, price, reason=forecast.reason)
     sizes = sizes_around(execution.micro_batch)
-    swept = forecaster.over_batches(execution, sizes)
+    swept = forecaster.at(Grid.vary(execution, micro_batch=sizes))
     every_size = sizes[-1] == len(sizes)  # If sizes are skipped, jumps between them are not visible
     jumps = (
         forecaster.jumps(execution, sizes, swept.step_ms)
