@@ -309,8 +309,9 @@ class StageCosts(NamedTuple):
     def of(cls, rows: Floats) -> StageCosts:
         """Split the columns of the result of `RankTable.costs`."""
         device, host = (rows[:, i : i + 6].reshape(-1, 3, 2) for i in (0, 9))
-        on_device, (optimizer, _, repeated) = rows[:, 6:9].T, rows[:, 15:18].T
-        return cls(device, *on_device, host, optimizer, repeated, rows[:, 18], rows[:, 19:])
+        on_device = (device, rows[:, 6], rows[:, 7], rows[:, 8])
+        on_host = (host, rows[:, 15], rows[:, 17])
+        return cls(*on_device, *on_host, rows[:, 18], rows[:, 19:])
 
 
 class RankTable(KernelTable):

@@ -54,7 +54,7 @@ class Entry(Record):
             steps, if they were measured.
         forecast_ms: Forecast for this run with its interval, made before the measurement.
         forecast_factor: Correction in the forecast that came from earlier runs in the journal.
-        forecast_shares: Parts of the forecast (`forecast.intervals.PARTS`). Empty if not stored.
+        forecast_shares: Parts of the forecast (`forecast.PARTS`). Empty if not stored.
         workload_key: Key that is equal for runs that compute the same.
         source: File that an import came from.
         loss: Name of the loss, if known.
