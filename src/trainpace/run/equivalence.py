@@ -125,7 +125,7 @@ class Question(Record):
         """Return the number of samples in each part, the larger parts first."""
         shares = self.shares(way)
         if way == "data_parallel":
-            # Divide like torch.chunk(): no part is larger than the first, and there may be fewer parts.
+            # Divide like torch.chunk(): no part is larger than the first. There may be fewer parts.
             each = -(-self.batch // shares)
             return tuple(min(each, self.batch - begin) for begin in range(0, self.batch, each))
         return tuple(self.batch // shares + (i < self.batch % shares) for i in range(shares))

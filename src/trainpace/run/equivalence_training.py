@@ -116,7 +116,7 @@ class _Step:
         loss = 0.0
         for i in [self.rank] if on_ranks else range(len(parts)):
             weight = loss_weight(variant.changes, i, sizes, targets)
-            # Ranks average their gradients, so each rank's loss is multiplied by the number of ranks.
+            # Ranks average their gradients, so each rank's loss counts once per rank.
             loss += self._backward(parts[i], weight, len(sizes) if on_ranks else 1)
         self.random |= not torch.equal(before, torch.get_rng_state())
         (self.model if variant.way == "deepspeed" else self.optimizer).step()
