@@ -162,19 +162,19 @@ def rank(
     rejected = []
     # Sorting by device means that the kernels of each device are evaluated once.
     for offer in sorted(offers, key=lambda offer: offer.device):
-        has_spot = job.spot and offer.spot_price_usd_per_hour is not None
+        ways = (False, True) if job.spot and offer.spot_price_usd_per_hour is not None else (False,)
         for nodes in _node_counts(offer, job.most_nodes):
             shape = shapes.at(offer, nodes)
             if isinstance(shape, _Refusal):
                 rejected.append(Rejected(offer=offer, nodes=nodes, **shape._asdict()))
                 continue
-            able.append(_Servers(offer, nodes, False, shape))
-            if has_spot:
-                able.append(_Servers(offer, nodes, True, shape))
+            able += [_Servers(offer, nodes, spot, shape) for spot in ways]
     order = ("mean_usd", "mean_hours") if by == "usd" else ("mean_hours", "mean_usd")
     matches = sorted(_matches(able, job), key=attrgetter(*order))
-    meets = [m for m in matches if _meets(m, job)]
-    return Ranking(with_front(meets), [m for m in matches if not _meets(m, job)], rejected)
+    met, missed = [], []
+    for match in matches:
+        (met if _meets(match, job) else missed).append(match)
+    return Ranking(with_front(met), missed, rejected)
 
 
 def _excesses(match: Match, job: Job) -> dict[Binding, float]:

@@ -99,11 +99,9 @@ def entries_sections(
     """Show one line per run."""
     if not entries:
         yield Headline(f"No such runs in {place}.")
-        yield Lines(
-            [
-                "The journal stores what trainpace measure and run measured; recordings of watch"
-                " stay in their folders."
-            ]
+        yield say(
+            "The journal stores what trainpace measure and run measured; recordings of watch"
+            " stay in their folders."
         )
         return
     shown = "" if total == len(entries) else f", {len(entries)} of them shown"
@@ -270,10 +268,10 @@ def scores_sections(scores: Scores, asked: Request | None = None) -> Iterator[Se
         yield tabulate(group, columns)
     if s.coverage_pct is not None:
         inside = f"{s.coverage_pct:.0f}% of the measured steps were inside it"
-        yield Lines([f"Of {s.n_with_interval:,} with an interval, {inside}."])
+        yield say(f"Of {s.n_with_interval:,} with an interval, {inside}.")
     if scores.lately.n < s.n and scores.lately.mean_pct is not None:
         last = f"The last {scores.lately.n} were off by {scores.lately.mean_pct:.1f}% on average."
-        yield Lines([last])
+        yield say(last)
     yield Next("trainpace calibrate", "measures this machine again, on which its forecasts rest")
 
 
@@ -347,11 +345,9 @@ def validation_sections(
     yield _worst(rows)
     reasons = Counter(row.unsupported for row in rows if row.unsupported)
     yield Notes([f"{count} not forecast: {reason}" for reason, count in reasons.most_common(8)])
-    yield Lines(
-        [
-            "Errors are (forecast - measured) / measured. In interval: share of measurements inside"
-            " the forecast's 90% interval."
-        ]
+    yield say(
+        "Errors are (forecast - measured) / measured. In interval: share of measurements inside"
+        " the forecast's 90% interval."
     )
 
 
@@ -446,14 +442,12 @@ def lessons_sections(lessons: Lessons) -> Iterator[Section]:
     )
     yield tabulate(lessons.by[:MOST_SHOWN], columns)
     if len(lessons.by) > MOST_SHOWN:
-        yield Lines([f"and {len(lessons.by) - MOST_SHOWN:,} more pairs of model and device"])
+        yield say(f"and {len(lessons.by) - MOST_SHOWN:,} more pairs of model and device")
     yield Notes([*_corrected(lessons.by), *_odd(lessons)])
     if lessons.unchecked:
-        yield Lines(
-            [
-                f"{plural(lessons.unchecked, 'new run')} could not be compared with a forecast of"
-                " this version: the model is the sharer's own, or could not be traced here."
-            ]
+        yield say(
+            f"{plural(lessons.unchecked, 'new run')} could not be compared with a forecast of"
+            " this version: the model is the sharer's own, or could not be traced here."
         )
 
 
@@ -613,7 +607,7 @@ def public_runs_sections(runs: Sequence[PublicRun], total: int) -> Iterator[Sect
     yield Headline(f"{plural(total, 'run')} of others in the public journal{shown}.")
     yield tabulate(runs, _PUBLIC_LISTED)
     if any(run.in_fit for run in runs):
-        yield Lines(["* Trainpace's constants were fitted on this run, so its error says little."])
+        yield say("* Trainpace's constants were fitted on this run, so its error says little.")
     yield Next(
         f"trainpace journal show public:{runs[0].id}",
         "everything about one run, with its source and licence",
@@ -693,11 +687,9 @@ def public_score_sections(score: Score) -> Iterator[Section]:
         f"{s.n:,} forecasts of public runs that {which} fitted on are off by {s.mape:.1f}% on"
         f" average (median {s.median:.1f}%){inside}."
     )
-    yield Lines(
-        [
-            "Columns: runs that no constant was fitted on, then fitted runs; inside: their share in"
-            " the 90% interval."
-        ]
+    yield say(
+        "Columns: runs that no constant was fitted on, then fitted runs; inside: their share in"
+        " the 90% interval."
     )
     yield _score_table("what was run", (*score.by_way, _whole(score)))
     yield from details(
@@ -706,11 +698,9 @@ def public_score_sections(score: Score) -> Iterator[Section]:
         _score_table("kind of model", score.by_model_kind),
         _score_table("source", score.by_source),
     )
-    yield Lines(
-        [
-            score_meaning(),
-            f"{score.without_forecast:,} public runs have no forecast; show public:ID says why.",
-        ]
+    yield say(
+        score_meaning(),
+        f"{score.without_forecast:,} public runs have no forecast; show public:ID says why.",
     )
     yield Next(
         "trainpace serve", "the same as a chart, by card and kind of model, on the page Accuracy"

@@ -181,7 +181,7 @@ def match_sections(
     """
     ranking, job, picks = answer.ranking, answer.job, answer.picks
     today = today or datetime.date.today()
-    yield Lines([f"{answer.workload.model}: {asked(answer, by)}"])
+    yield say(f"{answer.workload.model}: {asked(answer, by)}")
     if not ranking.matches:
         yield from _none(answer)
         yield Lines(within_limits(ranking, job), only="page")
@@ -192,7 +192,7 @@ def match_sections(
     yield Headline(" ".join(f"{_NAMES[p.name]}: {usd_and_hours(p.match)}." for p in picks))
     yield from details("what an hour less costs", Named("", three(picks)))
     yield from _three(picks)
-    yield Lines([*answer.recorded, *within_limits(ranking, job), *_in_mixed_precision(answer)])
+    yield say(*answer.recorded, *within_limits(ranking, job), *_in_mixed_precision(answer))
     yield Charts(lambda: match_pictures(ranking, picks))
     yield from details("cost against time", *_front(ranking.matches))
     shown = _shown(ranking.matches, top)
@@ -257,7 +257,7 @@ def _three(picks: Sequence[Pick]) -> Iterator[Section]:
             costs = "" if shown else f", for {usd_and_hours(pick.as_fast)}"
             name = _NAMES[pick.name].lower()
             line = f"{_short(pick.as_fast)} is as fast as the {name} within the forecast's error{costs}."
-            yield from brief(Lines([line]))
+            yield from brief(say(line))
             return
 
 
@@ -285,7 +285,7 @@ def _rejected(ranking: Ranking) -> Iterator[Section]:
     counted = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
     if ranking.matches:
         line = f"Not listed: {counted} (--json says which and why)."
-        yield from details("the ranking", Lines([line]))
+        yield from details("the ranking", say(line))
     reasons = list(dict.fromkeys(f"{r.offer.device}: {r.reason}." for r in ranking.rejected))
     more = len(reasons) - MOST_REJECTED
     reasons[MOST_REJECTED:] = [f"And {more} more."] if more > 0 else []
@@ -605,7 +605,7 @@ def offers_sections(
     if stale:
         undated = f"undated ones are as known on {SNAPSHOT_KNOWN_ON} and may be older"
         are = "price is" if stale == 1 else "prices are"
-        yield Lines([f"{stale} {are} old: {undated}. --json shows every source."])
+        yield say(f"{stale} {are} old: {undated}. --json shows every source.")
         filters = [] if asked is None else forwarded(asked, type(asked), ["refresh"])
         yield Next(["trainpace", "offers", *filters, "--refresh"], "fetches today's prices")
 

@@ -91,13 +91,13 @@ def sweep_sections(answer: MeasuredSweep, asked: MeasureRequest | None = None) -
     accumulated = f", {e.accumulation} micro-batches per step" if e.accumulation > 1 else ""
     threads = 0 if "gpu" in first.environment else int(first.environment.get("threads", 0))
     where = f"{first.device}, {plural(threads, 'thread')}" if threads else first.device
-    yield Lines([f"{first.model} on {where}: {e.precision}, {e.optimizer}{accumulated}, measured"])
+    yield say(f"{first.model} on {where}: {e.precision}, {e.optimizer}{accumulated}, measured")
     headline, *others = sweep_verdict(a, causes)
     yield Headline(headline)
     if first.sequence_length:
         rate = rate_in_words(best.measured_samples_per_second, first.sequence_length)
         line = f"Batch {best.batch}: {rate}, of {first.sequence_length:,} tokens per sample."
-        yield Lines([line])
+        yield say(line)
     yield Charts(lambda: sweep_pictures(answer))
     yield _table(a, foreseen)
     yield Lines([f"Batch {f.batch} {_FAILURES[f.failure]}: {f.reason}" for f in a.failures])
@@ -428,11 +428,11 @@ def loader_sections(m: LoaderMeasurement, a: LoaderAdvice) -> Iterator[Section]:
     advice = next_step(m, a)
     whole = not any(s.kind == "dataset" for s in m.stages)
     if "trainpace precompute" in advice and ModelSpec.of(m.target).runs_code and whole:
-        yield Lines([f"To change: {advice.removeprefix('Next: ')}"])
+        yield say(f"To change: {advice.removeprefix('Next: ')}")
         estimate = ["trainpace", "precompute", m.target, "--out", "shards", "--estimate"]
         yield Next(estimate, "what that costs and saves, estimated from some samples")
     else:
-        yield Lines([advice])
+        yield say(advice)
 
 
 def loader_verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
@@ -541,7 +541,7 @@ def loader_comparison_sections(c: LoaderComparison) -> Iterator[Section]:
             f"{name} {count:,} samples in {duration(1e-3 * count * ms)}"
             for name, count, ms in zip(c.names, c.samples, times.ms, strict=True)
         ]
-        yield Lines([f"A whole pass with {_workers(workers)}: {', '.join(passes)}."])
+        yield say(f"A whole pass with {_workers(workers)}: {', '.join(passes)}.")
     yield Next(
         ["trainpace", "loader", c.names[c.slower]],
         "the slower one alone: how many workers it needs, and what else helps",
@@ -645,7 +645,7 @@ def precomputed_sections(done: Precomputed) -> Iterator[Section]:
         line = (
             f"{done.bad:,} bad samples were skipped; bad_samples.jsonl lists indices and reasons."
         )
-        yield Lines([line])
+        yield say(line)
     if done.finished:
         size = format_bytes(done.total_bytes)
         lines = [
@@ -659,7 +659,7 @@ def precomputed_sections(done: Precomputed) -> Iterator[Section]:
         )
     else:
         written = f"{done.shards} of {done.shards_planned} shards are written"
-        yield Lines([f"{written}. The part that finishes last writes the manifest."])
+        yield say(f"{written}. The part that finishes last writes the manifest.")
 
 
 def damage_sections(shards: int, damaged: Sequence[Damage], folder: str) -> Iterator[Section]:

@@ -111,7 +111,7 @@ def plan_sections(
         yield say(given(plan.nearest, "Nearest: {}"))
         return
     yield Headline(verdict(plan, target, 0 if plan.in_code else len(code)))
-    yield Lines([*_why(plan), *_costs(plan, target)])
+    yield say(*_why(plan), *_costs(plan, target))
     yield Charts(lambda: plan_pictures(answer))
     yield from _changes(plan)
     yield Lines(_to_the_same_loss(answer, plan.best.choice.execution.global_batch))
