@@ -1,8 +1,8 @@
 """Export of runs to files (JSON, CSV, Parquet) and to trackers (MLflow, Weights & Biases).
 
-All file formats contain every complete record. JSON is a list with one record per line, so long
-files are written and read line by line. CSV and Parquet have the columns that ``trainpace
-validate`` reads. Their column `record` is used to import the runs again.
+All file formats contain every complete record. JSON is a list with one record per line. CSV and
+Parquet have the columns that ``trainpace validate`` reads. Their column `record` is used to import
+the runs again. A JSON file above 256 MiB cannot be imported again.
 """
 
 import csv

@@ -536,7 +536,8 @@ def _memory_in_words(f: Forecast) -> list[str]:
         return []
     total = f"{number(m.allocated_gib)} allocated, in all"
     if m.device_gib > m.reserved_gib:  # A CPU has no driver context.
-        # torch's allocator keeps freed memory while there is room, so a step that fits may fill the card.
+        # torch's allocator keeps freed memory while there is room, so a step that fits may fill
+        # the card.
         full = f.fits and f.capacity_gib is not None and m.device_gib > f.capacity_gib
         shown = "all of the card" if full else f"{number(m.device_gib)} on the card"
         total = (

@@ -457,16 +457,10 @@ def _corrected(lessons: Sequence[Lesson]) -> list[str]:
         return ["No forecast will be corrected by them."] if lessons else []
     of_models = sorted({one.model for one in teaching if one.traced})
     cards = sorted({one.device for one in teaching})
-    named = (
-        f"Forecasts of {listed(of_models, MOST_BATCHES)} will be corrected by them, the more the nearer the"
-        " card; "
-        if of_models
-        else ""
-    )
-    others = (
-        f"forecasts of other models on {listed(cards, MOST_BATCHES)} will be corrected a little."
-    )
-    return [named + (others if named else sentence(others))]
+    named = "forecasts of {} will be corrected by them, the more the nearer the card; "
+    named = given(listed(of_models, MOST_BATCHES), named)
+    others = f"forecasts of other models on {listed(cards, MOST_BATCHES)}"
+    return [sentence(f"{named}{others} will be corrected a little.")]
 
 
 def _odd(lessons: Lessons) -> list[str]:

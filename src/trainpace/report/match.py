@@ -255,9 +255,10 @@ def _three(picks: Sequence[Pick]) -> Iterator[Section]:
         if pick.as_fast is not None:
             shown = any(pick.as_fast is other.match for other in picks)
             costs = "" if shown else f", for {usd_and_hours(pick.as_fast)}"
-            name = _NAMES[pick.name].lower()
-            line = f"{_short(pick.as_fast)} is as fast as the {name} within the forecast's error{costs}."
-            yield from brief(say(line))
+            server_and_name = (
+                f"{_short(pick.as_fast)} is as fast as the {_NAMES[pick.name].lower()}"
+            )
+            yield from brief(say(f"{server_and_name} within the forecast's error{costs}."))
             return
 
 
@@ -308,7 +309,8 @@ def asked(answer: Matches, by: str) -> str:
         "NHWC" if job.channels_last else "",
         "torch.compile" if job.compile else "",
     ]
-    return f"{', '.join(filter(None, parts))}. {plural(len(matches), 'option')}{by and f', ranked by {by}'}."
+    options = plural(len(matches), "option")
+    return f"{', '.join(filter(None, parts))}. {options}{given(by, ', ranked by {}')}."
 
 
 def three(picks: Sequence[Pick]) -> list[tuple[str, str]]:
