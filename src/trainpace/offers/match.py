@@ -171,7 +171,8 @@ def rank(
             able += [_Servers(offer, nodes, spot, shape) for spot in ways]
     order = ("mean_usd", "mean_hours") if by == "usd" else ("mean_hours", "mean_usd")
     matches = sorted(_matches(able, job), key=attrgetter(*order))
-    met, missed = [], []
+    met: list[Match] = []
+    missed: list[Match] = []
     for match in matches:
         (met if _meets(match, job) else missed).append(match)
     return Ranking(with_front(met), missed, rejected)
