@@ -1,6 +1,6 @@
 """How good is `trainpace precompute`, and reading back: against the peers, killed, damaged, on a full disk, exactly once.
 
-Run on a machine that does nothing else: python benchmarks/datapath.py [computing reading killed damaged full exact]. Each part
+Run on a machine that does nothing else: python benchmarks/datapath.py [computing reading killed damaged full]. Each part
 prints its lines and keeps them in benchmarks/results/datapath.md. All parts take about a quarter of an hour on two cores.
 """
 
@@ -46,7 +46,6 @@ READERS = {
     "webdataset": "webdataset",
     "trainpace": "`ShardDataset.loader`",
     "trainpace_plain": "`ShardDataset` in a plain DataLoader",
-    "trainpace_stream": "`ShardStream.loader`",
 }
 SHUFFLING_PEERS = ("huggingface", "litdata", "webdataset")
 
@@ -155,7 +154,7 @@ def reading(place: Path) -> list[str]:
         lines.append(f"| {title} | {' | '.join(cells)} |")
     for workers in (0, 2):
         peer = max(median[name, workers] for name in SHUFFLING_PEERS)
-        for name in ("trainpace", "trainpace_plain", "trainpace_stream"):
+        for name in ("trainpace", "trainpace_plain"):
             own = median[name, workers]
             verdicts.append(
                 f"- {READERS[name]}, {workers} workers: {own / peer:.2f} of the best peer that shuffles (to reach: 1.0),"
@@ -314,53 +313,12 @@ def full(place: Path) -> list[str]:
     ]
 
 
-def exact(place: Path) -> list[str]:
-    """4 ranks x 2 workers x 5 epochs, each epoch interrupted at another step and resumed by new processes."""
-    from trainpace.shards import ShardStream
-
-    target, folder = _slow(place), place / "exact"
-    assert _precompute(target, folder, "--shard-samples", 60).returncode == 0
-
-    def batches(rank: int, workers: int, epoch: int, stop: int | None) -> list[list[int]]:
-        def loader() -> object:
-            return ShardStream(
-                folder, 16, seed=4, buffer_samples=100, rank=rank, world_size=4
-            ).loader(num_workers=workers)
-
-        first, seen = loader(), []
-        first.set_epoch(epoch)  # type: ignore[attr-defined]
-        for batch in first:  # type: ignore[attr-defined]
-            seen.append(batch[1].tolist())
-            if len(seen) == stop:
-                state = json.loads(json.dumps(first.state_dict()))  # type: ignore[attr-defined]
-                second = loader()
-                second.load_state_dict(state)  # type: ignore[attr-defined]
-                return seen + [later[1].tolist() for later in second]  # type: ignore[attr-defined]
-        return seen
-
-    once = same_order = 0
-    orders = set()
-    for epoch in range(5):
-        resumed = [batches(rank, 2, epoch, epoch + 1) for rank in range(4)]
-        plain = [batches(rank, 0, epoch, None) for rank in range(4)]
-        once += sorted(i for rank in resumed for batch in rank for i in batch) == list(range(600))
-        same_order += resumed == plain
-        orders.add(str(plain))
-    return [
-        "## Exactly once",
-        "",
-        f"4 ranks x 2 workers, 5 epochs, each resumed mid-epoch: every sample exactly once in {once} of 5 epochs; the order is"
-        f" that of an uninterrupted run without workers on the same seed in {same_order} of 5; {len(orders)} of 5 epochs differ.",
-    ]
-
-
 PARTS = {
     "computing": computing,
     "reading": reading,
     "killed": killed,
     "damaged": damaged,
     "full": full,
-    "exact": exact,
 }
 
 

@@ -203,12 +203,6 @@ def read_trainpace_plain(folder: Path, workers: int) -> Iterable[Any]:
     return _loader(ShardDataset(folder), workers, batch_size=BATCH, shuffle=True)
 
 
-def read_trainpace_stream(folder: Path, workers: int) -> Iterable[Any]:
-    from trainpace.shards import ShardStream
-
-    return ShardStream(folder, BATCH).loader(num_workers=workers, persistent_workers=workers > 0)
-
-
 def time_epochs(loader: Iterable[Any]) -> Iterator[tuple[int, float]]:
     """(samples, seconds) of each epoch but the first, in which workers start and files are mapped."""
     for epoch in range(EPOCHS + 1):

@@ -12,7 +12,7 @@ from trainpace.shards.files import (
     write_shard,
 )
 
-NOTHING = Fingerprint(code={}, packages={}, source={})
+NOTHING = Fingerprint(code={}, source={})
 
 NUMBERS = """
 import numpy as np
@@ -50,7 +50,6 @@ def write_folder(place, samples, shard_samples, group_rows, bad=()):
         layout=encode(samples[0]).layout,
         fingerprint=NOTHING,
         probe_bytes=1.0,
-        probe_s=1.0,
     )
     shards = []
     for number in range(plan.shards):

@@ -42,7 +42,6 @@ COMMANDS = [
     "journal compare public:3c1b85f7e6 public:4077d16d93",
     "journal score --journal own.db",
     "calibrate --detect-only",
-    "precompute --out shards --sbatch 4 data.py:Data",
 ]
 
 

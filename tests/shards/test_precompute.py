@@ -104,8 +104,7 @@ def test_bad_samples_are_set_aside(file, tmp_path):
 
 def test_parts_share_the_work_and_the_last_one_writes_the_manifest(file, tmp_path):
     out = tmp_path / "out"
-    slurm = {"SLURM_ARRAY_TASK_COUNT": "2", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_ID": "2"}
-    first = run(f"{file}:Numbers", "--out", out, *FLAGS, env={**os.environ, **slurm})
+    first = run(f"{file}:Numbers", "--out", out, *FLAGS, "--part", "2/2")
     assert "4 of 9 shards are written" in first.stdout, first.stderr
     assert not (out / "manifest.json").exists()
     second = run(f"{file}:Numbers", "--out", out, *FLAGS, "--part", "1/2")
@@ -354,7 +353,7 @@ def test_a_random_dataset_is_refused_before_it_is_estimated(tmp_path):
     (tmp_path / "flipping.py").write_text(flipping)
     done = run("flipping.py:flips", "--out", "out", "--estimate", cwd=tmp_path)
     assert done.returncode == 2
-    assert "flipping.py line 3 (__getitem__) draws from the generator of Python" in done.stderr
+    assert "draws from the generator of Python" in done.stderr
 
 
 def test_estimate_leaves_nothing_behind(file, tmp_path):

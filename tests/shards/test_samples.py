@@ -116,7 +116,6 @@ def test_every_parquet_reader_can_read_it(tmp_path):
     assert table.column("__index__").to_pylist() == [0, 1, 2, 3, 5, 6]
     assert table.column("0").to_pylist()[4] == samples[5][0].tobytes()
     assert table.column("2").to_pylist()[4] == "text 5"
-    assert b'"samples": 6' in table.schema.metadata[b"trainpace"]
     assert pq.ParquetFile(folder / "shard-000000.parquet").metadata.num_row_groups == 2
 
 
@@ -149,24 +148,16 @@ def test_a_sample_unlike_the_others_is_said():
 
 
 @pytest.mark.parametrize(
-    ("others", "sample", "reason"),
+    ("others", "sample"),
     [
-        (
-            {"ids": [1, 2], "label": 3},
-            {"ids": [1, 2, 3], "label": 3},
-            "^ids is a list of 3, in the other samples of 2; make it an",
-        ),
-        (
-            (0, {"a": [(1,)]}),
-            (0, {"a": [(1, 2)]}),
-            r"^part 1\.a\.0 is a tuple of 2, in the other samples of 1",
-        ),
-        ([1, 2], [1], "^it is a list of 1, in the other samples of 2"),
-        ({"a": 1}, {"b": 1}, "another arrangement"),
+        ({"ids": [1, 2], "label": 3}, {"ids": [1, 2, 3], "label": 3}),
+        ((0, {"a": [(1,)]}), (0, {"a": [(1, 2)]})),
+        ([1, 2], [1]),
+        ({"a": 1}, {"b": 1}),
     ],
 )
-def test_lists_of_another_length_are_named(others, sample, reason):
-    with pytest.raises(UnsupportedSample, match=reason):
+def test_encode_rejects_sample_with_other_structure(others, sample):
+    with pytest.raises(UnsupportedSample, match=r"another arrangement.*make lists"):
         encode(sample, encode(others).layout)
 
 

@@ -25,7 +25,7 @@ from trainpace.core.errors import TrainpaceError, ending_with
 from trainpace.core.records import save, to_jsonable, write_whole
 from trainpace.report import tell
 from trainpace.verbs.places import JournalPlace
-from trainpace.verbs.request import COUNT, DURATION, GB_PER_S, NEW_FILE, Field, Misuse, Unit, within
+from trainpace.verbs.request import GB_PER_S, NEW_FILE, Field, Misuse, Unit, within
 
 if TYPE_CHECKING:
     from trainpace.watch import Timeline
@@ -215,14 +215,7 @@ def loader(request: verbs.data.LoaderRequest, view: LoaderView) -> Reply:
     )
 
 
-class PrecomputeView(View):
-    sbatch: Annotated[
-        int | None, Field("Print a Slurm batch script of N array tasks.", COUNT, metavar="N")
-    ] = None
-    time: Annotated[float, Field("Time limit of each task of --sbatch.", DURATION)] = 86400.0
-
-
-def precompute(request: verbs.data.PrecomputeRequest, view: PrecomputeView) -> Reply | int:
+def precompute(request: verbs.data.PrecomputeRequest, view: View) -> Reply:
     """Compute the samples of TARGET once, in parallel processes, into Parquet shards that ShardDataset reads back.
 
     TARGET is FILE.py:NAME: a dataset with __len__ and __getitem__, its class, or a function that returns it. A DataLoader or a
@@ -237,9 +230,6 @@ def precompute(request: verbs.data.PrecomputeRequest, view: PrecomputeView) -> R
     """
     from trainpace.shards import Estimate
 
-    if view.sbatch and not (request.verify or request.repair or request.estimate):
-        tell(verbs.data.array_script(request, view.sbatch, view.time), nl=False)
-        return 0
     answer = verbs.data.precompute(request, report.TerminalProgress())
     if isinstance(answer, verbs.data.Verified):
         damage = report.damage_sections(answer.shards, answer.damaged, request.out)

@@ -650,8 +650,7 @@ def precomputed_sections(done: Precomputed) -> Iterator[Section]:
         size = format_bytes(done.total_bytes)
         lines = [
             f"{done.folder}: {done.samples:,} samples in {done.shards} shards, {size}.",
-            f'To read them: ShardDataset("{done.folder}", transform=...) or ShardStream, from'
-            " trainpace.shards.",
+            f'To read them: ShardDataset("{done.folder}", transform=...), from trainpace.shards.',
         ]
         yield Lines(lines)
         yield Next(

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
         read_plan,
         verify,
     )
-    from trainpace.shards.dataset import ShardDataset, ShardStream
-    from trainpace.shards.files import array_script, part_of
+    from trainpace.shards.dataset import ShardDataset
+    from trainpace.shards.files import part_of
     from trainpace.shards.precompute_worker import Estimate
     from trainpace.shards.user_dataset import is_task, length_of, load_dataset, made_by
 

@@ -10,9 +10,9 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -129,30 +129,22 @@ def precompute(
     begun = time.monotonic()
     with _alone(folder, settings), Pool(_WORKER, settings.target, settings.workers, note) as pool:
         plan = _agreed_plan(pool, folder, settings)
-        if settings.repair:
-            (folder / files.MANIFEST).unlink(missing_ok=True)
         for number in settings.repair:  # a shard without a record is computed again
+            (folder / files.MANIFEST).unlink(missing_ok=True)
             files.shard_record(folder, number).unlink(missing_ok=True)
             files.shard_file(folder, number).unlink(missing_ok=True)
         computed = _Work(pool, plan, folder, settings, tell).run()
-    there = [
-        shard
-        for number in range(plan.shards)
-        if (shard := files.finished_shard(folder, number)) is not None
-    ]
+    found = [files.finished_shard(folder, number) for number in range(plan.shards)]
+    there = [shard for shard in found if shard is not None]
+    bad = [sample for shard in there for sample in shard.bad]
     if len(there) == plan.shards:
-        manifest = files.Manifest(plan=plan, shards=tuple(there))
-        lines = [
-            json.dumps({"index": b.index, "reason": b.reason}) + "\n"
-            for shard in there
-            for b in shard.bad
-        ]
+        lines = [json.dumps({"index": b.index, "reason": b.reason}) + "\n" for b in bad]
         write_whole(folder / files.BAD_SAMPLES, "".join(lines))
-        save(manifest, folder / files.MANIFEST)
+        save(files.Manifest(plan=plan, shards=tuple(there)), folder / files.MANIFEST)
     return Precomputed(
         folder=str(folder),
         samples=sum(s.samples for s in there),
-        bad=sum(len(s.bad) for s in there),
+        bad=len(bad),
         shards=len(there),
         shards_computed=len(computed),
         samples_computed=sum(s.samples for s in computed),
@@ -197,11 +189,9 @@ def estimate(
 def verify(folder: Path) -> tuple[files.ShardPlan, list[Damage]]:
     """Read every byte of every shard. Return the plan, and the missing or damaged shards."""
     plan = read_plan(folder)
-    recorded: dict[int, files.Shard] = {}
+    recorded: tuple[files.Shard, ...] = ()
     if (folder / files.MANIFEST).exists():
-        recorded = {
-            shard.number: shard for shard in load(folder / files.MANIFEST, files.Manifest).shards
-        }
+        recorded = load(folder / files.MANIFEST, files.Manifest).shards
     damaged = []
     here = {path.name for path in folder.iterdir()}
     for number in range(plan.shards):
@@ -211,10 +201,9 @@ def verify(folder: Path) -> tuple[files.ShardPlan, list[Damage]]:
             continue
         try:
             shard = load(files.shard_record(folder, number), files.Shard)
-            agreed = recorded.get(number, shard)
-            problem = files.damage(folder, agreed) or (
-                "" if shard == agreed else "its record is not the manifest's"
-            )
+            agreed = recorded[number] if recorded else shard
+            other = "" if shard == agreed else "its record is not the manifest's"
+            problem = files.damage(folder, agreed) or other
         except UnreadableInput:
             problem = "its record cannot be read"
         if problem:
@@ -307,7 +296,6 @@ def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> files.ShardPla
             layout=seen.layout,
             fingerprint=seen.fingerprint,
             probe_bytes=seen.sample_bytes,
-            probe_s=seen.sample_s,
         )
         if _write_first(folder / files.PLAN, to_json(plan) + "\n"):
             return plan
@@ -344,10 +332,7 @@ def _write_first(path: Path, text: str) -> bool:
 
 
 class _Work:
-    """Scheduler that hands out the missing shards of one part to workers.
-
-    It stops if the disk runs full or too many samples fail.
-    """
+    """Scheduler that hands out the missing shards of one part to workers."""
 
     def __init__(
         self,
@@ -374,8 +359,6 @@ class _Work:
         self._bad = sum(len(shard.bad) for shard in finished)
         self._under_way: dict[int, list[int]] = {worker: [] for worker in range(settings.workers)}
         self._partial: dict[int, tuple[int, int]] = {}
-        self._largest = plan.probe_bytes * plan.shard_samples
-        self._full: DiskFull | None = None
         self._request = {"do": "shard", "plan": msgspec.to_builtins(plan), "folder": str(folder)}
 
     def run(self) -> list[files.Shard]:
@@ -407,19 +390,18 @@ class _Work:
                 Progress(done, self._wanted, bad, done - self._before, time.monotonic() - begun)
             )
             if bad > self._settings.max_bad * self._wanted:
-                last = (
-                    computed[-1].bad[-1].reason
-                    if computed and computed[-1].bad
-                    else answer.get("reason", "")
-                )
-                raise UserCodeError(
-                    f"{bad} samples could not be computed, more than --max-bad"
-                    f" {100 * self._settings.max_bad:g} % of {self._wanted} (the last: {last}).",
-                    "Fix the dataset, or raise --max-bad.",
-                )
-        if self._full is not None:
-            raise self._full
+                raise self._too_many(bad, computed[-1].bad if computed else (), answer)
         return computed
+
+    def _too_many(
+        self, bad: int, recent: Sequence[files.BadSample], answer: Mapping[str, Any]
+    ) -> UserCodeError:
+        last = recent[-1].reason if recent else answer.get("reason", "")
+        return UserCodeError(
+            f"{bad} samples could not be computed, more than --max-bad"
+            f" {100 * self._settings.max_bad:g} % of {self._wanted} (the last: {last}).",
+            "Fix the dataset, or raise --max-bad.",
+        )
 
     def _make_room(self) -> None:
         """Remove half-written files of a killed run. Raise `DiskFull` if the rest will not fit."""
@@ -435,26 +417,14 @@ class _Work:
             )
 
     def _hand_out(self, worker: int) -> None:
-        """Give a worker the next shard if the disk has room for it and for the running shards."""
-        if not self._todo or self._full is not None:
-            return
-        free = shutil.disk_usage(self._folder).free
-        if (
-            sum(map(len, self._under_way.values())) + 1
-        ) * self._largest * _SPARE + _SPARE_BYTES > free:
-            hint = "Make room, then run the same command again: it goes on where it stopped."
-            self._full = DiskFull(
-                f"stopped before {self._folder} would run full: {_gb(free)} are left.", hint
-            )
-            return
-        number = self._todo.popleft()
-        self._under_way[worker].append(number)
-        self._pool.ask(worker, **self._request, number=number)
+        if self._todo:
+            number = self._todo.popleft()
+            self._under_way[worker].append(number)
+            self._pool.ask(worker, **self._request, number=number)
 
     def _take(self, worker: int, shard: files.Shard) -> files.Shard:
         self._under_way[worker].remove(shard.number)
         self._partial.pop(shard.number, None)
-        self._largest = max(self._largest, shard.file_bytes)
         self._finished += 1
         self._done += shard.stop - shard.first
         self._bad += len(shard.bad)

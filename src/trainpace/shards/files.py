@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 import struct
 import sys
 import time
@@ -27,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from trainpace.core.errors import TrainpaceError, UserCodeError
-from trainpace.core.records import Record, load, save, to_jsonable
+from trainpace.core.records import Record, load, save
 
 PLAN, MANIFEST, BAD_SAMPLES = "plan.json", "manifest.json", "bad_samples.jsonl"
 MOST_SHARDS = 1_000_000
@@ -41,8 +40,7 @@ _SHARDS_A_WORKER = 16
 GROUP_SAMPLES = 100
 """Usual number of samples per row group.
 
-Shuffling moves whole row groups. A row group is large enough for an efficient read, and small
-enough that a shuffle buffer holds many.
+A row group is large enough for an efficient read of the whole shard by other tools.
 """
 
 
@@ -51,19 +49,17 @@ class Fingerprint(Record):
 
     Attributes:
         code: Hashes of the user's source files.
-        packages: Versions of the packages that these files import.
         source: Number of samples, settings of the dataset, and size and modification time of the
             files that it opens.
     """
 
     code: dict[str, str]
-    packages: dict[str, str]
     source: dict[str, str]
 
     def differences(self, now: Fingerprint) -> list[str]:
         """Return a phrase for each difference between this fingerprint and the current one."""
         changes = []
-        for what in ("code", "packages", "source"):
+        for what in ("code", "source"):
             then, today = getattr(self, what), getattr(now, what)
             for name in sorted(then.keys() | today.keys()):
                 if name not in then:
@@ -114,7 +110,6 @@ class Shard(Record):
     crc32: int
     group_rows: int
     columns: tuple[Column, ...] = ()
-    index_starts: tuple[int, ...] = ()
     bad: tuple[BadSample, ...] = ()
 
 
@@ -131,7 +126,6 @@ class ShardPlan(Record):
     layout: Layout
     fingerprint: Fingerprint
     probe_bytes: float
-    probe_s: float
 
     def __post_init__(self) -> None:
         if not 0 < self.samples <= MOST_SHARDS * self.shard_samples or self.group_rows < 1:
@@ -197,59 +191,15 @@ def shard_record(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:06d}.json"
 
 
-def part_of(stated: str | None, environment: Mapping[str, str]) -> tuple[int, int]:
+def part_of(stated: str | None) -> tuple[int, int]:
     """Return (index of the part from 0, number of parts).
 
-    `stated` takes precedence: ``2/8`` means the second of eight parts and gives (1, 8). Without it,
-    the position of this task in its Slurm array determines the part. Otherwise, the result is
-    (0, 1).
+    ``2/8`` means the second of eight parts and gives (1, 8). None is the whole, (0, 1).
     """
-    if stated is not None:
-        part, _, parts = stated.partition("/")
-        if not part.isdecimal() or not parts.isdecimal() or not 1 <= int(part) <= int(parts):
-            raise TrainpaceError(f"{stated!r} is not a valid part.", "Write I/N, from 1/N to N/N.")
-        return int(part) - 1, int(parts)
-    try:
-        count = int(environment["SLURM_ARRAY_TASK_COUNT"])
-        number, first = (
-            int(environment["SLURM_ARRAY_TASK_ID"]),
-            int(environment["SLURM_ARRAY_TASK_MIN"]),
-        )
-        step = int(environment.get("SLURM_ARRAY_TASK_STEP") or 1)
-    except (KeyError, ValueError):
-        return 0, 1
-    place, odd = divmod(number - first, step)
-    if odd or not 0 <= place < count:
-        raise TrainpaceError(
-            "the Slurm array's tasks are not numbered evenly.",
-            "Say which part this is: --part I/N.",
-        )
-    return place, count
-
-
-def array_script(target: str, folder: str, parts: int, workers: int, hours: float) -> str:
-    """Return a batch script for sbatch with `parts` array tasks of `workers` cores each.
-
-    A requeued task computes only its missing shards. The task that finishes last writes the
-    manifest. Source: manual of sbatch, --array.
-    """
-    minutes = max(10, round(60 * hours))
-    command = (
-        f"trainpace precompute {shlex.quote(target)} --out {shlex.quote(folder)} --workers"
-        " $SLURM_CPUS_PER_TASK"
-    )
-    return f"""#!/bin/bash
-#SBATCH --job-name=precompute
-#SBATCH --array=1-{parts}
-#SBATCH --nodes=1
-#SBATCH --ntasks=1
-#SBATCH --cpus-per-task={workers}
-#SBATCH --time={minutes // 60:02d}:{minutes % 60:02d}:00
-#SBATCH --requeue
-#SBATCH --output=precompute-%A_%a.log
-
-srun {command}
-"""
+    part, _, parts = (stated or "1/1").partition("/")
+    if not part.isdecimal() or not parts.isdecimal() or not 1 <= int(part) <= int(parts):
+        raise TrainpaceError(f"{stated!r} is not a valid part.", "Write I/N, from 1/N to N/N.")
+    return int(part) - 1, int(parts)
 
 
 INDEX = "__index__"
@@ -296,22 +246,9 @@ def write_shard(
     pa = import_pyarrow()
     covered, target = plan.range_of(number), shard_file(folder, number)
     columns = [_Column(pa, field, i, samples) for i, field in enumerate(plan.layout.fields)]
-    index = _Plain(pa, INDEX, pa.int64(), [i for i, _ in samples])
-    parts = [part for column in columns for part in column.parts] + [index]
-    about = {
-        "schema_version": 1,
-        "structure": plan.layout.structure,
-        "first": covered.start,
-        "stop": covered.stop,
-        "samples": len(samples),
-        "bad": [b.index for b in bad],
-        "fields": [
-            {"name": c.field.name, "kind": c.field.kind, "dtype": c.field.dtype, "shape": c.shape}
-            for c in columns
-        ],
-        "fingerprint": to_jsonable(plan.fingerprint),
-    }
-    schema = pa.schema([part.arrow for part in parts], metadata={"trainpace": json.dumps(about)})
+    parts = [part for column in columns for part in column.parts]
+    parts.append(_Plain(pa, INDEX, pa.int64(), [i for i, _ in samples]))
+    schema = pa.schema([part.arrow for part in parts])
     aside = folder / f".{target.name}.{os.getpid()}"
     try:
         with pa.parquet.ParquetWriter(
@@ -343,7 +280,6 @@ def write_shard(
         crc32=crc32,
         group_rows=plan.group_rows,
         columns=tuple(column.place(starts) for column in columns),
-        index_starts=starts[index],
         bad=tuple(bad),
     )
     save(shard, shard_record(folder, number))
@@ -368,13 +304,9 @@ def damage(folder: Path, shard: Shard) -> str:
         return "missing"
     except OSError as error:
         return f"unreadable: {error.strerror}"
-    if size < shard.file_bytes:
-        return f"truncated: {size:,} of {shard.file_bytes:,} bytes"
-    if size > shard.file_bytes:
-        return f"longer than written: {size:,} in place of {shard.file_bytes:,} bytes"
-    return (
-        "" if crc32 == shard.crc32 else "changed: its checksum is another than when it was written"
-    )
+    if size != shard.file_bytes:
+        return f"{size:,} bytes instead of the {shard.file_bytes:,} written"
+    return "" if crc32 == shard.crc32 else "its checksum is another than when it was written"
 
 
 def _sum(path: Path, to_disk: bool = False) -> tuple[int, int]:
@@ -417,6 +349,10 @@ class _Plain:
         return sum(4 + len(v.encode() if isinstance(v, str) else v) for v in self.values[rows])
 
 
+_ARROW = {"int": "int64", "float": "float64", "bool": "int32", "str": "string"}
+"""Parquet types of values. All other kinds are binary."""
+
+
 class _Column:
     """Parquet columns of a field: its values and, if shapes differ, its shapes."""
 
@@ -425,19 +361,11 @@ class _Column:
     ) -> None:
         self.field, self.shape = field, None
         values, shapes = [e.values[i] for _, e in samples], [e.shapes[i] for _, e in samples]
-        if field.kind in SHAPED:
-            # Parquet does not support binary values with a fixed length of 0.
-            if len(set(shapes)) == 1 and values[0]:
-                self.shape = shapes[0]
-            kind = pa.binary(-1 if self.shape is None else len(values[0]))
-        else:
-            kind = {
-                "int": pa.int64(),
-                "float": pa.float64(),
-                "bool": pa.int32(),
-                "str": pa.string(),
-                "bytes": pa.binary(),
-            }[field.kind]
+        # Parquet does not support binary values with a fixed length of 0.
+        if field.kind in SHAPED and len(set(shapes)) == 1 and values[0]:
+            self.shape = shapes[0]
+        arrow = getattr(pa, _ARROW.get(field.kind, "binary"))
+        kind = arrow() if self.shape is None else pa.binary(len(values[0]))
         if field.kind == "bool":
             values = [int(value) for value in values]
         self.parts = [_Plain(pa, field.name, kind, values)]
@@ -544,8 +472,7 @@ def encode(sample: Any, layout: Layout | None = None) -> Encoded:
             raise UnsupportedSample(f"two parts of the sample have the name {twice!r}")
         layout = Layout(structure=json.dumps(structure), fields=tuple(fields))
     elif tuple(fields) != layout.fields or json.dumps(structure) != layout.structure:
-        unequal = _unequal(structure, json.loads(layout.structure), "")
-        raise UnsupportedSample(unequal or _difference(fields, layout.fields))
+        raise UnsupportedSample(_difference(fields, layout.fields))
     return Encoded(layout, values, shapes)
 
 
@@ -605,8 +532,8 @@ def _encode_leaf(name: str, leaf: Any) -> tuple[Kind, str, Any, tuple[int, ...] 
     # has not imported them, the sample cannot contain their types.
     torch, image = sys.modules.get("torch"), sys.modules.get("PIL.Image")
     if torch is not None and isinstance(leaf, torch.Tensor):
-        if leaf.layout != torch.strided or leaf.is_quantized:
-            raise UnsupportedSample(f"{name} is a sparse or quantized tensor")
+        if leaf.layout != torch.strided:
+            raise UnsupportedSample(f"{name} is a sparse tensor")
         flat = leaf.detach().cpu().contiguous().reshape(-1)
         dtype = str(leaf.dtype).removeprefix("torch.")
         return "tensor", dtype, flat.view(torch.uint8).numpy().tobytes(), tuple(leaf.shape)
@@ -622,33 +549,16 @@ def _encode_leaf(name: str, leaf: Any) -> tuple[Kind, str, Any, tuple[int, ...] 
             )
         pixels = np.asarray(leaf)
         return "image", leaf.mode, pixels.tobytes(), pixels.shape
+    return _encode_plain(name, leaf)
+
+
+def _encode_plain(name: str, leaf: Any) -> tuple[Kind, str, Any, None]:
     if isinstance(leaf, int) and leaf not in _INT64:
         raise UnsupportedSample(f"{name} is an integer beyond 64 bits")
-    if (plain := next((one for one in _PLAIN if isinstance(leaf, one)), None)) is None:
-        raise UnsupportedSample(f"{name} is a {type(leaf).__name__}, which no column can hold")
-    return plain.__name__, "", plain(leaf), None  # type: ignore[return-value]
-
-
-def _unequal(structure: Any, expected: Any, name: str) -> str | None:
-    """Describe the first list with a different length than in the other samples, or return None."""
-    if isinstance(structure, int) or isinstance(expected, int) or structure[0] != expected[0]:
-        return None
-    kind, *parts = structure
-    keys: Sequence[Any] = range(len(parts))
-    if kind == "dict":
-        keys, *parts = parts
-        expected = expected[1:]
-        if keys != expected[0]:
-            return None
-    elif len(structure) != len(expected):
-        return (
-            f"{spoken(name) or 'it'} is a {kind} of {len(parts)}, in the other samples of"
-            f" {len(expected) - 1}; make it an array or a tensor, whose shape may differ"
-        )
-    for key, part, other in zip(keys, parts, expected[1:], strict=True):
-        if (difference := _unequal(part, other, _within(name, key))) is not None:
-            return difference
-    return None
+    for kind in _PLAIN:
+        if isinstance(leaf, kind):
+            return kind.__name__, "", kind(leaf), None  # type: ignore[return-value, arg-type]
+    raise UnsupportedSample(f"{name} is a {type(leaf).__name__}, which no column can hold")
 
 
 def _difference(fields: Sequence[Field], expected: Sequence[Field]) -> str:
@@ -661,7 +571,7 @@ def _difference(fields: Sequence[Field], expected: Sequence[Field]) -> str:
             )
     return (
         f"it has {len(fields)} parts in another arrangement than the other samples, which have"
-        f" {len(expected)}"
+        f" {len(expected)}; make lists of different lengths arrays or tensors"
     )
 
 

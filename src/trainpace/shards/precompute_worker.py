@@ -192,9 +192,8 @@ def _write(folder: Path, target: str, samples: list[Encoded]) -> None:
         shard_samples=n,
         group_rows=files.shard_sizes(n, size, 1, n)[1],
         layout=samples[0].layout,
-        fingerprint=files.Fingerprint(code={}, packages={}, source={}),
+        fingerprint=files.Fingerprint(code={}, source={}),
         probe_bytes=size,
-        probe_s=0.0,
     )
     shard = files.write_shard(folder, plan, 0, list(enumerate(samples)), ())
     save(files.Manifest(plan=plan, shards=(shard,)), folder / files.MANIFEST)
@@ -213,12 +212,11 @@ _LOOKING_S = 30.0
 
 
 class Inspection(Record):
-    """Findings from a few samples, such as the time to compute one and its size in a shard."""
+    """Findings from a few samples, such as the size of one in a shard."""
 
     samples: int
     layout: Layout
     fingerprint: files.Fingerprint
-    sample_s: float
     sample_bytes: float
 
 
@@ -229,15 +227,12 @@ def inspect(dataset: Any, target: str, settings: str) -> Inspection:
         NotDeterministic: If a sample differs when it is computed again.
         UserCodeError: If no sample can be computed.
     """
-    times, samples = [], []
-    for index, _, seconds in timed_samples(dataset, spread(_LOOKED_AT, len(dataset)), _LOOKING_S):
-        times.append(seconds)
-        samples.append(computed_twice(dataset, index))
+    looked_at = timed_samples(dataset, spread(_LOOKED_AT, len(dataset)), _LOOKING_S)
+    samples = [computed_twice(dataset, index) for index, _, _ in looked_at]
     return Inspection(
         samples=len(dataset),
         layout=samples[-1].layout,
         fingerprint=fingerprint(dataset, target, settings),
-        sample_s=sorted(times)[len(times) // 2],
         sample_bytes=statistics.fmean(s.size_bytes for s in samples),
     )
 

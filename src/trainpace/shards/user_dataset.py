@@ -9,15 +9,12 @@ import ast
 import contextlib
 import copy
 import hashlib
-import importlib.metadata
 import inspect
-import itertools
 import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +22,15 @@ import numpy as np
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.worker import is_users, load_name
 from trainpace.shards import opened_files
-from trainpace.shards.files import Encoded, Fingerprint, differing_columns, encode, spoken, spread
+from trainpace.shards.files import (
+    Encoded,
+    Fingerprint,
+    UnsupportedSample,
+    differing_columns,
+    encode,
+    spoken,
+    spread,
+)
 from trainpace.workload import ModelSpec
 
 WANTED = (
@@ -130,12 +135,11 @@ def fingerprint(dataset: Any, target: str, settings: str) -> Fingerprint:
         if is_users(str(path)):
             status = path.stat()
             source[os.path.relpath(path, root)] = f"{status.st_size} bytes, {status.st_mtime_ns}"
-    trees = {
-        path: ast.parse(path.read_text(encoding="utf-8", errors="replace"))
-        for path in _users_files()
-    }
-    code = {os.path.relpath(path, root): _hash(ast.dump(tree)) for path, tree in trees.items()}
-    return Fingerprint(code=code, packages=_packages(trees), source=source)
+    code = {}
+    for path in _users_files():
+        tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
+        code[os.path.relpath(path, root)] = _hash(ast.dump(tree))
+    return Fingerprint(code=code, source=source)
 
 
 def _users_files() -> list[Path]:
@@ -149,27 +153,6 @@ def _users_files() -> list[Path]:
         if file and file.endswith(".py") and os.path.isabs(file)
     }
     return sorted(path for path in paths if path.is_file() and is_users(str(path)))
-
-
-def _packages(trees: dict[Path, ast.Module]) -> dict[str, str]:
-    names = set()
-    for node in itertools.chain.from_iterable(map(ast.walk, trees.values())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.split(".")[0])
-    names -= set(sys.stdlib_module_names) | {path.stem for path in trees}
-    versions = {"python": "{}.{}".format(*sys.version_info)}
-    return versions | {name: _version(name) for name in sorted(names & sys.modules.keys())}
-
-
-def _version(module: str) -> str:
-    try:  # as text, since torch has a type of its own for it
-        return str(
-            getattr(sys.modules[module], "__version__", None) or importlib.metadata.version(module)
-        )
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _settings(value: Any, depth: int) -> Any:
@@ -190,10 +173,15 @@ def _settings(value: Any, depth: int) -> Any:
             array = np.ascontiguousarray(value)
             checksum = hashlib.blake2b(array.tobytes()).hexdigest()
             return [str(array.dtype), list(array.shape), checksum]
+    return _settings_of_object(value, depth)
+
+
+def _settings_of_object(value: Any, depth: int) -> Any:
+    """Return the name of an object's class, and its attributes if they may be settings."""
     named = f"{type(value).__module__}.{type(value).__qualname__}"
-    opaque = isinstance(value, type) or callable(getattr(value, "__code__", None))
-    state = None if opaque or not depth else getattr(value, "__dict__", None)
-    if not isinstance(state, dict):
+    is_code = isinstance(value, type) or hasattr(value, "__code__")
+    state = getattr(value, "__dict__", None)
+    if is_code or not depth or not isinstance(state, dict):
         return named
     own = {name: part for name, part in state.items() if not name.startswith("__")}
     return [named, [[name, _settings(part, depth - 1)] for name, part in own.items()]]
@@ -206,7 +194,6 @@ def _hash(value: Any) -> str:
 _SEEDS = (1, 20_011)
 _MORE_SEEDS = range(2, 18)
 _TRIALS = 18
-_MOST_LINES = 20_000
 _NAMES = (
     "transform",
     "target_transform",
@@ -233,8 +220,7 @@ def computed_twice(dataset: Any, index: int) -> Encoded:
     Exceptions of the dataset itself are not caught.
 
     Raises:
-        NotDeterministic: If the sample differs. The message names the random transform, line or
-            field.
+        NotDeterministic: If the sample differs. The message names the random transform or field.
     """
     first, drew = under_seed(_SEEDS[0], lambda: encode(dataset[index]))
     # If the dataset draws random numbers, two results may be equal by chance: half of all random
@@ -244,24 +230,18 @@ def computed_twice(dataset: Any, index: int) -> Encoded:
         differing = differing_columns(first, again)
         drew += [name for name in drew_again if name not in drew]
         if differing:
-            raise NotDeterministic(_in_words(dataset, index, first, again, differing, drew), _HINT)
+            raise NotDeterministic(_in_words(dataset, index, first, differing, drew), _HINT)
     return first
 
 
 def _in_words(
-    dataset: Any, index: int, a: Encoded, b: Encoded, differing: list[str], drew: list[str]
+    dataset: Any, index: int, sample: Encoded, differing: list[str], drew: list[str]
 ) -> str:
-    fields = (
-        "every part"
-        if len(differing) == len(a.layout.fields) > 1
-        else ", ".join(map(spoken, differing))
-    )
-    where = "" if a.layout.structure == "0" else f" in {fields},"
-    message = (
-        f"sample {index} comes out differently each time it is computed"
-        f" ({f'{where}{_by_how_much(a, b)}'.strip(' ,')})"
-    )
-    if cause := _random_transform(dataset, index) or _drawing_line(dataset, index):
+    message = f"sample {index} comes out differently each time it is computed"
+    if len(sample.layout.fields) > 1:
+        every = len(differing) == len(sample.layout.fields)
+        message += f" (in {'every part' if every else ', '.join(map(spoken, differing))})"
+    if cause := _random_transform(dataset, index):
         return f"{message}: {cause}."
     if drew:
         return f"{message}: it draws from the generator of {' and '.join(drew)}."
@@ -293,51 +273,6 @@ def _random_transform(dataset: Any, index: int) -> str | None:
         if values is not None and gives_two_results(place.transform, values, {}, _TRIALS):
             return f"{place.name}, {place.position}, is random"
     return None
-
-
-def _drawing_line(dataset: Any, index: int) -> str | None:
-    """Describe the line of the user's code that draws a random number.
-
-    A trace function compares the states of the generators after every line. Returns None if no
-    line of the user's code draws.
-    """
-    message: str | None = None
-    seen, before, state = 0, ("", 0, ""), states()
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal message, seen, before, state
-        file = frame.f_code.co_filename
-        if message or seen >= _MOST_LINES or not is_users(file):
-            return None
-        seen += 1
-        now = states()
-        if before[1] and (names := moved(state, now)):
-            name, line, function = before
-            message = (
-                f"{Path(name).name} line {line} ({function}) draws from the generator of"
-                f" {' and '.join(names)}"
-            )
-        state, before = now, (file, frame.f_lineno, frame.f_code.co_name)
-        return trace
-
-    with restored(), contextlib.suppress(Exception):
-        traced = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            dataset[index]
-        finally:
-            sys.settrace(traced)
-    return message
-
-
-def _by_how_much(a: Encoded, b: Encoded) -> str:
-    for x, y, s, t in zip(a.values, b.values, a.shapes, b.shapes, strict=False):
-        if s != t:
-            return f" its shape: {s} and {t}"
-        if isinstance(x, bytes) and isinstance(y, bytes) and x != y and len(x) == len(y):
-            share = np.mean(np.frombuffer(x, np.uint8) != np.frombuffer(y, np.uint8))
-            return f" in {share:.0%} of its bytes" if share >= 0.005 else " in a few of its bytes"
-    return ""
 
 
 def under_seed(value: int, work: Callable[[], Any]) -> tuple[Any, list[str]]:
@@ -415,26 +350,13 @@ def gives_two_results(
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return True if two samples are equal.
-
-    Samples are nested tuples, lists and dicts of tensors, arrays, images, numbers and strings.
-    """
-    torch = sys.modules.get("torch")
-    if type(a) is not type(b):
-        return False
-    if torch is not None and isinstance(a, torch.Tensor):
-        is_alike = a.dtype == b.dtype and a.shape == b.shape
-        return is_alike and bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
-    if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(map(same, a, b))
+    """Return True if two samples, or two results of a transform, are equal."""
     try:
-        return bool(a == b)
-    except (TypeError, ValueError, RuntimeError):
-        return False
+        return not differing_columns(encode(a), encode(b))
+    except UnsupportedSample:
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            return type(a) is type(b) and bool(a == b)
+    return False
 
 
 # ---- places of transforms in a dataset

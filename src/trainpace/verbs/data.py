@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -155,10 +154,7 @@ class PrecomputeRequest(Request):
     max_bad: Annotated[
         float, Field("Largest share of samples that may fail.", within("share", 0, 1))
     ] = 0.05
-    part: Annotated[
-        str | None,
-        Field("Compute part I of N.  [default: this task's, in a Slurm array]", metavar="I/N"),
-    ] = None
+    part: Annotated[str | None, Field("Compute part I of N.", metavar="I/N")] = None
     again: Annotated[bool, Field("Delete the folder's shards and start again.")] = False
     verify: Annotated[bool, Field("Read every shard completely and list the damaged ones.")] = False
     repair: Annotated[bool, Field("Verify, then compute only the damaged shards again.")] = False
@@ -217,7 +213,7 @@ def precompute(request: PrecomputeRequest, progress: Progress) -> Precomputed | 
         return shards.estimate(
             target, r.out, workers, r.seconds, step_s=step_s, batch=r.batch or 1, epochs=r.epochs
         )
-    number, parts = shards.part_of(part, os.environ)
+    number, parts = shards.part_of(part)
     if r.again and parts > 1:
         raise Misuse("`again` cannot be combined with one part.", "Empty the folder first.")
     settings = shards.Settings(
@@ -241,19 +237,6 @@ def precompute(request: PrecomputeRequest, progress: Progress) -> Precomputed | 
         except KeyboardInterrupt:
             work.say("note: finished shards are kept; the same command goes on from there")
             raise
-
-
-def array_script(request: PrecomputeRequest, parts: int, limit_s: float) -> str:
-    """Return a Slurm batch script with `parts` array tasks and a time limit for each."""
-    from trainpace.shards import array_script
-
-    return array_script(
-        _given_target(request.target),
-        request.out,
-        parts,
-        request.workers or usable_cores(),
-        limit_s / 3600,
-    )
 
 
 def _given_target(target: str | None) -> str:
