@@ -411,25 +411,6 @@ def test_a_job_of_seconds_is_not_told_to_compile():
     assert compiles(800_000_000)
 
 
-def test_sensitivity_finds_the_number_that_flips_the_choice():
-    """Two nodes are as fast as one where the network is just fast enough: a slower one changes the choice."""
-    only_gpus = SearchSpace(keep=tuple(name for name in SETTING_NAMES if name != "GPUs"))
-
-    def plan_over(network):
-        s = setting(gpus=2, nodes=2, network=network)
-        return plan_changes(s, start_on(s), space=only_gpus)
-
-    speeds = np.geomspace(0.01, 1000, 24).tolist()
-    nodes = [plan_over(speed).best.choice.execution.nnodes for speed in speeds]
-    assert nodes[0] == 1
-    assert nodes[-1] == 2
-    flips = {f.number: f for f in plan_over(speeds[nodes.index(2)]).sensitivity if f.flips_to}
-    assert "2 GPUs instead of 2 nodes" in flips["network"].flips_to
-    assert flips["network"].regret > 0
-    # far from the edge the network's figure decides nothing
-    assert "network" not in {f.number for f in plan_over(speeds[0]).sensitivity if f.flips_to}
-
-
 def test_a_global_batch_that_no_part_can_share():
     s = setting(gpus=4)
     start = Execution(micro_batch=3, nproc_per_node=2, optimizer="sgd_momentum")

@@ -12,7 +12,7 @@ from answers import asked, forecasts, jumps, measured, traced
 from diagnose.recordings import block, fetch, loader, rank, recording
 from nouns import stacked, workload
 from trainpace.core.execution import Execution
-from trainpace.core.hardware import Cluster, find_device
+from trainpace.core.hardware import find_device
 from trainpace.core.outcome import STEP_PARTS, Interval
 from trainpace.core.records import from_json, to_json, to_jsonable
 from trainpace.diagnose import diagnose
@@ -22,13 +22,13 @@ from trainpace.measure.sweep import analyse
 from trainpace.offers import Offer, picks
 from trainpace.offers.match import Job
 from trainpace.offers.match import rank as rank_servers
-from trainpace.plan import NO_WAIT, Change, DataPath, Plan, Problem, layouts_of, plan_changes
+from trainpace.plan import Change, DataPath, Plan, Problem, plan_changes
 from trainpace.plan.changes import Choice, Projection
-from trainpace.report.charts import SHADES, Axis, Cell, Chart, HeatMap, Mark, Series
+from trainpace.report.charts import Axis, Chart, Mark, Series
 from trainpace.report.diagnosis import proofs_chart, shares_chart
 from trainpace.report.forecast import forecast_pictures
 from trainpace.report.match import match_pictures
-from trainpace.report.plan import SHARDING, layout_map, plan_ladder
+from trainpace.report.plan import plan_ladder
 from trainpace.report.run import LadderTable, rung_times, speedups
 from trainpace.report.steps import (
     Timed,
@@ -284,40 +284,6 @@ def test_a_diagnosis_adds_up_to_the_step():
     assert proofs_chart(replace(d, proofs=())) is None
 
 
-def test_a_heat_map_has_every_layout_in_its_place_and_marks_the_recommended():
-    cluster = Cluster(device=find_device("A100"), devices_per_node=2)
-    setting = Problem(workload(), cluster, Schedule(samples=1000, epochs=1.0))
-    start = Execution(micro_batch=2, accumulation=6, nproc_per_node=2, optimizer="sgd_momentum")
-    plan = plan_changes(setting, start, (NO_WAIT,))
-    layouts = layouts_of(setting, plan.end)
-    shown = layout_map(plan, layouts)
-    by_name = {
-        (row, column): cell
-        for row, cells in shown.rows
-        for column, cell in zip(shown.columns, cells, strict=True)
-    }
-    assert len([c for c in by_name.values() if c is not None]) == len(layouts)
-    for at in layouts:
-        e = at.execution
-        cell = by_name[SHARDING[e.zero_stage], f"{e.micro_batch} x {e.accumulation}"]
-        assert cell.value == (at.step_ms if at.fits else None)
-        assert (cell.mark == "recommended") == (e == plan.end)
-    ranked = sorted(
-        (c.value, shown.shade(c)) for c in by_name.values() if c is not None and c.value is not None
-    )
-    assert [shade for _, shade in ranked] == sorted((shade for _, shade in ranked), reverse=True)
-    assert {ranked[0][1], ranked[-1][1]} == {SHADES - 1, 0}
-    assert layout_map(plan, layouts[:1]) is None
-
-
-def test_what_does_not_fit_has_no_shade():
-    cell = Cell(value=None, said="96 GiB")
-    of = HeatMap(
-        title="t", finding="f", across="a", down="d", columns=("1",), rows=(("r", (cell,)),)
-    )
-    assert of.shade(cell) == -1
-
-
 def test_points_of_a_scaling_curve_say_their_efficiency():
     one = asked(stacked(), "A100", devices_per_node=4, nodes=2, network_gb_per_s_per_device=0.5)
     made = scaling_chart(one.forecaster.fewer_devices(one.rows[0].execution))
@@ -377,22 +343,6 @@ def test_the_peak_of_memory_names_its_owners():
     whole = one.rows[0].memory.allocated_gib
     said = re.findall(r"([\d.]+) GiB \(\d+%\)", made.finding.partition("At the peak: ")[2])
     assert math.fsum(map(float, said)) == pytest.approx(whole, rel=0.05)
-
-
-def test_a_heat_map_names_a_faster_layout_only_where_it_is_faster_by_something():
-    cluster = Cluster(device=find_device("A100"), devices_per_node=2)
-    setting = Problem(workload(), cluster, Schedule(samples=1000, epochs=1.0))
-    plan = plan_changes(
-        setting, Execution(micro_batch=4, nproc_per_node=2, optimizer="sgd_momentum"), (NO_WAIT,)
-    )
-    own, other = layouts_of(setting, plan.end)[:2]
-    own = replace(own, execution=plan.end, step_ms=100.0)
-    assert layout_map(plan, [own, replace(other, step_ms=99.5)]).finding.endswith(
-        "; no other takes as much as 1% less."
-    )
-    assert layout_map(plan, [own, replace(other, step_ms=80.0)]).finding.endswith(
-        " takes 20% less by forecast."
-    )
 
 
 def test_the_three_picks_are_named_on_the_front():

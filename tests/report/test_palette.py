@@ -5,17 +5,7 @@ import math
 
 import pytest
 
-from trainpace.report.charts import (
-    INK,
-    PAGE,
-    SERIES_TONES,
-    SHADES,
-    SOFT,
-    TEXTURES,
-    TONES,
-    css_variables,
-    shade_share,
-)
+from trainpace.report.charts import INK, PAGE, SERIES_TONES, SOFT, TEXTURES, TONES, css_variables
 
 
 def luminance(colour):
@@ -112,15 +102,3 @@ def test_an_eye_without_green_tells_the_parts_of_a_stack_apart_by_colour_or_text
         and TEXTURES.get(a) == TEXTURES.get(b)
     ]
     assert alike == []
-
-
-@pytest.mark.parametrize("scheme", [0, 1])
-def test_words_can_be_read_on_every_shade_of_a_heat_map(scheme):
-    page, tone = (colour[1:] for colour in (PAGE[scheme], TONES["first"][scheme]))
-    for shade in range(SHADES):
-        share = shade_share(shade)
-        mixed = [
-            round((1 - share) * int(page[i : i + 2], 16) + share * int(tone[i : i + 2], 16))
-            for i in (0, 2, 4)
-        ]
-        assert contrast(INK[scheme], "#{:02x}{:02x}{:02x}".format(*mixed)) >= 4.5

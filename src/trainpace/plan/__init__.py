@@ -12,12 +12,11 @@ from trainpace.plan.changes import (
     Projection,
     Rejected,
     Risk,
-    Sensitivity,
 )
 from trainpace.plan.data_paths import data_paths
 from trainpace.plan.evaluate import Evaluator, Problem, forecast_of
 from trainpace.plan.plan import plan_changes
-from trainpace.plan.search import PARALLELISM, Layout, Limit, SearchSpace, layouts_of
+from trainpace.plan.search import PARALLELISM, Limit, SearchSpace
 from trainpace.plan.settings import config_line, resolution
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "DataPath",
     "Effort",
     "Evaluator",
-    "Layout",
     "Limit",
     "Maybe",
     "Plan",
@@ -38,11 +36,9 @@ __all__ = [
     "Rejected",
     "Risk",
     "SearchSpace",
-    "Sensitivity",
     "config_line",
     "data_paths",
     "forecast_of",
-    "layouts_of",
     "plan_changes",
     "resolution",
 ]

@@ -125,24 +125,6 @@ class Rejected(Record):
     lost_s: float | None = None
 
 
-class Sensitivity(Record):
-    """Sensitivity of the choice to an error in one number, by a factor between `low` and `high`.
-
-    Attributes:
-        flips_to: The new choice if the error changes it, else "".
-        regret: Extra time of the old choice over the new one, as a share, at the worse end.
-        still_fits: True if the old choice would still fit in memory.
-    """
-
-    number: str
-    low: float
-    high: float
-    basis: str
-    flips_to: str = ""
-    regret: float = 0.0
-    still_fits: bool = True
-
-
 class Plan(Record):
     """An ordered list of changes to an execution, and the alternatives.
 
@@ -171,7 +153,6 @@ class Plan(Record):
     maybe: tuple[Maybe, ...] = ()
     pareto: tuple[Projection, ...] = ()
     rejected: tuple[Rejected, ...] = ()
-    sensitivity: tuple[Sensitivity, ...] = ()
     searched: int = 0
     fitting: int = 0
     start_fits: bool = True

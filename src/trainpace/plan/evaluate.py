@@ -46,7 +46,6 @@ class Problem(NamedTuple):
     """Inputs that stay constant during a search.
 
     Attributes:
-        host_factor: How many times slower the host launches kernels than its CPU's rating says.
         noise_scale: Gradient noise scale in samples. If it is given, the work ends at the loss that
             the current training reaches, and not after a fixed number of samples.
         knowledge: Measured runs that correct the forecasts.
@@ -56,34 +55,23 @@ class Problem(NamedTuple):
     workload: Workload
     cluster: Cluster
     schedule: Schedule
-    host_factor: float = 1.0
     noise_scale: float | None = None
     conditions: JobConditions = ASSUMED
     forecaster: Forecaster | None = None
     software: Software = TODAY
     knowledge: Knowledge | None = None
 
-    @property
-    def _target(self) -> Target:
-        kernels = FittedKernels(host_factor=self.host_factor)
-        return Target(self.cluster, kernels, software=self.software)
-
     def on_part(self, nnodes: int, nproc_per_node: int) -> Forecaster:
         """Return the forecaster for the part of the cluster that an execution uses."""
-        forecaster = self.forecaster or Forecaster(
-            self.workload, self._target, knowledge=self.knowledge
-        )
+        forecaster = self.forecaster
+        if forecaster is None:
+            target = Target(self.cluster, FittedKernels(), software=self.software)
+            forecaster = Forecaster(self.workload, target, knowledge=self.knowledge)
         return forecaster.on(part_of(self.cluster, nnodes, nproc_per_node))
 
     def with_forecaster(self) -> Problem:
         whole = self.on_part(self.cluster.nodes, self.cluster.devices_per_node)
         return self._replace(forecaster=whole)
-
-    def with_host_factor(self, factor: float) -> Problem:
-        slower = self._replace(host_factor=factor)
-        if self.forecaster is None:
-            return slower
-        return slower._replace(forecaster=self.forecaster.on(slower._target))
 
     def noise_s(self, job_s: float) -> float:
         """Return the difference in seconds below which two choices count as equal.

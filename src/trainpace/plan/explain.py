@@ -1,9 +1,9 @@
-"""Explanation of the best choice: rejected alternatives, cautions and decisive numbers."""
+"""Explanation of the best choice: rejected alternatives, reasons and cautions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,19 +11,16 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from trainpace.core.execution import EXECUTION_FIELDS, Execution
-from trainpace.core.hardware import Device
 from trainpace.core.outcome import Forecast
 from trainpace.core.units import format_count, format_duration, format_number
 from trainpace.forecast import Grid, needed_gib
-from trainpace.plan.changes import Choice, Maybe, Projection, Rejected, Sensitivity
+from trainpace.plan.changes import Maybe, Projection, Rejected
 from trainpace.plan.evaluate import Evaluator, Problem
-from trainpace.plan.search import PARALLELISM, VARIED, Limit, SearchResult, SearchSpace, search
+from trainpace.plan.search import PARALLELISM, Limit, SearchResult, SearchSpace
 from trainpace.plan.settings import TIGHT, data_in_words, differing, gpus_in_words
 
 SAME = 0.002
 """Relative difference below which two forecasts count as equal."""
-CANDIDATES = 48
-"""Number of fastest choices to evaluate again, besides the fastest one of every field value."""
 MOST_MAYBES = 4
 WORTH = 0.01
 """Smallest saving that is worth a measurement, as a share of the job."""
@@ -146,9 +143,7 @@ def _undivided(
 ) -> Iterator[Rejected]:
     """Yield the kinds of model parallelism that no execution of the search uses."""
     workload, cluster = problem.workload, problem.cluster
-    blocks = next(
-        (form.blocks for form in workload.forms.values() if form.blocks is not None), None
-    )
+    blocks = workload.blocks
     if blocks is None:
         why = "not compared: this workload has no chain of repeated blocks to divide"
         yield Rejected(title="tensor and pipeline parallelism", why=why)
@@ -376,133 +371,3 @@ def _states_gib(f: Forecast | None, fitting: bool = False) -> float | None:
     if f is None or f.memory is None or (fitting and not f.fits):
         return None
     return f.memory.parameters_gib + f.memory.gradients_gib + f.memory.optimizer_states_gib
-
-
-# ---- the number that decides
-
-RATES = (
-    "fp32_tflops",
-    "fp16_tflops",
-    "tf32_tensor_tflops",
-    "fp16_tensor_tflops",
-    "bf16_tensor_tflops",
-    "fp8_tensor_tflops",
-)
-
-
-class _Figure(NamedTuple):
-    """A number behind the forecast, its error as factors, and the problem with that error."""
-
-    number: str
-    low: float
-    high: float
-    basis: str
-    perturbed: Callable[[float], Problem]
-
-
-def sensitivity(
-    problem: Problem, result: SearchResult, evaluator: Evaluator, best: Index
-) -> tuple[Sensitivity, ...]:
-    """Test for each number if an error changes the choice. The largest regret comes first."""
-    rows = _candidates(result, best)
-    grid, here = result.grid.at(rows), (int(np.flatnonzero(rows == best[0])[0]), best[1])
-    entries = []
-    for figure in _figures(problem, evaluator, result.choice(best), result):
-        worst = Sensitivity(
-            number=figure.number, low=figure.low, high=figure.high, basis=figure.basis
-        )
-        for factor in (figure.low, figure.high):
-            paths = result.data
-            if figure.number == "loader":
-                paths = tuple(replace(p, ms_per_sample=p.ms_per_sample * factor) for p in paths)
-            there = search(figure.perturbed(factor), result.start, grid, paths)
-            worst = _worse(worst, there, here)
-        entries.append(worst)
-    return tuple(sorted(entries, key=lambda s: (s.still_fits, -s.regret)))
-
-
-def _worse(so_far: Sensitivity, there: SearchResult, ours: Index) -> Sensitivity:
-    fastest, index = there.best(), there.recommended()
-    if fastest is None or index is None:
-        return so_far
-    least, mine = there.job_s[fastest], there.job_s[ours]
-    still_fits = bool(np.isfinite(mine))
-    regret = float(mine / least - 1) if still_fits else 0.0
-    holds = still_fits and bool(there.as_fast_as(fastest)[ours])
-    if not so_far.still_fits or (still_fits and (holds or regret <= so_far.regret)):
-        return so_far
-    mine_then, other = there.choice(ours), there.choice(index)
-    changed = ", ".join(s.title(mine_then, other) for s in differing(mine_then, other))
-    return replace(so_far, flips_to=changed, regret=regret, still_fits=still_fits)
-
-
-def _figures(
-    problem: Problem, evaluator: Evaluator, chosen: Choice, result: SearchResult
-) -> Iterator[_Figure]:
-    """Yield the numbers behind the forecast, with the range of error of each."""
-    device, cluster = problem.cluster.device, problem.cluster
-
-    def with_cluster(**fields: Any) -> Problem:
-        return problem._replace(cluster=replace(cluster, **fields))
-
-    def scaled(*figures: str) -> Callable[[float], Problem]:
-        return lambda factor: with_cluster(device=_scaled(device, figures, factor))
-
-    f = evaluator.forecast(chosen.execution)
-    low, high, basis = 0.8, 1.25, "a fifth either way"
-    if f is not None and f.step is not None and f.step_time_interval_ms is not None:
-        ends = f.step_time_interval_ms
-        low, high = f.step.total_ms / ends.high, f.step.total_ms / max(ends.low, 1e-9)
-        basis = f"the step's 90% interval ({ends.basis})"
-    yield _Figure("matrix rate", low, high, basis, scaled(*RATES))
-    if device.memory_bandwidth_gb_per_s is not None:
-        basis = "kernels achieve 74% to 90% of a datasheet's"
-        perturbed = scaled("memory_bandwidth_gb_per_s")
-        yield _Figure("memory bandwidth", 0.9, 1.1, basis, perturbed)
-    if cluster.devices_per_node > 1:
-        basis = "collectives achieve part of a datasheet's bandwidth"
-        perturbed = scaled("link_gb_per_s", "pcie_lanes")
-        yield _Figure("links between GPUs", 0.7, 1.3, basis, perturbed)
-    network = cluster.network_gb_per_s_per_device
-    if cluster.nodes > 1 and network is not None:
-        basis = "shared switches seldom give their ports' rate"
-        yield _Figure(
-            "network",
-            0.5,
-            1.2,
-            basis,
-            lambda x: with_cluster(network_gb_per_s_per_device=network * x),
-        )
-    if device.memory_gib is not None:
-        basis = "a tenth either way; memory forecasts have no interval yet"
-        yield _Figure("memory needed", 0.9, 1.1, basis, lambda x: scaled("memory_gib")(1 / x))
-    slower = problem.with_host_factor
-    basis = "hosts differ by a factor of two in launching"
-    yield _Figure("host", 0.5, 2.0, basis, lambda x: slower(problem.host_factor * x))
-    if any(path.ms_per_sample for path in result.data):
-        yield _Figure("loader", 0.8, 1.25, "the measured time of a sample", lambda x: problem)
-
-
-def _scaled(device: Device, figures: tuple[str, ...], factor: float) -> Device:
-    given = {name: figure for name in figures if (figure := getattr(device, name)) is not None}
-    scaled = {name: replace(f, value=f.value * factor) for name, f in given.items()}
-    return replace(device, **scaled)
-
-
-def _candidates(result: SearchResult, best: Index) -> NDArray[np.int64]:
-    """Return the rows of executions that are worth evaluating again.
-
-    These are the fastest ones, the fastest one of every field value, and those that would fit with
-    a little more memory.
-    """
-    step, least = result.evaluation.step_ms, result.job_s.min(axis=1)
-    rows = {best[0], *np.argsort(least, kind="stable")[:CANDIDATES].tolist()}
-    nearly = np.where(
-        np.isfinite(step) & (result.evaluation.needed_gib <= 1.12 * result.room_gib), step, np.inf
-    )
-    rows |= set(np.argsort(nearly, kind="stable")[:CANDIDATES].tolist())
-    for column in (getattr(result.grid, name) for name in VARIED):
-        values = np.unique(column)
-        if len(values) <= 32:
-            rows |= {int(np.argmin(np.where(column == value, least, np.inf))) for value in values}
-    return np.array(sorted(rows), dtype=np.int64)

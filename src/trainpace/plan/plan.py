@@ -15,7 +15,7 @@ from trainpace.core.units import format_number
 from trainpace.job import assumptions
 from trainpace.plan.changes import NO_WAIT, Change, Choice, DataPath, Effort, Plan, Projection, Risk
 from trainpace.plan.evaluate import Evaluator, Problem, forecast_of, part_of
-from trainpace.plan.explain import because, cautions, rejected, sensitivity, worth_measuring
+from trainpace.plan.explain import because, cautions, rejected, worth_measuring
 from trainpace.plan.search import SearchResult, SearchSpace, executions_on, is_legal, search
 from trainpace.plan.settings import (
     Setting,
@@ -98,7 +98,6 @@ def plan_changes(
         pareto=tuple(projection(result.choice(index)) for index in pareto),
         maybe=worth_measuring(result, best),
         rejected=rejected(problem, result, evaluator, best, space, limits),
-        sensitivity=sensitivity(problem, result, evaluator, best),
         searched=searched,
         fitting=result.fitting,
         start_fits=evaluator.fits(now),

@@ -11,17 +11,10 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.execution import (
-    EXECUTION_FIELDS,
-    Checkpointing,
-    Execution,
-    Precision,
-    ZeroStage,
-)
+from trainpace.core.execution import EXECUTION_FIELDS, Checkpointing, Execution, Precision
 from trainpace.core.hardware import Cluster, Device
 from trainpace.core.records import Record
 from trainpace.forecast import Grid, divisors, doublings, usable
@@ -68,8 +61,6 @@ OTHER = (
     "async_tensor_parallel",
 )
 BATCH = ("micro_batch", "accumulation")
-VARIED = (*MESH, *BATCH, *OTHER, "pipeline_schedule")
-"""Fields that vary between the executions of a search."""
 
 
 class Limit(Record):
@@ -130,9 +121,7 @@ def executions_on(
     `global_batch` is the number of samples per update, by default that of `start`. Multiples are
     tried if the space allows another global batch.
     """
-    blocks = next(
-        (form.blocks for form in workload.forms.values() if form.blocks is not None), None
-    )
+    blocks = workload.blocks
     batch = global_batch or start.global_batch
     meshes = _meshes(workload, start, cluster, space, blocks)
     batched = np.array(
@@ -191,7 +180,7 @@ def _meshes(
         tp, pp, cp, _, ep, expert_tp = layout
         world = nodes * processes
         experts = pp * ep * (expert_tp or tp) if ep > 1 else 1
-        if world % (tp * pp * cp) == 0 and world % experts == 0:
+        if world % math.lcm(tp * pp * cp, experts) == 0:
             yield nodes, processes, *layout
 
 
@@ -472,56 +461,3 @@ def search(
     return SearchResult(
         start, grid, data, evaluation, room, job_s, changes, asked, problem.conditions.startup_s
     )
-
-
-# ---- one global batch in every layout
-
-MOST_SIZES = 10
-STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
-
-
-class Layout(Record):
-    """One way to divide a global batch over micro-batches, accumulation and ZeRO stages.
-
-    `step_ms` is the time of an update without data waits, or None if it cannot be forecast. Each
-    device needs `needed_gib` of its `room_gib`. None means unknown.
-    """
-
-    execution: Execution
-    step_ms: float | None
-    needed_gib: float | None
-    room_gib: float | None
-
-    @property
-    def fits(self) -> bool:
-        """True if training is possible, as far as known."""
-        if self.needed_gib is None or self.room_gib is None:
-            return self.step_ms is not None
-        return self.step_ms is not None and self.needed_gib <= self.room_gib
-
-
-def layouts_of(problem: Problem, chosen: Execution) -> tuple[Layout, ...]:
-    """Return all layouts of the global batch of `chosen`, by ZeRO stage, then by micro-batch."""
-    share = chosen.micro_batch * chosen.accumulation
-    tried = [
-        replace(chosen, zero_stage=stage, micro_batch=size, accumulation=share // size)
-        for stage in STAGES
-        for size in _spread(divisors(share), MOST_SIZES, chosen.micro_batch)
-    ]
-    grid = Grid.of([e for e in tried if is_legal(e, chosen)])
-    found, room_gib = evaluate(problem, grid), device_room_gib(problem.cluster)
-    return tuple(
-        Layout(
-            execution=grid.execution(row),
-            step_ms=_known(step_ms),
-            needed_gib=_known(gib),
-            room_gib=_known(room_gib),
-        )
-        for row, (step_ms, gib) in enumerate(
-            zip(found.step_ms.tolist(), found.needed_gib.tolist(), strict=True)
-        )
-    )
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -204,49 +204,10 @@ class BarChart(Record):
         return max([most, *(min(bar.high, MOST_INTERVAL * most) for bar in bars if bar.high)])
 
 
-class Cell(Record, kw_only=False):
-    """Cell of a heat map. Its value sets the shade. Without a value, `said` gives the reason.
-
-    `mark` labels the cell that the answer recommends.
-    """
-
-    value: float | None
-    said: str
-    mark: str = ""
-
-
-class HeatMap(Record):
-    """Values over two lists of choices.
-
-    The lowest value is the darkest. None stands for a missing cell.
-    """
-
-    title: str
-    finding: str
-    across: str
-    down: str
-    columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Cell | None]]]
-    unit: str = ""
-    note: str = ""
-
-    def shade(self, cell: Cell) -> int:
-        """Return the shade (0 to SHADES - 1) by the value's logarithm, or -1 without a value."""
-        if cell.value is None:
-            return -1
-        cells = [c for _, row in self.rows for c in row if c is not None]
-        values = [c.value for c in cells if c.value is not None]
-        low, high = min(values), max(values)
-        if not 0 < low < high:
-            return SHADES - 1
-        return round((SHADES - 1) * math.log(high / cell.value) / math.log(high / low))
-
-
-SHADES = 6
 MOST_INTERVAL = 2.5
 """Limit for drawing intervals, as a multiple of the longest bar or the highest curve."""
 
-Picture = Chart | BarChart | HeatMap
+Picture = Chart | BarChart
 
 
 def series(
@@ -297,20 +258,10 @@ def css_variables() -> str:
     pairs |= {f"--tone-{name}": pair for name, pair in TONES.items()}
     textures = "".join(f";--texture-{tone}:{texture}" for tone, texture in TEXTURES.items())
     light, dark = (";".join(f"{name}:{pair[i]}" for name, pair in pairs.items()) for i in (0, 1))
-    shades = "".join(f".shade{i}{{background:{_mixed(i)}}}" for i in range(SHADES))
     return (
-        f":root{{color-scheme:light dark;{light}{textures}}}\n{shades}\n"
+        f":root{{color-scheme:light dark;{light}{textures}}}\n"
         f"@media screen and (prefers-color-scheme:dark){{:root:not(.paper){{{dark}}}}}\n"
     )
-
-
-def _mixed(shade: int) -> str:
-    return f"color-mix(in srgb, var(--tone-first) {round(100 * shade_share(shade))}%, var(--page))"
-
-
-def shade_share(shade: int) -> float:
-    """Return the share of color in a shade. Text in the page's ink stays readable on it."""
-    return 0.08 * shade
 
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -318,7 +269,6 @@ WIDTH_IN, HEIGHT_IN = 6.4, 3.7
 DOTS_PER_INCH = 200
 BAR_IN = 0.27
 """Height of a bar's row, in inches."""
-CELL_IN = 0.42
 ONE_POWER = 16.0
 """A logarithmic axis over a smaller ratio gets ticks between the powers of ten."""
 HATCHES = {"stripes": "////", "dots": "xxxx"}
@@ -369,7 +319,7 @@ def save_figures(charts: Sequence[Picture | None], path: str) -> list[Path]:
 def _figure_of(picture: Picture) -> Figure:
     if isinstance(picture, Chart):
         return chart_figure(picture)
-    return heat_figure(picture) if isinstance(picture, HeatMap) else bars_figure(picture)
+    return bars_figure(picture)
 
 
 def _settings() -> Any:
@@ -550,41 +500,6 @@ def _bar(axes: Any, at: int, bar: Bar, scale: float, longest: float) -> None:
         end = max(end, high)
     label = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7}
     axes.annotate(bar.said, (end, at), **label)
-
-
-def heat_figure(chart: HeatMap) -> Figure:
-    """Draw shaded cells with their text. Cells without a value are hatched."""
-    figure = _figure(1.0 + CELL_IN * len(chart.rows))
-    axes = figure.add_subplot()
-    fontsize = min(6.0, 42.0 / len(chart.columns))
-    for y, (_, cells) in enumerate(chart.rows):
-        for x, cell in enumerate(cells):
-            if cell is not None:
-                _draw_cell(axes, x, y, cell, chart.shade(cell), fontsize)
-    axes.set(xlim=(-0.5, len(chart.columns) - 0.5), ylim=(len(chart.rows) - 0.5, -0.5))
-    axes.set_xticks(range(len(chart.columns)), chart.columns, fontsize=7)
-    axes.set_yticks(range(len(chart.rows)), [name for name, _ in chart.rows])
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_xlabel(f"{chart.across}{f'; {chart.unit}' if chart.unit else ''}", fontsize=7)
-    return figure
-
-
-def _draw_cell(axes: Any, x: int, y: int, cell: Cell, shade: int, fontsize: float) -> None:
-    from matplotlib.patches import Rectangle
-
-    look: dict[str, Any] = {"facecolor": (TONES["first"][0], shade_share(shade))}
-    look |= {"edgecolor": PAGE[0], "linewidth": 1}
-    if cell.value is None:
-        look |= {"facecolor": PAGE[0], "edgecolor": LINE[0], "hatch": "///"}
-    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **look))
-    if cell.mark:
-        edge = SOFT[0] if cell.mark == "now" else TONES["best"][0]
-        frame: dict[str, Any] = {"fill": False, "edgecolor": edge, "linewidth": 1.5}
-        axes.add_patch(Rectangle((x - 0.45, y - 0.45), 0.9, 0.9, **frame))
-    color = SOFT[0] if cell.value is None else INK[0]
-    place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": fontsize}
-    axes.annotate("\n".join(filter(None, (cell.said, cell.mark))), (x, y), color=color, **place)
 
 
 PLOT_ROWS, WIDEST, LEAST = 13, 92, 24

@@ -164,10 +164,10 @@ def _hashes(texts: Sequence[str]) -> str:
 
 
 def tables_of(picture: Picture) -> Iterator[Table]:
-    """Yield tables with all numbers of a chart. A heat map is already a table."""
+    """Yield tables with all numbers of a chart."""
     if isinstance(picture, BarChart):
         yield from (_bars_table(group, picture) for group in picture.groups)
-    elif isinstance(picture, Chart):
+    else:
         x, y = picture.x.words, picture.y.words
         for s in picture.series:
             columns = (("", s.labels), (x, s.x), (y, s.y), ("from", s.low), ("to", s.high))

@@ -1,4 +1,4 @@
-"""Report sections for plans: changes, settings, rejected alternatives and sensitivity."""
+"""Report sections for plans: changes, settings and rejected alternatives."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainpace.core.execution import Execution
 from trainpace.core.units import format_count, hours_from_s
 from trainpace.job import assumed_in_words
-from trainpace.plan import Change, Layout, Plan, Projection, config_line, forecast_of, layouts_of
+from trainpace.plan import Change, Plan, Projection, config_line, forecast_of
 from trainpace.report.charts import (
     Axis,
     Bar,
     BarChart,
     BarGroup,
-    Cell,
     Chart,
-    HeatMap,
     Mark,
     Picture,
     bar,
@@ -123,8 +120,6 @@ def plan_sections(
     yield from details("the fastest for each number of GPUs", *_cluster_sizes(plan))
     yield Named("Maybe: measure it before you adopt it", maybes(plan))
     yield from details("what was rejected", tabulate(plan.rejected, _REJECTED))
-    sensitivity = Named("What could change this recommendation", _sensitivity(plan))
-    yield from details("what could change the recommendation", sensitivity)
     assumed = [assumed_in_words(plan.assumed)] if plan.assumed else []
     notes = [*filter(None, [plan.corrected]), *workload.notes, *assumed]
     yield from brief(Notes([IN_BRIEF.format(plan=plan), *notes]))
@@ -374,25 +369,6 @@ def _cluster_sizes(plan: Plan) -> Iterator[Section]:
     yield say(max(efficiency.values()) >= ABOVE_ONE and WHY_ABOVE_ONE)
 
 
-def _sensitivity(plan: Plan) -> list[tuple[str, str]]:
-    lines, holds = [], []
-    for s in plan.sensitivity:
-        between = f"{s.low:.2f} to {s.high:.2f} times"
-        if not s.flips_to:
-            holds.append(f"{s.number} ({between})")
-            continue
-        then = (
-            f"{s.flips_to}; the recommendation would take {100 * s.regret:.2g}% longer than that"
-            if s.still_fits
-            else "the recommendation would no longer fit in memory, and the best would have"
-            f" {s.flips_to}"
-        )
-        lines.append((s.number, f"{between} as assumed ({s.basis}): {then}"))
-    if holds:
-        lines.append(("nothing else" if lines else "nothing", f"tried: {', '.join(holds)}"))
-    return lines
-
-
 def plan_pictures(answer: Planned) -> list[Picture | None]:
     plan, setting = answer.plan, answer.setting
     if plan.target is None:
@@ -401,7 +377,6 @@ def plan_pictures(answer: Planned) -> list[Picture | None]:
     both = [(name, forecast_of(setting, e)) for name, e in ends]
     return [
         plan_ladder(plan) if plan.changes else None,
-        layout_map(plan, layouts_of(setting, plan.end)),
         *step_and_memory(both),
         cluster_chart(plan.pareto),
     ]
@@ -469,78 +444,4 @@ def cluster_chart(points: Sequence[Projection]) -> Chart | None:
         ),
         nearest="point",
         note="Forecasts, not measurements.",
-    )
-
-
-WORTH_NAMING = 0.01
-SHARDING = (
-    "not sharded",
-    "ZeRO-1: optimizer states",
-    "ZeRO-2: and gradients",
-    "ZeRO-3: and parameters",
-)
-
-
-def layout_map(plan: Plan, layouts: Sequence[Layout]) -> HeatMap | None:
-    """Draw step time over micro-batch and accumulation, by ZeRO stage.
-
-    None for fewer than two layouts, or if none fits.
-    """
-    able = [at for at in layouts if at.fits]
-    if len(layouts) < 2 or not able:
-        return None
-    sizes = sorted({(at.execution.micro_batch, at.execution.accumulation) for at in layouts})
-    e = layouts[0].execution
-    return HeatMap(
-        title="Micro-batch, accumulation and sharding",
-        finding=(
-            f"{len(able)} of {len(layouts)} ways to divide a global batch of {e.global_batch:,} fit"
-            f" in memory. {_fastest_layout(plan, able)}"
-        ),
-        across="micro-batch x accumulation steps on each data-parallel rank",
-        down="sharding",
-        columns=tuple(f"{size} x {accumulation}" for size, accumulation in sizes),
-        rows=_layout_rows(plan, layouts, [size for size, _ in sizes]),
-        unit="ms per step, without waiting for data",
-        note=(
-            f"Forecasts, not measurements, all with {e.precision} on {plural(e.world_size, 'GPU')}."
-        ),
-    )
-
-
-def _fastest_layout(plan: Plan, able: Sequence[Layout]) -> str:
-    """Compare the step of the recommended layout with the fastest one."""
-    fastest = min(able, key=lambda at: at.step_ms or 0.0)
-    shown = next((at for at in able if at.execution == plan.end), fastest)
-    faster = 1 - (fastest.step_ms or 0.0) / (shown.step_ms or 1.0)
-    other = "no other takes as much as 1% less"
-    if faster >= WORTH_NAMING:
-        layout = _layout_in_words(fastest.execution)
-        other = f"the fastest, {layout}, takes {percent(faster)} less by forecast"
-    recommended = sentence(_layout_in_words(shown.execution))
-    return f"{recommended} takes {number(shown.step_ms)} ms per step; {other}."
-
-
-def _layout_rows(
-    plan: Plan, layouts: Sequence[Layout], sizes: Sequence[int]
-) -> tuple[tuple[str, tuple[Cell | None, ...]], ...]:
-    """Return a row of cells per ZeRO stage, with a cell for each micro-batch."""
-    rows: dict[int, dict[int, Cell]] = {}
-    for at in layouts:
-        row = rows.setdefault(at.execution.zero_stage, {})
-        row[at.execution.micro_batch] = _layout_cell(at, plan.start, plan.end)
-    return tuple((SHARDING[stage], tuple(map(rows[stage].get, sizes))) for stage in sorted(rows))
-
-
-def _layout_in_words(e: Execution) -> str:
-    sharded = f"with ZeRO-{e.zero_stage}" if e.zero_stage else "without sharding"
-    return f"micro-batch {e.micro_batch} x {e.accumulation} {sharded}"
-
-
-def _layout_cell(at: Layout, now: Execution, chosen: Execution) -> Cell:
-    mark = "recommended" if at.execution == chosen else "now" if at.execution == now else ""
-    if at.fits:
-        return Cell(value=at.step_ms, said=number(at.step_ms), mark=mark)
-    return Cell(
-        value=None, said="?" if at.needed_gib is None else f"{number(at.needed_gib)} GiB", mark=mark
     )
