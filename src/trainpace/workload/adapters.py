@@ -26,6 +26,7 @@ from torch import nn
 
 from trainpace.core.errors import TrainpaceError, UnknownName
 from trainpace.workload.model_spec import import_package
+from trainpace.workload.own_operators import define_operator
 from trainpace.workload.task import Task
 from trainpace.workload.workload import Adaptation
 
@@ -44,21 +45,15 @@ bitsandbytes casts the input to this dtype, and the result back to the input's d
 ALL_LINEAR = "all-linear"
 """Keyword of peft for every linear layer except the head."""
 
-_library = torch.library.Library("trainpace", "FRAGMENT")
-_library.define("dequantize_scales(Tensor scales, Tensor scale) -> Tensor")
-_library.define(
-    "dequantize_4bit(Tensor packed, Tensor scales, int rows, int columns, ScalarType dtype) ->"
-    " Tensor"
+define_operator(
+    "dequantize_scales",
+    "(Tensor scales, Tensor scale) -> Tensor",
+    lambda scales, _: torch.empty_like(scales, dtype=torch.float32),
 )
-_library.impl(
-    "dequantize_scales", lambda scales, _: torch.empty_like(scales, dtype=torch.float32), "Meta"
-)
-_library.impl(
+define_operator(
     "dequantize_4bit",
-    lambda packed, scales, rows, columns, dtype: torch.empty(
-        (rows, columns), dtype=dtype, device=packed.device
-    ),
-    "Meta",
+    "(Tensor packed, Tensor scales, int rows, int columns, ScalarType dtype) -> Tensor",
+    lambda packed, scales, rows, columns, dtype: packed.new_empty((rows, columns), dtype=dtype),
 )
 
 

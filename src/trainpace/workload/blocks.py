@@ -26,24 +26,24 @@ Parallel attention and MLP are two branches that are added to the residual strea
 """
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import nn
 
 from trainpace.workload.operators import Row
 from trainpace.workload.recorder import (
     AFTER,
+    BATCHES,
     BEFORE,
-    Origin,
     Recorded,
     Recorder,
     Step,
+    Storage,
     share_of_memory,
 )
-from trainpace.workload.recording import BlockSizes
 from trainpace.workload.workload import ATTENTION, GEMM, GROUPED, MATRIX_KINDS, Role
 
 _JOINS = frozenset({"add", "add_", "sub", "sub_"})
@@ -242,39 +242,37 @@ def _shapes_of_derived(
 
 def _division(steps: Mapping[int, Step], flow: _Flow, column: set[int], row: set[int]) -> Division:
     divided = _divided_parameters(steps, flow, column, row)
-    parts: set[int] = set()
-    """Values that are split among the ranks."""
-    of_experts: set[int] = set()
-    """Values that experts computed."""
-    experts = {call for call, step in steps.items() if step.function == GROUPED}
+    given: dict[int, Role] = {**dict.fromkeys(column, "column"), **dict.fromkeys(row, "row")}
     roles: dict[int, Role] = {}
+    experts: set[int] = set()
+    parts: dict[int, Role] = {}
+    """{value of which each rank has a part: "sharded" or "expert"}."""
     for call, step in steps.items():
         values = {value for value, _ in step.inputs}
-        if call in column:
-            roles[call] = "column"
-        elif call in row:
-            roles[call] = "row"
+        if call in given:
+            roles[call] = given[call]
         elif values and values <= flow.of_parameters:
             roles[call] = "sharded" if values & divided else "replicated"
             continue
-        elif values & of_experts:
-            roles[call] = "expert"
-            experts.add(call)
         else:
-            roles[call] = "sharded" if values & parts else "replicated"
-        if call in experts and roles[call] != "row":
-            of_experts.update(step.outputs)
+            read = {parts[value] for value in values & parts.keys()}
+            roles[call] = max(read, key=_IN_PARTS.index, default="replicated")
+        part: Role = "sharded"
+        if roles[call] == "expert" or step.function == GROUPED:
+            part = "expert"
+            experts.add(call)
         if roles[call] not in _IN_PARTS:
-            parts.difference_update(step.outputs)
+            for value in step.outputs:
+                parts.pop(value, None)
             continue
-        parts.update(step.outputs)
+        parts |= dict.fromkeys(step.outputs, part)
         if step.function in _JOINS:  # the bias of a column matmul, if a separate call adds it
             divided |= values & flow.of_parameters
     inputs = flow.attention_inputs & column
     return Division(roles, *map(frozenset, (divided, flow.core, inputs, experts)))
 
 
-_IN_PARTS = ("column", "sharded", "expert")
+_IN_PARTS: tuple[Role, ...] = ("column", "sharded", "expert")
 """Roles of calls whose results are split among the ranks."""
 
 
@@ -345,7 +343,8 @@ class Chain(NamedTuple):
 def longest_chain(model: nn.Module) -> Chain | None:
     """Return the chain with the most parameters, or None if the model has no chain.
 
-    Among chains with equally many parameters, the longest wins.
+    Among chains with equally many parameters, the longest wins. Its period is the one with which
+    shapes and settings of its blocks repeat.
     """
 
     def form(child: nn.Module) -> tuple[object, ...]:
@@ -364,7 +363,9 @@ def longest_chain(model: nn.Module) -> Chain | None:
             chain = Chain(first, modules[start:end], end - start, period)
             if chain.length >= SHORTEST and chain.parameters:
                 chains.append(chain)
-    return max(chains, key=lambda c: (c.parameters * c.length, c.length, -c.period), default=None)
+    if not chains:
+        return None
+    return _in_turns(max(chains, key=lambda c: (c.parameters * c.length, c.length, -c.period)))
 
 
 def _runs(forms: Sequence[object], period: int) -> Iterator[tuple[int, int, int]]:
@@ -385,13 +386,17 @@ def _runs(forms: Sequence[object], period: int) -> Iterator[tuple[int, int, int]
 
 
 class Layout(NamedTuple):
-    """Chain whose blocks ran in order, and the division of calls inside and outside the blocks."""
+    """Chain whose blocks ran in order, and the division of calls inside and outside the blocks.
+
+    `run` is the recorder of the step that shows it.
+    """
 
     chain: Chain
+    run: Recorder
     inside: Division
     outside: Division
 
-    def role(self, kind: str, function: str, origin: Origin) -> Role:
+    def role(self, recorded: Recorded) -> Role:
         """Return the tensor-parallel role of one row.
 
         The rows of a column or row matmul include its backward pass. Only the matmuls among them
@@ -399,44 +404,42 @@ class Layout(NamedTuple):
         their result. Examples are the gradient of the bias, which is a sum over the matmul's
         outputs, and autograd's sum of the gradients of an input with several readers.
         """
-        if origin.place <= BEFORE:
-            role = self._in(self.outside, kind, function, origin.call, "")
-            return "" if role == "replicated" else role
-        return self._in(self.inside, kind, function, origin.call, "replicated")
-
-    @staticmethod
-    def _in(part: Division, kind: str, function: str, call: int, default: Role) -> Role:
+        kind, function, place = recorded.row.kind, recorded.row.function, recorded.origin.place
+        is_inside = place > BEFORE
+        default: Role = "replicated" if is_inside else ""
         if kind in _HOST_KINDS:
             return default
-        role = part.roles.get(call, default)
+        part = self.inside if is_inside else self.outside
+        role = part.roles.get(recorded.origin.call, default)
         if kind == "embedding" and role == "row" and function != "embedding":
             return "sharded"  # the gradient has the size of the rank's part of the table
         if role in ("column", "row") and kind not in _MATMULS:
             is_whole = (role == "column") == (function in _SUMS)
-            return "replicated" if is_whole else "sharded"
+            return default if is_whole else "sharded"
         return role
 
 
-def layout_of(chain: Chain | None, run: Recorder) -> Layout | None:
+def layout_of(chain: Chain | None, runs: Sequence[Recorder]) -> Layout | None:
     """Return the layout of a recorded step.
 
-    None if the run has no steps, if the blocks did not run one after the other, or if they are
+    None if no run has steps, if the blocks did not run one after the other, or if they are
     less than `LEAST_SHARE` of the model.
     """
-    if chain is None or run.steps is None:
+    run = next((run for run in runs if run.steps), None)
+    if chain is None or run is None or not run.steps:
         return None
     if not _ran_in_order(chain, run) or not _is_most(chain, run):
         return None
-    by_place: dict[int, dict[int, Step]] = {}
+    by_place: defaultdict[int, dict[int, Step]] = defaultdict(dict)
     for call, step in run.steps.items():
-        by_place.setdefault(run.places[call], {})[call] = step
+        by_place[run.places[call]][call] = step
     inside = [
-        divide_block(by_place.get(number, {}), [hidden], [run.left[number - 1]], run.parameters)
-        for number, *_, hidden in run.entered
+        divide_block(by_place[number], [hidden], [left], run.parameters)
+        for (number, *_, hidden), left in zip(run.entered, run.left, strict=True)
     ]
     shapes = {value: tuple(parameter.shape) for value, parameter in run.parameters.items()}
-    outside = {call: step for call, step in run.steps.items() if run.places[call] <= BEFORE}
-    return Layout(chain, Division.together(inside), divide_vocabulary(outside, shapes))
+    outside = divide_vocabulary(by_place[BEFORE] | by_place[AFTER], shapes)
+    return Layout(chain, run, Division.together(inside), outside)
 
 
 def _ran_in_order(chain: Chain, run: Recorder) -> bool:
@@ -467,31 +470,36 @@ def _is_most(chain: Chain, run: Recorder) -> bool:
 
 def blocks_of(
     layout: Layout, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]]
-) -> BlockSizes | None:
-    """Return the sizes of the blocks, or None if the runs differ in their calls.
+) -> dict[str, Any] | None:
+    """Return the fields of `Blocks` without those of rows, or None if the runs differ in their calls.
 
     Args:
         layout: The blocks.
-        runs: Recorders of one step at each batch size of `BATCHES`.
+        runs: Recorders of one step at each batch size of `BATCHES`, or at only one.
         steps: The recorded steps of the whole chain, at the same batch sizes.
     """
     if any(run.places != runs[0].places for run in runs):
         return None
-    described = next(run for run in runs if run.steps is not None)
-    pairs = [_bytes(layout, run, step) for run, step in zip(runs[:2], steps, strict=False)]
-    sizes, working, after_working = (np.stack(both) for both in zip(*pairs, strict=True))
-    fixed = _fixed_sizes(layout, described)
-    return BlockSizes(fixed=fixed, sizes=sizes, working=working, after_working=after_working)
+    pairs = zip(runs[:2], steps, strict=False)
+    first, *more = [_bytes(layout, run, step) for run, step in pairs]
+    fields = _fixed_sizes(layout)
+    for name, size in first.items():
+        slope = 0.0
+        if more:
+            slope = max((more[0][name] - size) / (BATCHES[1] - BATCHES[0]), 0.0)
+        # the maximum over moments is convex in the batch size, so the constant may be negative
+        fields[name] = (max(size - slope * BATCHES[0], 0.0), slope)
+    return fields
 
 
-def _fixed_sizes(layout: Layout, run: Recorder) -> dict[str, int | str]:
+def _fixed_sizes(layout: Layout) -> dict[str, Any]:
     """Return the fields of `Blocks` that do not depend on the batch."""
-    chain, ran = layout.chain, len(layout.chain.modules)
+    chain, run, ran = layout.chain, layout.run, len(layout.chain.modules)
     heads, key_value_heads = _heads(layout, run)
     numbers = {value: share_of_memory(parameter) for value, parameter in run.parameters.items()}
     owned = {id(parameter) for module in chain.modules for parameter in module.parameters()}
     elsewhere = {value for value, parameter in run.parameters.items() if id(parameter) not in owned}
-    grouped = [r for place in range(1, ran + 1) for r in _grouped(run, place)]
+    grouped = _grouped(run, range(1, ran + 1))
     of_experts = run.parameters_of({r.module for r in grouped})
 
     def count(values: Collection[int]) -> int:
@@ -503,67 +511,63 @@ def _fixed_sizes(layout: Layout, run: Recorder) -> dict[str, int | str]:
         "heads": heads,
         "key_value_heads": key_value_heads,
         "parameters": chain.parameters,
-        "tensor_parameters": (count(numbers.keys() & (layout.inside.divided - of_experts)) // ran),
+        "tensor_parameters": count(numbers.keys() & (layout.inside.divided - of_experts)) // ran,
         "experts": int(grouped[0].row.dims[GEMM.batch]) if grouped else 0,
         "expert_parameters": count(of_experts) // ran,
         "outside_parameters": run.parameter_count - chain.length * chain.parameters,
-        "outside_tensor_parameters": (count(numbers.keys() & layout.outside.divided & elsewhere)),
+        "outside_tensor_parameters": count(numbers.keys() & layout.outside.divided & elsewhere),
         "tied_parameters": _tied(run),
     }
 
 
-def _bytes(
-    layout: Layout, run: Recorder, step: Sequence[Recorded]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the memory of one block in the middle of the chain, at the run's batch size.
+def _bytes(layout: Layout, run: Recorder, step: Sequence[Recorded]) -> dict[str, float]:
+    """Return {field of `Blocks`: bytes} at the run's batch size.
 
-    If blocks alternate, the sizes are the mean of a period, and the moments cover the whole period.
-
-    Returns:
-        sizes: The sizes of `BLOCK_BYTES`, in bytes.
-        working: Bytes beyond the saved ones at each moment in which the block runs.
-        after_working: The same at each moment after the blocks. The maximum counts for both.
+    They describe one block in the middle of the chain. If blocks alternate, sizes are the mean of a
+    period, and working bytes are the maximum of the period.
     """
     period, chain = layout.chain.period, layout.chain
     first = len(chain.modules) // period // 2 * period + 1
     middle = range(first, first + period)
     placed = [(s, run.places[s.call] if s.call >= 0 else BEFORE) for s in run.saved]
     inside = [s for s, place in placed if place in middle]
-    roles = layout.inside.roles
-    divided = {s.call for s in inside if roles.get(s.call) in _IN_PARTS}
-
-    def per_block(calls: Collection[int]) -> float:
-        return sum((s.size / period for s in inside if s.call in calls), 0.0)
-
-    def at(where: int) -> float:
-        return sum((s.size for s, place in placed if place == where), 0.0)
-
-    before, after, saved = at(BEFORE), at(AFTER), per_block([s.call for s in inside])
-    dispatched = sum(_dispatched(run, one) for one in middle) / period
-    sizes = [
-        run.entered[first - 1][2],
-        saved,
-        per_block(divided),
-        per_block(layout.inside.core),
-        0.0,
-        before + after,
-        after,
-        0.0,
-        dispatched,
-        per_block(layout.inside.experts),
-    ]
-    in_all = sum(s.size for s in run.saved) + (chain.length - len(chain.modules)) * saved
-    after_working = [
-        r.activation_bytes - in_all
-        for r in step
-        if r.origin.place == AFTER and r.phase != "optimizer"
-    ]
-    up_to = {n: sum((s.size for s, p in placed if BEFORE < p <= n), before) for n in middle}
-    return np.array(sizes), _working(run, up_to), np.array(after_working)
+    sizes = _saved_sizes(layout, inside)
+    before, after = _size(placed, [BEFORE]), _size(placed, [AFTER])
+    up_to = {n: before + _size(placed, range(1, n + 1)) for n in middle}
+    in_all = sum(s.size for s in run.saved)
+    in_all += (chain.length - len(chain.modules)) * sizes["saved_bytes"]
+    ends = [r for r in step if r.origin.place == AFTER and r.phase != "optimizer"]
+    return sizes | {
+        "input_bytes": run.entered[first - 1][2],
+        "working_bytes": _working(run, up_to),
+        "outside_saved_bytes": before + after,
+        "after_saved_bytes": after,
+        "after_working_bytes": max([0.0, *(r.activation_bytes - in_all for r in ends)]),
+        "dispatched_bytes": sum(_dispatched(run, one) for one in middle) / period,
+    }
 
 
-def _working(run: Recorder, saved: Mapping[int, float]) -> np.ndarray:
-    """Return the bytes beyond the saved ones at each moment in which these blocks run.
+def _saved_sizes(layout: Layout, inside: Sequence[Storage]) -> dict[str, float]:
+    """Return the bytes that one block saves, and the parts of them that certain calls create."""
+    groups: dict[str, Container[int]] = {
+        "saved_bytes": {s.call for s in inside},
+        "sharded_saved_bytes": {c for c, r in layout.inside.roles.items() if r in _IN_PARTS},
+        "attention_saved_bytes": layout.inside.core,
+        "expert_saved_bytes": layout.inside.experts,
+    }
+    return {
+        name: sum((s.size / layout.chain.period for s in inside if s.call in calls), 0.0)
+        for name, calls in groups.items()
+    }
+
+
+def _size(placed: Iterable[tuple[Storage, int]], places: Container[int]) -> float:
+    """Return the bytes of the storages that were created in some places."""
+    return sum((storage.size for storage, place in placed if place in places), 0.0)
+
+
+def _working(run: Recorder, saved: Mapping[int, float]) -> float:
+    """Return the peak in these blocks' backward pass beyond the saved bytes.
 
     Args:
         run: The recorder of a step.
@@ -571,23 +575,19 @@ def _working(run: Recorder, saved: Mapping[int, float]) -> np.ndarray:
     """
     phase = "backward" if any(r.phase == "backward" for r in run.recorded) else "forward"
     moments = [r for r in run.recorded if r.phase == phase and r.origin.place in saved]
-    return np.array(
-        [r.activation_bytes - r.set_aside_bytes - saved[r.origin.place] for r in moments]
-    )
+    beyond = (r.activation_bytes - r.set_aside_bytes - saved[r.origin.place] for r in moments)
+    return max([0.0, *beyond])
 
 
-def _grouped(run: Recorder, place: int) -> list[Recorded]:
-    """Return the grouped matmuls of the forward pass of one block."""
-    return [
-        r
-        for r in run.recorded
-        if r.row.function == GROUPED and r.phase == "forward" and r.origin.place == place
-    ]
+def _grouped(run: Recorder, places: Container[int]) -> list[Recorded]:
+    """Return the grouped matmuls of the forward pass in some blocks."""
+    forward = (r for r in run.recorded if r.phase == "forward" and r.origin.place in places)
+    return [r for r in forward if r.row.function == GROUPED]
 
 
 def _dispatched(run: Recorder, place: int) -> float:
     """Return the bytes of the tokens that the first grouped matmul of a block reads."""
-    for recorded in _grouped(run, place)[:1]:
+    for recorded in _grouped(run, [place])[:1]:
         sizes = recorded.row.dims
         width = 2.0 if recorded.row.half else 4.0
         return sizes[GEMM.batch] * sizes[GEMM.m] * sizes[GEMM.k] * width
@@ -607,7 +607,7 @@ def _heads(layout: Layout, run: Recorder) -> tuple[int, int]:
     feeding = [row for row, call in first if call in layout.inside.attention_inputs]
     width = sum(int(row.dims[GEMM.n]) for row in feeding if row.kind == "gemm")
     key_value, rest = divmod(width - heads * size, 2 * size)
-    fits = rest == 0 and 1 <= key_value <= heads and heads % key_value == 0
+    fits = rest == 0 and key_value > 0 and heads % key_value == 0
     return heads, key_value if fits else heads
 
 
@@ -660,7 +660,7 @@ _NUMBERED_BY = frozenset(
 _SETTINGS = (bool, int, float, str, type(None))
 
 
-def in_turns(chain: Chain) -> Chain:
+def _in_turns(chain: Chain) -> Chain:
     """Return the chain with the period in which the settings of its blocks repeat.
 
     Layers of equal shapes may differ in settings, such as alternating local and global attention.
@@ -749,12 +749,11 @@ def repeated(run: Recorder, chain: Chain | None) -> list[Recorded] | None:
     if len(entered) != len(chain.modules) or entered[1:] != run.left[:-1]:
         # the modules are not a chain: each one must run on the result of the one before
         return None
-    first: dict[tuple[str, int], int] = {}
-    for i, one in enumerate(recorded):
-        first.setdefault((one.phase, one.origin.place), i)
-    period = chain.period
-    forward = [first.get(("forward", n * period + 1), -1) for n in (1, 2, 3)]
-    backward = [first.get(("backward", n * period), -1) for n in (4, 3, 2)]
+    begins: defaultdict[tuple[str, int], int] = defaultdict(lambda: -1)
+    for i in reversed(range(len(recorded))):
+        begins[recorded[i].phase, recorded[i].origin.place] = i
+    forward = [begins["forward", n * chain.period + 1] for n in (1, 2, 3)]
+    backward = [begins["backward", n * chain.period] for n in (4, 3, 2)]
     trained = any(one.phase == "backward" for one in recorded)
     if not _alike(recorded, *forward) or (trained and not _alike(recorded, *backward)):
         return None

@@ -318,29 +318,6 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def python_functions_see_through() -> contextlib.AbstractContextManager[None]:
-    """Let a function mode see the calls inside the Python functions of torch.nn.functional.
-
-    A function mode is off while it handles a function. Functions such as `dropout` and
-    `multi_head_attention_forward` would therefore hide the calls they make. They enter the mode
-    only if `has_torch_function` returns True. In this context it returns False, so their bodies
-    run with the mode on.
-    """
-    names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    return replaced(F, **dict.fromkeys(names, lambda *_: False))
-
-
-def unpacked_sequences() -> contextlib.AbstractContextManager[None]:
-    """Tell transformers that no sample packs several sequences.
-
-    Otherwise transformers reads the values of the position ids to find out.
-    """
-    masking = sys.modules.get("transformers.masking_utils")
-    if not hasattr(masking, "find_packed_sequence_indices"):
-        return contextlib.nullcontext()
-    return replaced(masking, find_packed_sequence_indices=lambda _: None)
-
-
 @contextlib.contextmanager
 def checkpoints_see_through(mapping: CudaMapping) -> Iterator[None]:
     """Keep the mapping on while activation checkpointing recomputes a block.
@@ -465,6 +442,10 @@ def _marked(tensor: torch.Tensor, answer: bool) -> torch.Tensor:
 def answered(autocast: bool, pads: bool) -> Iterator[None]:
     """Patch torch, transformers and TRL so that a step runs on the meta device.
 
+    A function mode is off while it handles a function. Python functions of torch.nn.functional such
+    as `dropout` would therefore hide the calls they make. They enter the mode only if
+    `has_torch_function` returns True. Here it returns False, so their bodies run with the mode on.
+
     Args:
         autocast: Report autocast as enabled for the meta device.
         pads: True if batches contain padding, so attention needs a mask.
@@ -475,6 +456,7 @@ def answered(autocast: bool, pads: bool) -> Iterator[None]:
     replacements = [
         (optimizers, {"_get_fused_kernels_supported_devices": lambda: ["cuda", "cpu", "meta"]}),
         (torch, _autocast(autocast)),
+        (F, dict.fromkeys(_ASKS_FOR_MODES, lambda *_: False)),
         (torch.autocast, _autocast_on_meta()),
         (sys.modules.get("transformers.masking_utils"), _masks(pads)),
         (sys.modules.get("trl.kernels.chunked_logprob"), _FUSED_HEAD),
@@ -499,6 +481,7 @@ def _autocast_on_meta() -> dict[str, Any]:
     return {"__init__": init}
 
 
+_ASKS_FOR_MODES = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _OF_A_CALL = ("__code__", "__defaults__", "__kwdefaults__")
 """Attributes that define a function's behavior. Older torch has other arguments."""
 
@@ -566,13 +549,18 @@ def _masks(pads: bool) -> dict[str, Any]:
     """Return replacements for the functions of transformers that test if a mask can be dropped.
 
     The originals read the values of the mask. The replacements decide from `pads`, the length and
-    the window.
+    the window. No sample packs several sequences; otherwise transformers would read the position
+    ids to find out.
     """
 
     def ignored(mask: Any, length: int, window: int | None = None) -> bool:
         return not (pads and mask is not None) and (window is None or length < window)
 
-    return {"fast_all": lambda _: not pads, "_ignore_bidirectional_mask_sdpa": ignored}
+    return {
+        "fast_all": lambda _: not pads,
+        "_ignore_bidirectional_mask_sdpa": ignored,
+        "find_packed_sequence_indices": lambda _: None,
+    }
 
 
 _FUSED_HEAD = {

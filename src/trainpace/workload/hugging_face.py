@@ -17,7 +17,7 @@ import dataclasses
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,40 +30,12 @@ from trainpace.workload.own_operators import offer_to_transformers
 from trainpace.workload.task import Task, image_task
 from trainpace.workload.workloads import STORAGE_KEYS
 
-OBJECTS = 10
-"""Assumed objects per image for a detector.
-
-COCO has 7 on average (Lin et al. 2014, arXiv:1405.0312).
-"""
-DETECTION_SIDE = 640
-"""Default image side of a detector in pixels, as RT-DETR is trained (arXiv:2304.08069)."""
-SPECIAL = ("CLIPModel", "SamModel", "RTDetrForObjectDetection", "RTDetrV2ForObjectDetection")
-"""Image architectures with an input and loss defined in this module."""
 _OF_LABELS = ("labels", "start_positions", "end_positions")
 
 
-class Inputs(NamedTuple):
-    """Batches, forward pass and loss of a model.
-
-    Attributes:
-        make_batch: Returns a batch of n samples.
-        forward: Runs the model on a batch: (model, batch).
-        loss: Returns the loss: (model, batch).
-        sample: Description of a sample.
-        notes: Parts of the model's usual step that are missing.
-    """
-
-    make_batch: Callable[[int], dict[str, torch.Tensor]]
-    forward: Callable[[nn.Module, Any], Any]
-    loss: Callable[[nn.Module, Any], torch.Tensor]
-    sample: str
-    notes: tuple[str, ...] = ()
-
-
-def words_or_speech(
-    name: str, model: nn.Module, config: Any, vocabulary: int, length: int
-) -> Inputs:
-    """Return the inputs of a text or speech model that computes its loss from labels."""
+def words_or_speech(spec: str, name: str, model: nn.Module, config: Any, length: int) -> Task:
+    """Return the task of a text or speech model that computes its loss from labels."""
+    vocabulary = _text_of(config).vocab_size
     speech = getattr(model, "main_input_name", "input_ids") == "input_features"
     frames = 2 * getattr(config, "max_source_positions", 1500)
 
@@ -96,11 +68,23 @@ def words_or_speech(
         out: torch.Tensor = model(**batch).loss
         return out
 
-    return Inputs(make_batch, forward, loss, f"{length} tokens")
+    return Task(spec, model, forward, loss, make_batch, None, f"{length} tokens", length)
 
 
-def contrastive(config: Any, side: int, length: int) -> Inputs:
-    """Return the inputs of CLIP. A sample is an image with its caption."""
+def contrastive(
+    spec: str, model: nn.Module, config: Any, image_size: int | None, sequence_length: int | None
+) -> Task:
+    """Return the task of CLIP. A sample is an image with its caption.
+
+    Raises:
+        TrainpaceError: If the sequence length exceeds the positions of CLIP's text.
+    """
+    side, longest = side_of(config, image_size), config.text_config.max_position_embeddings
+    length: int = sequence_length or longest
+    if length > longest:
+        raise TrainpaceError(
+            f"the sequence length {length} is more than the {longest} positions of CLIP's text."
+        )
 
     def make_batch(n: int) -> dict[str, torch.Tensor]:
         words = torch.randint(0, config.text_config.vocab_size, (n, length))
@@ -124,90 +108,19 @@ def contrastive(config: Any, side: int, length: int) -> Inputs:
         f" not traced: {6 * config.projection_dim} FLOPs per training step (a third of them"
         " forward) and about 12 bytes, times the square of the batch of all GPUs together."
     )
-    return Inputs(make_batch, forward, loss, f"{side} x {side} image with {length} tokens", (note,))
+    sample = f"{side} x {side} image with {length} tokens"
+    task = Task(spec, model, forward, loss, make_batch, None, sample, sequence_length)
+    return task._replace(notes=(note,))
 
 
-def prompted_masks(config: Any, side: int) -> Inputs:
-    """Return the inputs of SAM. A sample is an image and a point; the model returns three masks."""
-
-    def make_batch(n: int) -> dict[str, torch.Tensor]:
-        pixels = torch.randn(n, config.vision_config.num_channels, side, side)
-        points = torch.randint(0, side, (n, 1, 1, 2)).float()
-        kinds = torch.ones(n, 1, 1, dtype=torch.int64)
-        patches = side // config.vision_config.patch_size
-        masks = torch.ones(n, 4 * patches, 4 * patches)  # 4 x 4 numbers per patch
-        return {
-            "pixel_values": pixels,
-            "input_points": points,
-            "input_labels": kinds,
-            "masks": masks,
-        }
-
-    def forward(model: Any, batch: Any) -> Any:
-        return model(**{key: value for key, value in batch.items() if key != "masks"})
-
-    def loss(model: Any, batch: Any) -> torch.Tensor:
-        out = forward(model, batch)
-        wanted = batch["masks"][:, None, None].expand_as(out.pred_masks).to(out.pred_masks.dtype)
-        return (
-            F.binary_cross_entropy_with_logits(out.pred_masks, wanted)
-            + out.iou_scores.float().square().mean()
-        )
-
-    note = (
-        "A step is one round with one point and binary cross-entropy of all masks. SAM's further"
-        " rounds, with points drawn from previous errors, and its choice of the best mask are not"
-        " traced."
-    )
-    return Inputs(make_batch, forward, loss, f"{side} x {side} image", (note,))
-
-
-def detected_boxes(config: Any, side: int) -> Inputs:
-    """Return the inputs of RT-DETR. The loss covers the boxes and classes of each decoder layer."""
-
-    def make_batch(n: int) -> dict[str, torch.Tensor]:
-        kinds = torch.randint(0, config.num_labels, (n, OBJECTS))
-        return {
-            "pixel_values": torch.randn(n, 3, side, side),
-            "classes": kinds,
-            "boxes": torch.rand(n, OBJECTS, 4),
-        }
-
-    def forward(model: Any, batch: Any) -> Any:
-        return model(batch["pixel_values"])
-
-    def loss(model: Any, batch: Any) -> torch.Tensor:
-        out = forward(model, batch)
-        logits, boxes = out.intermediate_logits, out.intermediate_reference_points
-        matched = torch.nn.functional.one_hot(batch["classes"], config.num_labels)[:, None].to(
-            logits.dtype
-        )
-        wanted = F.pad(matched, (0, 0, 0, logits.shape[2] - OBJECTS)).expand_as(logits)
-        classes = F.binary_cross_entropy_with_logits(logits, wanted)
-        targets = batch["boxes"][:, None].to(boxes.dtype)
-        return classes + F.l1_loss(
-            boxes[:, :, :OBJECTS], targets.expand(-1, boxes.shape[1], -1, -1)
-        )
-
-    note = (
-        "Hungarian matching of predictions and objects, which SciPy runs on the host, and the"
-        " denoising queries depend on the labels' values and are not traced."
-        f" {OBJECTS} objects per image match the first queries. The loss is cross-entropy of all"
-        " classes and L1 of the matched boxes, in every decoder layer."
-    )
-    return Inputs(make_batch, forward, loss, f"3 x {side} x {side} image", (note,))
-
-
-def side_of(config: Any, image_size: int | None, default: int | None = None) -> int:
-    """Return the image side in pixels: the requested, the configured or the default one.
+def side_of(config: Any, image_size: int | None) -> int:
+    """Return the image side in pixels: the requested or the configured one.
 
     Raises:
-        TrainpaceError: If none of them is given.
+        TrainpaceError: If neither is given.
     """
     holders = (config, getattr(config, "vision_config", None))
-    stated = next(
-        (size for holder in holders if (size := getattr(holder, "image_size", None))), default
-    )
+    stated = next((size for one in holders if (size := getattr(one, "image_size", None))), None)
     side = image_size or (stated if isinstance(stated, int | None) else stated[0])
     if side is None:
         raise TrainpaceError(
@@ -215,26 +128,6 @@ def side_of(config: Any, image_size: int | None, default: int | None = None) -> 
             "Pass one, for example --image-size 224.",
         )
     return int(side)
-
-
-def pictures_with_more(
-    name: str, config: Any, image_size: int | None, length: int | None
-) -> Inputs | None:
-    """Return the inputs of an architecture in SPECIAL, or None for other architectures."""
-    if name == "CLIPModel":
-        longest = config.text_config.max_position_embeddings
-        if length is not None and length > longest:
-            raise TrainpaceError(
-                f"the sequence length {length} is more than the {longest} positions of CLIP's text."
-            )
-        return contrastive(config, side_of(config, image_size), length or longest)
-    if name == "SamModel":
-        return prompted_masks(config, side_of(config, image_size))
-    return (
-        detected_boxes(config, side_of(config, image_size, DETECTION_SIDE))
-        if name in SPECIAL
-        else None
-    )
 
 
 def fuse_mpt_attention(model: nn.Module) -> None:
@@ -369,19 +262,16 @@ def transformers_task(
     elif _text_of(config).model_type == "llama4_text":
         notes += (ALL_EXPERTS,)
     spec = f"transformers:{path}"
-    special = pictures_with_more(name, config, image_size, sequence_length)
-    if special is not None:
-        if name != "CLIPModel":
-            _refuse_length(name, sequence_length)
-        return _task(spec, model, special, sequence_length, notes)
-    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+    if name == "CLIPModel":
+        task = contrastive(spec, model, config, image_size, sequence_length)
+    elif getattr(model, "main_input_name", "input_ids") == "pixel_values":
         task = _image_classifier(spec, name, model, config, image_size, sequence_length)
-        return task._replace(notes=notes)
-    _check_loss(name, model)
-    length, about_length = _length(_text_of(config), path, sequence_length)
-    notes += (*about_length, *_windows(_text_of(config), wanted, length))
-    inputs = words_or_speech(name, model, config, _text_of(config).vocab_size, length)
-    return _task(spec, model, inputs, length, notes)
+    else:
+        _check_loss(name, model)
+        length, about_length = _length(_text_of(config), path, sequence_length)
+        notes += (*about_length, *_windows(_text_of(config), wanted, length))
+        task = words_or_speech(spec, name, model, config, length)
+    return task._replace(notes=(*notes, *task.notes))
 
 
 def _read(path: str) -> tuple[dict[str, Any], bool]:
@@ -441,10 +331,13 @@ def _image_classifier(
     if "ImageClassification" not in name:
         raise TrainpaceError(
             f"{name} takes images, and its loss needs more than their classes.",
-            "Choose an architecture for classes (...ForImageClassification), or"
-            f" {', '.join(SPECIAL)}, or write a function of your own (FILE.py:FUNCTION).",
+            "Choose an architecture for classes (...ForImageClassification) or CLIPModel, or write"
+            " a function of your own (FILE.py:FUNCTION).",
         )
-    _refuse_length(name, sequence_length)
+    if sequence_length is not None:
+        raise TrainpaceError(
+            f"{name} takes no tokens and has no sequence length.", "Omit --sequence-length."
+        )
     size = side_of(config, image_size)
     return image_task(spec, model, (config.num_channels, size, size), config.num_labels)
 
@@ -474,29 +367,6 @@ def _length(text: Any, path: str, sequence_length: int | None) -> tuple[int, tup
         )
         return length, (note,)
     return length, ()
-
-
-def _refuse_length(name: str, sequence_length: int | None) -> None:
-    if sequence_length is not None:
-        raise TrainpaceError(
-            f"{name} takes no tokens and has no sequence length.", "Omit --sequence-length."
-        )
-
-
-def _task(
-    spec: str, model: nn.Module, inputs: Inputs, length: int | None, notes: tuple[str, ...]
-) -> Task:
-    return Task(
-        spec,
-        model,
-        inputs.forward,
-        inputs.loss,
-        inputs.make_batch,
-        None,
-        inputs.sample,
-        length,
-        notes=(*notes, *inputs.notes),
-    )
 
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
@@ -618,10 +488,10 @@ PIXELS_PER_LATENT = 8
 
 Source: Rombach et al. 2022, arXiv:2112.10752 (f = 8).
 """
-MakeArguments = Callable[[Any, int, int, int | None], dict[str, Any]]
-"""Function that returns the arguments of a diffusion model.
+Shapes = dict[str, Any]
+"""{argument of a diffusion model: shape of one sample}.
 
-It takes (configuration, samples, side in latents, tokens of text or None).
+A number stands for an integer below it, and a tensor for itself.
 """
 
 
@@ -665,7 +535,7 @@ def diffusers_task(path: str, sequence_length: int | None, image_size: int | Non
     inputs = _INPUTS[name]
 
     def make_batch(n: int) -> dict[str, Any]:
-        return inputs(config, n, side, sequence_length)
+        return _filled({"timestep": 1000, **inputs(config, side, sequence_length)}, n)
 
     sample = f"{side * PIXELS_PER_LATENT} x {side * PIXELS_PER_LATENT} image"
     note = (
@@ -702,75 +572,68 @@ def _noise_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     return nn.functional.mse_loss(predicted.float(), noise.float())
 
 
-def _latents(c: Any, n: int, side: int) -> torch.Tensor:
-    return torch.randn(n, c.in_channels, side, side)
-
-
-def _times(n: int) -> torch.Tensor:
-    return torch.randint(0, 1000, (n,))
-
-
-def _unet(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
-    return {"sample": _latents(c, n, side), "timestep": _times(n)}
-
-
-def _conditioned_unet(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
-    width = c.encoder_hid_dim or c.cross_attention_dim
-    width = width if isinstance(width, int) else width[0]
-    batch = _unet(c, n, side, tokens) | {
-        "encoder_hidden_states": torch.randn(n, tokens or 77, width)
-    }
-    if c.addition_embed_type == "text_time":
-        # SDXL embeds six numbers (sizes and crop) together with the text
-        text = c.projection_class_embeddings_input_dim - 6 * c.addition_time_embed_dim
-        batch["added_cond_kwargs"] = {
-            "text_embeds": torch.randn(n, text),
-            "time_ids": torch.randn(n, 6),
-        }
+def _filled(shapes: Shapes, n: int) -> dict[str, Any]:
+    """Return arguments for n samples."""
+    batch: dict[str, Any] = {}
+    for name, shape in shapes.items():
+        if isinstance(shape, dict):
+            batch[name] = _filled(shape, n)
+        elif isinstance(shape, int):
+            batch[name] = torch.randint(0, shape, (n,))
+        else:
+            batch[name] = torch.randn(n, *shape) if isinstance(shape, tuple) else shape
     return batch
 
 
-def _dit(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
-    classes = torch.randint(0, c.num_embeds_ada_norm, (n,))
-    return {"hidden_states": _latents(c, n, side), "timestep": _times(n), "class_labels": classes}
+def _unet(c: Any, side: int, tokens: int | None) -> Shapes:
+    return {"sample": (c.in_channels, side, side)}
 
 
-def _pixart(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
-    text = torch.randn(n, tokens or 120, c.caption_channels)
-    added = {"resolution": torch.randn(n, 2), "aspect_ratio": torch.randn(n, 1)}
+def _conditioned_unet(c: Any, side: int, tokens: int | None) -> Shapes:
+    width = c.encoder_hid_dim or c.cross_attention_dim
+    width = width if isinstance(width, int) else width[0]
+    shapes = _unet(c, side, tokens) | {"encoder_hidden_states": (tokens or 77, width)}
+    if c.addition_embed_type == "text_time":
+        # SDXL embeds six numbers (sizes and crop) together with the text
+        text = c.projection_class_embeddings_input_dim - 6 * c.addition_time_embed_dim
+        shapes["added_cond_kwargs"] = {"text_embeds": (text,), "time_ids": (6,)}
+    return shapes
+
+
+def _dit(c: Any, side: int, tokens: int | None) -> Shapes:
+    return {"hidden_states": (c.in_channels, side, side), "class_labels": c.num_embeds_ada_norm}
+
+
+def _pixart(c: Any, side: int, tokens: int | None) -> Shapes:
     return {
-        "hidden_states": _latents(c, n, side),
-        "timestep": _times(n),
-        "encoder_hidden_states": text,
-        "added_cond_kwargs": added,
+        "hidden_states": (c.in_channels, side, side),
+        "encoder_hidden_states": (tokens or 120, c.caption_channels),
+        "added_cond_kwargs": {"resolution": (2,), "aspect_ratio": (1,)},
     }
 
 
-def _sd3(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
+def _sd3(c: Any, side: int, tokens: int | None) -> Shapes:
     return {
-        "hidden_states": _latents(c, n, side),
-        "timestep": _times(n),
-        "encoder_hidden_states": torch.randn(
-            n, tokens or 333, c.joint_attention_dim
-        ),  # 77 tokens for CLIP, 256 for T5
-        "pooled_projections": torch.randn(n, c.pooled_projection_dim),
+        "hidden_states": (c.in_channels, side, side),
+        # 77 tokens for CLIP, 256 for T5
+        "encoder_hidden_states": (tokens or 333, c.joint_attention_dim),
+        "pooled_projections": (c.pooled_projection_dim,),
     }
 
 
-def _flux(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
+def _flux(c: Any, side: int, tokens: int | None) -> Shapes:
     patches, text = (side // 2) ** 2, tokens or 512
-    batch = {
-        "hidden_states": torch.randn(n, patches, c.in_channels),
-        "timestep": _times(n),
-        "encoder_hidden_states": torch.randn(n, text, c.joint_attention_dim),
-        "pooled_projections": torch.randn(n, c.pooled_projection_dim),
+    shapes = {
+        "hidden_states": (patches, c.in_channels),
+        "encoder_hidden_states": (text, c.joint_attention_dim),
+        "pooled_projections": (c.pooled_projection_dim,),
         "img_ids": torch.zeros(patches, 3),
         "txt_ids": torch.zeros(text, 3),
     }
-    return batch | {"guidance": torch.ones(n)} if c.guidance_embeds else batch
+    return shapes | {"guidance": ()} if c.guidance_embeds else shapes
 
 
-_INPUTS: dict[str, MakeArguments] = {
+_INPUTS: dict[str, Callable[[Any, int, int | None], Shapes]] = {
     "UNet2DModel": _unet,
     "UNet2DConditionModel": _conditioned_unet,
     "DiTTransformer2DModel": _dit,
@@ -778,3 +641,4 @@ _INPUTS: dict[str, MakeArguments] = {
     "SD3Transformer2DModel": _sd3,
     "FluxTransformer2DModel": _flux,
 }
+"""Functions of (configuration, side in latents, tokens of text or None), by class of the model."""

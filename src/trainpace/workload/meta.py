@@ -104,10 +104,6 @@ class Copier:
             return self._store(value, bare(value))
         if kind in (dict, OrderedDict, list):
             return self._container(value, self._store(value, kind()))
-        if isinstance(value, nn.Module) and _is_plain(kind):
-            new = self._store(value, object.__new__(kind))
-            new.__dict__.update((key, self(part)) for key, part in value.__getstate__().items())
-            return new
         if kind in (tuple, set, frozenset):
             return self._store(value, kind(map(self, value)))
         if kind is FunctionType:
@@ -132,7 +128,13 @@ class Copier:
         try:
             if hasattr(value, "__deepcopy__"):
                 return self._store(value, value.__deepcopy__(self.memo))
-            return self._rebuilt(value, value.__reduce_ex__(4))
+            reduced = value.__reduce_ex__(4)
+            if isinstance(reduced, str):
+                return value
+            # the function by which copy.deepcopy rebuilds an object from its pickled parts
+            rebuilt: Any = getattr(copy, "_reconstruct")  # noqa: B009
+            new = rebuilt(value, self.memo, *reduced, deepcopy=lambda part, _: self(part))
+            return self._store(value, new)
         except (TypeError, RuntimeError, AttributeError):
             if isinstance(value, nn.Module):
                 raise
@@ -156,47 +158,8 @@ class Copier:
                 cell.cell_contents = content
         return new
 
-    def _rebuilt(self, value: Any, reduced: Any) -> Any:
-        """Copy an object from the result of its `__reduce_ex__`, as pickle does."""
-        if isinstance(reduced, str):
-            return value
-        make, args, state, items, pairs = (*reduced, None, None, None)[:5]
-        new = self._store(value, make(*map(self, args)))
-        if state is not None:
-            self._restore(new, self(state))
-        for part in items or ():
-            new.append(self(part))
-        for key, part in pairs or ():
-            new[self(key)] = self(part)
-        return new
-
-    @staticmethod
-    def _restore(new: Any, state: Any) -> None:
-        if hasattr(new, "__setstate__"):
-            new.__setstate__(state)
-            return
-        has_slots = isinstance(state, tuple) and len(state) == 2
-        plain, slots = state if has_slots else (state, None)
-        new.__dict__.update(plain or {})
-        for name, part in (slots or {}).items():
-            setattr(new, name, part)
-
 
 _COPIED_IN_CLOSURES = nn.Module | torch.Tensor | FunctionType | MethodType
-
-
-@functools.cache
-def _is_plain(kind: type[nn.Module]) -> bool:
-    """Return True if a module class does not customize pickling."""
-    names = (
-        "__new__",
-        "__reduce__",
-        "__reduce_ex__",
-        "__getstate__",
-        "__setstate__",
-        "__deepcopy__",
-    )
-    return all(getattr(kind, name, None) is getattr(nn.Module, name, None) for name in names)
 
 
 def meta_memo(

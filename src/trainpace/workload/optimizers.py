@@ -23,10 +23,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.execution import Form, find_optimizer
+from trainpace.core.execution import Form, OptimizerKind, find_optimizer
+from trainpace.workload.fit import numbers_of, table_of
 from trainpace.workload.meta import tensors_in
 from trainpace.workload.model_spec import import_package
-from trainpace.workload.recorder import Recorder, numbers_of, recording_of
+from trainpace.workload.own_operators import define_operator
+from trainpace.workload.recorder import Recorder
 from trainpace.workload.workload import (
     PHASES,
     MemoryProfile,
@@ -84,24 +86,30 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
     if kind.library == "transformers":
         made = import_package("transformers.optimization", "transformers").Adafactor
         return made(parameters, lr=1e-3, scale_parameter=False, relative_step=False)
+    return _quantised(name, kind, parameters)
+
+
+def _quantised(
+    name: str, kind: OptimizerKind, parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """Return an optimizer with quantized states, or its stand-in for meta parameters."""
+    is_torchao = kind.library == "torchao"
     assert kind.bits is not None, "quantised states have a width"
     if parameters[0].device.type == "meta":
-        block = _TORCHAO_BLOCKS[kind.bits] if kind.library == "torchao" else 256
-        layout = StateLayout(
-            kind.states, kind.bits, block, kind.is_paged, kind.library == "torchao"
-        )
+        block = _TORCHAO_BLOCKS[kind.bits] if is_torchao else 256
+        layout = StateLayout(kind.states, kind.bits, block, kind.is_paged, is_torchao)
         return BlockwiseOptimizer(parameters, layout)
-    if kind.library == "torchao":
-        return getattr(import_package("torchao.optim", "torchao"), f"AdamW{kind.bits}bit")(
-            parameters
-        )
+    if is_torchao:
+        torchao: Any = import_package("torchao.optim", "torchao")
+        return getattr(torchao, f"AdamW{kind.bits}bit")(parameters)
     algorithm = name.removeprefix("paged_").removesuffix(f"_{kind.bits}bit")
-    optim = import_package("bitsandbytes.optim", "bitsandbytes")
-    more = {"lr": 1e-4} | ({"momentum": 0.9} if algorithm == "sgd_momentum" else {})
-    paged = {"is_paged": True} if kind.is_paged else {}
-    return getattr(optim, _BITSANDBYTES[algorithm])(
-        parameters, optim_bits=kind.bits, **more, **paged
-    )
+    options: dict[str, Any] = {"lr": 1e-4, "optim_bits": kind.bits}
+    if algorithm == "sgd_momentum":
+        options["momentum"] = 0.9
+    if kind.is_paged:
+        options["is_paged"] = True
+    bitsandbytes: Any = import_package("bitsandbytes.optim", "bitsandbytes")
+    return getattr(bitsandbytes, _BITSANDBYTES[algorithm])(parameters, **options)
 
 
 def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
@@ -139,25 +147,26 @@ def _muon(model: nn.Module, parameters: Sequence[nn.Parameter]) -> torch.optim.O
 
     The other parameters are embeddings, heads, biases and norms.
     """
-    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
-    vocabularies = {table.shape[0] for table in tables}
-    is_table = {id(table) for table in tables}
-    hidden = [
-        p
-        for p in parameters
-        if p.dim() == 2 and id(p) not in is_table and p.shape[0] not in vocabularies
-    ]
+    vocabularies = _vocabularies(model)
+    hidden = [p for p in parameters if p.dim() == 2 and id(p) not in vocabularies]
     if not hidden:
         raise TrainpaceError(
             "Muon only updates hidden matrices, and the model has none.",
             "Choose another optimizer.",
         )
-    chosen = {id(p) for p in hidden}
-    others = [p for p in parameters if id(p) not in chosen]
+    others = [p for p in parameters if p.dim() != 2 or id(p) in vocabularies]
     optimizers: list[torch.optim.Optimizer] = [_new_in_torch("Muon")(hidden)]
-    return _Together(
-        "muon", [*optimizers, torch.optim.AdamW(others, lr=1e-3)] if others else optimizers
-    )
+    if others:
+        optimizers.append(torch.optim.AdamW(others, lr=1e-3))
+    return _Together("muon", optimizers)
+
+
+def _vocabularies(model: nn.Module) -> set[int]:
+    """Return the ids of embedding tables, and of matrices over a vocabulary, such as the head."""
+    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    sizes = {table.shape[0] for table in tables}
+    matrices = (p for p in model.parameters() if p.dim() == 2 and p.shape[0] in sizes)
+    return {id(table) for table in (*tables, *matrices)}
 
 
 class ScalarsReadAsOne(TorchFunctionMode):
@@ -201,12 +210,11 @@ Smaller states stay on the device.
 """
 UPDATE = "blockwise_update_"
 
-_library = torch.library.Library("trainpace", "FRAGMENT")
-_library.define(
-    f"{UPDATE}(Tensor(a!) parameter, Tensor gradient, Tensor(b!)[] states, Tensor(c!)[] scales)"
-    " -> ()"
+define_operator(
+    UPDATE,
+    "(Tensor(a!) parameter, Tensor gradient, Tensor(b!)[] states, Tensor(c!)[] scales) -> ()",
+    lambda *_: None,
 )
-_library.impl(UPDATE, lambda *_: None, "Meta")
 
 
 class StateLayout(NamedTuple):
@@ -326,16 +334,9 @@ OPTIMIZER = float(PHASES.index("optimizer"))
 
 def trained_shapes(model: nn.Module) -> tuple[TrainedShape, ...]:
     """Return the distinct shapes of the trainable parameters, with the count of each."""
-    tables = {
-        id(m.weight): m.weight.shape[0] for m in model.modules() if isinstance(m, nn.Embedding)
-    }
-    vocabularies = set(tables.values())
+    vocabularies = _vocabularies(model)
     counts = Counter(
-        (
-            tuple(p.shape),
-            id(p) in tables or (p.dim() == 2 and p.shape[0] in vocabularies),
-            hasattr(p, "keeps_dtype"),
-        )
+        (tuple(p.shape), id(p) in vocabularies, hasattr(p, "keeps_dtype"))
         for p in model.parameters()
         if p.requires_grad
     )
@@ -405,28 +406,25 @@ def _updated(
     )
     with recorder:
         step_once(stepper, recorder)
-    numbers = np.array([numbers_of(recorded) for recorded in recorder.recorded])
-    update, _ = recording_of(recorder.recorded, numbers, np.zeros_like(numbers)).operators()
-    old, memory = form.operators, form.memory
-    passes = np.flatnonzero(np.array(old.phase) != "optimizer")
-    columns: dict[str, Any] = {
-        field: np.concatenate([getattr(old, field)[passes], getattr(update, field)])
-        for field in ("half", "count", "launches", "flops", "read_bytes", "written_bytes", "dims")
-    }
-    words: dict[str, Any] = {
-        field: (*(getattr(old, field)[i] for i in passes), *getattr(update, field))
-        for field in ("kind", "function", "phase", "module")
-    }
-    blocks = form.blocks and replace(
-        form.blocks,
-        roles=(*(form.blocks.roles[i] for i in passes), *[""] * len(update)),
-        operator_counts=np.concatenate(
-            [form.blocks.operator_counts[passes], np.zeros(len(update), dtype=np.int64)]
-        ),
-    )
+    numbers = numbers_of(recorder.recorded)
+    update, _ = table_of(recorder.recorded, np.stack([numbers, np.zeros_like(numbers)], axis=-1))
+    old = form.operators
+    passes = [i for i, phase in enumerate(old.phase) if phase != "optimizer"]
+    columns: dict[str, Any] = {}
+    for field in Operators.__struct_fields__:
+        before, after = getattr(old, field), getattr(update, field)
+        if isinstance(before, tuple):
+            columns[field] = (*(before[i] for i in passes), *after)
+        else:
+            columns[field] = np.concatenate([before[passes], after])
+    blocks = form.blocks
+    if blocks is not None:
+        counts = [blocks.operator_counts[passes], np.zeros(len(update), dtype=np.int64)]
+        roles = (*(blocks.roles[i] for i in passes), *[""] * len(update))
+        blocks = replace(blocks, roles=roles, operator_counts=np.concatenate(counts))
     return TracedForm(
-        operators=Operators(**words, **columns),
-        memory=_remembered(memory, recorder, numbers[:, -1]),
+        operators=Operators(**columns),
+        memory=_remembered(form.memory, recorder, numbers[:, -1]),
         blocks=blocks,
     )
 

@@ -24,13 +24,18 @@ from trainpace.core.errors import TrainpaceError
 
 SPARSE_PRODUCT = "sparse_product"
 _library = torch.library.Library("trainpace", "FRAGMENT")
-_library.define(
-    f"{SPARSE_PRODUCT}(Tensor indices, Tensor values, Tensor dense, int rows) -> Tensor"
-)
-_library.impl(
+
+
+def define_operator(name: str, signature: str, on_meta: Callable[..., Any]) -> None:
+    """Define an operator of torch.ops.trainpace that runs on the meta device."""
+    _library.define(f"{name}{signature}")
+    _library.impl(name, on_meta, "Meta")
+
+
+define_operator(
     SPARSE_PRODUCT,
+    "(Tensor indices, Tensor values, Tensor dense, int rows) -> Tensor",
     lambda indices, values, dense, rows: dense.new_empty(rows, *dense.shape[1:]),
-    "Meta",
 )
 _PRODUCTS = {
     torch.spmm,
@@ -109,14 +114,6 @@ For long sequences fewer queries are evaluated, so time and memory do not grow w
 NAME = "trainpace_skipping"
 """Name under which the attention and its masks are registered with transformers."""
 
-_library.define(
-    f"{SKIPPING_ATTENTION}(Tensor query, Tensor key, Tensor value, float seen) -> (Tensor, Tensor)"
-)
-_library.define(
-    f"{SKIPPING_ATTENTION}_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor out,"
-    " Tensor logsumexp, float seen) -> (Tensor, Tensor, Tensor)"
-)
-
 
 def _forward_result(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _: float
@@ -129,8 +126,17 @@ def _backward_result(_: torch.Tensor, *tensors: Any) -> tuple[torch.Tensor, ...]
     return tuple(torch.empty_like(t) for t in tensors[:3])
 
 
-_library.impl(SKIPPING_ATTENTION, _forward_result, "Meta")
-_library.impl(f"{SKIPPING_ATTENTION}_backward", _backward_result, "Meta")
+define_operator(
+    SKIPPING_ATTENTION,
+    "(Tensor query, Tensor key, Tensor value, float seen) -> (Tensor, Tensor)",
+    _forward_result,
+)
+define_operator(
+    f"{SKIPPING_ATTENTION}_backward",
+    "(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp,"
+    " float seen) -> (Tensor, Tensor, Tensor)",
+    _backward_result,
+)
 
 
 class _Attention(torch.autograd.Function):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import conv_flop_count, flop_registry
@@ -22,8 +21,7 @@ from trainpace.workload.cuda_mapping import backward_result, forward_result
 from trainpace.workload.meta import tensors_in
 from trainpace.workload.operators import Row, matrices_of, offsets_of, rows_of
 from trainpace.workload.own_operators import SKIPPING_ATTENTION, UNKNOWN
-from trainpace.workload.recording import BlockSizes, Recording
-from trainpace.workload.workload import MATRIX_KINDS, MOST_SIZES, Phase, Role
+from trainpace.workload.workload import MATRIX_KINDS, Phase
 
 LARGEST_DIFFERENCE = 0.02
 """Largest difference from torch's count without a note, as a share of the step's FLOPs."""
@@ -141,6 +139,11 @@ def _expected_flops(
     )
 
 
+BATCHES = (2, 3, 5)
+"""Batch sizes of the three traced steps.
+
+Size 1 is not used, because torch then drops dimensions and skips copies.
+"""
 BEFORE, AFTER = 0, -1
 """Places before and after the blocks. Blocks are numbered from 1.
 
@@ -578,55 +581,3 @@ _SHORTCUTS: dict[Any, Any] = {
     torch.ops.aten.native_batch_norm_backward.default: _batch_norm_backward,
     torch.ops.aten._grouped_mm.default: _grouped_mm,
 }
-
-
-def numbers_of(recorded: Recorded) -> list[float]:
-    """Return FLOPs, bytes read, bytes written, sizes, gradient bytes and activation bytes of a row.
-
-    Missing sizes are 0, so all lists have the same length.
-    """
-    row = recorded.row
-    sizes = [*map(float, row.dims), *([0.0] * (MOST_SIZES - len(row.dims)))]
-    alive = (recorded.gradient_bytes, recorded.activation_bytes)
-    return [row.flops, row.read_bytes, row.written_bytes, *sizes, *alive]
-
-
-def recording_of(
-    recorded: Sequence[Recorded],
-    constant: np.ndarray,
-    slope: np.ndarray,
-    role_of: Callable[[str, str, Origin], Role] | None = None,
-    states: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
-    blocks: BlockSizes | None = None,
-) -> Recording:
-    """Return the recording of a step.
-
-    Args:
-        recorded: Rows at one batch size. Their names and launches hold at all sizes.
-        constant: Constant part of `numbers_of`, of shape (rows, numbers).
-        slope: Increase of `numbers_of` per sample, of the same shape.
-        role_of: Function of (kind, function, origin) that returns the tensor-parallel role of a
-            row. None if the model has no blocks.
-        states: Bytes of parameters and buffers, of optimizer states on the device, of paged
-            optimizer states, and of frozen parameters.
-        blocks: Sizes of the blocks, or None.
-    """
-    return Recording(
-        kind=tuple(r.row.kind for r in recorded),
-        function=tuple(r.row.function for r in recorded),
-        phase=tuple(r.phase for r in recorded),
-        module=tuple(r.module for r in recorded),
-        half=np.array([r.row.half for r in recorded]),
-        launches=np.array([r.row.launches for r in recorded]),
-        inside=np.array([r.origin.place > BEFORE for r in recorded]),
-        role=(
-            ()
-            if role_of is None
-            else tuple(role_of(r.row.kind, r.row.function, r.origin) for r in recorded)
-        ),
-        numbers=np.stack([constant[:, :-2], slope[:, :-2]], axis=-1),
-        order=np.arange(len(recorded)),
-        alive=np.stack([constant[:, -2], constant[:, -1], slope[:, -1]], axis=1),
-        states=states,
-        blocks=blocks,
-    )

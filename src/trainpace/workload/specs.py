@@ -18,7 +18,7 @@ from trainpace.core.errors import TrainpaceError, UnknownName
 from trainpace.workload.hugging_face import diffusers_task, transformers_task
 from trainpace.workload.model_spec import FORMS, LIBRARIES, ModelSpec, import_package
 from trainpace.workload.task import Task, image_task
-from trainpace.workload.user_task import TASK, task_from_file
+from trainpace.workload.user_task import task_from_file
 
 _VGG = {
     "vgg11": (1, 1, 2, 2, 2),
@@ -221,9 +221,7 @@ def build_task(
         fused_attention: If False, transformers and timm compute attention with plain matmuls.
     """
     named = ModelSpec.of(spec)
-    if named.kind == "script" or (named.runs_code and not named.name):
-        raise TrainpaceError(f"name the function: {named.path}:FUNCTION.", f"{TASK}.")
-    if named.runs_code:
+    if named.kind in ("script", "code"):
         return task_from_file(Path(named.path), named.name)
     if named.kind == "diffusers":
         return diffusers_task(named.path, sequence_length, image_size)
@@ -233,16 +231,19 @@ def build_task(
         raise TrainpaceError(f"{spec} has no sequence length.", "Omit --sequence-length.")
     if named.kind == "timm":
         return _timm(spec, named.name, image_size, fused_attention)
-    if named.name in MODELS and named.kind in ("built_in", "torchvision"):
-        side = image_size or 224
-        sizes = {"image_size": side} if named.name.endswith("_keras") else {}
-        return image_task(spec, MODELS[named.name](**sizes), (3, side, side), 1000)
-    if named.kind == "torchvision":
+    if named.kind == "torchvision" and named.name not in MODELS:
         return _torchvision(spec, named.name, image_size)
-    if named.kind == "built_in":
+    if named.kind == "unknown":
+        prefixes = [*(f"{library}:" for library in LIBRARIES), "FILE.py:"]
+        raise UnknownName("kind of model", spec.rpartition(":")[0] + ":", prefixes)
+    return _built_in(spec, named.name, image_size or 224)
+
+
+def _built_in(spec: str, name: str, side: int) -> Task:
+    if name not in MODELS:
         raise UnknownName("model", spec, MODELS, f"Or name it {FORMS}.")
-    prefixes = [*(f"{library}:" for library in LIBRARIES), "FILE.py:"]
-    raise UnknownName("kind of model", spec.rpartition(":")[0] + ":", prefixes)
+    sizes = {"image_size": side} if name.endswith("_keras") else {}
+    return image_task(spec, MODELS[name](**sizes), (3, side, side), 1000)
 
 
 def _torchvision(spec: str, name: str, image_size: int | None) -> Task:

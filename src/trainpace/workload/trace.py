@@ -14,11 +14,11 @@ in autograd's engine, "optimizer" inside an optimizer's `step`, and "forward" ot
 import contextlib
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -28,10 +28,7 @@ from trainpace.core.worker import explain, place_in_code
 from trainpace.workload.adapters import adapted, packed_away
 from trainpace.workload.blocks import (
     Chain,
-    blocks_of,
     idle_parameters,
-    in_turns,
-    layout_of,
     longest_chain,
     only_these_blocks,
     repeated,
@@ -44,11 +41,11 @@ from trainpace.workload.cuda_mapping import (
     checkpoints_see_through,
     kept_on_meta,
     moves_alone,
-    python_functions_see_through,
-    unpacked_sequences,
+    replaced,
     without_device,
 )
-from trainpace.workload.meta import map_tensors, on_meta, tensors_in, without_data
+from trainpace.workload.fit import MEASURE, fitted_form, kinds_of
+from trainpace.workload.meta import map_tensors, meta_memo, on_meta, tensors_in, without_data
 from trainpace.workload.model_spec import ModelSpec
 from trainpace.workload.optimizers import (
     launch_together,
@@ -59,17 +56,23 @@ from trainpace.workload.optimizers import (
     storage_bytes,
     trained_shapes,
 )
-from trainpace.workload.recorder import Recorded, Recorder, in_backward, numbers_of, recording_of
-from trainpace.workload.recording import BATCHES, Recording
+from trainpace.workload.recorder import BATCHES, Recorder, in_backward
 from trainpace.workload.specs import build_task
 from trainpace.workload.task import Task, WholeStep, recompute_activations, usual_optimizer
-from trainpace.workload.workload import AS_IT_IS, PLAIN, Form, Variant, Workload, form_of
+from trainpace.workload.workload import (
+    AS_IT_IS,
+    PLAIN,
+    Form,
+    TracedForm,
+    Variant,
+    Workload,
+    form_of,
+)
 
 AUTOCASTS = (
     "The step's own torch.autocast was not traced: matmuls are forecast in the number format of"
     " the precision. Use --precision amp_bf16 or amp_fp16."
 )
-MEASURE = "Measure it with `trainpace measure` instead."
 LONGEST_REASON = 200
 """Maximum length of a quoted error message, in characters. Longer ones are cut."""
 _EXPERTS = re.compile(r"[Ee]xpert|MoE|Moe|MOE|\bmoe\b|(\b|_)moe_")
@@ -88,14 +91,6 @@ def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN
         variant: How to trace. `variant.optimizer` is a name from `trainpace.core.execution`. If it
             is None, the task's own optimizer is used. A task without one gets AdamW for token
             sequences, and SGD with momentum for other samples.
-    """
-    return record(spec, forms, variant)[0]
-
-
-def record(
-    spec: str, forms: Sequence[Form], variant: Variant
-) -> tuple[Workload, dict[Form, Recording]]:
-    """Trace a model spec. Return the workload and the recording of each number format.
 
     Raises:
         TrainpaceError: If the model cannot be traced in this variant.
@@ -119,7 +114,7 @@ def record(
                 f"{task.name} has a step of its own.", "Recompute activations in its models."
             )
         recompute_activations(task.model)
-    return _record_task(task, forms, variant)
+    return trace_task(task, forms, variant)
 
 
 def trace_task(
@@ -136,20 +131,13 @@ def trace_task(
         variant: How to trace.
         only_batch: Trace only this batch size. The workload is then valid for this size only.
     """
-    return _record_task(task, forms, variant, only_batch)[0]
-
-
-def _record_task(
-    task: Task, forms: Sequence[Form], variant: Variant, only_batch: int | None = None
-) -> tuple[Workload, dict[Form, Recording]]:
     variant = _resolved(task, variant)
     forms = forms or (form_of(task.settings.get("precision", "fp32")),)
     sample_bytes, batch_tensors = _batch_shape(task, only_batch)
     traced = {form: _trace_form(task, form, variant, only_batch) for form in forms}
-    recordings = {form: recording for form, (recording, _) in traced.items()}
     notes = dict.fromkeys([*task.notes, *(doubt for _, doubt in traced.values() if doubt)])
     trains, is_whole_step = variant.mode == "train", task.step is not None
-    workload = Workload(
+    return Workload(
         model=task.name,
         sample=task.sample,
         sequence_length=task.sequence_length,
@@ -167,9 +155,8 @@ def _record_task(
         traced_batches=(only_batch,) if only_batch else BATCHES,
         settings=dict(task.settings),
         whole_step=is_whole_step,
-        forms={form: recording.form() for form, recording in recordings.items()},
+        forms={form: found for form, (found, _) in traced.items()},
     )
-    return workload, recordings
 
 
 def _numbers(parameters: Iterable[nn.Parameter]) -> int:
@@ -237,19 +224,17 @@ def _batch_shape(task: Task, only_batch: int | None) -> tuple[float, int]:
 
 def _trace_form(
     task: Task, form: Form, variant: Variant, only_batch: int | None
-) -> tuple[Recording, str | None]:
-    """Return the recording in one number format, and a note if its FLOPs may be wrong."""
+) -> tuple[TracedForm, str | None]:
+    """Return the traced step in one number format, and a note if its FLOPs may be wrong."""
     if task.step is not None:
         return _trace_whole_steps(task, task.step, form, variant)
     passes = _Passes(task, form, variant)
-    longest = longest_chain(passes.model)
-    whole = None if longest is None else in_turns(longest)
+    whole = longest_chain(passes.model)
     if only_batch:
-        # the second run is used, since a model may compute values once and cache them
-        for _ in range(2):
-            run = passes.step(only_batch, whole, with_steps=True)
-        return _at_one_batch(task.name, run, whole), run.flop_check.note()
-    for chain in (None if whole is None else shortened(passes.model, whole), whole):
+        passes.step(only_batch, whole)  # a model may compute values once and cache them
+        run = passes.step(only_batch, whole, with_steps=True)
+        return fitted_form(task.name, [run], [run.recorded], whole), run.flop_check.note()
+    for chain in (whole and shortened(passes.model, whole), whole):
         try:
             runs = passes.at_each_batch(chain)
         except UserCodeError:
@@ -259,7 +244,7 @@ def _trace_form(
         steps = [step for run in runs if (step := repeated(run, chain)) is not None]
         if len(steps) == len(runs):
             break
-    return _fit(task.name, runs, steps, chain), runs[1].flop_check.note()
+    return fitted_form(task.name, runs, steps, chain), runs[1].flop_check.note()
 
 
 class _Passes:
@@ -280,7 +265,7 @@ class _Passes:
         """Record a step at each batch size of `BATCHES`."""
         first = self.step(BATCHES[0], chain)
         runs = [first, *(self.step(n, chain, first) for n in BATCHES[1:])]
-        one, two, three = (_kinds(run.recorded) for run in runs)
+        one, two, three = (kinds_of(run.recorded) for run in runs)
         if one != two == three:
             # a model may compute values once and cache them, such as relative positions
             runs[0] = self.step(BATCHES[0], chain)
@@ -318,8 +303,6 @@ class _Passes:
             _explained(task.name, model),
             _hooked(recorder, model, named, chain),
             warnings.catch_warnings(),
-            python_functions_see_through(),
-            unpacked_sequences(),
             answered(self.autocast, task.pads),
             recorder,
         ):
@@ -419,85 +402,12 @@ def _block_hooks(chain: Chain, recorder: Recorder) -> list[Any]:
     return hooks
 
 
-def _kinds(recorded: Sequence[Recorded]) -> list[str]:
-    return [one.row.kind for one in recorded]
-
-
-def _fit(
-    name: str, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]], chain: Chain | None
-) -> Recording:
-    """Fit the coefficients of every number over the batch size, from steps at three batch sizes.
-
-    Args:
-        name: Name of the model, for errors.
-        runs: Recorders at the sizes of `BATCHES`.
-        steps: Recorded steps of the whole chain, at the same sizes.
-        chain: The blocks, or None.
-
-    Raises:
-        TrainpaceError: If the steps differ in their operators, or a number is not affine.
-    """
-    kinds = [_kinds(step) for step in steps]
-    if not kinds[0]:
-        raise TrainpaceError(f"{name} does nothing on the device.")
-    if not kinds[0] == kinds[1] == kinds[2]:
-        raise TrainpaceError(
-            f"{name} runs other operators at batch size {BATCHES[2]} than at {BATCHES[0]}, so"
-            " sizes in between cannot be computed.",
-            MEASURE,
-        )
-    b0, b1, b2 = BATCHES
-    columns = [np.array([numbers_of(one) for one in step]) for step in steps]
-    slope = (columns[1] - columns[0]) / (b1 - b0)
-    constant = columns[0] - slope * b0
-    wrong = np.abs(constant + slope * b2 - columns[2]) > 1e-6 * np.maximum(1.0, np.abs(columns[2]))
-    wrong[:, -1] = False  # activation bytes: a tensor may be freed one operator later
-    if wrong.any():
-        number = int(np.flatnonzero(wrong.any(axis=1))[0])
-        other = steps[0][number]
-        raise TrainpaceError(
-            f"{name} is not affine in the batch size: operator number {number}, kind"
-            f" {other.row.kind} in {other.module or other.phase}, grows otherwise.",
-            MEASURE,
-        )
-    return _recording(runs, steps, chain, constant, slope)
-
-
-def _at_one_batch(name: str, run: Recorder, chain: Chain | None) -> Recording:
-    """Return the recording of one step, with a slope of zero. Only valid at this batch size."""
-    if not run.recorded:
-        raise TrainpaceError(f"{name} does nothing on the device.")
-    numbers = np.array([numbers_of(one) for one in run.recorded])
-    twice = [run.recorded, run.recorded]
-    return _recording([run, run], twice, chain, numbers, np.zeros_like(numbers))
-
-
-def _recording(
-    runs: Sequence[Recorder],
-    steps: Sequence[Sequence[Recorded]],
-    chain: Chain | None,
-    constant: np.ndarray,
-    slope: np.ndarray,
-) -> Recording:
-    layout, first = layout_of(chain, runs[1]), runs[0]
-    states = (
-        first.parameter_bytes,
-        first.optimizer_bytes - first.paged_bytes,
-        first.paged_bytes,
-        first.frozen_bytes,
-    )
-    if layout is None:
-        return recording_of(steps[0], constant, slope, None, states)
-    blocks = blocks_of(layout, runs, steps)
-    return recording_of(steps[0], constant, slope, layout.role, states, blocks)
-
-
 # --- whole steps provided by the user
 
 
 def _trace_whole_steps(
     task: Task, step: WholeStep, form: Form, variant: Variant
-) -> tuple[Recording, str | None]:
+) -> tuple[TracedForm, str | None]:
     runs = []
     dtype = torch.bfloat16 if form == "half" else None
     for n in BATCHES:
@@ -505,13 +415,13 @@ def _trace_whole_steps(
         with (
             _explained(task.name, task.model),
             _on_meta_in_place(task.model, step.optimizers, dtype),
-            unpacked_sequences(),
             answered(form == "amp", task.pads),
         ):
             runs.append(_record_whole_step(step, task.model, batch, form, variant))
     autocasts = AUTOCASTS if runs[1].autocasts and form != "amp" else None
     doubts = filter(None, [runs[1].flop_check.note(), autocasts])
-    return _fit(task.name, runs, [run.recorded for run in runs], None), " ".join(doubts) or None
+    form_found = fitted_form(task.name, runs, [run.recorded for run in runs], None)
+    return form_found, " ".join(doubts) or None
 
 
 def _record_whole_step(
@@ -541,7 +451,6 @@ def _record_whole_step(
             hooks.callback(after.remove)
         with (
             _hooked(recorder, model, named),
-            python_functions_see_through(),
             _noticed_autocast(recorder),
             recorder,
             mapping,
@@ -572,12 +481,8 @@ def _noticed_autocast(recorder: "_StepRecorder") -> Iterator[None]:
         recorder.autocasts |= region._enabled
         return enter(region)
 
-    owner: Any = torch.autocast
-    owner.__enter__ = entered
-    try:
+    with replaced(torch.autocast, __enter__=entered):
         yield
-    finally:
-        owner.__enter__ = enter
 
 
 class _StepRecorder(Recorder):
@@ -642,19 +547,19 @@ def _on_meta_in_place(
         dtype: Dtype of floating-point tensors. None keeps the original dtypes.
     """
     recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
-    _forget_references(recurrent)
-    pairs = [(t, _like(t, dtype)) for t in [*model.parameters(), *model.buffers()]]
-    states = [dict(optimizer.state) for optimizer in optimizers]
+    _drop_references(recurrent)
+    memo = meta_memo(model, {}, dtype)
+    pairs = [(t, memo[id(t)]) for t in [*model.parameters(), *model.buffers()]]
+    states = [optimizer.state for optimizer in optimizers]
     try:
         for optimizer in optimizers:
-            optimizer.state.clear()
+            optimizer.state = defaultdict(dict)
         for tensor, bare in pairs:
             torch.utils.swap_tensors(tensor, bare)
-        for module in recurrent:
-            module._init_flat_weights()
+        _make_references(recurrent)
         yield
     finally:
-        _forget_references(recurrent)
+        _drop_references(recurrent)
         for tensor, bare in pairs:
             if tensor.device.type == "meta":
                 tensor.grad = None
@@ -663,26 +568,22 @@ def _on_meta_in_place(
                 hooked._post_accumulate_grad_hooks = None
                 torch.utils.swap_tensors(tensor, bare)
         for optimizer, state in zip(optimizers, states, strict=True):
-            optimizer.state.clear()
-            optimizer.state.update(state)
-        for module in recurrent:
-            module._init_flat_weights()
+            optimizer.state = state
+        _make_references(recurrent)
 
 
-def _like(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    dtype = dtype if tensor.is_floating_point() else None
-    bare = torch.empty_like(tensor, dtype=dtype, device="meta")
-    is_parameter = isinstance(tensor, nn.Parameter)
-    return nn.Parameter(bare, tensor.requires_grad) if is_parameter else bare
-
-
-def _forget_references(modules: Iterable[nn.RNNBase]) -> None:
+def _drop_references(modules: Iterable[nn.RNNBase]) -> None:
     """Drop the weak references of recurrent modules to their weights, as `Module.to` does.
 
     `torch.utils.swap_tensors` rejects tensors that have weak references.
     """
     for module in modules:
         module._flat_weight_refs = []
+
+
+def _make_references(modules: Iterable[nn.RNNBase]) -> None:
+    for module in modules:
+        module._init_flat_weights()
 
 
 def _states(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:

@@ -56,7 +56,7 @@ def keep_torch_light() -> None:
 
 def _work(request: dict[str, Any]) -> str:
     gc.disable()  # garbage collection would take a tenth of the import time and find no garbage
-    from trainpace.workload.trace import record, trace
+    from trainpace.workload.trace import trace
 
     keep_torch_light()
     gc.freeze()
@@ -75,17 +75,8 @@ def _work(request: dict[str, Any]) -> str:
         return to_json(
             with_optimizer(from_json(request["workload"], Workload), request["optimizer"])
         )
-    if "lengths" in request:
-        from trainpace.workload.recording import Traced, cover
-
-        def at_length(length: int) -> Traced:
-            return record(
-                request["spec"],
-                request["forms"],
-                variant_of(request)._replace(sequence_length=length),
-            )
-
-        return to_json(cover(request["lengths"], at_length))
+    if "requests" in request:
+        return json.dumps([to_json(traced(one)) for one in request["requests"]])
     if "files" not in request:
         return to_json(traced(request))
     reasons: dict[str, str] = {}

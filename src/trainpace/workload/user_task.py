@@ -521,6 +521,8 @@ def task_from_file(path: Path, function: str) -> Task:
     Raises:
         TrainpaceError: If the function fails, or returns something that is not a task.
     """
+    if not function:
+        raise TrainpaceError(f"name the function: {path}:FUNCTION.", f"{TASK}.")
     name, where = f"{path.name}:{function}", f"{path}:{function}"
     returned = _returned(path, function)
     if is_trainer(returned):

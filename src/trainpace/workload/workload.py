@@ -292,7 +292,6 @@ class Operators(Record):
         self._check_words()
         if (self.count < 1).any() or (self.launches < 0).any():
             raise TrainpaceError("the operator table has a count below 1 or negative launches.")
-        self._check_sizes()
 
     def _check_words(self) -> None:
         if not set(self.phase) <= set(PHASES):
@@ -302,48 +301,6 @@ class Operators(Record):
             raise TrainpaceError(
                 f"the operator table has an operator of kind {min(unknown)!r}.",
                 f"Kinds: {', '.join(sorted(KINDS))}.",
-            )
-
-    def _check_sizes(self) -> None:
-        """Check that the FLOPs agree with the sizes.
-
-        Forecast times depend on the sizes, and the utilization depends on the FLOPs.
-        """
-        batch = 2
-        d = self.dims[:, :, 0] + self.dims[:, :, 1] * batch
-        flops = self.flops[:, 0] + self.flops[:, 1] * batch
-        kind = np.array(self.kind)
-        convolution, attention = np.isin(kind, CONVOLUTION_KINDS), np.isin(kind, ATTENTION_KINDS)
-        groups = np.where(convolution, np.maximum(d[:, CONV.groups], 1), 1)
-        work = (
-            d[:, CONV.images]
-            * d[:, CONV.c_in]
-            * d[:, CONV.c_out]
-            / groups
-            * d[:, CONV_KERNEL].prod(axis=1)
-        )
-        all_keys = d[:, ATTENTION.keys] * np.where(d[:, ATTENTION.causal] > 0, 0.5, 1.0)
-        seen = np.where(d[:, ATTENTION.seen] > 0, d[:, ATTENTION.seen], all_keys)
-        scores = d[:, ATTENTION[: ATTENTION.keys]].prod(axis=1) * seen
-        heads, values = d[:, ATTENTION.head_size], d[:, ATTENTION.value_size]
-        widths = [
-            attention_widths(name, heads, np.where(values > 0, values, heads))
-            for name in ATTENTION_KINDS
-        ]
-        expected = 2.0 * np.select(
-            [kind == "gemm", attention],
-            [d[:, GEMM].prod(axis=1), scores * np.where(kind == "attention", *widths)],
-            work * d[:, CONV_OUT].prod(axis=1),
-        )
-        # a transposed convolution applies its kernel at every position of its input
-        other = np.where(convolution, 2.0 * work * d[:, CONV_IN].prod(axis=1), expected)
-        wrong = (convolution | attention | (kind == "gemm")) & ~(
-            np.isclose(flops, expected, rtol=1e-3) | np.isclose(flops, other, rtol=1e-3)
-        )
-        if wrong.any():
-            i = int(np.flatnonzero(wrong)[0])
-            raise TrainpaceError(
-                f"the FLOPs of operator {i} of the table, a {self.kind[i]}, do not match its sizes."
             )
 
     def __len__(self) -> int:
@@ -497,34 +454,23 @@ class Blocks(Record):
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in self.__struct_fields__}
         numbers = [size for size in sizes.values() if isinstance(size, int)]
-        if any(not 0 <= size < LARGEST for size in numbers) or self.count < 1:
-            raise TrainpaceError("the repeated blocks need finite counts, and at least one block.")
+        pairs = [size for name, size in sizes.items() if name.endswith("_bytes")]
+        counts, heads, of_keys = self.operator_counts, self.heads, self.key_value_heads
         divided = self.tensor_parameters + self.expert_parameters
-        if divided > self.parameters or self.outside_tensor_parameters > self.outside_parameters:
-            raise TrainpaceError("the repeated blocks divide more parameters than they have.")
-        self._check_bytes([size for name, size in sizes.items() if name.endswith("_bytes")])
-        self._check_heads()
-        self._check_counts()
-
-    @staticmethod
-    def _check_bytes(pairs: list[tuple[float, float]]) -> None:
-        if not (np.abs(pairs) < LARGEST).all() or (np.sum(pairs, axis=1) < 0).any():
-            raise TrainpaceError("the bytes of the repeated blocks must be finite, and at least 0.")
-
-    def _check_heads(self) -> None:
-        heads, of_keys = self.heads, self.key_value_heads
-        if (heads == 0) != (of_keys == 0) or heads % max(of_keys, 1):
-            raise TrainpaceError(
-                "the heads of the repeated blocks are not a multiple of their key-value heads."
-            )
-
-    def _check_counts(self) -> None:
-        counts = self.operator_counts
-        fits = counts.shape == (len(self.roles),) and counts.dtype.kind in "iu"
-        if not fits or (counts < 0).any():
-            raise TrainpaceError(
-                "the repeated blocks need a count and a role for every row of the operator table."
-            )
+        is_count = counts.shape == (len(self.roles),) and counts.dtype.kind in "iu"
+        checks = {
+            "finite counts": all(0 <= size < LARGEST for size in numbers),
+            "at least one block": self.count >= 1,
+            "as many parameters as they divide": divided <= self.parameters,
+            "finite bytes": np.max(np.abs(pairs)) < LARGEST,
+            "bytes of at least 0": np.min(np.sum(pairs, axis=1)) >= 0,
+            "a multiple of their key-value heads": heads % max(of_keys, 1) == 0,
+            "heads with keys and values": (heads == 0) == (of_keys == 0),
+            "a count and a role for every row": is_count and (counts >= 0).all(),
+        }
+        for need, holds in checks.items():
+            if not holds:
+                raise TrainpaceError(f"the repeated blocks need {need}.")
 
 
 class TracedForm(Record):
@@ -609,6 +555,11 @@ class Workload(Record):
     def only_batch(self) -> int | None:
         """The only batch size for which the workload is valid, or None if all are."""
         return self.traced_batches[0] if len(self.traced_batches) == 1 else None
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """Repeated blocks of the first form that has them."""
+        return next((form.blocks for form in self.forms.values() if form.blocks), None)
 
     @property
     def has_experts(self) -> bool:

@@ -16,7 +16,6 @@ import functools
 import gzip
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +30,6 @@ from trainpace.core.intake import read_json
 from trainpace.core.records import Record
 from trainpace.core.worker import run_isolated, started_isolated
 from trainpace.workload.model_spec import ModelSpec
-from trainpace.workload.recording import GRID, Family, Lengths
 from trainpace.workload.workload import PLAIN, Form, Variant, Workload
 
 R = TypeVar("R", bound=Record)
@@ -95,7 +93,7 @@ def workload_on_its_way(
         return
     assert isinstance(spec, str), "a workload is saved"
     request = _request(spec, forms, variant)
-    found = packaged_workload(spec, forms, variant) or _cached(request)
+    found = packaged_workload(spec, forms, variant) or from_cache(cache_file(request), Workload)
     if found is not None:
         yield lambda: found
         return
@@ -119,14 +117,11 @@ def load_workloads(
 ) -> dict[int, Workload]:
     """Return the workloads of a model at several sequence lengths.
 
-    One process traces a few lengths and derives the other lengths from them.
+    One process traces all lengths that are not cached.
 
     Raises:
         TrainpaceError: If the spec has a fixed length: a saved workload, or a function in a file.
     """
-    if len(lengths) == 1:
-        variant = variant._replace(sequence_length=lengths[0])
-        return {lengths[0]: load_workload(spec, forms, variant, timeout_s)}
     named = ModelSpec.of(spec)
     if named.has_fixed_length:
         raise TrainpaceError(
@@ -134,19 +129,14 @@ def load_workloads(
             "Use a configuration: transformers:CONFIG.json.",
         )
     requests = {n: _request(named.text, forms, variant, n) for n in lengths}
-    found = {n: _cached(request) for n, request in requests.items()}
-    missing = [n for n, workload in found.items() if workload is None]
+    found = {n: from_cache(cache_file(request), Workload) for n, request in requests.items()}
+    missing = {n: request for n, request in requests.items() if found[n] is None}
     if missing:
-        request = {**_request(named.text, forms, variant), "lengths": missing}
-        text = run_isolated(_WORKER, request, timeout_s * len(missing), f"tracing {spec}")
-        answer = records.from_json(text, Lengths, f"the traces of {spec}")
-        for workload in answer.traced:
-            assert workload.sequence_length is not None, "it was traced at a length"
-            file = cache_file(requests[workload.sequence_length])
-            into_cache(file, records.to_json(workload))
-        for family in answer.families:
-            _cache_family(requests[missing[0]], family)
-        found |= {n: answer.at(n) for n in missing}
+        request = {"requests": list(missing.values())}
+        answer = run_isolated(_WORKER, request, timeout_s * len(missing), f"tracing {spec}")
+        for (n, request), text in zip(missing.items(), json.loads(answer), strict=True):
+            found[n] = records.from_json(text, Workload, f"the trace of {spec}")
+            into_cache(cache_file(request), text)
     return {n: workload for n, workload in found.items() if workload is not None}
 
 
@@ -154,9 +144,6 @@ def trace_many(
     models: Mapping[str, tuple[str, Form, Variant]], timeout_s: float = TRACE_TIMEOUT_S
 ) -> dict[str, str]:
     """Trace several specs in one process, which imports torch once, and write each to a file.
-
-    If the process dies, the remaining models are traced one by one, each in its own process. A
-    model that crashes then does not affect the others.
 
     Args:
         models: {file: (spec, form, variant)}.
@@ -171,15 +158,9 @@ def trace_many(
     what = f"tracing {len(models)} models"
     try:
         answer = run_isolated(_WORKER, {"files": requests}, timeout_s * len(models), what)
-        return dict(json.loads(answer))
-    except UserCodeError as error:
-        if len(models) == 1:
-            return dict.fromkeys(models, str(error))
-    reasons: dict[str, str] = {}
-    for file, one in models.items():
-        if not Path(file).is_file():
-            reasons |= trace_many({file: one}, timeout_s)
-    return reasons
+    except UserCodeError as error:  # the process died, and with it the models after the last file
+        return {file: str(error) for file in models if not Path(file).is_file()}
+    return dict(json.loads(answer))
 
 
 def _request(
@@ -208,13 +189,12 @@ def packaged_workload(spec: str, forms: Sequence[Form], variant: Variant) -> Wor
     named = ModelSpec.of(spec)
     optimizer = optimizer_called(variant.optimizer or FOR_OTHERS)
     usual = Variant(mode=variant.mode, image_size=variant.image_size and 224)
-    if variant._replace(optimizer=None) != usual or optimizer not in OPTIMIZERS:
+    is_usual = variant._replace(optimizer=None) == usual and optimizer in OPTIMIZERS
+    is_packaged = named.kind in ("built_in", "torchvision") and named.name in packaged_names()
+    if not (is_packaged and is_usual):
         return None
     trains = variant.mode == "train"
     file = packaged_file(named.name, optimizer if trains else variant.mode)
-    is_name = named.kind in ("built_in", "torchvision") and re.fullmatch(r"\w+", named.name)
-    if not is_name or not file.is_file():
-        return None
     workload = records.from_json(gzip.decompress(file.read_bytes()), Workload, str(file))
     return replace(
         workload,
@@ -235,28 +215,6 @@ def packaged_file(name: str, variant: str) -> Path:
 
 
 # --- the user's cache
-
-
-def _cached(request: Mapping[str, Any]) -> Workload | None:
-    """Return the cached workload of a request, possibly derived from other sequence lengths."""
-    length = request["variant"]["sequence_length"]
-    family = None if length is None else from_cache(_family_file(request, length % GRID), Family)
-    if family is not None and family.holds(length):
-        return family.at(length)
-    return from_cache(cache_file(request), Workload)
-
-
-def _cache_family(request: Mapping[str, Any], family: Family) -> None:
-    """Cache a family of lengths, unless the cached family already covers as many."""
-    file = _family_file(request, family.least % GRID)
-    before = from_cache(file, Family)
-    if before is None or family.size > before.size:
-        into_cache(file, records.to_json(family))
-
-
-def _family_file(request: Mapping[str, Any], rest: int) -> Path | None:
-    variant = {**request["variant"], "sequence_length": None}
-    return cache_file({**request, "variant": variant, "family": rest})
 
 
 def cache_file(request: Mapping[str, Any]) -> Path | None:
