@@ -29,12 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.workload import Form, Variant, Workload, at_batch
-from trainpace.workload.cuda_mapping import (
-    answered,
-    python_functions_see_through,
-    taken_for_finite,
-    unpacked_sequences,
-)
+from trainpace.workload.cuda_mapping import answered, taken_for_finite
 from trainpace.workload.specs import build_task
 from trainpace.workload.task import Task
 from trainpace.workload.trace import meta_batch, trace
@@ -130,12 +125,7 @@ def counted(spec: str, length: int | None) -> float:
         with torch.device("meta"):
             task = build_task(spec, length)
     batch = meta_batch(task, SAMPLES, "fp32")
-    with (
-        torch.device("meta"),
-        python_functions_see_through(),
-        unpacked_sequences(),
-        answered(False, task.pads),
-    ):
+    with torch.device("meta"), answered(False, task.pads):
         if task.step is not None:
             return _whole_step(task)
         with FunctionFlops() as mode, torch.no_grad():

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from trainpace.report.charts import INK, LINE, PAGE, SHADES, SOFT, TONES, shade_share
+from trainpace.report.charts import INK, LINE, PAGE, SOFT, TONES
 
 ROOT = Path(__file__).parents[1]
 CHARTS = ROOT / "docs" / "pictures" / "charts"
@@ -54,23 +54,6 @@ ANSWERS: dict[str, tuple[list[str], dict[str, str]]] = {
         {"scaling-over-devices": "scaling"},
     ),
     "match": (["match", "resnet50", *JOB], {"": "pareto"}),
-    "plan": (
-        [
-            "plan",
-            "resnet50",
-            "--gpu",
-            "T4",
-            "--num-gpus",
-            "4",
-            "--batch",
-            "32",
-            "--accumulate",
-            "8",
-            *JOB,
-            "--no-journal",
-        ],
-        {"micro-batch-accumulation-and-sharding": "layouts"},
-    ),
 }
 """The command, and of its charts (by what their files' names end in) those that are shown, under their names in the gallery."""
 
@@ -100,7 +83,7 @@ def main() -> None:
 
 def themed(svg: str) -> str:
     """The picture with a variable for every colour of the palette."""
-    pairs = dict([PAGE, INK, SOFT, LINE, *TONES.values(), *map(_shade, range(SHADES))])
+    pairs = dict([PAGE, INK, SOFT, LINE, *TONES.values()])
     used = [light for light in pairs if light in svg]
     for i, light in enumerate(used):
         svg = svg.replace(light, f"var(--c{i})")
@@ -116,22 +99,6 @@ def themed(svg: str) -> str:
 
 def _short(outline: re.Match[str]) -> str:
     return " ".join(TENTHS.sub(r"\1", outline[0]).split())
-
-
-def _shade(shade: int) -> tuple[str, str]:
-    """A heat map's, as matplotlib writes it."""
-
-    def mixed(scheme: int) -> str:
-        page, tone = (
-            [int(c[i : i + 2], 16) for i in (1, 3, 5)]
-            for c in (PAGE[scheme], TONES["first"][scheme])
-        )
-        share = shade_share(shade)
-        return "#" + "".join(
-            f"{round((1 - share) * p + share * t):02x}" for p, t in zip(page, tone, strict=True)
-        )
-
-    return mixed(0), mixed(1)
 
 
 if __name__ == "__main__":

@@ -61,10 +61,6 @@ def test_what_has_samples(file, name):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        (
-            "of",
-            r"needs arguments \(folder, size\)\. Write a function without arguments that returns of\(\.\.\.\)",
-        ),
         ("Stream", "is an IterableDataset"),
         ("streamed", "is an IterableDataset"),
         ("MADE", "unknown name"),

@@ -63,7 +63,7 @@ def test_once_then_nothing_then_damage_is_repaired_alone(file, tmp_path):
     ] == [
         ["shard-000001.parquet", " its record cannot be read"],
         ["shard-000002.parquet", " changed"],
-        ["shard-000005.parquet", " truncated"],
+        ["shard-000005.parquet", " cut or extended"],
         ["shard-000008.parquet", " missing"],
     ]
     mended = run("--repair", "--out", out, *FLAGS)

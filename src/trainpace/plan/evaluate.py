@@ -280,19 +280,20 @@ class Evaluator:
         e = choice.execution
         return float(with_data_ms(step_ms, e.micro_batch * e.accumulation, choice.data))
 
-    def job(self, choice: Choice) -> JobTime | None:
-        """Return the time and cost of the whole job, or None if the choice is impossible."""
-        f = self.forecast(choice.execution)
-        return None if f is None or f.step is None else self._job_at(choice, f, f.step.total_ms)
+    def job(self, choice: Choice, step_ms: float | None = None) -> JobTime | None:
+        """Return the time and cost of the whole job, or None if the choice is impossible.
 
-    def _job_at(self, choice: Choice, f: Forecast, step_ms: float) -> JobTime | None:
-        problem, e = self.problem, choice.execution
-        assert f.step is not None
+        `step_ms` replaces the forecast time of a step without data waits.
+        """
+        problem, e, f = self.problem, choice.execution, self.forecast(choice.execution)
+        if f is None or f.step is None:
+            return None
         try:
             schedule = same_work(problem, e, self.start)
             training = training_of(schedule, e, problem.priced, state_bytes(problem.workload, e))
         except TrainpaceError:
             return None
+        step_ms = f.step.total_ms if step_ms is None else step_ms
         return training.time(self._with_data_ms(step_ms, choice) / 1e3, f.step.evaluating_ms / 1e3)
 
     def job_s(self, choice: Choice) -> float:
@@ -305,7 +306,7 @@ class Evaluator:
         ends = f.step_time_interval_ms
         if ends is None or not math.isfinite(ends.high):
             return None, None
-        low, high = (self._job_at(choice, f, ms) for ms in (ends.low, ends.high))
+        low, high = (self.job(choice, ms) for ms in (ends.low, ends.high))
         return (None, None) if low is None or high is None else (low.total_s, high.total_s)
 
     def projection(self, choice: Choice, changes: int) -> Projection:

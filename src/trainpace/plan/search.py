@@ -74,9 +74,6 @@ class Limit(Record):
     values: tuple[int | str | bool | None, ...]
     why: str
 
-    def allows(self, grid: Grid) -> NDArray[np.bool_]:
-        return np.any([grid.has(self.field, value) for value in self.values], axis=0)
-
 
 class SearchSpace(Record):
     """Search space of a plan. `keep` names settings (see SETTING_NAMES) that must not change."""
@@ -99,7 +96,7 @@ class SearchSpace(Record):
         """Return the executions within all limits, and the limits that excluded any."""
         cut = []
         for limit in self.limits:
-            allowed = limit.allows(grid)
+            allowed = np.any([grid.has(limit.field, value) for value in limit.values], axis=0)
             if not allowed.all():
                 grid = grid.at(allowed)
                 cut.append(limit)

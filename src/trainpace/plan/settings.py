@@ -31,6 +31,7 @@ class Setting(NamedTuple):
         title: Function that describes the change from the first choice to the second.
         keys: Function that returns the keys of settings files for a choice.
         code: Function that returns the PyTorch code of the change.
+        same: Reason why the change is no risk to convergence, if it is none.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Setting(NamedTuple):
     title: Callable[[Choice, Choice], str]
     keys: Callable[[Choice], Keys]
     code: Callable[[Choice, Choice, Workload], str]
+    same: str = "the same numbers"
 
 
 def _from_to(title: Callable[[Execution], str]) -> Callable[[Choice, Choice], str]:
@@ -145,6 +147,7 @@ SETTINGS: tuple[Setting, ...] = (
             per_device_train_batch_size="micro_batch", gradient_accumulation_steps="accumulation"
         ),
         lambda a, b, w: snippets.loop(b.execution),
+        "the same global batch, accumulated in other parts",
     ),
     Setting(
         "compile",
@@ -158,6 +161,8 @@ SETTINGS: tuple[Setting, ...] = (
             if b.execution.compile
             else "# without torch.compile(model)"
         ),
+        "the same arithmetic in fused kernels; compiling takes a minute at the start (assumed)"
+        " or several",
     ),
     Setting(
         "memory format",
@@ -176,6 +181,7 @@ SETTINGS: tuple[Setting, ...] = (
         _from_to(_sharding),
         _sharding_keys,
         lambda a, b, w: snippets.sharding(b.execution, w),
+        "the same numbers, stored elsewhere",
     ),
     Setting(
         "checkpointing",
@@ -185,6 +191,7 @@ SETTINGS: tuple[Setting, ...] = (
         _from_to(lambda e: f"{e.activation_checkpointing} recomputation"),
         _fields(activation_checkpointing="activation_checkpointing"),
         lambda a, b, w: snippets.checkpointing(b.execution),
+        "the same numbers, computed twice",
     ),
     Setting(
         "offload",
@@ -194,6 +201,7 @@ SETTINGS: tuple[Setting, ...] = (
         _to(_offload),
         _fields(offload_optimizer="offload_optimizer", offload_param="offload_parameters"),
         lambda a, b, w: snippets.offload(b.execution),
+        "the same numbers, stored elsewhere",
     ),
     Setting(
         "model parallelism",
@@ -210,6 +218,7 @@ SETTINGS: tuple[Setting, ...] = (
         _from_to(_layout),
         _layout_keys,
         lambda a, b, w: snippets.model_parallelism(b.execution),
+        "the same numbers, computed elsewhere",
     ),
     Setting(
         "GPUs",
@@ -219,6 +228,7 @@ SETTINGS: tuple[Setting, ...] = (
         _from_to(gpus_in_words),
         _fields(**{"--nnodes": "nnodes", "--nproc-per-node": "nproc_per_node"}),
         lambda a, b, w: snippets.launch(b.execution),
+        "the same global batch",
     ),
     Setting(
         "global batch",
@@ -333,18 +343,6 @@ _PRECISION_RISKS: dict[str, tuple[Risk, str]] = {
         "matmuls use 3 bits of mantissa and scaling factors; compare the loss with a bf16 run",
     ),
 }
-_RISK_REASONS = {
-    "micro-batch": "the same global batch, accumulated in other parts",
-    "compile": (
-        "the same arithmetic in fused kernels; compiling takes a minute at the start (assumed) or"
-        " several"
-    ),
-    "sharding": "the same numbers, stored elsewhere",
-    "checkpointing": "the same numbers, computed twice",
-    "offload": "the same numbers, stored elsewhere",
-    "model parallelism": "the same numbers, computed elsewhere",
-    "GPUs": "the same global batch",
-}
 
 
 def effort_of(setting: Setting, after: Choice) -> Effort:
@@ -367,7 +365,7 @@ def risk_of(
         if before.execution.micro_batch == e.micro_batch:
             return "none", "the same micro-batches"
         return "low", "batch normalization uses statistics of one micro-batch, whose size changes"
-    return "none", _RISK_REASONS.get(setting.name, "the same numbers")
+    return "none", setting.same
 
 
 def _normalizes_over_batch(workload: Workload) -> bool:

@@ -23,16 +23,7 @@ from torch.utils.data import default_collate as torch_collate
 
 from trainpace.core.errors import UnreadableInput, os_reason
 from trainpace.core.records import load
-from trainpace.shards.files import (
-    MANIFEST,
-    PLAN,
-    SHAPED,
-    Column,
-    Field,
-    Manifest,
-    shard_file,
-    spoken,
-)
+from trainpace.shards.files import MANIFEST, PLAN, SHAPED, Column, Field, Manifest, shard_file
 
 Transform = Callable[[Any], Any]
 
@@ -89,19 +80,6 @@ class ShardDataset(Dataset):
             return DataLoader(self, batch_size, sampler=order, drop_last=drop_last, **options)
         batches = BatchSampler(order, batch_size, drop_last)
         return DataLoader(self, sampler=batches, batch_size=None, **options)
-
-
-def _allocate(count: int) -> torch.Tensor:
-    """Allocate a uint8 tensor of `count` bytes.
-
-    In a worker, the tensor is in shared memory, so the main process needs no copy.
-    """
-    if torch.utils.data.get_worker_info() is None:
-        # numpy requests huge pages, and torch does not. With torch, page faults took half of the
-        # time.
-        return torch.from_numpy(np.empty(count, dtype=np.uint8))
-    empty = torch.empty(0, dtype=torch.uint8)
-    return empty.new(empty._typed_storage()._new_shared(count, device="cpu")).resize_(count)
 
 
 class ShardReader:
@@ -178,16 +156,12 @@ class ShardReader:
         field, n = column.field, len(where[0])
         shapes = {column.shapes[shard] for shard in set(where[0].tolist())}
         varies = len(shapes) > 1 or None in shapes
-        if varies and field.kind not in ("int", "float", "bool"):
+        if field.kind == "image" or (varies and field.kind not in ("int", "float", "bool")):
             places = zip(*(part.tolist() for part in where), strict=True)
             return torch_collate([self._leaf(column, *place) for place in places])
-        if field.kind == "image":
-            raise UnreadableInput(
-                f"{spoken(field.name)} is an image, and a batch holds tensors.",
-                "Give a transform that converts it to a tensor.",
-            )
         width = column.widths[int(where[0][0])]
-        out = _allocate(n * width)
+        # numpy requests huge pages. With torch.empty, page faults took half of the time.
+        out = torch.from_numpy(np.empty(n * width, dtype=np.uint8))
         self._bytes(column, where, out.numpy())
         shape = next(iter(shapes)) or ()
         if field.kind == "bool":

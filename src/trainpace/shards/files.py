@@ -37,11 +37,7 @@ If a dataset needs more, its `__len__` is wrong or it needs larger shards.
 SHARD_BYTES = 64 * 2**20
 GROUP_BYTES = 2**20
 _SHARDS_A_WORKER = 16
-GROUP_SAMPLES = 100
-"""Usual number of samples per row group.
-
-A row group is large enough for an efficient read of the whole shard by other tools.
-"""
+MOST_GROUP_SAMPLES = 1000
 
 
 class Fingerprint(Record):
@@ -168,9 +164,7 @@ def shard_sizes(
     """
     sample_bytes = max(sample_bytes, 1.0)
     fitting = round(GROUP_BYTES / sample_bytes)
-    groups = max(1, min(GROUP_SAMPLES, fitting))
-    if sample_bytes * GROUP_SAMPLES < GROUP_BYTES:
-        groups = min(1000, fitting)
+    groups = max(1, min(MOST_GROUP_SAMPLES, fitting))
     if shard_samples is None:
         balanced = math.ceil(samples / (_SHARDS_A_WORKER * workers))
         shard_samples = max(1, min(round(SHARD_BYTES / sample_bytes), balanced, 100_000))
@@ -305,8 +299,8 @@ def damage(folder: Path, shard: Shard) -> str:
     except OSError as error:
         return f"unreadable: {error.strerror}"
     if size != shard.file_bytes:
-        return f"{size:,} bytes instead of the {shard.file_bytes:,} written"
-    return "" if crc32 == shard.crc32 else "its checksum is another than when it was written"
+        return f"cut or extended: {size:,} bytes instead of {shard.file_bytes:,}"
+    return "" if crc32 == shard.crc32 else "changed: its checksum is not the one written"
 
 
 def _sum(path: Path, to_disk: bool = False) -> tuple[int, int]:

@@ -103,14 +103,9 @@ def drop(paths: Iterable[str]) -> str:
         drop_file(path)
     if still_cached <= _CACHED_SHARE * len(looked_at):
         return ""
-    kind = filesystem_of(os.path.dirname(files[0]) or ".")
-    where = (
-        "they lie in memory (tmpfs)"
-        if kind in ("tmpfs", "ramfs")
-        else f"{kind or 'the system'} keeps them"
-    )
+    kind = filesystem_of(os.path.dirname(files[0]) or ".") or "this file system"
     return (
-        f"files cannot be dropped from the page cache ({where}), so reading and preprocessing are"
+        f"files on {kind} cannot be dropped from the page cache, so reading and preprocessing are"
         " not distinguishable."
     )
 

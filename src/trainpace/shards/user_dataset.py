@@ -9,7 +9,6 @@ import ast
 import contextlib
 import copy
 import hashlib
-import inspect
 import os
 import random
 import sys
@@ -53,14 +52,6 @@ def made_by(target: str) -> Any:
     named = load_name(Path(spec.path), spec.name)
     if not isinstance(named, type) and (hasattr(named, "__getitem__") or not callable(named)):
         return named
-    needed: list[str] = []
-    with contextlib.suppress(TypeError, ValueError):  # some callables have no signature
-        parameters = inspect.signature(named).parameters.values()
-        optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        needed = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
-    if needed:
-        hint = f"Write a function without arguments that returns {spec.name}(...), and name that."
-        raise TrainpaceError(f"{target} needs arguments ({', '.join(needed)}).", hint)
     return named()
 
 

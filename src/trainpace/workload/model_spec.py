@@ -130,12 +130,8 @@ def import_package(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        if isinstance(error, ImportError):
-            raise TrainpaceError(
-                f"{package} cannot be imported ({reason}).", f"pip install 'trainpace[{package}]'."
-            ) from None
-        hint = f"Install the {package} build that belongs to this torch."
-        raise TrainpaceError(
-            f"{package} cannot be imported with this torch ({reason}).", hint
-        ) from None
+        reason, hint = str(error).splitlines()[0], f"pip install 'trainpace[{package}]'."
+        if isinstance(error, RuntimeError):
+            reason = f"with this torch: {reason}"
+            hint = f"Install the {package} build that belongs to this torch."
+        raise TrainpaceError(f"{package} cannot be imported ({reason}).", hint) from None

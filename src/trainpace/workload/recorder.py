@@ -104,20 +104,16 @@ class FlopCheck:
 
     def note(self) -> str | None:
         """Return a note about unknown attention masks and wrong FLOPs, or None."""
-        return (
-            " ".join(filter(None, (WHOLE_MASKS if self._whole_masks else None, self._doubt())))
-            or None
-        )
-
-    def _doubt(self) -> str | None:
+        notes = [WHOLE_MASKS] if self._whole_masks else []
         difference = sum(self._differences.values())
-        if difference <= LARGEST_DIFFERENCE * self._flops:
-            return None
-        name = max(self._differences, key=lambda name: self._differences[name])
-        return (
-            "The FLOPs counted here differ from torch's formulas by"
-            f" {difference / self._flops:.0%} per step, mostly in {name}. The times may be wrong."
-        )
+        if difference > LARGEST_DIFFERENCE * self._flops:
+            name = max(self._differences, key=lambda name: self._differences[name])
+            notes.append(
+                "The FLOPs counted here differ from torch's formulas by"
+                f" {difference / self._flops:.0%} per step, mostly in {name}. The times may be"
+                " wrong."
+            )
+        return " ".join(notes) or None
 
 
 def _expected_flops(
@@ -268,7 +264,8 @@ class Recorder(TorchDispatchMode):
         self.before_update = 0.0
         """Bytes of activations alive when the optimizer starts."""
         self._gradient_bytes = 0.0
-        self._activation_bytes = 0.0
+        self.activation_bytes = 0.0
+        """Bytes of activations alive now."""
         self.places: list[int] = []
         """Place of each forward call, by index."""
         self.steps: dict[int, Step] | None = {} if with_steps else None
@@ -316,13 +313,8 @@ class Recorder(TorchDispatchMode):
         for tensor in tensors:
             storage = self._storages.get(tensor.untyped_storage()._cdata)
             if storage is not None:
-                self._activation_bytes -= storage.size
+                self.activation_bytes -= storage.size
                 storage.size = 0.0
-
-    @property
-    def activation_bytes(self) -> float:
-        """Bytes of activations alive now."""
-        return self._activation_bytes
 
     def _add_storage(
         self,
@@ -388,7 +380,7 @@ class Recorder(TorchDispatchMode):
         elif storage is not None:
             for recorded in self.recorded[storage.row :]:
                 recorded.set_aside_bytes += size
-        self._activation_bytes -= size
+        self.activation_bytes -= size
         self._gradient_bytes += size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -471,7 +463,7 @@ class Recorder(TorchDispatchMode):
         )
 
     def _append(self, row: Row, module: str) -> None:
-        alive = (self._gradient_bytes, self._activation_bytes, self._outside_bytes)
+        alive = (self._gradient_bytes, self.activation_bytes, self._outside_bytes)
         self.recorded.append(Recorded(row, self.phase, module, self._origin, *alive))
 
     def _name(self, args: Any) -> str:
@@ -496,13 +488,13 @@ class Recorder(TorchDispatchMode):
                 continue
             size = float(storage.nbytes())
             is_outside = self.phase == "backward" and self._origin.place <= BEFORE
-            self._activation_bytes += size
+            self.activation_bytes += size
             self._outside_bytes += size * is_outside
 
             def freed(_: Any, key: int = key) -> None:
                 gone = self._storages.pop(key)
                 self._gradient_bytes -= gone.size * gone.is_gradient
-                self._activation_bytes -= gone.size * (not gone.is_gradient)
+                self.activation_bytes -= gone.size * (not gone.is_gradient)
                 self._outside_bytes -= gone.size * gone.is_outside
 
             self._add_storage(storage, self._origin.call, size, is_outside, freed)
