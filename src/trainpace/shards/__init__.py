@@ -11,12 +11,11 @@ if TYPE_CHECKING:
         Settings,
         estimate,
         precompute,
-        read_plan,
         verify,
     )
     from trainpace.shards.dataset import ShardDataset
     from trainpace.shards.files import part_of
     from trainpace.shards.precompute_worker import Estimate
-    from trainpace.shards.user_dataset import is_task, length_of, load_dataset, made_by
+    from trainpace.shards.user_dataset import is_task, length_of, made_by
 
 __getattr__, __all__ = exports(__name__, __file__)

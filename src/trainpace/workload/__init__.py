@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.workload.adapters import adapted
     from trainpace.workload.blocks import longest_chain
     from trainpace.workload.documents import Documents, PackedRow, nearest_multiple
     from trainpace.workload.kinds import FUNCTIONS, GATHERS, KINDS, ROW_WORK, TRAFFIC_SHARES, WORK
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from trainpace.workload.model_spec import ModelSpec, import_package
     from trainpace.workload.operators import Row, rows_of
     from trainpace.workload.optimizers import make_optimizer, optimizer_name
-    from trainpace.workload.own_operators import UNKNOWN, flex_attention
     from trainpace.workload.specs import build_task
     from trainpace.workload.task import Task, WholeStep, image_task, longest_first, usual_optimizer
     from trainpace.workload.trace import in_short, trace_task

@@ -214,7 +214,10 @@ class CudaMapping(TorchFunctionMode):
         if self._amp and func in self._to_half:
             return map_tensors(self._half, (args, kwargs))
         if self._amp and func in self._to_fp32:
-            return map_tensors(_fp32, (args, kwargs))
+            return map_tensors(
+                lambda t: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t,
+                (args, kwargs),
+            )
         return args, kwargs
 
     def _recurrent(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -385,10 +388,6 @@ def _takes_flash(q: torch.Tensor, v: torch.Tensor) -> bool:
     # flash attention needs values as wide as queries, unlike in multi-head latent attention
     # (check_head_dim_size_flash)
     return q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] == v.shape[-1] <= 256
-
-
-def _fp32(t: torch.Tensor) -> torch.Tensor:
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
 _MARK = "_trainpace_answer"

@@ -210,13 +210,6 @@ _OF_NO_STEP = frozenset(
 _ATTENTION_KEYS = ("attn_implementation", "_attn_implementation")
 _SKIPPING = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 """Attention implementations that skip masked blocks."""
-_FUSED = ("sdpa", *_SKIPPING)
-TRAINER_WITHOUT_CACHE = 5
-"""First major version of transformers whose Trainer sets use_cache=False (5.23, but not 4.45).
-
-With an older version the key-value cache stays alive until the forward pass ends. Some models turn
-it off themselves under activation checkpointing.
-"""
 _SLOW_PATHS = (
     "mamba",
     "bamba",
@@ -298,7 +291,10 @@ def _config_of(
         raise UnreadableInput(f"{path}: {str(error).splitlines()[0]}") from None
     text = _text_of(config)
     _longer_positions(text, sequence_length)
-    if int(transformers.__version__.split(".")[0]) >= TRAINER_WITHOUT_CACHE:
+    # The Trainer sets use_cache=False since major version 5 (5.23, but not 4.45). With an older one
+    # the key-value cache stays alive until the forward pass ends. Some models turn it off
+    # themselves under activation checkpointing.
+    if int(transformers.__version__.split(".")[0]) >= 5:
         config.use_cache = text.use_cache = False
     is_encoder_decoder = getattr(config, "is_encoder_decoder", False)
     if is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
@@ -412,7 +408,7 @@ def _build(
 def _notes(config: Any, values: Mapping[str, Any], attention: str) -> tuple[str, ...]:
     """Return notes about keys of the file that do not affect the trace."""
     notes = [note for key, note in _UNUSED.items() if values.get(key)]
-    if attention not in (*_FUSED, "eager"):
+    if attention not in ("sdpa", "eager", *_SKIPPING):
         notes.append(
             f"The configuration's attn_implementation {attention} is unknown; sdpa is assumed."
         )

@@ -122,10 +122,6 @@ def _forward_result(
     return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
 
 
-def _backward_result(_: torch.Tensor, *tensors: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.empty_like(t) for t in tensors[:3])
-
-
 define_operator(
     SKIPPING_ATTENTION,
     "(Tensor query, Tensor key, Tensor value, float seen) -> (Tensor, Tensor)",
@@ -135,7 +131,7 @@ define_operator(
     f"{SKIPPING_ATTENTION}_backward",
     "(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp,"
     " float seen) -> (Tensor, Tensor, Tensor)",
-    _backward_result,
+    lambda _, *tensors: tuple(map(torch.empty_like, tensors[:3])),
 )
 
 

@@ -544,12 +544,8 @@ def _foreach_shortcut(func: Any, args: Sequence[Any]) -> Callable[..., Any] | No
     if not name.startswith("_foreach_") or not all(tensor.is_meta for tensor in args[0]):
         return None  # step counters on the host have values
     if name.endswith("_"):
-        return _in_place
+        return lambda *_, **__: None
     return _like_the_first if name in _FOREACH_ALIKE else None
-
-
-def _in_place(*_: Any, **__: Any) -> None:
-    return None
 
 
 def _like_the_first(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> list[torch.Tensor]:

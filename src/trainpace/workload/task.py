@@ -59,7 +59,8 @@ def loss_in(out: Any) -> torch.Tensor:
     """
     found = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
     if found is None:
-        numbers = [t for t in (out if isinstance(out, tuple | list) else [out]) if _is_number(t)]
+        parts = out if isinstance(out, tuple | list) else [out]
+        numbers = [t for t in parts if isinstance(t, torch.Tensor) and t.dim() == 0]
         found = numbers[0] if len(numbers) == 1 else None
     if not isinstance(found, torch.Tensor):
         raise TrainpaceError(f"the model returns no loss, but {_in_words(out)}.", NO_LOSS)
@@ -74,10 +75,6 @@ def _without_target(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     if isinstance(batch, tuple | list):
         return tuple(batch[:-1]), {}, batch[-1]
     return (batch,), {}, getattr(batch, "y", None)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() == 0
 
 
 def _in_words(value: Any) -> str:

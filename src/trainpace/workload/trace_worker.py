@@ -62,12 +62,10 @@ def _work(request: dict[str, Any]) -> str:
     gc.freeze()
     gc.enable()
 
-    def variant_of(one: dict[str, Any]) -> Variant:
-        given = one["variant"]
-        return Variant(**given | {"adaptation": Adaptation(*given["adaptation"])})
-
     def traced(one: dict[str, Any]) -> Workload:
-        return trace(one["spec"], one["forms"], variant_of(one))
+        variant = Variant(**one["variant"])
+        variant = variant._replace(adaptation=Adaptation(*variant.adaptation))
+        return trace(one["spec"], one["forms"], variant)
 
     if "workload" in request:
         from trainpace.workload.optimizers import with_optimizer

@@ -15,7 +15,7 @@ import itertools
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from trainpace.core.errors import TrainpaceError, UnknownName
 from trainpace.core.execution import find_optimizer
 from trainpace.core.worker import load_name
+from trainpace.workload.cuda_mapping import replaced
 from trainpace.workload.meta import tensors_in
 from trainpace.workload.task import (
     NO_LOSS,
@@ -356,18 +357,8 @@ def as_with_a_gpu(make: Callable[[], T]) -> T:
     except ValueError as error:
         if "use_cpu" not in str(error) or ARGUMENTS not in sys.modules:
             raise
-    with _bf16_is_there(sys.modules[ARGUMENTS]):
+    with replaced(sys.modules[ARGUMENTS], is_torch_bf16_gpu_available=lambda: True):
         return make()
-
-
-@contextlib.contextmanager
-def _bf16_is_there(arguments: Any) -> Iterator[None]:
-    known = arguments.is_torch_bf16_gpu_available
-    arguments.is_torch_bf16_gpu_available = lambda: True
-    try:
-        yield
-    finally:
-        arguments.is_torch_bf16_gpu_available = known
 
 
 def trainer_task(name: str, trainer: Any) -> Task:

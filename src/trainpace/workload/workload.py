@@ -71,7 +71,6 @@ class Adaptation(NamedTuple):
 
 
 AS_IT_IS = Adaptation()
-ADAPTERS = ("lora", "dora")
 FP32_IN_WORDS = {
     "all": "all other weights in fp32",
     "norms": "norms in fp32",
