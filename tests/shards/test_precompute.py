@@ -149,7 +149,7 @@ def test_a_tasks_dataset(file, tmp_path):
 
 
 BAD_INPUT = {
-    "import random\nclass D:\n    def __len__(self): return 3\n    def __getitem__(self, i): return random.random()\n": "line 4",
+    "import random\nclass D:\n    def __len__(self): return 3\n    def __getitem__(self, i): return random.random()\n": "generator of Python",
     "class D:\n    def __iter__(self): return iter([1])\n": "no dataset with __len__",
     "D = []\n": "a dataset of no samples",
     "class D:\n    def __len__(self): return 3\n    def __getitem__(self, i): raise KeyError('path')\n": "KeyError: 'path'",

@@ -50,11 +50,13 @@ class Documents(Record):
     drawn: bool = False
 
     def __post_init__(self) -> None:
+        if not self.lengths or len(self.lengths) != len(self.counts):
+            raise TrainpaceError("document lengths need at least one length, and a count for each.")
         ascend = list(self.lengths) == sorted(set(self.lengths))
-        if len(self.lengths) != len(self.counts) or not ascend:
-            raise TrainpaceError("document lengths must ascend, with a count for each.")
-        if min((*self.lengths, *self.counts), default=0) < 1:
-            raise TrainpaceError("document lengths and their counts must be at least 1.")
+        if not ascend or min(*self.lengths, *self.counts) < 1:
+            raise TrainpaceError(
+                "document lengths must ascend from 1, each with a count of at least 1."
+            )
 
     @classmethod
     def of(cls, counts: Mapping[int, int], source: str, *, drawn: bool = False) -> "Documents":

@@ -70,9 +70,8 @@ def _work(request: dict[str, Any]) -> str:
     if "workload" in request:
         from trainpace.workload.optimizers import with_optimizer
 
-        return to_json(
-            with_optimizer(from_json(request["workload"], Workload), request["optimizer"])
-        )
+        workload = from_json(request["workload"], Workload)
+        return to_json(with_optimizer(workload, request["optimizer"]))
     if "requests" in request:
         return json.dumps([to_json(traced(one)) for one in request["requests"]])
     if "files" not in request:

@@ -289,8 +289,10 @@ class Operators(Record):
         if any((getattr(self, name).sum(axis=1) < 0).any() for name in _COEFFICIENTS):
             raise TrainpaceError("the operator table has negative FLOPs or bytes at batch size 1.")
         self._check_words()
-        if (self.count < 1).any() or (self.launches < 0).any():
-            raise TrainpaceError("the operator table has a count below 1 or negative launches.")
+        sizes = at_batch(self.dims, 2)
+        small = [self.count < 1, self.launches < 0, sizes < 0, sizes[self.is_matrix, :4] <= 0]
+        if any(rows.any() for rows in small):
+            raise TrainpaceError("the operator table has a count, launches or sizes too small.")
 
     def _check_words(self) -> None:
         if not set(self.phase) <= set(PHASES):
