@@ -80,12 +80,6 @@ class Problem(NamedTuple):
         """
         return NOISE * max(0.0, job_s - self.conditions.startup_s)
 
-    @property
-    def priced(self) -> JobConditions:
-        return replace(
-            self.conditions, price_usd_per_device_hour=self.cluster.price_usd_per_device_hour
-        )
-
 
 class Evaluation(NamedTuple):
     """Step time and memory of every execution of a grid.
@@ -290,7 +284,9 @@ class Evaluator:
             return None
         try:
             schedule = same_work(problem, e, self.start)
-            training = training_of(schedule, e, problem.priced, state_bytes(problem.workload, e))
+            price = problem.cluster.price_usd_per_device_hour
+            conditions = replace(problem.conditions, price_usd_per_device_hour=price)
+            training = training_of(schedule, e, conditions, state_bytes(problem.workload, e))
         except TrainpaceError:
             return None
         step_ms = f.step.total_ms if step_ms is None else step_ms

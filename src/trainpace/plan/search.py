@@ -453,7 +453,7 @@ def search(
     other_data = np.array([path != data[0] for path in data], dtype=np.int64)
     changes = np.asarray(np.sum(differ, axis=0, dtype=np.int64))[:, None] + other_data
     asked = points(grid, start, evaluation.needed_gib, room)[:, None] + np.array(
-        [data_points(path, data[0], path.precomputed) for path in data]
+        [data_points(path, data[0]) for path in data]
     )
     return SearchResult(
         start, grid, data, evaluation, room, job_s, changes, asked, problem.conditions.startup_s

@@ -15,7 +15,7 @@ from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import EXECUTION_FIELDS, Execution
 from trainpace.forecast import Grid
 from trainpace.plan import snippets
-from trainpace.plan.changes import NOISE, Choice, Effort, Risk
+from trainpace.plan.changes import NOISE, Choice, DataPath, Effort, Risk
 from trainpace.workload import Floats, Workload
 
 Keys = Mapping[str, int | str | bool]
@@ -394,9 +394,9 @@ def points(grid: Grid, start: Execution, needed_gib: Floats, room_gib: float) ->
     return total + TIGHT_POINTS * (moved & (needed_gib > TIGHT * room_gib))
 
 
-def data_points(path: object, now: object, precomputed: bool) -> float:
+def data_points(path: DataPath, now: DataPath) -> float:
     """Return the points of a data path if it differs from the current one."""
-    return 0.0 if path == now else OFFLINE_POINTS if precomputed else DATA_POINTS
+    return 0.0 if path == now else OFFLINE_POINTS if path.precomputed else DATA_POINTS
 
 
 def _points_by_setting(e: Grid) -> Mapping[str, Floats | float]:

@@ -31,8 +31,9 @@ Transform = Callable[[Any], Any]
 class ShardDataset(Dataset):
     """Map-style dataset of precomputed samples.
 
-    Positions follow the order of the source dataset, without bad samples. The dataset works in any DataLoader. `loader` returns a
-    faster one that copies each sample only once, directly into the batch.
+    Positions follow the order of the source dataset, without bad samples. The dataset works in any
+    DataLoader. `loader` returns a faster one that copies each sample only once, directly into the
+    batch.
 
     Args:
         folder: Folder with the shards.

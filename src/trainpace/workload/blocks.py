@@ -471,7 +471,7 @@ def _is_most(chain: Chain, run: Recorder) -> bool:
 def blocks_of(
     layout: Layout, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]]
 ) -> dict[str, Any] | None:
-    """Return the fields of `Blocks` without those of rows, or None if the runs differ in their calls.
+    """Return the fields of `Blocks` without those of rows. None if the calls differ.
 
     Args:
         layout: The blocks.
@@ -654,7 +654,9 @@ show that all blocks record the same.
 SHORTEST_CUT = 8
 """Minimum number of blocks, or periods, in a chain to shorten it."""
 _NUMBERED_BY = frozenset(
-    "layer_idx layer_id layer_index layer_number block_idx block_index idx index depth_index".split()
+    """
+    layer_idx layer_id layer_index layer_number block_idx block_index idx index depth_index
+    """.split()
 )
 """Attributes that hold the number of a block, so they differ between equal blocks."""
 _SETTINGS = (bool, int, float, str, type(None))

@@ -155,12 +155,16 @@ def parts_of(name: str, args: Sequence[Any]) -> list[Part]:
     return parts
 
 
-_TO_HALF = """__matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_transpose1d
-conv_transpose2d conv_transpose3d linear matmul mm mv prelu einsum scaled_dot_product_attention bilinear _grouped_mm""".split()
-_TO_FP32 = """__pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cosh cosine_embedding_loss
-cdist cosine_similarity cross_entropy_loss cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss
-layer_norm log log10 log_softmax log1p log2 margin_ranking_loss mse_loss multilabel_margin_loss multi_margin_loss
-nll_loss nll_loss_nd nll_loss2d norm pdist poisson_nll_loss pow prod reciprocal rsqrt sinh smooth_l1_loss huber_loss
+_TO_HALF = """
+__matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d
+conv_transpose1d conv_transpose2d conv_transpose3d linear matmul mm mv prelu einsum
+scaled_dot_product_attention bilinear _grouped_mm""".split()
+_TO_FP32 = """
+__pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cosh
+cosine_embedding_loss cdist cosine_similarity cross_entropy_loss cumprod cumsum dist erfinv exp
+expm1 group_norm hinge_embedding_loss kl_div l1_loss layer_norm log log10 log_softmax log1p log2
+margin_ranking_loss mse_loss multilabel_margin_loss multi_margin_loss nll_loss nll_loss_nd
+nll_loss2d norm pdist poisson_nll_loss pow prod reciprocal rsqrt sinh smooth_l1_loss huber_loss
 soft_margin_loss softmax softplus sum renorm tan triplet_margin_loss""".split()
 _OWNERS = (torch, torch.Tensor, F, torch._C._nn, torch._C._VariableFunctions)
 

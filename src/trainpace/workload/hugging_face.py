@@ -200,11 +200,13 @@ def _llama4_layer(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor,
 
 _DEFAULT_LENGTH = 1024
 _OF_NO_STEP = frozenset(
-    """_name_or_path _commit_hash architectures auto_map transformers_version model_type task_specific_params num_labels
-    rope_theta rope_scaling partial_rotary_factor rotary_pct rotary_emb_base use_cache tie_word_embeddings is_decoder
-    cross_attention_hidden_size finetuning_task
-    decoder_start_token_id forced_bos_token_id forced_eos_token_id sep_token_id prefix bad_words_ids attn_implementation
-    _attn_implementation dtype torch_dtype""".split()
+    """
+    _name_or_path _commit_hash architectures auto_map transformers_version model_type
+    task_specific_params num_labels rope_theta rope_scaling partial_rotary_factor rotary_pct
+    rotary_emb_base use_cache tie_word_embeddings is_decoder cross_attention_hidden_size
+    finetuning_task decoder_start_token_id forced_bos_token_id forced_eos_token_id sep_token_id
+    prefix bad_words_ids attn_implementation _attn_implementation dtype torch_dtype
+    """.split()
 )
 """Configuration keys that do not affect a step: names, decoding, storage, and duplicates."""
 _ATTENTION_KEYS = ("attn_implementation", "_attn_implementation")
@@ -521,17 +523,16 @@ def diffusers_task(path: str, sequence_length: int | None, image_size: int | Non
     config: Any = model.config
     if image_size is not None and image_size % PIXELS_PER_LATENT:
         raise TrainpaceError(
-            f"the image size {image_size} is not a multiple of {PIXELS_PER_LATENT} pixels per latent."
+            f"the image size {image_size} is not a multiple of {PIXELS_PER_LATENT} pixels."
         )
     side = (
         image_size // PIXELS_PER_LATENT
         if image_size
         else getattr(config, "sample_size", None) or 128
     )
-    inputs = _INPUTS[name]
 
     def make_batch(n: int) -> dict[str, Any]:
-        return _filled({"timestep": 1000, **inputs(config, side, sequence_length)}, n)
+        return _filled({"timestep": 1000, **_INPUTS[name](config, side, sequence_length)}, n)
 
     sample = f"{side * PIXELS_PER_LATENT} x {side * PIXELS_PER_LATENT} image"
     note = (

@@ -173,13 +173,9 @@ def image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: int
     def make_batch(n: int) -> Any:
         return torch.randn(n, *shape), torch.randint(0, classes, (n,))
 
-    sample, loss_name = (
-        " x ".join(map(str, shape)) + " image",
-        name_of_loss(nn.functional.cross_entropy),
-    )
-    return Task(
-        name, model, forward, loss_by(criterion), make_batch, None, sample, loss_name=loss_name
-    )
+    sample = f"{' x '.join(map(str, shape))} image"
+    task = Task(name, model, forward, loss_by(criterion), make_batch, None, sample)
+    return task._replace(loss_name="cross_entropy")
 
 
 def recompute_activations(model: nn.Module) -> None:

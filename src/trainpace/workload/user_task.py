@@ -568,7 +568,7 @@ def _plain_task(name: str, parts: Parts, where: str) -> Task:
     if parts.loss is not None and not callable(parts.loss):
         raise TrainpaceError(
             f"{where} returned a {type(parts.loss).__name__} as loss.",
-            "The loss must be a callable of (output, target). If the model computes its own loss, return None.",
+            "Return a callable of (output, target), or None if the model computes its own loss.",
         )
     if parts.optimizer is not None:
         _check_one(parts.optimizer, torch.optim.Optimizer, "optimizer", "steps them", where)
