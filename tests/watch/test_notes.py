@@ -1,6 +1,6 @@
 """What a process noted in its trail, by name."""
 
-from trainpace.watch.event_logs import Notes, inputs_of, lines_of, training_loader
+from trainpace.watch.event_logs import Notes, lines_of, training_loader
 from trainpace.watch.inside.event_log import PARTS, Step
 
 
@@ -34,7 +34,7 @@ def test_notes_are_found_by_each_of_their_names_and_by_the_step_before_them():
         ]
     )
     assert notes.values("input_elements") == [1, 5, 7]
-    assert inputs_of(notes) == {-1: 1, 0: 5, 2: 7}
+    assert notes.by_step("input_elements") == {-1: 1, 0: 5, 2: 7}
     assert notes.last_of_each() == {"input_elements": 7, "a": 2}
     assert (notes.last("a"), notes.last("b"), notes.last("b", 0), notes.values("b")) == (
         2,
@@ -44,13 +44,17 @@ def test_notes_are_found_by_each_of_their_names_and_by_the_step_before_them():
     )
 
 
+def fed(samples):
+    return [step(1)._replace(samples=samples)]
+
+
 def test_the_training_loader_is_one_that_fed_the_steps_with_batches_of_the_size_taken():
     first, second, third = (loader(n, size) for n, size in ((1, 8), (2, 16), (3, 8)))
-    assert training_loader(Notes(), {8}) is None
-    assert training_loader(Notes([first, second]), {16}).dataset == "Data2"
-    assert training_loader(Notes([first, second]), {99}).dataset == "Data1"
+    assert training_loader(Notes(), fed(8)) is None
+    assert training_loader(Notes([first, second]), fed(16)).dataset == "Data2"
+    assert training_loader(Notes([first, second]), fed(99)).dataset == "Data1"
     assert (
-        training_loader(Notes([first, second, third, {"feeds": 3}, {"feeds": 2}]), {8}).dataset
+        training_loader(Notes([first, second, third, {"feeds": 3}, {"feeds": 2}]), fed(8)).dataset
         == "Data3"
     )
 

@@ -49,7 +49,6 @@ from trainpace.watch import (
     Step,
     environment,
     header_of,
-    inputs_of,
     ms,
     notes_in,
     read_processes,
@@ -289,7 +288,8 @@ def _gpu_of(notes: Notes) -> dict[str, str]:
 def _are_uneven(notes: Notes, counted: Sequence[Step]) -> bool:
     """Return True if the recorded inputs of these steps differ in size by more than UNEVEN."""
     numbers = {step.number for step in counted}
-    held = [count for number, count in inputs_of(notes).items() if number in numbers]
+    inputs = notes.by_step("input_elements")
+    held = [count for number, count in inputs.items() if number in numbers]
     return bool(held) and max(held) > UNEVEN * min(held)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         temporary_folder,
         watch,
     )
-    from trainpace.watch.event_logs import Line, Loader, Notes, header_of, inputs_of, records_of
+    from trainpace.watch.event_logs import Line, Loader, Notes, header_of, records_of
     from trainpace.watch.inside.event_log import DATA, FEW, LOADER_START, PARTS, TRIALS, Step
     from trainpace.watch.inside.observers import DELAYED
     from trainpace.watch.inside.script import StatedLength, stated_length
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         FetchCost,
         Rank,
         batches_per_step,
-        half_width_ms,
         ms,
         steady_ms,
         untraced_in_words,
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
         SlowLink,
         Straggler,
         Together,
+        half_width_ms,
     )
     from trainpace.watch.tasks import Task, is_one_of_unnumbered_nodes, meet, node_of, take, task_of
     from trainpace.watch.timeline import (

@@ -5,7 +5,7 @@ import json
 import mmap
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,14 +163,6 @@ class Notes:
         return {note.after: note.content[name] for note in self.with_name(name)}
 
 
-def inputs_of(notes: Notes) -> dict[int, int]:
-    """Return the input size of each step, keyed by step number.
-
-    Steps that were not counted are missing.
-    """
-    return notes.by_step("input_elements")
-
-
 class Loader(Record):
     """Settings of a DataLoader.
 
@@ -191,18 +183,16 @@ class Loader(Record):
     one_by_one: bool = False
 
 
-def training_loader(notes: Notes, taken: Collection[int]) -> Loader | None:
+def training_loader(notes: Notes, steps: Sequence[Step]) -> Loader | None:
     """Return the loader that fed the steps, or None without a DataLoader.
 
-    If the log names loaders with trained batches, only these are considered. The first one with a
-    batch size in `taken` is returned, or else the first one.
+    If the log names loaders with trained batches, only these are considered. The first one whose
+    batch size fits a step is returned, or else the first one.
     """
-    loaders, feeds = (
-        [note.content for note in notes.with_name("loader")],
-        set(notes.values("feeds")),
-    )
+    loaders = [note.content for note in notes.with_name("loader")]
     if not loaders:
         return None
+    feeds, taken = notes.values("feeds"), {s.samples // max(1, s.micro_steps) for s in steps}
     loaders = [found for found in loaders if found["loader"] in feeds] or loaders
     fits = next((found for found in loaders if found["batch_size"] in taken), loaders[0])
     return Loader(**{name: fits[name] for name in Loader.__struct_fields__ if name in fits})

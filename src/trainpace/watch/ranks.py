@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import dropwhile, groupby
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from trainpace.core.records import Record
-from trainpace.core.stats import consecutive_blocks, mean_and_half_width, median, median_interval
+from trainpace.core.stats import consecutive_blocks, median, median_interval
 from trainpace.watch.event_logs import Line, Loader, Notes, lines_of, training_loader
 from trainpace.watch.inside.event_log import (
+    CHECKPOINT,
+    EVALUATION,
     LAST,
     LOADER_START,
     MUTED,
@@ -28,7 +30,7 @@ from trainpace.watch.inside.event_log import (
     Step,
 )
 from trainpace.watch.inside.script import StatedLength
-from trainpace.watch.stragglers import WARM_UP_STEPS
+from trainpace.watch.stragglers import WARM_UP_STEPS, half_width_ms
 
 ALIKE = 1.05
 """Largest ratio of FLOPs between steps that count as equally large."""
@@ -58,11 +60,15 @@ class Counted(NamedTuple):
         counts = sorted(c.get(name, 0) for c in self.by_step.values())
         passes = {s.number: s.micro_steps for s in self.steps}
         here = [passes.get(number, 0) for number in self.by_step]
-        usual, often = Counter(passes.values()).most_common(1)[0]
-        if sum(here) and (set(here) != {usual} or often < USUAL * len(passes)):
+        if any(here) and self._vary(passes, here):
             every = fmean(s.micro_steps for s in self.steps[1:] or self.steps)
             return type(counts[0])(fmean(counts) * every / fmean(here))
         return counts[0 if name.endswith("_ns") and self._are_alike() else len(counts) // 2]
+
+    def _vary(self, passes: Mapping[int, int], here: Sequence[int]) -> bool:
+        """Return True if not all steps have as many backward passes as the counted steps."""
+        usual, often = Counter(passes.values()).most_common(1)[0]
+        return set(here) != {usual} or often < USUAL * len(passes)
 
     def _are_alike(self) -> bool:
         flops = [c.get("flops", 0.0) for c in self.by_step.values()]
@@ -260,6 +266,27 @@ class Rank(Record):
         return self.ended_in in LAST
 
 
+class _Steps(NamedTuple):
+    """Steps of a process: all of them, and the steady ones, with the loader that fed them."""
+
+    every: Sequence[Step]
+    steady: Sequence[Step]
+    loader: Loader | None
+
+    @property
+    def after(self) -> list[Step]:
+        """All steps after the warm-up."""
+        return [s for s in self.every if s.number >= self.steady[0].number]
+
+    @property
+    def micro_steps(self) -> float:
+        return fmean(s.micro_steps for s in self.steady)
+
+    @property
+    def samples(self) -> float:
+        return fmean(s.samples for s in self.steady)
+
+
 def rank_of(
     header: dict[str, Any], records: Sequence[Any], by_worker: Sequence[Sequence[Fetch]]
 ) -> Rank:
@@ -270,25 +297,24 @@ def rank_of(
         records: Records of its event log.
         by_worker: Fetches of each of its DataLoader workers.
     """
-    steps = [r for r in records if isinstance(r, Step)]
+    every = [r for r in records if isinstance(r, Step)]
     notes = Notes(records)
     logged = _logged(header, notes)
-    counted = Counted(notes.by_step("counted"), steps)
-    steady = _steady(steps, notes, counted, logged.get("warm_up_steps", 0))
+    counted = Counted(notes.by_step("counted"), every)
+    steady = _steady(every, notes, counted, logged.get("warm_up_steps", 0))
+    steps = _Steps(every, steady, training_loader(notes, every[1:]))
     in_workers = [fetch for fetches in by_worker for fetch in fetches]
     usual = _usual(by_worker if in_workers else [[r for r in records if isinstance(r, Fetch)]])
-    loader = training_loader(notes, {s.samples // max(1, s.micro_steps) for s in steps[1:]})
     outside = counted.outside(steady)
-    parts = _all_parts(steps, steady, notes, loader, usual, in_workers, outside)
     return Rank(
         **{name: value for name, value in logged.items() if name in Rank.__struct_fields__},
-        **_timing(steps, steady, parts),
+        **_timing(steps, _all_parts(steps, notes, usual, in_workers, outside)),
         **_operators(counted, outside, steady, "accelerator" not in logged),
-        few_operators=Counted(notes.by_step("counted_few"), steps).typical("operators"),
-        loader=loader,
+        few_operators=Counted(notes.by_step("counted_few"), every).typical("operators"),
+        loader=steps.loader,
         fetch=_fetch_cost(usual, bool(in_workers)),
         lines=lines_of(notes),
-        blocks=tuple(_blocks(steps, outside)),
+        blocks=tuple(_blocks(every, outside)),
         carried_out=logged.get("trials") == "complete",
         complete="ended" in logged,
         after_last_ms={part: ns / 1e6 for part, ns in logged.get("after_last_ns", {}).items()},
@@ -321,57 +347,48 @@ def _steady(
     plain = [s for s in steps if s.trial == PLAIN]
     first = max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)
     steady = [s for s in plain if s.number >= first] or plain[1:]
-    begins = {number + 1 for number in notes.by_step("begins_anew")}
     excluded = set(counted.by_step)
+    begins = notes.by_step("begins_anew")
     if STAGE_STEPS * len(begins) <= len(steps):
-        excluded |= begins
+        excluded.update(number + 1 for number in begins)
     return [s for s in steady if s.number not in excluded] or steady
 
 
 def _all_parts(
-    steps: Sequence[Step],
-    steady: Sequence[Step],
-    notes: Notes,
-    loader: Loader | None,
-    usual: Sequence[Fetch],
-    in_workers: Sequence[Fetch],
-    outside: float,
+    steps: _Steps, notes: Notes, usual: Sequence[Fetch], in_workers: Sequence[Fetch], outside: float
 ) -> dict[str, float]:
     """Return the mean milliseconds per step of each part."""
     waits_ns = notes.by_step("first_wait_ns")
-    started = {s.number for s in steps if s.parts_ns[LOADER_START]}
+    started = {s.number for s in steps.every if s.parts_ns[LOADER_START]}
     # If a loader is one batch ahead, its workers end one step before they start again.
     starts = {number + 1 for number in waits_ns} & started or started
     # A stream may fill a buffer first. That does not belong to the start of a process.
-    is_stream = loader is None or loader.samples_in_dataset is None
+    is_stream = steps.loader is None or steps.loader.samples_in_dataset is None
     usual_ns = math.inf
     if usual and not is_stream:
         usual_ns = median([f.end_ns - f.start_ns for f in usual])
-    first_fetches = _first_fetches_ns(steps, in_workers, waits_ns, usual_ns)
-    parts = _with_outside(_parts(steady), outside) | _occasional(steps, steady, loader, starts)
+    first_fetches = _first_fetches_ns(steps.every, in_workers, waits_ns, usual_ns)
+    parts = _with_outside(_parts(steps.steady), outside) | _occasional(steps, starts)
     # Making the first batch counts as waiting for data. The rest is the start of the workers.
-    first_ms = _once_an_epoch(steps, steady, loader, starts, first_fetches)
-    first_ms = min(parts["loader_start"], first_ms)
+    first_ms = min(parts["loader_start"], _once_an_epoch(steps, starts, first_fetches))
     parts["loader_start"] -= first_ms
     parts["data"] += first_ms
     return parts
 
 
-def _timing(
-    steps: Sequence[Step], steady: Sequence[Step], parts: dict[str, float]
-) -> dict[str, Any]:
-    times = [ms(s) for s in steady]
-    after = [s for s in steps if s.number >= steady[0].number]
+def _timing(steps: _Steps, parts: dict[str, float]) -> dict[str, Any]:
+    times = [ms(s) for s in steps.steady]
+    after = steps.after
     step_ms, half = math.fsum(parts.values()), half_width_ms(times)
-    median_ms, median_ms_low, median_ms_high = steady_ms(steady)
+    median_ms, median_ms_low, median_ms_high = steady_ms(steps.steady)
     return {
-        "steps": len(steady),
-        "warm_up": sum(s.trial == PLAIN and s.number < steady[0].number for s in steps),
+        "steps": len(times),
+        "warm_up": sum(s.trial == PLAIN and s.number < after[0].number for s in steps.every),
         "occasions": {
-            part: fmean(s.parts_ns[PARTS.index(part)] > 0 for s in after)
-            for part in ("checkpoint", "evaluation")
+            "checkpoint": fmean(s.parts_ns[CHECKPOINT] > 0 for s in after),
+            "evaluation": fmean(s.parts_ns[EVALUATION] > 0 for s in after),
         },
-        "first_step_ms": ms(steps[0]),
+        "first_step_ms": ms(steps.every[0]),
         "step_ms": step_ms,
         "step_ms_low": min(step_ms, max(min(times), step_ms - half)),
         "step_ms_high": step_ms + half,
@@ -379,10 +396,10 @@ def _timing(
         "median_ms_low": median_ms_low,
         "median_ms_high": median_ms_high,
         "parts_ms": parts,
-        "micro_steps": fmean(s.micro_steps for s in steady),
-        "samples_per_step": fmean(s.samples for s in steady),
-        "reserved_gib": max(s.reserved_gib for s in steps),
-        "allocator_retries": steps[-1].allocator_retries,
+        "micro_steps": steps.micro_steps,
+        "samples_per_step": steps.samples,
+        "reserved_gib": max(s.reserved_gib for s in steps.every),
+        "allocator_retries": steps.every[-1].allocator_retries,
     }
 
 
@@ -436,25 +453,19 @@ def _parts(steps: Sequence[Step]) -> dict[str, float]:
     return {part: fmean(s.parts_ns[i] / 1e6 for s in steps) for i, part in enumerate(PARTS)}
 
 
-def _occasional(
-    steps: Sequence[Step],
-    steady: Sequence[Step],
-    loader: Loader | None,
-    with_start: Collection[int],
-) -> dict[str, float]:
+def _occasional(steps: _Steps, with_start: set[int]) -> dict[str, float]:
     """Return the means of the occasional parts over all steps after the warm-up.
 
     Under trials, not every step uses the loader. Thus starts of the loader count once per epoch,
     and evaluations are averaged over the steps that use the loader. `with_start` holds the numbers
     of the steps in which a loader started.
     """
-    after = [s for s in steps if s.number >= steady[0].number]
-    means = _parts(after)
+    means = _parts(steps.after)
     # Repeated batches do not advance the epoch, and an evaluation may receive them too.
-    if own := _on_own_batches(after):
+    if own := _on_own_batches(steps.after):
         means["evaluation"] = _parts(own)["evaluation"]
-    starts_ns = {s.number: s.parts_ns[LOADER_START] for s in after}
-    means["loader_start"] = _once_an_epoch(steps, steady, loader, with_start, starts_ns)
+    starts_ns = {s.number: s.parts_ns[LOADER_START] for s in steps.after}
+    means["loader_start"] = _once_an_epoch(steps, with_start, starts_ns)
     return {part: means[part] for part in OCCASIONAL}
 
 
@@ -469,42 +480,26 @@ def _on_own_batches(steps: Sequence[Step]) -> list[Step]:
     return found
 
 
-def _once_an_epoch(
-    steps: Sequence[Step],
-    steady: Sequence[Step],
-    loader: Loader | None,
-    with_start: Collection[int],
-    spent_ns: Mapping[int, int],
-) -> float:
+def _once_an_epoch(steps: _Steps, with_start: set[int], spent_ns: Mapping[int, int]) -> float:
     """Return the mean milliseconds per step of the work at the start of a loader.
 
     Under trials, not every step uses the loader. The work then counts once per epoch, with the mean
     of the starts outside of batch-replacing trials.
     """
-    after = [s for s in steps if s.number >= steady[0].number]
-    undisturbed = [s.number for s in after if s.trial in WITH_LOADER]
-    starts = sum(number in with_start for number in undisturbed)
-    per_epoch = loader.batches if loader is not None else None
-    if not (any(s.trial for s in steps) and starts and per_epoch):
-        return fmean(spent_ns.get(s.number, 0) for s in after) / 1e6
-    micro_steps, samples = fmean(s.micro_steps for s in steady), fmean(s.samples for s in steady)
+    undisturbed = [s.number for s in steps.after if s.trial in WITH_LOADER]
+    starts = len(with_start.intersection(undisturbed))
+    per_epoch = steps.loader.batches if steps.loader is not None else None
+    if not (any(s.trial for s in steps.every) and starts and per_epoch):
+        return fmean(spent_ns.get(s.number, 0) for s in steps.after) / 1e6
     mean_ms = sum(spent_ns.get(number, 0) for number in undisturbed) / starts / 1e6
-    return mean_ms * _batches_per_step(loader, micro_steps, samples) / per_epoch
+    return mean_ms * _batches_per_step(steps.loader, steps.micro_steps, steps.samples) / per_epoch
 
 
-def half_width_ms(times: Sequence[float], blocks: int = 10) -> float:
-    """Return half the width of the mean's 90% interval.
-
-    It comes from means of consecutive blocks, since neighboring steps are correlated.
-    """
-    return mean_and_half_width([fmean(block) for block in consecutive_blocks(times, blocks)])[1]
-
-
-def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, float]:
+def steady_ms(steps: Sequence[Step]) -> tuple[float, float, float]:
     """Return the median step time without occasional parts, and its 90% interval, in ms."""
     occasional = [PARTS.index(part) for part in OCCASIONAL]
     times = [ms(s) - sum(s.parts_ns[i] for i in occasional) / 1e6 for s in steps]
-    low, high = median_interval([median(block) for block in consecutive_blocks(times, blocks)])
+    low, high = median_interval([median(block) for block in consecutive_blocks(times, 20)])
     middle = median(times)
     return middle, min(low, middle), max(high, middle)
 

@@ -7,7 +7,7 @@ does not show the slow link. The kernel's byte counts of each connection do.
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from trainpace.core.records import Record
 from trainpace.core.stats import consecutive_blocks, mean_and_half_width, median
-from trainpace.watch.event_logs import Notes, inputs_of
+from trainpace.watch.event_logs import Notes
 from trainpace.watch.inside.event_log import (
     BACKWARD,
     COMMUNICATION,
@@ -101,22 +101,20 @@ def rank_steps(records: Iterable[Any]) -> dict[int, RankStep]:
     """
     steps: list[tuple[Step, list[Span]]] = []
     notes, spans = Notes(), list[Span]()
-    is_detailed = False
     for r in records:
         if isinstance(r, Span):
-            is_detailed |= r.thread == 0
-            if r.thread == 0 and r.part == COMMUNICATION:
+            if r.thread == 0:
                 spans.append(r)
             continue
         notes.add(r)
         if isinstance(r, Step):
             is_plain = r.trial == PLAIN and not r.parts_ns[EVALUATION]
-            if is_detailed and is_plain and r.number >= WARM_UP_STEPS:
-                steps.append((r, spans))
-            spans, is_detailed = [], False
+            if spans and is_plain and r.number >= WARM_UP_STEPS:
+                steps.append((r, [s for s in spans if s.part == COMMUNICATION]))
+            spans = []
     if any(notes.values("accelerator")) or not set(notes.values("backend")) <= HOST_WAITS:
         return {}
-    sizes = inputs_of(notes)
+    sizes = notes.by_step("input_elements")
     names = {note.content["number"]: note.content["name"] for note in notes.with_name("number")}
     return {
         step.number: _rank_step(step, found, names, sizes.get(step.number, 0))
@@ -178,7 +176,12 @@ class Offsets(NamedTuple):
     """Clock offset of a node to the lowest rank's node, in ns at each common step."""
 
     at_ns: tuple[int, ...]
-    uncertainty_ns: float = 0.0
+    uncertainty_ns: float
+
+    @property
+    def middle_ns(self) -> int:
+        """Offset in the middle of the run."""
+        return self.at_ns[len(self.at_ns) // 2]
 
 
 def offsets(
@@ -193,26 +196,19 @@ def offsets(
     The uncertainty is the larger of two values. One is half the range of the middle 90% of the
     collectives. The other is the transfer time, within which ranks may leave one after the other.
     """
-    first = nodes[min(steps)]
-    known = {first: Offsets((0,) * len(steps[min(steps)]))}
     transfers = _transfers_ns(list(steps.values()))
     zero = steps[min(steps)]
-    for node in dict.fromkeys(nodes[rank] for rank in sorted(steps)):
-        if node != first:
-            mine = steps[min(r for r in steps if nodes[r] == node)]
-            known[node] = _offsets(mine, zero, transfers)
-    return known
+    first_of: dict[str, Sequence[RankStep]] = {}
+    for rank in sorted(steps):
+        first_of.setdefault(nodes[rank], steps[rank])
+    return {node: _offsets(mine, zero, transfers) for node, mine in first_of.items()}
 
 
 def clocks(known: Mapping[str, Offsets]) -> tuple[Clock, ...]:
     """Return the clocks of all nodes except the lowest rank's."""
     _, *others = known.items()
     return tuple(
-        Clock(
-            node=node,
-            offset_ms=o.at_ns[len(o.at_ns) // 2] / 1e6,
-            uncertainty_ms=o.uncertainty_ns / 1e6,
-        )
+        Clock(node=node, offset_ms=o.middle_ns / 1e6, uncertainty_ms=o.uncertainty_ns / 1e6)
         for node, o in others
     )
 
@@ -324,31 +320,36 @@ def link_rates(logs: Mapping[int, Sequence[Any]], nodes: Mapping[int, str]) -> t
     node_at = {
         own: nodes[rank] for rank, notes in counted.items() for n in notes for own, *_ in n["links"]
     }
-    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    steps: Counter[tuple[str, str]] = Counter()
+    links: dict[tuple[str, str], list[tuple[int, int, int]]] = defaultdict(list)
     for rank, notes in counted.items():
-        if len(notes) < 2:
-            continue
-        first, last = _by_peer(notes[0]["links"]), _by_peer(notes[-1]["links"])
-        between = _steps_between(logs[rank], notes[0], notes[-1])
-        for peer, (sent, busy_us) in last.items():
-            receiver = node_at.get(peer, nodes[rank])
-            if receiver != nodes[rank]:
-                link = nodes[rank], receiver
-                before = first.get(peer, (0, 0))
-                sums[link][0] += sent - before[0]
-                sums[link][1] += busy_us - before[1]
-                steps[link] = max(steps[link] or 1, between)
-    return tuple(
-        LinkRate(
-            sender=sender,
-            receiver=receiver,
-            mb_per_step=sent / 1e6 / steps[sender, receiver],
-            mbit_per_s=8 * sent / busy,
-        )
-        for (sender, receiver), (sent, busy) in sorted(sums.items())
-        if sent >= LEAST_BYTES and busy >= LEAST_BUSY_US
-    )
+        for peer, sent in _sent(logs[rank], notes):
+            links[nodes[rank], node_at.get(peer, nodes[rank])].append(sent)
+    rates = []
+    for (sender, receiver), counts in sorted(links.items()):
+        sent, busy_us = (sum(count[which] for count in counts) for which in (0, 1))
+        if sender != receiver and sent >= LEAST_BYTES and busy_us >= LEAST_BUSY_US:
+            steps = max(1, *(count[2] for count in counts))
+            rates.append(
+                LinkRate(
+                    sender=sender,
+                    receiver=receiver,
+                    mb_per_step=sent / 1e6 / steps,
+                    mbit_per_s=8 * sent / busy_us,
+                )
+            )
+    return tuple(rates)
+
+
+def _sent(
+    records: Sequence[Any], notes: Sequence[dict[str, Any]]
+) -> Iterator[tuple[str, tuple[int, int, int]]]:
+    """Yield (peer, (bytes, busy microseconds, steps)) between the first and the last count."""
+    if len(notes) < 2:
+        return
+    before, steps = _by_peer(notes[0]["links"]), _steps_between(records, notes[0], notes[-1])
+    for peer, (sent, busy_us) in _by_peer(notes[-1]["links"]).items():
+        sent_before, busy_before_us = before.get(peer, (0, 0))
+        yield peer, (sent - sent_before, busy_us - busy_before_us, steps)
 
 
 def _steps_between(records: Sequence[Any], first: dict[str, Any], last: dict[str, Any]) -> int:
@@ -632,47 +633,51 @@ def _stragglers(steps: Steps, shares: Sequence[RankShare]) -> tuple[Straggler, .
     usual = [share for share in shares if mean[share.rank] - middle <= least]
     usual_ms = [fmean(times) for times in zip(*(own[s.rank] for s in usual), strict=True)]
     found = []
-    for share in shares:
-        if share in usual:
-            continue
+    for share in (share for share in shares if share not in usual):
         behind = [a - b for a, b in zip(own[share.rank], usual_ms, strict=True)]
-        _, half = mean_and_half_width([fmean(block) for block in consecutive_blocks(behind, 10)])
-        ms = fmean(behind)
+        half, ms = half_width_ms(behind), fmean(behind)
         if ms > max(half, least):
-            found.append(
-                Straggler(
-                    rank=share.rank,
-                    node=share.node,
-                    ms=ms,
-                    ms_low=ms - half,
-                    ms_high=ms + half,
-                    **_cause(share, usual),
-                )
-            )
+            found.append(_straggler(share, usual, ms, half))
     return tuple(sorted(found, key=lambda s: -s.ms))
 
 
-def _cause(share: RankShare, usual: Sequence[RankShare]) -> dict[str, Any]:
-    more = {
-        cause: getattr(share, f"{cause}_ms") - fmean(getattr(u, f"{cause}_ms") for u in usual)
-        for cause in ("data", "compute", "host")
+def half_width_ms(times: Sequence[float]) -> float:
+    """Return half the width of the mean's 90% interval.
+
+    It comes from means of consecutive blocks, since neighboring steps are correlated.
+    """
+    return mean_and_half_width([fmean(block) for block in consecutive_blocks(times, 10)])[1]
+
+
+def _straggler(share: RankShare, usual: Sequence[RankShare], ms: float, half: float) -> Straggler:
+    means = {
+        name: fmean(getattr(u, name) for u in usual)
+        for name in ("data_ms", "compute_ms", "host_ms", "input_elements")
+    }
+    more: dict[Cause, float] = {
+        "data": share.data_ms - means["data_ms"],
+        "compute": share.compute_ms - means["compute_ms"],
+        "host": share.host_ms - means["host_ms"],
     }
     cause = max(more, key=lambda c: more[c])
-    elements, usual_elements = share.input_elements, fmean(u.input_elements for u in usual)
-    # If the work grows with the inputs, larger inputs explain at least half of the difference.
-    # Otherwise something else is slow as well.
-    expected = (
-        fmean(u.compute_ms for u in usual) * (elements / usual_elements - 1)
-        if usual_elements
-        else 0.0
+    cause_ms = more[cause]
+    elements, usual_elements = share.input_elements, means["input_elements"]
+    if cause == "compute" and elements > MORE * usual_elements > 0:
+        # If the work grows with the inputs, larger inputs explain at least half of the difference.
+        # Otherwise something else is slow as well.
+        expected_ms = means["compute_ms"] * (elements / usual_elements - 1)
+        cause = "inputs" if expected_ms >= cause_ms / 2 else cause
+    return Straggler(
+        rank=share.rank,
+        node=share.node,
+        ms=ms,
+        ms_low=ms - half,
+        ms_high=ms + half,
+        cause=cause,
+        cause_ms=cause_ms,
+        elements=elements,
+        usual_elements=usual_elements,
     )
-    is_longer = elements > MORE * usual_elements > 0 and expected >= more["compute"] / 2
-    return {
-        "cause": "inputs" if cause == "compute" and is_longer else cause,
-        "cause_ms": more[cause],
-        "elements": elements,
-        "usual_elements": usual_elements,
-    }
 
 
 def _uneven_ms(steps: Steps, shares: Sequence[RankShare]) -> float | None:

@@ -117,7 +117,7 @@ def _clock_offsets_ns(processes: Sequence[Process]) -> dict[str, int]:
     if not all(steps.values()):
         return {}
     known = offsets(steps, {rank: p.host for rank, p in longest.items()})
-    return {host: o.at_ns[len(o.at_ns) // 2] for host, o in known.items()}
+    return {host: o.middle_ns for host, o in known.items()}
 
 
 def _process_of(log: ProcessLog) -> Process:
