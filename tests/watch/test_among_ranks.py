@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from functools import partial
 
 import pytest
 import torch
@@ -104,7 +105,7 @@ def recorded(tmp_path, synchronizes, backward):
     log = EventLogWriter(str(tmp_path / "a.trail"), {})
     recorder = Recorder(log)
     recorder.synchronizes = lambda: synchronizes
-    call = recorder.wraps(ranks.Gradients(recorder).within(backward), BACKWARD, "backward")
+    call = recorder.wraps(partial(ranks.Gradients(recorder).reduce, backward), BACKWARD, "backward")
     weight = torch.ones(3, requires_grad=True)
     call((weight * 2).sum())
     log.flush()

@@ -51,29 +51,6 @@ for x, y in data:
         for p, g in zip(model.parameters(), gradients):
             p -= 0.1 * g
 """,
-    "torch.func": LOOP
-    + """
-params = {name: p.detach().clone() for name, p in model.named_parameters()}
-def loss_of(params, x, y):
-    return nn.functional.cross_entropy(torch.func.functional_call(model, params, (x,)), y)
-for x, y in data:
-    gradients = torch.func.grad(loss_of)(params, x, y)
-    params = {name: p - 0.1 * gradients[name] for name, p in params.items()}
-loss = loss_of(params, x, y)
-""",
-    # PyTorch's tutorial "Learning PyTorch with Examples"
-    "no module": """
-x = torch.linspace(-3, 3, 200)
-y = torch.sin(x)
-a, b, c, d = (torch.randn((), requires_grad=True) for _ in range(4))
-for _ in range(24):
-    loss = (a + b * x + c * x**2 + d * x**3 - y).pow(2).sum()
-    loss.backward()
-    with torch.no_grad():
-        for p in (a, b, c, d):
-            p -= 1e-6 * p.grad
-            p.grad = None
-""",
     # pytorch/examples, time_sequence_prediction
     "LBFGS": LOOP
     + """

@@ -3,6 +3,7 @@
 import json
 import os
 from collections import defaultdict
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,7 @@ from trainpace.watch.inside.trials import (
     PLAIN,
     SETTLING,
     Trials,
-    collective,
+    skips_collective,
 )
 
 SETTINGS = {"block_steps": 4, "rounds": 1, "warm_up_steps": 4, "limit_s": 60, "without": []}
@@ -136,7 +137,7 @@ def test_a_plain_exchange_is_left_out_and_answers_as_it_did(trials):
     def all_reduce(*args, **kwargs):
         called.append(args)
 
-    watched = collective(trials.recorder, all_reduce)
+    watched = partial(skips_collective(trials.recorder), all_reduce)
     trials.recorder.active_trial = NO_SYNC
     assert watched(torch.zeros(2000)) is None
     assert watched(tensor=torch.zeros(2000)) is None
@@ -248,13 +249,15 @@ def test_long_steps_get_few_and_short_blocks_within_the_budget(trials):
 
 def test_a_script_that_loads_its_own_checkpoint_finds_it_beside_its_place(tmp_path):
     written, trials = str(tmp_path / "best.pt"), SimpleNamespace(checkpoints=set())
-    recorder = SimpleNamespace(
-        trials=trials, earlier=None, log=EventLogWriter(str(tmp_path / "a.trail"), {})
-    )
+    recorder = Recorder(EventLogWriter(str(tmp_path / "a.trail"), {}))
+    recorder.trials = trials
     torch.save({"weight": 0}, f"{tmp_path}/older.pt{OF_TRIAL}")
     os.utime(f"{tmp_path}/older.pt{OF_TRIAL}", (0, 0))
-    load = files.loads(torch.load)
-    files.checkpoints(recorder, torch.save, "f")({"weight": 1}, written)
+    own = SimpleNamespace(load=torch.load, save=torch.save, serialization=SimpleNamespace())
+    files.loads(own)
+    files.checkpoints(recorder, own, "save", "f")
+    load = own.load
+    own.save({"weight": 1}, written)
     assert not (tmp_path / "best.pt").exists()
     assert load(written) == load(f=written) == {"weight": 1}  # whichever rank has saved it
     for name in ("pretrained.pt", "older.pt"):
@@ -268,7 +271,7 @@ def test_a_schedule_of_so_many_steps_bears_more_of_them_under_trials_alone(under
         pass
 
     recorder = SimpleNamespace(trials=object() if under_trials else None)
-    module.steps_beyond(Schedule, recorder)
+    module.steps_beyond(SimpleNamespace(OneCycleLR=Schedule), recorder)
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1)
     schedule = Schedule(optimizer, 0.1, total_steps=10)
     for _ in range(10):

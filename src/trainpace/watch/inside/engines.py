@@ -6,7 +6,6 @@ package lacks are skipped.
 """
 
 import contextlib
-import functools
 import sys
 import weakref
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from trainpace.watch.inside.event_log import (
     LOGGING,
     OTHER,
 )
-from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.recorder import Recorder, around
 
 REDUCTIONS = (
     "all_reduce",
@@ -62,59 +61,45 @@ OTHER_COLLECTIVES = (
 _ddp: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _patch(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
-    function = getattr(owner, name, None)
-    if function is not None:
-        setattr(owner, name, change(function))
+def _charged(recorder: Recorder, part: int, name: str) -> Callable[..., Any]:
+    def act(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return recorder.charged(part, name, function, *args, **kwargs)
 
-
-def _charged(recorder: Recorder, part: int, name: str) -> Callable[[Any], Any]:
-    return lambda function: recorder.wraps(function, part, name)
+    return act
 
 
 def _collectives(module: ModuleType, recorder: Recorder) -> None:
     public: Any = sys.modules.get("torch.distributed")
     for name in (*REDUCTIONS, *OTHER_COLLECTIVES):
         plain = getattr(module, name, None)
-        if plain is None:
-            continue
-        charged = _collective(recorder, plain, name)
-        watched = trials.collective(recorder, charged) if name in REDUCTIONS else charged
-        setattr(module, name, watched)
-        if getattr(public, name, None) is plain:
-            setattr(public, name, watched)
-    _patch(getattr(module, "Work", None), "wait", _charged(recorder, COMMUNICATION, "wait"))
+        around(module, name, _collective(recorder, name))
+        if name in REDUCTIONS:
+            around(module, name, trials.skips_collective(recorder))
+        if plain is not None and getattr(public, name, None) is plain:
+            setattr(public, name, getattr(module, name))
+    work = getattr(module, "Work", None)
+    around(work, "wait", _charged(recorder, COMMUNICATION, "wait"))
 
 
-def _collective(recorder: Recorder, plain: Callable[..., Any], name: str) -> Callable[..., Any]:
-    charged: dict[str, Callable[..., Any]] = {}
-
-    @functools.wraps(plain)
-    def call(*args: Any, **kwargs: Any) -> Any:
+def _collective(recorder: Recorder, name: str) -> Callable[..., Any]:
+    def act(plain: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         named = name
         with contextlib.suppress(Exception):  # The kind of group is unknown.
             named = ranks.collective_name(name, args, kwargs)
-        if named not in charged:
-            charged[named] = recorder.wraps(plain, COMMUNICATION, named)
-        return charged[named](*args, **kwargs)
+        return recorder.charged(COMMUNICATION, named, plain, *args, **kwargs)
 
-    return call
+    return act
 
 
 def _data_parallel(module: Any, recorder: Recorder) -> None:
+    def remember(begin: Callable[..., None], model: Any, /, *args: Any, **kwargs: Any) -> None:
+        begin(model, *args, **kwargs)
+        _ddp.add(model)
+        recorder.synchronizes = lambda: any(m.require_backward_grad_sync for m in tuple(_ddp))
+
     kind = module.DistributedDataParallel
-    kind.forward = trials.unsynchronised(recorder, kind.forward)
-
-    def remembered(begin: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(begin)
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            begin(self, *args, **kwargs)
-            _ddp.add(self)
-            recorder.synchronizes = lambda: any(m.require_backward_grad_sync for m in tuple(_ddp))
-
-        return init
-
-    _patch(kind, "__init__", remembered)
+    around(kind, "forward", trials.unsynchronised(recorder))
+    around(kind, "__init__", remember)
 
 
 def note_ddp(recorder: Recorder) -> None:
@@ -137,140 +122,85 @@ def note_ddp(recorder: Recorder) -> None:
         recorder.log.note({"ddp": {key: data[key] for key in wanted if key in data}})
 
 
-def _saved_beside(recorder: Recorder, name: str, file: str) -> Callable[[Any], Any]:
-    return lambda save: files.checkpoints(recorder, recorder.wraps(save, CHECKPOINT, name), file)
+def _lightning(module: Any, recorder: Recorder) -> None:
+    files.checkpoints(recorder, module.Trainer, "save_checkpoint", "filepath")
 
 
-def _lightning(module: ModuleType, recorder: Recorder) -> None:
-    _patch(
-        getattr(module, "Trainer", None),
-        "save_checkpoint",
-        _saved_beside(recorder, "save_checkpoint", "filepath"),
-    )
+def _transformers(module: Any, recorder: Recorder) -> None:
+    def folder(trainer: Any, output_dir: str | None = None, *_: Any, **__: Any) -> Any:
+        return output_dir or trainer.args.output_dir
+
+    trainer = module.Trainer
+    around(trainer, "evaluate", _charged(recorder, EVALUATION, "evaluate"))
+    around(trainer, "log", _charged(recorder, LOGGING, "log"))
+    around(trainer, "_save_checkpoint", _saving(recorder, lambda self, *_, **__: folder(self)))
+    around(trainer, "save_model", _saving(recorder, folder))
 
 
-def _lightning_evaluation(module: ModuleType, recorder: Recorder) -> None:
-    _patch(
-        getattr(module, "_EvaluationLoop", None),
-        "run",
-        _charged(recorder, EVALUATION, "evaluation"),
-    )
-
-
-def _transformers(module: ModuleType, recorder: Recorder) -> None:
-    trainer = getattr(module, "Trainer", None)
-    _patch(trainer, "evaluate", _charged(recorder, EVALUATION, "evaluate"))
-    _patch(
-        trainer,
-        "_save_checkpoint",
-        _saving(recorder, "checkpoint", lambda self, *_, **__: self.args.output_dir),
-    )
-    _patch(trainer, "save_model", _saving(recorder, "save_model", _folder_of_save_model))
-    _patch(trainer, "log", _charged(recorder, LOGGING, "log"))
-
-
-def _folder_of_save_model(trainer: Any, output_dir: str | None = None, *_: Any, **__: Any) -> Any:
-    return output_dir or trainer.args.output_dir
-
-
-def _saving(recorder: Recorder, name: str, folder: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return a wrapper for a method that saves checkpoints. Under trials, the method is skipped.
+def _saving(recorder: Recorder, folder: Callable[..., Any]) -> Callable[..., Any]:
+    """Charge a method that saves checkpoints, and skip it under trials.
 
     transformers names the folder itself and removes older folders, so nothing may be written there.
     Under `trainpace look`, the method is skipped if the folder holds checkpoints of an earlier run.
 
     Args:
         recorder: The recorder of this process.
-        name: Name of the span.
         folder: Returns the folder, given the arguments of the method.
     """
 
-    def change(save: Callable[..., Any]) -> Callable[..., Any]:
-        charged = recorder.wraps(save, CHECKPOINT, name)
+    def act(save: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        skips = recorder.trials is not None
+        if recorder.earlier is not None:
+            with contextlib.suppress(Exception):
+                skips = recorder.earlier.has_some_in(folder(*args, **kwargs))
+        if not skips:
+            return recorder.charged(CHECKPOINT, "checkpoint", save, *args, **kwargs)
+        recorder.log.note({"skipped": "a checkpoint of transformers"})
+        return None
 
-        @functools.wraps(save)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            skips = recorder.trials is not None
-            if recorder.earlier is not None:
-                with contextlib.suppress(Exception):
-                    skips = recorder.earlier.has_some_in(folder(*args, **kwargs))
-            if not skips:
-                return charged(*args, **kwargs)
-            recorder.log.note({"skipped": "a checkpoint of transformers"})
-            return None
-
-        return call
-
-    return change
+    return act
 
 
 def _safetensors(module: ModuleType, recorder: Recorder) -> None:
     """Hook into functions whose files compiled code writes. Audit hooks do not see such files."""
-    _patch(module, "save_file", _saved_beside(recorder, "save_file", "filename"))
-    _patch(module, "save_model", _charged(recorder, CHECKPOINT, "save_model"))
+    files.checkpoints(recorder, module, "save_file", "filename")
+    around(module, "save_model", _charged(recorder, CHECKPOINT, "save_model"))
 
 
-def _deepspeed(module: ModuleType, recorder: Recorder) -> None:
-    engine = getattr(module, "DeepSpeedEngine", None)
-    if engine is None:
-        return
-    _patch(
-        engine,
-        "backward",
-        lambda f: _micro_step(recorder, recorder.wraps(f, BACKWARD, "engine.backward")),
-    )
-    if recorder.losses is not None:
-        _patch(engine, "backward", lambda f: recorder.losses.within(f, engine=True))
-    _patch(
-        engine,
-        "save_checkpoint",
-        _saving(recorder, "checkpoint", lambda self, save_dir, *_, **__: save_dir),
-    )
+def _deepspeed(module: Any, recorder: Recorder) -> None:
+    def begin(init: Callable[..., None], /, *args: Any, **kwargs: Any) -> None:
+        # DeepSpeed's optimizer steps once per parameter group. ZeRO's also steps to create its
+        # states.
+        recorder.step_is_the_engines = True
+        init(*args, **kwargs)
 
-    def ending(step: Callable[..., Any]) -> Callable[..., Any]:
-        charged = recorder.wraps(step, OTHER, "engine.step")
-
-        @functools.wraps(step)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            last = self.is_gradient_accumulation_boundary()
-            result = charged(self, *args, **kwargs)
-            if last:
-                recorder.ends_step()
-            return result
-
-        return call
-
-    def beginning(init: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(init)
-        def call(*args: Any, **kwargs: Any) -> None:
-            # DeepSpeed's optimizer steps once per parameter group. ZeRO's also steps to create its
-            # states.
-            recorder.step_is_the_engines = True
-            init(*args, **kwargs)
-
-        return call
-
-    _patch(engine, "__init__", beginning)
-    _patch(engine, "step", ending)
-
-
-def _micro_step(recorder: Recorder, backward: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(backward)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def backward(plain: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         before = recorder.micro_steps
-        result = backward(*args, **kwargs)
+        result = recorder.charged(BACKWARD, "engine.backward", plain, *args, **kwargs)
         # torch's own backward may be called several times inside.
         recorder.micro_steps = before + 1
         return result
 
-    return call
+    def step(plain: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
+        last = model.is_gradient_accumulation_boundary()
+        result = recorder.charged(OTHER, "engine.step", plain, model, *args, **kwargs)
+        if last:
+            recorder.ends_step()
+        return result
+
+    engine = module.DeepSpeedEngine
+    around(engine, "__init__", begin)
+    around(engine, "backward", backward)
+    if recorder.losses is not None:
+        around(engine, "backward", recorder.losses.engine_backward)
+    around(engine, "step", step)
+    folder = _saving(recorder, lambda self, save_dir, *_, **__: save_dir)
+    around(engine, "save_checkpoint", folder)
 
 
-def _writer(module: ModuleType, recorder: Recorder) -> None:
-    writer = getattr(module, "SummaryWriter", None)
+def _writer(module: Any, recorder: Recorder) -> None:
     for name in ("add_scalar", "add_scalars", "add_histogram", "add_image", "add_text", "flush"):
-        charged = _charged(recorder, LOGGING, name)
-        _patch(writer, name, lambda f, charged=charged: trials.muted(recorder, charged(f)))  # type: ignore[misc]
+        around(module.SummaryWriter, name, trials.charges_output(recorder, name))
 
 
 def _functions(
@@ -279,15 +209,17 @@ def _functions(
     def install(module: ModuleType, recorder: Recorder) -> None:
         owner = getattr(module, of, None) if of else module
         for name in names:
-            _patch(owner, name, _charged(recorder, part, name))
+            around(owner, name, _charged(recorder, part, name))
 
     return install
 
 
+def _lightning_evaluation(module: Any, recorder: Recorder) -> None:
+    around(module._EvaluationLoop, "run", _charged(recorder, EVALUATION, "evaluation"))
+
+
 HOOKS: dict[str, Callable[..., None]] = {
-    "torch.optim.lr_scheduler": lambda module, recorder: trials.steps_beyond(
-        module.OneCycleLR, recorder
-    ),
+    "torch.optim.lr_scheduler": trials.steps_beyond,
     "torch.utils.data.dataloader": loaders.loader,
     "torch.utils.data._utils.fetch": loaders.fetchers,
     "torchdata.stateful_dataloader.stateful_dataloader": loaders.stateful_loader,

@@ -23,8 +23,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainpace.watch.inside.event_log import EARLIER, OF_TRIAL, aside_of, state_of
-from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.event_log import CHECKPOINT, EARLIER, OF_TRIAL, aside_of, state_of
+from trainpace.watch.inside.recorder import Recorder, around
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHECKPOINTS = ("checkpoint-*", "global_step*", "*.safetensors", "pytorch_model*.bin")
@@ -40,8 +40,8 @@ def _place_of(path: Any) -> str:
 # ---- checkpoints
 
 
-def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Callable[..., Any]:
-    """Wrap a function that saves a checkpoint. Its argument `file` holds the path.
+def checkpoints(recorder: Recorder, owner: Any, name: str, file: str, shown: str = "") -> None:
+    """Charge and protect a function that saves a checkpoint. Its argument `file` holds the path.
 
     Under trials, the checkpoint gets a suffix, so that the user's own checkpoint stays. `watch`
     removes it at the end. It stays until then because saving must cost as much as usual. Removing
@@ -50,17 +50,15 @@ def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Call
     """
     import inspect  # torch has imported it by now, and other processes do not need it.
 
-    signature = inspect.signature(save)
-
-    @functools.wraps(save)
-    def maybe(*args: Any, **kwargs: Any) -> Any:
+    def act(save: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         trials, earlier = recorder.trials, recorder.earlier
+        charged = functools.partial(recorder.charged, CHECKPOINT, shown or name, save)
         if trials is None and earlier is None:
-            return save(*args, **kwargs)
-        call = signature.bind(*args, **kwargs)
+            return charged(*args, **kwargs)
+        call = inspect.signature(save).bind(*args, **kwargs)
         path = call.arguments[file]
         if not isinstance(path, str | os.PathLike):
-            return save(*call.args, **call.kwargs)
+            return charged(*args, **kwargs)
         if trials is not None:
             beside = call.arguments[file] = _place_of(path) + OF_TRIAL
             if beside not in trials.checkpoints:
@@ -68,35 +66,35 @@ def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Call
                 recorder.log.note({"trial_checkpoint": beside})
                 # Flush, so that checkpoints are removed even if this process is killed.
                 recorder.log.flush()
-            return save(*call.args, **call.kwargs)
+            return charged(*call.args, **call.kwargs)
         with contextlib.suppress(Exception):  # For example, the current folder was removed.
             earlier.set_aside(path)
         try:
-            return save(*call.args, **call.kwargs)
+            return charged(*args, **kwargs)
         finally:
             with contextlib.suppress(Exception):
                 earlier.has_saved(path)
 
-    return maybe
+    around(owner, name, act)
 
 
-def loads(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap torch.load under trials to read the checkpoint that this run saved with the suffix.
+def loads(torch: Any) -> None:
+    """Let torch.load read the checkpoint that this run saved with the suffix, under trials.
 
     The script, or another rank, may load its best checkpoint. Files from before this run are
     ignored, because a killed run left them.
     """
     began = time.time() - 0.1  # Modification times come from a coarser clock.
 
-    @functools.wraps(load)
-    def maybe(f: Any, *args: Any, **kwargs: Any) -> Any:
+    def act(load: Callable[..., Any], /, f: Any, *args: Any, **kwargs: Any) -> Any:
         with contextlib.suppress(Exception):  # For example, `f` is an open file.
             beside = _place_of(f) + OF_TRIAL
             if os.stat(beside).st_mtime >= began:
                 f = beside
         return load(f, *args, **kwargs)
 
-    return maybe
+    around(torch, "load", act)
+    torch.serialization.load = torch.load
 
 
 def made_folders(recorder: Recorder) -> Callable[[str, Any], None]:

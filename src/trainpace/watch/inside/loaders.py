@@ -10,37 +10,29 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import trainpace.measure as accelerator
 from trainpace.watch.inside.event_log import DATA, LOADER_START, EventLogWriter, Fetch, Step, unused
-from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
+from trainpace.watch.inside.recorder import Recorder, around, get_ident, now_ns
 
 
 def loader(module: Any, recorder: Recorder) -> None:
     """Hook into torch's DataLoader: charge the wait for batches, and log its settings."""
-    iterator, kind = module._BaseDataLoaderIter, module.DataLoader
-    plain_init, plain_next = iterator.__init__, iterator.__next__
     seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    @functools.wraps(plain_next)
-    def next_batch(self: Any) -> Any:
+    def next_batch(plain: Callable[[Any], Any], self: Any) -> Any:
         if get_ident() != recorder.thread:
-            return plain_next(self)
-        first = not self._trainpace_begun
-        if first:
-            self._trainpace_begun = True
+            return plain(self)
+        first, self._trainpace_begun = not self._trainpace_begun, True
         part = LOADER_START if first and self._num_workers else DATA
         # After an evaluation, the start belongs to the purpose of its first batch.
         follows_start = first and self._trainpace_settled_ns == recorder.settled_ns
         depth = recorder.enter(part) if follows_start else recorder.enters_batch(part)
         began_ns = now_ns() if first else 0
         try:
-            fetch = plain_next
-            if recorder.trials is not None:
-                fetch = partial(recorder.trials.fetched, fetch=plain_next)
-            batch = fetch(self)
+            trials = recorder.trials
+            batch = plain(self) if trials is None else trials.fetched(self, plain)
             recorder.fetched_samples += self._trainpace_size(batch)
             recorder.fetched_from = self._trainpace_loader
             return batch
@@ -54,9 +46,10 @@ def loader(module: Any, recorder: Recorder) -> None:
             if first and self._num_workers:
                 recorder.log.note({"first_wait_ns": now_ns() - began_ns})
 
-    @functools.wraps(plain_init)
-    def init(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        plain_init(self, loader, *args, **kwargs)
+    def init(
+        plain: Callable[..., None], self: Any, /, loader: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        plain(self, loader, *args, **kwargs)
         if not self._auto_collation:
             self._trainpace_size = size_of_uncollated
         if get_ident() == recorder.thread:
@@ -66,22 +59,23 @@ def loader(module: Any, recorder: Recorder) -> None:
                     seen.add(loader)
                     _note_loader(recorder, loader)
 
+    iterator = module._BaseDataLoaderIter
     iterator._trainpace_begun, iterator._trainpace_settled_ns = False, -1
     iterator._trainpace_loader = iterator._trainpace_given = 0
     iterator._trainpace_length = None
     iterator._trainpace_size = staticmethod(size_of)
-    iterator.__init__, iterator.__next__ = init, next_batch
-    kind.__iter__ = _starting(recorder, kind.__iter__)
+    around(iterator, "__init__", init)
+    around(iterator, "__next__", next_batch)
+    around(module.DataLoader, "__iter__", _starting(recorder))
 
 
-def _starting(recorder: Recorder, plain_iter: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @functools.wraps(plain_iter)
-    def start(self: Any) -> Any:
+def _starting(recorder: Recorder) -> Callable[..., Any]:
+    def start(plain: Callable[[Any], Any], self: Any) -> Any:
         if get_ident() != recorder.thread:
-            return plain_iter(self)
+            return plain(self)
         depth = recorder.enters_batch(LOADER_START if self.num_workers else DATA)
         try:
-            iterator = plain_iter(self)
+            iterator = plain(self)
             with contextlib.suppress(AttributeError):  # The iterator may be a generator.
                 # An iterator with persistent workers is used again.
                 iterator._trainpace_given, iterator._trainpace_length = 0, None
@@ -95,9 +89,7 @@ def _starting(recorder: Recorder, plain_iter: Callable[[Any], Any]) -> Callable[
 
 def stateful_loader(module: Any, recorder: Recorder) -> None:
     """Hook into the StatefulDataLoader of torchdata."""
-    kind = getattr(module, "StatefulDataLoader", None)
-    if kind is not None:
-        kind.__iter__ = _starting(recorder, kind.__iter__)
+    around(module.StatefulDataLoader, "__iter__", _starting(recorder))
 
 
 def _note_loader(recorder: Recorder, loader: Any) -> None:
@@ -214,16 +206,11 @@ def _worker_log(logs: dict[int, EventLogWriter], folder: str, worker: int) -> Ev
 
 def ray_data(module: Any, recorder: Recorder) -> None:
     """Hook into iterables of Ray Data, as from `iter_batches` and `iter_torch_batches`."""
-    kind = getattr(module, "_IterableFromIterator", None)
-    if kind is None:
-        return
-    plain = kind.__iter__
-
-    @functools.wraps(plain)
-    def start(self: Any) -> Any:
-        return _Charged(plain(self), recorder)
-
-    kind.__iter__ = start
+    around(
+        module._IterableFromIterator,
+        "__iter__",
+        lambda plain, self: _Charged(plain(self), recorder),
+    )
 
 
 class _Charged:
@@ -244,9 +231,8 @@ class _Charged:
 
     def __next__(self) -> Any:
         recorder = self._recorder
-        if (
-            get_ident() != recorder.thread or recorder.part == DATA
-        ):  # the inner of two nested iterators
+        # In DATA, this is the inner of two nested iterators.
+        if get_ident() != recorder.thread or recorder.part == DATA:
             return next(self._batches)
         depth = recorder.enters_batch(DATA)
         try:
@@ -317,11 +303,9 @@ def _sizes_of(item: Any, deep: int) -> tuple[set[int], int]:
 
     The length of a single number is 0.
     """
-    shape = getattr(item, "shape", None)
+    shape = () if isinstance(item, int | float) else getattr(item, "shape", None)
     if shape is not None:
         return {next(iter(shape), 0)}, len(shape)
-    if isinstance(item, int | float):
-        return {0}, 0
     parts = _parts_of(item)
     if parts is None or not deep:
         return set(), 0
@@ -341,21 +325,30 @@ def copy_of(value: Any, size: int, keep: int, device: Any = None) -> Any:
     def copied(part: Any) -> Any:
         return copy_of(part, size, keep, device)
 
+    value = value if keep == size else _shortened(value, size, keep)
     if isinstance(value, dict):
         same = copy.copy(value)
         same.update({key: copied(part) for key, part in value.items()})
         return same
     # For example, a BatchEncoding of transformers.
-    if hasattr(value, "data") and isinstance(value.data, dict):
-        return type(value)({key: copied(part) for key, part in value.data.items()})
+    if isinstance(getattr(value, "data", None), dict):
+        return type(value)(copied(value.data))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(copied, value))
     if isinstance(value, list | tuple):
-        is_batch = len(value) == size and not hasattr(value[0], "shape")
-        return type(value)(map(copied, value[:keep] if is_batch and keep != size else value))
+        return type(value)(map(copied, value))
     if device is not None and hasattr(value, "is_floating_point"):
-        value = value.to(device)
-    is_batch = keep != size and next(iter(getattr(value, "shape", None) or ()), None) == size
+        return value.to(device)
+    return value
+
+
+def _shortened(value: Any, size: int, keep: int) -> Any:
+    """Return the first `keep` items if the value has one for each of `size` samples."""
+    if isinstance(value, list | tuple):
+        is_named = hasattr(value, "_fields")
+        is_batch = len(value) == size and not is_named and not hasattr(value[0], "shape")
+    else:
+        is_batch = next(iter(getattr(value, "shape", None) or ()), None) == size
     return value[:keep] if is_batch else value
 
 

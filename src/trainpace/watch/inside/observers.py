@@ -1,7 +1,6 @@
 """Measurements besides the parts of a step: operators, rates, losses, cores and page faults."""
 
 import contextlib
-import functools
 import math
 import mmap
 import os
@@ -336,8 +335,6 @@ def _copy(optimizer: Any, changed: dict[str, Any]) -> Any:
 
 # ---- losses
 
-Backward = Callable[..., Any]
-
 
 class Losses:
     """Collects losses on their device, so that nothing waits for them until the end.
@@ -354,34 +351,34 @@ class Losses:
         self._whole = True
         recorder.after_step.append(lambda step: self._ends_step())
 
-    def within(self, backward: Backward, engine: bool = False) -> Backward:
-        """Wrap a backward function to record its losses. Calls inside it are not recorded again."""
+    def backward(self, plain: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a backward function and record its losses. Calls inside it are not recorded."""
+        return self._within(plain, args, kwargs, 1.0, args)
 
-        @functools.wraps(backward)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            outermost, self._inside = not self._inside, True
-            if outermost:
-                try:
-                    self._take(args, kwargs, engine)
-                except Exception:
-                    self._whole = False
+    def engine_backward(
+        self, plain: Callable[..., Any], engine: Any, /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call DeepSpeed's backward and record its loss."""
+        parts = float(engine.gradient_accumulation_steps())
+        return self._within(plain, (engine, *args), kwargs, parts, args[:1])
+
+    def _within(
+        self, plain: Callable[..., Any], args: Any, kwargs: Any, parts: float, of: Any
+    ) -> Any:
+        outermost, self._inside = not self._inside, True
+        if outermost:
             try:
-                return backward(*args, **kwargs)
-            finally:
-                self._inside = not outermost
+                self._take(parts, of, kwargs)
+            except Exception:
+                self._whole = False
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            self._inside = not outermost
 
-        return call
-
-    def _take(self, args: Any, kwargs: Any, engine: bool) -> None:
-        parts = 1.0
-        if engine:
-            parts, args = float(args[0].gradient_accumulation_steps()), args[1:]
-        loss = args[0] if args else kwargs.get("loss", kwargs.get("tensors"))
-        loss = loss[0] if isinstance(loss, list | tuple) and len(loss) == 1 else loss
-        given = args[1] if len(args) > 1 and not engine else kwargs.get("grad_tensors")
-        if given is not None and any(
-            g is not None for g in (given if isinstance(given, list | tuple) else (given,))
-        ):
+    def _take(self, parts: float, args: Any, kwargs: Any) -> None:
+        loss = _only(args[0] if args else kwargs.get("loss", kwargs.get("tensors")))
+        if _only(args[1] if len(args) > 1 else kwargs.get("grad_tensors")) is not None:
             # These are gradients of a part of the model. The loss is not visible here.
             self._whole = False
             return
@@ -396,21 +393,21 @@ class Losses:
         self.steps.append(self._sum)
         self._sum = None
 
-    def scaled(self, scale: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap GradScaler.scale to remember the unscaled loss."""
-
-        @functools.wraps(scale)
-        def call(scaler: Any, outputs: Any) -> Any:
-            result = scale(scaler, outputs)
-            if isinstance(result, self.torch.Tensor):
-                result._trainpace_unscaled = outputs.detach()
-            return result
-
-        return call
+    def scale(self, plain: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
+        """Call GradScaler.scale and remember the unscaled loss."""
+        result = plain(scaler, outputs)
+        if isinstance(result, self.torch.Tensor):
+            result._trainpace_unscaled = outputs.detach()
+        return result
 
     def per_step(self) -> list[float]:
         """Return one loss per step, or an empty list if the loss of any step was not seen."""
         return [float(value) for value in self.steps] if self._whole else []
+
+
+def _only(value: Any) -> Any:
+    """Return the only item of a list, or the value itself if it is not a list of one item."""
+    return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
 
 
 # ---- cores and threads

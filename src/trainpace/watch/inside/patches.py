@@ -2,27 +2,24 @@
 
 A training step ends with a step of the first optimizer.
 
-A training without a torch optimizer changes its parameters by hand, or a function returns new
-parameters. Nothing marks the end of such an update. The step then ends when the model is next
-called for training, if gradients were computed since the last step and the parameters have changed.
-Without a module, it ends when the next gradients are computed.
+A training without a torch optimizer changes its parameters by hand. Nothing marks the end of such
+an update. The step then ends when the model is next called for training, if gradients were computed
+since the last step and the parameters have changed.
 
 Known limits: the last update of such a training is not counted, because no call follows it. Only a
-few values of three parameters are compared.
+few values of three parameters are compared. A training without a module is not detected.
 """
 
 import builtins
 import contextlib
 import functools
-import gc
-import itertools
 import logging
 import os
 import sys
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import trainpace.measure as accelerator
@@ -30,20 +27,17 @@ from trainpace.watch.inside import files, ranks, trials
 from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture
 from trainpace.watch.inside.event_log import (
     BACKWARD,
-    CHECKPOINT,
     DATA,
     FORWARD,
     HOST_TO_DEVICE,
     LOADER_START,
-    LOGGING,
     OPTIMIZER,
     OTHER,
     SYNCHRONISATION,
     TRAINPACE,
-    Step,
 )
 from trainpace.watch.inside.loaders import Padding
-from trainpace.watch.inside.recorder import EVALUATING, TRAINING, Recorder, get_ident
+from trainpace.watch.inside.recorder import EVALUATING, TRAINING, Recorder, around, get_ident
 
 NUMBERS = 16
 """Number of values that are compared at the beginning and at the end of each parameter."""
@@ -52,8 +46,6 @@ LEARNT = 8
 
 From then on, a parameter on a device is not read, because reading makes the host wait.
 """
-FURTHEST = 2000
-"""Most nodes of autograd's graph that are searched for parameters."""
 State = tuple[Any, ...]
 
 
@@ -65,9 +57,8 @@ class Updates:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.find: Callable[[], list[Any]] | None = None
-        """Returns the parameters to compare. Under torch.func, each call has other tensors."""
-        self.without_module = False
+        self.places: list[tuple[Any, str]] = []
+        """(module, name) of the parameters to compare. A script may replace the tensors."""
         self.state: State = ()
         self.gradients = 0
         self.rhythm: list[int] = []
@@ -77,35 +68,18 @@ class Updates:
         """True until an optimizer makes a step. An optimizer's steps are more reliable."""
         return self.recorder.optimizer is None and not self.recorder.step_is_the_engines
 
-    def parameters(self) -> list[Any]:
-        """Return the compared parameters if no module with these parameters was called."""
-        return self.find() if self.find is not None and self.without_module else []
-
     def called(self, module: Any) -> None:
         """Handle a module that is about to compute with gradients, for training."""
         if not self.watches:
             return
-        if self.find is None:
-            self.find = _parameters_of(module)
-        self._looks()
-
-    def computes_gradients(self, of: Any) -> None:
-        """Handle losses whose gradients are about to be computed without an optimizer."""
-        if self.find is None:
-            found = list(itertools.islice(_leaves(of), 3))
-            self.find, self.without_module = (lambda: found) if found else None, bool(found)
-        if self.without_module:
-            self._looks()
-        self.gradients += 1
-
-    def _looks(self) -> None:
-        if self.find is None or (self.state and not self.gradients):
+        self.places = self.places or _compared(module)
+        if self.state and not self.gradients:
             return
         depth = self.recorder.enter(TRAINPACE)
         changed = False
         # If the kind of tensor is unknown, the step is not detected.
         with contextlib.suppress(Exception):
-            changed = self._changed(self.find())
+            changed = self._changed()
         self.recorder.leave(depth, "parameters")
         if changed:
             self.rhythm = [*self.rhythm[1 - LEARNT :], self.gradients]
@@ -115,9 +89,8 @@ class Updates:
                 self.recorder.log.note({"optimizers": 0})
             self.recorder.ends_step()
 
-    def _changed(self, parameters: list[Any]) -> bool:
-        if not parameters:
-            return False
+    def _changed(self) -> bool:
+        parameters = [owner._parameters[name] for owner, name in self.places]
         on_device = any(p.device.type != "cpu" for p in parameters)
         if on_device and len(self.rhythm) == LEARNT and len(set(self.rhythm)) == 1:
             return self.gradients >= self.rhythm[0]
@@ -132,56 +105,20 @@ def _state(parameter: Any) -> State:
     return numbers[:NUMBERS].tolist(), numbers[-NUMBERS:].tolist()
 
 
-def _parameters_of(module: Any) -> Callable[[], list[Any]] | None:
-    """Return a function that returns the first, middle and last parameter of a module."""
+def _compared(module: Any) -> list[tuple[Any, str]]:
+    """Return (owner, name) of the first, middle and last trained parameter of a module.
+
+    The values must be here: not sharded, not on the meta device, and not lazy.
+    """
     places = [
         (owner, name)
         for owner in module.modules()
         for name, p in owner._parameters.items()
-        if _trained(p)
+        if type(p).__name__ in ("Parameter", "Tensor")
+        and p.device.type != "meta"
+        and p.requires_grad
     ]
-    if not places:
-        return None
-    chosen = [places[i] for i in sorted({0, len(places) // 2, len(places) - 1})]
-    return lambda: [
-        p for owner, name in chosen if _has_numbers(p := _unwrapped(owner._parameters[name]))
-    ]
-
-
-def _has_numbers(parameter: Any) -> bool:
-    """Return True if the values are here: not sharded, not on the meta device, and not lazy."""
-    return type(parameter).__name__ in ("Parameter", "Tensor") and parameter.device.type != "meta"
-
-
-def _trained(parameter: Any) -> bool:
-    return _has_numbers(parameter) and bool(parameter.requires_grad)
-
-
-def _unwrapped(parameter: Any) -> Any:
-    """Remove the wrappers of torch.func's transformations from a parameter."""
-    import torch
-
-    functions = torch._C._functorch
-    while functions.is_functorch_wrapped_tensor(parameter):
-        parameter = functions.get_unwrapped(parameter)
-    return parameter
-
-
-def _leaves(of: Any) -> Iterator[Any]:
-    """Yield the parameters behind these losses, found in autograd's graph."""
-    losses = of if isinstance(of, list | tuple) else (of,)
-    waiting: list[Any] = [getattr(loss, "grad_fn", None) for loss in losses]
-    seen: set[Any] = {None}
-    for _ in range(FURTHEST):
-        if not waiting:
-            return
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable") and _trained(node.variable):
-            yield node.variable
-        waiting += [following for following, _ in node.next_functions]
+    return [places[i] for i in sorted({0, len(places) // 2, len(places) - 1})] if places else []
 
 
 # ---- optimizers
@@ -202,14 +139,12 @@ class Optimizers:
     steps since then, a new stage of the training has begun, and that optimizer ends the steps.
     """
 
-    def __init__(
-        self, recorder: Recorder, another: Callable[[Any], None] = lambda optimizer: None
-    ) -> None:
+    def __init__(self, recorder: Recorder, another: Callable[[], None] = lambda: None) -> None:
         """Set up for one recorder.
 
         Args:
             recorder: The recorder of this process.
-            another: Called with the optimizer when another optimizer begins to end the steps.
+            another: Called when another optimizer begins to end the steps.
         """
         self.recorder, self.another = recorder, another
         self.first: weakref.ref[Any] | None = None
@@ -312,7 +247,7 @@ class Optimizers:
         if anew:
             if self.recorder.steps:
                 self.recorder.log.note({"begins_anew": True})
-            self.another(optimizer)
+            self.another()
 
 
 def _note_optimizer(recorder: Recorder, optimizer: Any) -> None:
@@ -349,33 +284,39 @@ def install(torch: Any, recorder: Recorder) -> None:
     calls = _Calls(torch, recorder, updates)
     if recorder.trials is None:
         calls.losses(torch.nn.functional)
-    direct = DirectCalls(recorder, calls, updates.parameters)
-    _patch_optimizers(torch, recorder, direct)
-    torch.autograd.backward = _counted(recorder, torch.autograd.backward, updates)
+    _patch_optimizers(torch, recorder, calls)
+    around(torch.autograd, "backward", _counted(recorder, updates))
     if recorder.losses is not None:
-        torch.autograd.backward = recorder.losses.within(torch.autograd.backward)
-        torch.amp.GradScaler.scale = recorder.losses.scaled(torch.amp.GradScaler.scale)
-    torch.autograd.grad = _by_hand(recorder, torch.autograd.grad, updates)
-    save = recorder.wraps(torch.save, CHECKPOINT, "torch.save")
-    torch.save = torch.serialization.save = files.checkpoints(recorder, save, "f")
+        around(torch.autograd, "backward", recorder.losses.backward)
+        around(torch.amp.GradScaler, "scale", recorder.losses.scale)
+    around(torch.autograd, "grad", _by_hand(recorder, updates))
+    files.checkpoints(recorder, torch, "save", "f", "torch.save")
+    torch.serialization.save = torch.save
+
+    def leave(plain: Any, context: Any, /, *error: Any) -> Any:
+        """End a context without gradients, which may end an evaluation.
+
+        Known limit: if an evaluation calls `torch.set_grad_enabled` as a function, it is assumed to
+        last until the next batch.
+        """
+        result = plain(context, *error)
+        evaluates = recorder.phase == EVALUATING and get_ident() == recorder.thread
+        if evaluates and torch.is_grad_enabled():
+            recorder.leaves_evaluation()
+        return result
+
     # A `with` statement looks up `__exit__` at its beginning, so the hook is installed now, not at
     # the first evaluation.
     for kind in (torch.no_grad, torch.inference_mode, torch.set_grad_enabled):
-        kind.__exit__ = _reported(kind.__exit__, torch.is_grad_enabled, recorder)
+        around(kind, "__exit__", leave)
     for owner, name in ((builtins, "print"), (os, "fsync"), (logging.Handler, "handle")):
         shown = "logging" if name == "handle" else name
-        charged = recorder.wraps(getattr(owner, name), LOGGING, shown)
-        setattr(owner, name, trials.muted(recorder, charged))
-
-    def once(step: Step) -> None:
-        _copies(torch, recorder)
-        recorder.after_step.remove(once)
-
-    recorder.after_step.append(once)
+        around(owner, name, trials.charges_output(recorder, shown))
+    recorder.once(0, lambda: _copies(torch, recorder))
 
 
-def _patch_optimizers(torch: Any, recorder: Recorder, direct: Any) -> None:
-    optimizers, hooks = Optimizers(recorder, direct.another), sys.modules["torch.optim.optimizer"]
+def _patch_optimizers(torch: Any, recorder: Recorder, calls: Any) -> None:
+    optimizers, hooks = Optimizers(recorder, calls.widen), sys.modules["torch.optim.optimizer"]
     hooks.register_optimizer_step_pre_hook(optimizers.before)
     hooks.register_optimizer_step_post_hook(optimizers.after)
     kind, utilities = torch.optim.Optimizer, torch.nn.utils
@@ -383,23 +324,6 @@ def _patch_optimizers(torch: Any, recorder: Recorder, direct: Any) -> None:
     clip = recorder.wraps(utilities.clip_grad_norm_, OPTIMIZER, "clip_grad_norm_")
     # Both names get the same function, because pickle looks a function up by its name.
     utilities.clip_grad_norm_ = utilities.clip_grad.clip_grad_norm_ = clip
-
-
-def _reported(plain: Any, is_grad_enabled: Any, recorder: Recorder) -> Any:
-    """Wrap the end of a context without gradients, which may end an evaluation.
-
-    Known limit: if an evaluation calls `torch.set_grad_enabled` as a function, it is assumed to
-    last until the next batch.
-    """
-
-    @functools.wraps(plain)
-    def leave(context: Any, *error: Any) -> Any:
-        result = plain(context, *error)
-        if recorder.phase == EVALUATING and get_ident() == recorder.thread and is_grad_enabled():
-            recorder.leaves_evaluation()
-        return result
-
-    return leave
 
 
 # ---- modules
@@ -427,8 +351,8 @@ _whatever_happens = contextlib.suppress(Exception)
 class _Calls:
     """Charges calls of outermost modules.
 
-    In the first two steps, all modules are watched through nn.Module. Later, only the classes of
-    outermost modules are watched. Thus hundreds of inner modules cost nothing.
+    In the first two steps of a training or stage, all modules are watched through nn.Module. Later,
+    only the classes of outermost modules are watched. Thus hundreds of inner modules cost nothing.
     """
 
     def __init__(self, torch: Any, recorder: Recorder, updates: Updates) -> None:
@@ -452,8 +376,9 @@ class _Calls:
         """Models that were called with gradients in the first two steps, by id."""
         self.inside, self.padding = False, Padding(recorder)
         self.plain = torch.nn.Module.__call__
-        torch.nn.Module.__call__ = self.watching = self.charged(self.plain)
-        recorder.after_step.append(self.narrow)
+        self.watching = self.charged(self.plain)
+        self.narrowed: set[type] = set()
+        self.widen()
 
     def charged(self, original: Callable[..., Any] | None) -> Callable[..., Any]:
         """Wrap `__call__` of a class.
@@ -564,54 +489,51 @@ class _Calls:
 
         They are unwrapped afterwards because TorchScript cannot compile wrapped functions.
         """
-        watched, capture = {}, self.recorder.capture
+        watched: dict[str, tuple[Any, Any]] = {}
+        capture = self.recorder.capture
 
-        def watch(name: str) -> None:
-            plain = getattr(functional, name)
+        def loss(plain: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+            is_outside = not (self.is_compiling() or self.inside) and self.torch.is_grad_enabled()
+            if not (is_outside and capture.follows):
+                return plain(*args, **kwargs)
+            capture.attempt(capture.made_by, plain, args, kwargs)
+            output = plain(*args, **kwargs)
+            capture.attempt(capture.after, output)
+            return output
 
-            @functools.wraps(plain)
-            def call(*args: Any, **kwargs: Any) -> Any:
-                if (
-                    self.is_compiling()
-                    or self.inside
-                    or not capture.follows
-                    or not self.torch.is_grad_enabled()
-                ):
-                    return plain(*args, **kwargs)
-                capture.attempt(capture.made_by, plain, args, kwargs)
-                output = plain(*args, **kwargs)
-                capture.attempt(capture.after, output)
-                return output
+        def begin() -> None:
+            for name in LOSSES:
+                plain = getattr(functional, name)
+                around(functional, name, loss)
+                watched[name] = plain, getattr(functional, name)
 
-            watched[name] = plain, call
-            setattr(functional, name, call)
+        def end() -> None:
+            capture.attempt(capture.ends)
+            for name, (plain, call) in watched.items():
+                if getattr(functional, name) is call:  # Otherwise the script has replaced it.
+                    setattr(functional, name, plain)
 
-        def at_step(step: Step) -> None:
-            if step.number == CAPTURED_IN_STEP - 1:
-                for name in LOSSES:
-                    watch(name)
-            elif step.number == CAPTURED_IN_STEP:
-                capture.attempt(capture.ends)
-                for name, (plain, call) in watched.items():
-                    if getattr(functional, name) is call:  # Otherwise the script has replaced it.
-                        setattr(functional, name, plain)
-                self.recorder.after_step.remove(at_step)
+        self.recorder.once(CAPTURED_IN_STEP - 1, begin)
+        self.recorder.once(CAPTURED_IN_STEP, end)
 
-        self.recorder.after_step.append(at_step)
-
-    def narrow(self, step: Step) -> None:
-        """After the second step, watch only the classes seen so far."""
-        if step.number != 1:
-            return
+    def widen(self) -> None:
+        """Watch all modules for two steps. Another stage may train models of other classes."""
         every: Any = self.torch.nn.Module
-        if every.__call__ is self.watching:  # Otherwise the script has replaced it.
+        if every.__call__ is self.plain:  # Otherwise the script has replaced it.
+            every.__call__ = self.watching
+        self.recorder.once(self.recorder.steps + 1, self.narrow)
+
+    def narrow(self) -> None:
+        """From now on, watch only the classes seen so far."""
+        every: Any = self.torch.nn.Module
+        if every.__call__ is self.watching:
             every.__call__ = self.plain
         with contextlib.suppress(Exception):
             self.classes.update(kind for model in self.models_called() for kind in _cores_of(model))
-        for kind in self.classes:
+        for kind in self.classes - self.narrowed:
             own = kind.__call__
             setattr(kind, "__call__", self.charged(None if own is every.__call__ else own))  # noqa: B010
-        self.recorder.after_step.remove(self.narrow)
+        self.narrowed |= self.classes
 
 
 def _cores_of(model: Any) -> Iterator[type]:
@@ -644,30 +566,21 @@ def _note_model(recorder: Recorder, module: Any, model: Any) -> None:
     )
 
 
-def _counted(
-    recorder: Recorder, backward: Callable[..., Any], updates: Updates
-) -> Callable[..., Any]:
-    in_another_thread = recorder.wraps(backward, BACKWARD, "backward")
-    reducing = ranks.Gradients(recorder).within(backward)
+def _counted(recorder: Recorder, updates: Updates) -> Callable[..., Any]:
+    gradients = ranks.Gradients(recorder)
 
-    @functools.wraps(backward)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def act(backward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         recorder.micro_steps += 1
-        if get_ident() != recorder.thread:
-            return in_another_thread(*args, **kwargs)
-        if recorder.steps == CAPTURED_IN_STEP and not _in_autograd():
-            losses = args[0] if args else kwargs.get("tensors")
-            recorder.capture.attempt(recorder.capture.backward, losses)
-        if recorder.undecided or recorder.optimizer is None:
-            _report_gradients(recorder, updates, args, kwargs)
-        depth = recorder.enter(BACKWARD)
-        try:
-            run = backward if recorder.synchronizes is None else reducing
-            return run(*args, **kwargs)
-        finally:
-            recorder.leave(depth, "backward")
+        if get_ident() == recorder.thread:
+            if recorder.steps == CAPTURED_IN_STEP and not _in_autograd():
+                losses = args[0] if args else kwargs.get("tensors")
+                recorder.capture.attempt(recorder.capture.backward, losses)
+            _report_gradients(recorder, updates)
+            if recorder.synchronizes is not None:
+                backward = functools.partial(gradients.reduce, backward)
+        return recorder.charged(BACKWARD, "backward", backward, *args, **kwargs)
 
-    return call
+    return act
 
 
 def _in_autograd() -> bool:
@@ -675,29 +588,24 @@ def _in_autograd() -> bool:
     return sys.modules["torch"]._C._current_autograd_node() is not None
 
 
-def _by_hand(
-    recorder: Recorder, gradients: Callable[..., Any], updates: Updates
-) -> Callable[..., Any]:
-    charged = recorder.wraps(gradients, BACKWARD, "autograd.grad")
-
-    @functools.wraps(gradients)
-    def call(*args: Any, **kwargs: Any) -> Any:
+def _by_hand(recorder: Recorder, updates: Updates) -> Callable[..., Any]:
+    def act(gradients: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if recorder.steps == CAPTURED_IN_STEP and recorder.part != FORWARD and not _in_autograd():
             recorder.capture.attempt(lambda: recorder.capture.by_hand(*args, **kwargs))
         if get_ident() == recorder.thread:
-            _report_gradients(recorder, updates, args, kwargs)
-        return charged(*args, **kwargs)
+            _report_gradients(recorder, updates)
+        return recorder.charged(BACKWARD, "autograd.grad", gradients, *args, **kwargs)
 
-    return call
+    return act
 
 
-def _report_gradients(recorder: Recorder, updates: Updates, args: Any, kwargs: Any) -> None:
+def _report_gradients(recorder: Recorder, updates: Updates) -> None:
     """Report that gradients will be computed.
 
     Undecided calls and trainings without an optimizer depend on this.
     """
     if updates.watches and recorder.part != BACKWARD:
-        updates.computes_gradients(args[0] if args else next(iter(kwargs.values()), None))
+        updates.gradients += 1
     recorder.decides(TRAINING)
 
 
@@ -760,128 +668,15 @@ def _waits_first(torch: Any, kind: str, name: str, tensor: Any, args: Any, kwarg
     """
     if kind == "cpu" or tensor.device.type != "cpu":
         return False
-    non_blocking = kwargs.get("non_blocking", args[1] if len(args) > 1 else False)
-    if name != kind:
-        if args and isinstance(args[0], torch.Tensor):
-            device = args[0].device
-        else:
-            # The arguments are (dtype, non_blocking, copy), or a device comes first.
-            before_copy = 2 if args and isinstance(args[0], torch.dtype) else 3
-            settings = {key: value for key, value in kwargs.items() if key != "copy"}
-            parsed = torch._C._nn._parse_to(*args[:before_copy], **settings)
-            device, _, non_blocking, _ = parsed
+    if name == kind:
+        non_blocking = kwargs.get("non_blocking", args[1] if len(args) > 1 else False)
+    else:
+        # The arguments are (dtype or tensor, non_blocking, copy), or (device, dtype, ...).
+        before_copy = 2 if args and isinstance(args[0], (torch.dtype, torch.Tensor)) else 3
+        settings = dict(kwargs)
+        settings.pop("copy", None)
+        parsed = torch._C._nn._parse_to(*args[:before_copy], **settings)
+        device, _, non_blocking, _ = parsed
         if device is None or device.type != kind:
             return False
     return not (non_blocking and tensor.is_pinned())
-
-
-# ---- modules whose `forward` the script calls directly
-#
-# nn.Module.__call__ does not see such calls. They can be detected only after the first step: it has
-# changed parameters of modules that were never called. From then on, `forward` of their classes is
-# watched, unless nobody calls it within a few steps. Other scripts only pay for one comparison of
-# parameters. Known limits: the first step itself, and layers of torch.
-
-MOST_LOOKS = 3
-"""Most searches for directly called modules.
-
-A script may create an optimizer for every sample, and a search visits all objects of the process.
-"""
-WATCHED_FOR = 10
-"""Steps after which an unused wrapper is removed, because TorchScript cannot compile it."""
-
-
-class DirectCalls:
-    """Finds modules whose `forward` the script calls directly.
-
-    It searches after the first step, and again when another optimizer begins to end the steps.
-    """
-
-    def __init__(self, recorder: Recorder, calls: Any, by_hand: Callable[[], list[Any]]) -> None:
-        """Set up for one recorder.
-
-        Args:
-            recorder: The recorder of this process.
-            calls: Watches module calls.
-            by_hand: Returns the parameters of a training without an optimizer.
-        """
-        self.recorder, self.calls, self.by_hand = recorder, calls, by_hand
-        self.looks = 0
-        self.watched: dict[type, Callable[..., Any]] = {}
-        """The wrapped `forward` of each class."""
-        self.used: set[type] = set()
-        recorder.after_step.append(self.at_step)
-
-    def at_step(self, step: Step) -> None:
-        self.recorder.after_step.remove(self.at_step)
-        self.look(
-            [one for reference in self.recorder.optimizers if (one := reference()) is not None]
-        )
-
-    def another(self, optimizer: Any) -> None:
-        """Search the parameters of a later stage.
-
-        Models of a known class are already watched through their calls.
-        """
-        self.look([optimizer], self.calls.classes)
-
-    def look(self, optimizers: list[Any], classes: Collection[type] = ()) -> None:
-        """Search for directly called modules that hold parameters of these optimizers."""
-        self.looks += 1
-        if self.looks > MOST_LOOKS:
-            return
-        depth = self.recorder.enter(TRAINPACE)
-        with contextlib.suppress(Exception):  # Unknown parameters count as the script's own code.
-            self._look(optimizers, classes)
-        self.recorder.leave(depth, "direct calls")
-
-    def _look(self, optimizers: list[Any], classes: Collection[type]) -> None:
-        groups = [group for one in optimizers for group in one.param_groups]
-        trained = [p for group in groups for p in group["params"]] or self.by_hand()
-        left = {id(p) for p in trained if p.requires_grad} - _parameters(self.calls.models_called())
-        kinds = self._kinds_holding(left, classes) if left else set()
-        for kind in kinds:
-            self._watch(kind)
-        if kinds:
-            last = self.recorder.steps + WATCHED_FOR
-            self.recorder.once(last, lambda: self._unwatch(kinds - self.used))
-
-    def _kinds_holding(self, left: set[int], classes: Collection[type]) -> set[type]:
-        """Return the classes of modules that hold these parameters and are not watched yet."""
-        found = holding(left)
-        left = left - _parameters(module for module in found if type(module) in classes)
-        kinds = {type(module) for module in found if left & _parameters([module])}
-        return {
-            kind for kind in kinds - self.watched.keys() if not kind.__module__.startswith("torch.")
-        }
-
-    def _watch(self, kind: Any) -> None:
-        plain, calls, is_compiling = kind.forward, self.calls, self.calls.is_compiling
-        charged = calls.charged(plain)
-
-        @functools.wraps(plain)
-        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return plain(module, *args, **kwargs)
-            if not calls.inside:
-                self.used.add(kind)
-            return charged(module, *args, **kwargs)
-
-        self.watched[kind] = kind.forward = forward
-
-    def _unwatch(self, kinds: Iterable[Any]) -> None:
-        for kind in kinds:
-            if kind.forward is self.watched[kind]:  # Otherwise the script has replaced it.
-                kind.forward = self.watched[kind].__wrapped__  # type: ignore[attr-defined]
-
-
-def _parameters(modules: Iterable[Any]) -> set[int]:
-    return {id(p) for module in modules for p in module.parameters()}
-
-
-def holding(parameters: set[int]) -> list[Any]:
-    """Return all modules that hold one of these parameters (ids), directly or in a submodule."""
-    every: Any = sys.modules["torch"].nn.Module
-    # Check the type: attributes of foreign objects, such as a proxy's __class__, may run code.
-    modules = [found for found in gc.get_objects() if issubclass(type(found), every)]
-    return [module for module in modules if parameters & _parameters([module])]

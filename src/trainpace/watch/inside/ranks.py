@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import functools
 import json
 import os
 import socket
@@ -102,28 +101,23 @@ class Gradients:
         self.depth: int | None = None
         self.inside = False
 
-    def within(self, backward: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a backward function to charge its wait for the gradients' reduction."""
-
-        @functools.wraps(backward)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            recorder = self.recorder
-            if self.inside or recorder.synchronizes is None or not recorder.synchronizes():
-                return backward(*args, **kwargs)
-            handle, self.inside = None, True
-            with contextlib.suppress(Exception):
-                handle = self._ask(args[0] if args else next(iter(kwargs.values())))
-            try:
-                return backward(*args, **kwargs)
-            finally:
-                self.inside = False
-                if self.depth is not None:
-                    recorder.leave(self.depth, GRADIENTS)
-                    self.depth = None
-                if handle is not None:
-                    handle.remove()
-
-        return call
+    def reduce(self, backward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a backward function, and charge its wait for the gradients' reduction."""
+        recorder = self.recorder
+        if self.inside or recorder.synchronizes is None or not recorder.synchronizes():
+            return backward(*args, **kwargs)
+        handle, self.inside = None, True
+        with contextlib.suppress(Exception):
+            handle = self._ask(args[0] if args else next(iter(kwargs.values())))
+        try:
+            return backward(*args, **kwargs)
+        finally:
+            self.inside = False
+            if self.depth is not None:
+                recorder.leave(self.depth, GRADIENTS)
+                self.depth = None
+            if handle is not None:
+                handle.remove()
 
     def _ask(self, losses: Any) -> Any:
         """Ask autograd to call `_arrive` after the last gradient.

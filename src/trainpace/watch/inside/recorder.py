@@ -59,6 +59,22 @@ def warn(message: str) -> None:
         sys.stderr.write(f"trainpace: warning: {message}\n")
 
 
+def around(owner: Any, name: str, act: Callable[..., Any]) -> None:
+    """Replace a function by one that calls `act(function, *args, **kwargs)`.
+
+    Nothing happens if the owner is None or lacks the name, as in other versions of a package.
+    """
+    plain = getattr(owner, name, None)
+    if plain is None:
+        return
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return act(plain, *args, **kwargs)
+
+    setattr(owner, name, call)
+
+
 class Recorder:
     """State of one process.
 
@@ -219,9 +235,16 @@ class Recorder:
         self.part = before
 
     def charged(
-        self, part: int, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+        self, part: int, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        """Call a function on the training thread, with its time charged to `part`."""
+        """Call a function with its time charged to `part`. Other threads only leave a span."""
+        if get_ident() != self.thread:
+            start = now_ns()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if self.spans_on:
+                    self.log.span(part, 0, name, get_ident(), start, now_ns())
         depth = self.enter(part)
         try:
             return function(*args, **kwargs)
@@ -229,25 +252,11 @@ class Recorder:
             self.leave(depth, name)
 
     def wraps(self, function: Callable[..., Any], part: int, name: str) -> Callable[..., Any]:
-        """Return a wrapper that charges the time of a function to `part`.
-
-        On other threads, the wrapper only leaves a span.
-        """
+        """Return a wrapper that charges the time of a function to `part`."""
 
         @functools.wraps(function)
         def charged(*args: Any, **kwargs: Any) -> Any:
-            if get_ident() != self.thread:
-                start = now_ns()
-                try:
-                    return function(*args, **kwargs)
-                finally:
-                    if self.spans_on:
-                        self.log.span(part, 0, name, get_ident(), start, now_ns())
-            depth = self.enter(part)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.leave(depth, name)
+            return self.charged(part, name, function, *args, **kwargs)
 
         return charged
 
@@ -365,27 +374,23 @@ class Recorder:
             self._settle()
 
     def _settle(self, until_ns: int | None = None) -> None:
-        """Count the time up to the last mark (or `until_ns`) as evaluation or by its own parts.
-
-        One span covers a whole evaluation.
-        """
+        """Count the time up to the last mark (or `until_ns`) as evaluation or by its own parts."""
         evaluates = self.phase == EVALUATING
-        if evaluates and self._evaluation_start is None:
-            self._evaluation_start = self.settled_ns
-        elif not evaluates and self._evaluation_start is not None:
-            if self.spans_on:
-                start, end = self._evaluation_start, self.settled_ns
-                self.log.span(EVALUATION, 0, "evaluation", 0, start, end)
-            self._evaluation_start = None
+        if evaluates != (self._evaluation_start is not None):
+            self._mark_evaluation()
         self.settled_ns = self._mark if until_ns is None else until_ns
         spent, pending = self._spent, self._pending
-        if evaluates:
-            for part, ns in pending.items():
-                spent[part if part in COVERING else EVALUATION] += ns
-        else:
-            for part, ns in pending.items():
-                spent[part] += ns
+        for part, ns in pending.items():
+            spent[EVALUATION if evaluates and part not in COVERING else part] += ns
         pending.clear()
+
+    def _mark_evaluation(self) -> None:
+        """Begin an evaluation, or end it and write its span. One span covers a whole evaluation."""
+        start, self._evaluation_start = self._evaluation_start, None
+        if start is None:
+            self._evaluation_start = self.settled_ns
+        elif self.spans_on:
+            self.log.span(EVALUATION, 0, "evaluation", 0, start, self.settled_ns)
 
     def since_last_step_ns(self) -> dict[str, int]:
         """Return the time by part since the last step ended, in nanoseconds."""
@@ -412,8 +417,7 @@ class Recorder:
         now = now_ns()
         self._pending[self.part] += now - self._mark
         self._mark = now
-        if self.undecided:
-            self.decides(TRAINING)
+        self.decides(TRAINING)
         self.phase = TRAINING
         self._settle()
         if self.allocator is not None and (

@@ -106,7 +106,7 @@ def _prepare_trials(torch: Any, recorder: Recorder, settings: dict[str, Any]) ->
         recorder.note_written = copies.note
         sys.addaudithook(copies.opened)
     sys.addaudithook(files.made_folders(recorder))
-    torch.load = torch.serialization.load = files.loads(torch.load)
+    files.loads(torch)
 
 
 # ---- threads and forks

@@ -6,7 +6,6 @@ the same steps.
 """
 
 import contextlib
-import functools
 import json
 import math
 import multiprocessing
@@ -41,7 +40,7 @@ from trainpace.watch.inside.event_log import (
 )
 from trainpace.watch.inside.loaders import copy_of, length_of, size_of
 from trainpace.watch.inside.ranks import agreed, is_distributed, process_group
-from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
+from trainpace.watch.inside.recorder import Recorder, around, get_ident, now_ns
 
 SETTLE_STEPS = 2
 """Settling steps before each block."""
@@ -577,15 +576,13 @@ class _SkippedCollective:
     def wait(self, *args: Any) -> bool:
         return True
 
-    def is_completed(self) -> bool:
-        return True
+    is_completed = wait
 
 
-def collective(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a collective. Under `no_sync`, it is skipped for large float tensors."""
+def skips_collective(recorder: Recorder) -> Callable[..., Any]:
+    """Skip a collective of large float tensors under `no_sync`."""
 
-    @functools.wraps(function)
-    def maybe(*args: Any, **kwargs: Any) -> Any:
+    def act(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if recorder.active_trial != NO_SYNC or not _is_bulk(args, kwargs):
             return function(*args, **kwargs)
         with contextlib.suppress(Exception):
@@ -593,7 +590,7 @@ def collective(recorder: Recorder, function: Callable[..., Any]) -> Callable[...
         is_async = kwargs.get("async_op") or (args and args[-1] is True)
         return _SkippedCollective() if is_async else None
 
-    return maybe
+    return act
 
 
 def _fill(name: str, args: Any, kwargs: Any) -> None:
@@ -620,50 +617,46 @@ def _is_bulk(args: Any, kwargs: Any) -> bool:
     return False
 
 
-def unsynchronised(recorder: Recorder, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap DistributedDataParallel.forward, which decides if the next backward synchronizes."""
+def unsynchronised(recorder: Recorder) -> Callable[..., Any]:
+    """Keep DistributedDataParallel.forward from synchronizing the next backward pass."""
 
-    @functools.wraps(forward)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def act(forward: Callable[..., Any], module: Any, /, *args: Any, **kwargs: Any) -> Any:
         if recorder.active_trial != NO_SYNC:
-            if not self.require_backward_grad_sync and not recorder.skips_sync:
+            if not module.require_backward_grad_sync and not recorder.skips_sync:
                 recorder.skips_sync = True
                 recorder.log.note({"skips_sync": True})
-            return forward(self, *args, **kwargs)
-        before = self.require_backward_grad_sync, self.require_forward_param_sync
-        self.require_backward_grad_sync = self.require_forward_param_sync = False
+            return forward(module, *args, **kwargs)
+        before = module.require_backward_grad_sync, module.require_forward_param_sync
+        module.require_backward_grad_sync = module.require_forward_param_sync = False
         try:
-            return forward(self, *args, **kwargs)
+            return forward(module, *args, **kwargs)
         finally:
-            self.require_backward_grad_sync, self.require_forward_param_sync = before
+            module.require_backward_grad_sync, module.require_forward_param_sync = before
 
-    return call
+    return act
 
 
-def muted(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an output function. Under `muted`, it is skipped on the training thread."""
+def charges_output(recorder: Recorder, name: str) -> Callable[..., Any]:
+    """Charge an output function to logging. Under `muted`, the training thread skips it."""
 
-    @functools.wraps(function)
-    def maybe(*args: Any, **kwargs: Any) -> Any:
+    def act(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if recorder.active_trial == MUTED and get_ident() == recorder.thread:
             return None
-        return function(*args, **kwargs)
+        return recorder.charged(LOGGING, name, function, *args, **kwargs)
 
-    return maybe
+    return act
 
 
-def steps_beyond(scheduler: Any, recorder: Recorder) -> None:
+def steps_beyond(module: Any, recorder: Recorder) -> None:
     """Let OneCycleLR stay at its end under trials.
 
     Repeated batches make more steps than the script has planned, and OneCycleLR would raise an
     error.
     """
-    plain = scheduler.step
-    if recorder.trials is None:
-        return
 
-    @functools.wraps(plain)
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if self.last_epoch >= self.total_steps else plain(self, *args, **kwargs)
+    def act(step: Callable[..., Any], scheduler: Any, /, *args: Any, **kwargs: Any) -> Any:
+        is_over = scheduler.last_epoch >= scheduler.total_steps
+        return None if is_over else step(scheduler, *args, **kwargs)
 
-    scheduler.step = step
+    if recorder.trials is not None:
+        around(module.OneCycleLR, "step", act)
