@@ -18,7 +18,7 @@ import msgspec
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.core.records import Record, written_aside
 from trainpace.watch.event_logs import ProcessLog, fetches_of, process_logs, readable, records_of
-from trainpace.watch.inside.event_log import OTHER, PARTS, TRIALS, Fetch, Span, Step
+from trainpace.watch.inside.event_log import OTHER, PARTS, PLAIN, TRIALS, Fetch, Span, Step
 from trainpace.watch.inside.recorder import COVERING
 from trainpace.watch.stragglers import WARM_UP_STEPS, common, offsets, rank_steps
 
@@ -303,14 +303,14 @@ def _typical(detailed: Sequence[Step]) -> Sequence[Step]:
     def duration_ns(window: Sequence[Step]) -> int:
         return window[-1].end_ns - window[0].start_ns
 
-    plain = [s for s in detailed if s.trial == 0] or list(detailed)
+    plain = [s for s in detailed if s.trial == PLAIN] or list(detailed)
     warm = [s for s in plain if s.number >= WARM_UP_STEPS] or plain
     runs = _runs(warm)
     size = min(STEPS_SHOWN, max(map(len, runs)))
     windows = [run[i : i + size] for run in runs for i in range(len(run) - size + 1)]
     longest = TYPICAL * sorted(map(duration_ns, windows))[len(windows) // 2]
     middle = warm[len(warm) // 2].number - size // 2
-    usual = (window for window in windows if duration_ns(window) <= longest)
+    usual = [window for window in windows if duration_ns(window) <= longest]
     return min(usual, key=lambda window: abs(window[0].number - middle))
 
 

@@ -72,6 +72,10 @@ class FromOutput(NamedTuple):
     position: int
     sizes: tuple[int, ...]
 
+    def filled(self, outputs: Sequence[Sequence[Any]], n: int, of: int) -> Any:
+        """Return the tensor, given the outputs of the earlier calls."""
+        return outputs[self.call][self.position].reshape(_scaled(self.sizes, n, of))
+
 
 class Fixed(NamedTuple):
     """A copy without data of an object with tensors, such as a graph.
@@ -81,6 +85,12 @@ class Fixed(NamedTuple):
 
     value: Any
     samples: int
+
+    def made(self, n: int, of: int) -> Any:
+        """Return a copy for one step, since a model may write into it."""
+        from trainpace.workload import Copier
+
+        return Copier({})(self.value)
 
 
 class Derived(NamedTuple):
@@ -92,6 +102,14 @@ class Derived(NamedTuple):
     places: tuple[tuple[int, int], ...]
     sizes: tuple[int, ...]
     dtype: Any
+
+    def filled(self, outputs: Sequence[Sequence[Any]], n: int, of: int) -> Any:
+        """Return a tensor through which gradients flow to all its sources."""
+        import torch
+
+        means = [outputs[call][position].mean() for call, position in self.places]
+        empty = torch.empty(_scaled(self.sizes, n, of), dtype=self.dtype, device="meta")
+        return empty + _sum(means)
 
 
 class Outputs:
@@ -170,27 +188,21 @@ class Call(NamedTuple):
         return [value for value in self.arguments if isinstance(value, Shape)]
 
     @property
-    def fixed(self) -> list[Fixed]:
-        return [value for value in self.arguments if isinstance(value, Fixed)]
-
-    @property
     def follows(self) -> bool:
         """True if the call received a result of an earlier call."""
         return any(isinstance(value, FromOutput | Derived) for value in self.arguments)
 
     def made(self, n: int, of: int) -> list[Any]:
         """Return the arguments for `n` samples. Results of earlier calls remain placeholders."""
-        made = [
-            value.made(n, of) if isinstance(value, Shape) else value for value in self.arguments
+        return [
+            value.made(n, of) if isinstance(value, Shape | Fixed) else value
+            for value in self.arguments
         ]
-        if self.fixed:
-            from trainpace.workload import Copier
 
-            # Each step gets its own copy, since a model may write into it.
-            made = [
-                Copier({})(value.value) if isinstance(value, Fixed) else value for value in made
-            ]
-        return made
+    @property
+    def fixed_samples(self) -> int:
+        """Largest number of samples of an object with tensors, or 0 without such an object."""
+        return max((v.samples for v in self.arguments if isinstance(v, Fixed)), default=0)
 
     def has_fixed_batch(self, of: int) -> bool:
         """Return True if an argument shows that the batch is a graph.
@@ -198,7 +210,7 @@ class Call(NamedTuple):
         Signs are an object with tensors, a sparse matrix, or an integer tensor of pairs. The edges
         of a graph do not grow with its nodes, so no other batch size can be made up.
         """
-        return any(value.samples > 0 for value in self.fixed) or any(
+        return self.fixed_samples > 0 or any(
             shape.values or (of != 2 == len(shape.sizes) == shape.sizes[0] and shape.is_whole)
             for shape in self.shapes
         )
@@ -211,22 +223,12 @@ class Call(NamedTuple):
 
         given = list(arguments)
         for i, value in enumerate(self.arguments):
-            if isinstance(value, FromOutput):
-                given[i] = outputs[value.call][value.position].reshape(_scaled(value.sizes, n, of))
-            elif isinstance(value, Derived):
-                given[i] = _derived(value, outputs, _scaled(value.sizes, n, of))
+            if isinstance(value, FromOutput | Derived):
+                given[i] = value.filled(outputs, n, of)
             elif isinstance(value, Shape) and value.learns:
                 given[i] = given[i].detach().requires_grad_()
         args, kwargs = tree_unflatten(given, self.nesting)
         return module(*args, **kwargs)
-
-
-def _derived(value: Derived, outputs: Sequence[Sequence[Any]], sizes: tuple[int, ...]) -> Any:
-    """Return a tensor through which gradients flow to all its sources."""
-    import torch
-
-    means = [outputs[call][position].mean() for call, position in value.places]
-    return torch.empty(sizes, dtype=value.dtype, device="meta") + _sum(means)
 
 
 def _sum(tensors: Sequence[Any]) -> Any:
@@ -255,22 +257,26 @@ def _placeholder(value: Any, outputs: Outputs) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided:
-            count = value._nnz()
-            return Shape(tuple(value.shape), value.dtype, count)
-        found = outputs.place_of(value)
-        if found is not None:
-            return FromOutput(*found, tuple(value.shape))
-        if value.grad_fn is not None and (places := outputs.reached([value])):
-            return Derived(tuple(places), tuple(value.shape), value.dtype)
-        learns = value.requires_grad and value.is_floating_point()
-        return Shape(tuple(value.shape), value.dtype, learns=learns)
+        return _tensor_placeholder(value, outputs)
     if value is None or isinstance(value, bool | int | float | str | torch.device | torch.dtype):
         return value
     from trainpace.workload import Copier, tensors_in
 
     sizes = [t.shape[0] for t in (*tensors_in(value), *tensors_of(value)) if t.dim()]
     return Fixed(Copier({})(value), sizes[0] if sizes else 0)
+
+
+def _tensor_placeholder(value: Any, outputs: Outputs) -> Shape | FromOutput | Derived:
+    import torch
+
+    sizes = tuple(value.shape)
+    if value.layout is not torch.strided:
+        return Shape(sizes, value.dtype, value._nnz())
+    if (found := outputs.place_of(value)) is not None:
+        return FromOutput(*found, sizes)
+    if value.grad_fn is not None and (places := outputs.reached([value])):
+        return Derived(tuple(places), sizes, value.dtype)
+    return Shape(sizes, value.dtype, learns=value.requires_grad and value.is_floating_point())
 
 
 def tensors_of(value: Any) -> list[Any]:
@@ -384,32 +390,29 @@ class Capture:
 
     def before(self, model: Any, args: Any, kwargs: Any) -> None:
         """Handle an outermost module that is about to run with gradients."""
-        recorder = self.recorder
-        if (
-            recorder.steps != CAPTURED_IN_STEP
-            or recorder.trials is not None
-            or os.environ.get("RANK", "0") != "0"
-        ):
-            return
-        has_parameters = any(True for _ in model.parameters())
-        depth = recorder.enter(TRAINPACE)
-        try:
-            if self.later is not None:
-                if has_parameters:
-                    self.later.append(id(model))
-            elif has_parameters:
-                if not self.calls:
-                    recorder.log.note({"number_format": _number_format(model)})
-                if id(model) not in self.models:
-                    self.models[id(model)] = len(self.copies)
-                    self.copies.append(self.copied(model))
-                    self.names.append(type(model).__qualname__)
-                self.order.append(id(model))
-                self.add(self.models[id(model)], args, kwargs)
-            elif self.outputs:
+        recorder, is_first_rank = self.recorder, os.environ.get("RANK", "0") == "0"
+        if recorder.steps == CAPTURED_IN_STEP and recorder.trials is None and is_first_rank:
+            recorder.charged(TRAINPACE, "capture", self._called, model, args, kwargs)
+
+    def _called(self, model: Any, args: Any, kwargs: Any) -> None:
+        if not any(True for _ in model.parameters()):
+            if self.follows:
                 self.made_by(model, args, kwargs)
-        finally:
-            recorder.leave(depth, "capture")
+            return
+        if self.later is not None:
+            self.later.append(id(model))
+            return
+        if not self.calls:
+            self.recorder.log.note({"number_format": _number_format(model)})
+        if id(model) not in self.models:
+            self.models[id(model)] = len(self.copies)
+            self.copies.append(self.copied(model))
+            self.names.append(type(model).__qualname__)
+        self.order.append(id(model))
+        self.note(described(self.models[id(model)], args, kwargs, self.outputs))
+        self.batch_size = max(
+            self.batch_size, size_of((args, kwargs)), self.calls[-1].fixed_samples
+        )
 
     def copied(self, model: Any) -> Any:
         """Return a copy of a model on the meta device.
@@ -428,13 +431,6 @@ class Capture:
         self.copier.memo.update(meta_memo(model, self.copier.memo))
         return self.copier(model)
 
-    def add(self, module: Any, args: Any, kwargs: Any) -> None:
-        """Record a call of a model, and find the batch size from its inputs."""
-        self.note(described(module, args, kwargs, self.outputs))
-        self.batch_size = max(
-            self.batch_size, size_of((args, kwargs)), *(v.samples for v in self.calls[-1].fixed)
-        )
-
     def made_by(self, criterion: Any, args: Any, kwargs: Any) -> None:
         """Handle a module or function without parameters.
 
@@ -452,7 +448,8 @@ class Capture:
         """
         if len(self.calls) == MOST_CALLS:
             raise Untraceable(
-                f"a step calls its modules and losses more than {MOST_CALLS} times, which is too many"
+                f"a step calls its modules and losses more than {MOST_CALLS} times, which is too"
+                " many"
             )
         self.calls.append(call)
         self.outputs.begin()
@@ -473,20 +470,18 @@ class Capture:
         """Handle tensors whose gradients are about to be computed."""
         if self.recorder.steps != CAPTURED_IN_STEP or not self.calls:
             return
-        if self.later is not None:
+        if self.later is None:
+            self.recorder.charged(TRAINPACE, "capture", self._first_backward, roots)
+        else:
             self.turns()
-            self.later = []
-            return
-        depth = self.recorder.enter(TRAINPACE)
-        try:
-            self.losses = self.outputs.reached(tensors_of(roots))
-            self.optimizer = self.stepper()
-            self.recorder.log.note({"model_batch": self.batch_size})
-            self.later = []
-            self.forget()
-            self.copier = None
-        finally:
-            self.recorder.leave(depth, "capture")
+        self.later = []
+
+    def _first_backward(self, roots: Any) -> None:
+        self.losses = self.outputs.reached(tensors_of(roots))
+        self.optimizer = self.stepper()
+        self.recorder.log.note({"model_batch": self.batch_size})
+        self.forget()
+        self.copier = None
 
     def by_hand(
         self, outputs: Any, inputs: Any = (), *_: Any, create_graph: bool = False, **__: Any
@@ -521,17 +516,17 @@ class Capture:
         """
         own = self._own_optimizers()
         last = self.recorder.optimizer() if self.recorder.optimizer is not None else None
-        if own and _wants_closure(own[0]):
+        if not own and last is not None:
+            own = [last]
+        if not own:
+            return None
+        if _wants_closure(own[0]):
             self.needs_closure = type(own[0]).__name__
             return None
-        if not own and last is not None and not _wants_closure(last):
-            own = [last]
         if len({type(one) for one in own}) > 1:
             raise Untraceable(
                 "its step has optimizers of several kinds, and only one can be traced"
             )
-        if not own:
-            return None
         from trainpace.workload import meta_optimizer
 
         stepper = meta_optimizer(own, self.copier.memo)
@@ -560,10 +555,8 @@ class Capture:
     def write(self, folder: str) -> None:
         """Trace the captured model and write the workload into the folder."""
         self.forget()
-        if not self.copies or self.later is None:
-            recorder = self.recorder
-            was_due = recorder.steps > CAPTURED_IN_STEP and recorder.trials is None
-            if was_due and self.names:
+        if self.later is None:
+            if self.names and self.recorder.steps > CAPTURED_IN_STEP:
                 raise Untraceable("no backward pass of torch was seen in its second step")
             return
         if not self.batch_size:
@@ -631,13 +624,15 @@ class Capture:
         """Return the sum of the losses, or of the means of other outputs."""
         outputs = self.forward(model, batch)
         ends = [outputs[call][position] for call, position in self.losses]
-        made = any(not isinstance(self.calls[call].module, int) for call, _ in self.losses)
-        if not ends:
-            ends = [t for t in outputs[-1] if t.is_floating_point() and t.requires_grad]
-        self.seen = "mean of the outputs"
-        if all(t.dim() == 0 for t in ends):
-            self.seen = "called" if made else "output"
+        ends = ends or [t for t in outputs[-1] if t.is_floating_point() and t.requires_grad]
+        self.seen = self._kind_of_loss(ends)
         return _sum([t if t.dim() == 0 else t.float().mean() for t in ends])
+
+    def _kind_of_loss(self, ends: Sequence[Any]) -> str:
+        if any(t.dim() for t in ends):
+            return "mean of the outputs"
+        made = any(not isinstance(self.calls[call].module, int) for call, _ in self.losses)
+        return "called" if made else "output"
 
 
 def traced(task: Any, batch_size: int, has_fixed_batch: bool) -> Any:

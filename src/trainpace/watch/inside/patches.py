@@ -75,12 +75,10 @@ class Updates:
         self.places = self.places or _compared(module)
         if self.state and not self.gradients:
             return
-        depth = self.recorder.enter(TRAINPACE)
         changed = False
         # If the kind of tensor is unknown, the step is not detected.
         with contextlib.suppress(Exception):
-            changed = self._changed()
-        self.recorder.leave(depth, "parameters")
+            changed = self.recorder.charged(TRAINPACE, "parameters", self._changed)
         if changed:
             self.rhythm = [*self.rhythm[1 - LEARNT :], self.gradients]
             self.recorder.micro_steps = max(self.recorder.micro_steps, self.gradients)

@@ -137,7 +137,8 @@ class _Loop:
         self._parts.add(part)
         self._looks += 1
         trains = self._parts & {FORWARD, BACKWARD}
-        if self._looks < LOOKS_FOR_LOOP or not trains or self._parts == trains or not self._common:
+        is_known = self._looks >= LOOKS_FOR_LOOP and set() < trains < self._parts
+        if not (is_known and self._common):
             return None
         name = self._common[-1].co_filename
         is_loop = is_installed(name) and not (name.startswith(_OURS) or _TORCH in name)

@@ -241,11 +241,8 @@ class Trials:
             fewer = 0 if self.device is not None else observers.fewer_threads(self.recorder)
             self.fewer_threads = agreed("threads", fewer, self.limit_s)
         kinds = [kind for kind in self.applicable(steps) if TRIALS[kind] not in self.without]
-        affordable = math.inf
-        if self.budget_s is not None:
-            affordable = (self.deadline_ns - now_ns()) / max(1, self.step_ns)
-        settling = sum(b.steps for b in self.blocks_of([PLAIN, *kinds]) if b.counted_as == SETTLING)
-        if settling * LEAST_ROUNDS > MOST_SETTLING * affordable:
+        affordable = self._affordable_steps()
+        if self._settling_steps([PLAIN, *kinds]) * LEAST_ROUNDS > MOST_SETTLING * affordable:
             # The workers have prefetched more batches than there is time to train on. Without these
             # trials, the wait for data is visible but not proved.
             kinds, self.stock = [kind for kind in kinds if kind not in REPLACING], 0
@@ -257,6 +254,14 @@ class Trials:
             )
         last = self.blocks_of(few) + self.blocks_of(bf16)
         return self.blocks_of([PLAIN, *kinds]), last, self.rounds
+
+    def _affordable_steps(self) -> float:
+        if self.budget_s is None:
+            return math.inf
+        return (self.deadline_ns - now_ns()) / max(1, self.step_ns)
+
+    def _settling_steps(self, kinds: Sequence[int]) -> int:
+        return sum(b.steps for b in self.blocks_of(kinds) if b.counted_as == SETTLING)
 
     def _forget_evaluations(self) -> None:
         """Forget batches of an evaluation's dataset, which is not read in every step."""
