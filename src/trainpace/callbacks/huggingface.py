@@ -118,16 +118,11 @@ class TimeLeft(Reporter, TrainerCallback):
         state, args = self._state, self._args
         epochs = max(0, math.ceil(state.num_train_epochs) - math.ceil((state.epoch or 0) - 1e-9))
         samples = args.train_batch_size * args.gradient_accumulation_steps
-        evaluations, checkpoints = (
-            self._times_left("eval", control),
-            self._times_left("save", control),
-        )
-        guess = (
-            self._guess_evaluation_s(self._evaluation_samples(), samples) if evaluations else None
-        )
-        return self._left(
-            max(0, state.max_steps - state.global_step), evaluations, guess, checkpoints, epochs
-        )
+        evaluations = self._times_left("eval", control)
+        checkpoints = self._times_left("save", control)
+        guess_s = self._guess_evaluation_s(self._evaluation_samples(), samples)
+        steps_left = max(0, state.max_steps - state.global_step)
+        return self._left(steps_left, evaluations, guess_s, checkpoints, epochs)
 
     def _times_left(self, what: str, control: Any) -> int:
         """Return the number of remaining evaluations or checkpoints, with one due now included.
@@ -138,34 +133,26 @@ class TimeLeft(Reporter, TrainerCallback):
         """
         args, state = self._args, self._state
         strategy = str(getattr(args, f"{what}_strategy", "no")).rpartition(".")[2].lower()
-        due = int(
-            bool(getattr(control, "should_evaluate" if what == "eval" else "should_save", False))
-        )
+        asked = {"eval": "should_evaluate", "save": "should_save"}[what]
+        due = int(bool(getattr(control, asked, False)))
         if strategy == "epoch":
             return max(0, math.ceil(state.num_train_epochs) - self._done_epochs[what])
         if strategy != "steps":
             return due
         every = int(getattr(state, f"{what}_steps", 0) or 0)
-        after = (
-            max(state.global_step, math.ceil(args.eval_delay) - 1)
-            if what == "eval"
-            else state.global_step
-        )
-        last = state.max_steps
+        after, last = state.global_step, state.max_steps
         # The Trainer always ends with an evaluation and a checkpoint.
-        at_the_end = int(every > 0 and last % every != 0 and state.global_step < last)
+        at_the_end = int(every > 0 and last % every != 0 and after < last)
+        if what == "eval":
+            after = max(after, math.ceil(args.eval_delay) - 1)
         return due + multiples_in(every, after, last) + at_the_end
 
     def _evaluation_samples(self) -> float | None:
         data: Any = getattr(self._trainer, "eval_dataset", None)
+        sets = data.values() if isinstance(data, dict) else [data]
         try:
-            sets: Any = data.values() if isinstance(data, dict) else [data]
-            return (
-                None
-                if data is None
-                else sum(len(one) for one in sets) / max(1, self._args.world_size)
-            )
-        except TypeError:  # a streaming dataset has no length
+            return sum(len(one) for one in sets) / max(1, self._args.world_size)
+        except TypeError:  # There is no dataset, or it is a stream without a length.
             return None
 
     @harmless

@@ -8,8 +8,6 @@ excludes validation.
 
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
 else:
@@ -43,28 +41,8 @@ class TimeLeft(Reporter, Callback):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._sanity_batch_s: list[float] = []
-        self._sanity_last: float | None = None
         self._trainer: Any = None
         self._begun_step = self._begun_batch = 0
-
-    @harmless
-    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start timing the validation batches of the sanity check.
-
-        Their time is the estimate for a validation until the first real one.
-        """
-        self._sanity_batch_s = []
-
-    @harmless
-    def on_validation_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        if trainer.sanity_checking:
-            self._sanity_last = self._clock()
-
-    @harmless
-    def on_validation_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        if trainer.sanity_checking and self._sanity_last is not None:
-            self._sanity_batch_s.append(self._clock() - self._sanity_last)
 
     @harmless
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -127,23 +105,9 @@ class TimeLeft(Reporter, Callback):
         if counts is None:
             return None
         self._total = counts.total_batches
-        guess_s = self._guess_s() if counts.evaluations else None
-        left = self._left(
-            counts.batches,
-            counts.evaluations,
-            guess_s,
-            self._checkpoints_left(counts),
-            counts.epochs,
-        )
-        limit_s = _timer_s(self._trainer)
-        if left is None or limit_s is None:
-            return left
-        low, high = min(left.interval_s.low, limit_s), min(left.interval_s.high, limit_s)
-        return replace(
-            left,
-            seconds=min(left.seconds, limit_s),
-            interval_s=replace(left.interval_s, low=low, high=high),
-        )
+        guess_s = self._guess_evaluation_s(self._val_batches(), 1)
+        checkpoints = self._checkpoints_left(counts)
+        return self._left(counts.batches, counts.evaluations, guess_s, checkpoints, counts.epochs)
 
     def _settle(self, work: Work) -> None:
         """Charge the time since the last mark to `work`, or to a checkpoint in progress."""
@@ -183,36 +147,21 @@ class TimeLeft(Reporter, Callback):
     def _val_batches(self) -> float:
         return sum(count for count in self._trainer.num_val_batches or [0] if count != float("inf"))
 
-    def _guess_s(self) -> float | None:
-        """Return the estimated seconds of a validation before the first one has run.
-
-        The estimate uses the last batch of the sanity check, or else a third of the training batch
-        time.
-        """
-        batches = self._val_batches()
-        if len(self._sanity_batch_s) > 1:
-            return self._sanity_batch_s[-1] * batches
-        return self._guess_evaluation_s(batches, 1)
-
     def _checkpoints_left(self, counts: Remaining) -> float:
         """Return the number of checkpoints to come, from the settings of each ModelCheckpoint.
 
         The actual number may differ, because it can depend on a metric.
         """
-        left = 0.0
-        for callback in self._trainer.checkpoint_callbacks:
-            steps, epochs = (
-                getattr(callback, "_every_n_train_steps", 0),
-                getattr(callback, "_every_n_epochs", 0),
-            )
+        left, trainer = 0.0, self._trainer
+        for callback in trainer.checkpoint_callbacks:
+            steps = getattr(callback, "_every_n_train_steps", 0)
+            epochs = getattr(callback, "_every_n_epochs", 0)
             if steps:
-                left += counts.batches / self._trainer.accumulate_grad_batches / steps
+                left += counts.batches / trainer.accumulate_grad_batches / steps
             elif epochs:
-                at_epoch_ends = (
-                    callback._should_save_on_train_epoch_end(self._trainer)
-                    or not counts.evaluations
-                )
-                left += (counts.epochs + 1 if at_epoch_ends else counts.evaluations) / epochs
+                at_epoch_ends = callback._should_save_on_train_epoch_end(trainer)
+                validates = counts.evaluations and not at_epoch_ends
+                left += (counts.evaluations if validates else counts.epochs + 1) / epochs
         return left
 
     def _close(self, ended: str) -> None:
@@ -225,43 +174,31 @@ class TimeLeft(Reporter, Callback):
         self._losses = [
             float(v) for k, v in logged if k in ("loss", "train_loss") and v.numel() == 1
         ]
-        package = (
-            "lightning" if Callback.__module__.startswith("lightning.") else "pytorch-lightning"
-        )
         self._end(
             _execution_of(trainer),
             trainer.strategy.root_device.type,
             ended,
             micro_steps=int(trainer.accumulate_grad_batches),
-            engine=package,
+            engine=Callback.__module__.partition(".")[0].replace("_", "-"),
         )
 
 
 def _execution_of(trainer: Any) -> Execution:
-    optimizer = type(trainer.optimizers[0]).__name__.lower() if trainer.optimizers else "unknown"
     loader = trainer.train_dataloader
-    size = getattr(loader, "batch_size", None) or getattr(
-        getattr(loader, "batch_sampler", None), "batch_size", None
-    )
+    sampler = getattr(loader, "batch_sampler", None)
+    size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
     fields: dict[str, Any] = {
         "micro_batch": size if isinstance(size, int) else 1,
         "accumulation": int(trainer.accumulate_grad_batches),
         "nnodes": trainer.num_nodes,
         "nproc_per_node": max(1, trainer.world_size // max(1, trainer.num_nodes)),
         "precision": LIGHTNING_PRECISIONS.get(str(trainer.precision), "fp32"),
-        "optimizer": optimizer,
+        "optimizer": "unknown",
     }
+    if trainer.optimizers:
+        fields["optimizer"] = type(trainer.optimizers[0]).__name__.lower()
     return Execution(**fields)
 
 
 def _finite(count: float | None) -> int | None:
     return None if count is None or count == float("inf") else int(count)
-
-
-def _timer_s(trainer: Any) -> float | None:
-    """Return the seconds that the Trainer's `max_time` still allows, or None without a limit."""
-    for callback in trainer.callbacks:
-        if type(callback).__name__ == "Timer":
-            remaining = callback.time_remaining()
-            return None if remaining is None else max(0.0, float(remaining))
-    return None

@@ -53,7 +53,7 @@ SHIFT = 0.08
 The change must also exceed the noise.
 """
 UNSEEN = 2.0
-"""Ratio between the estimate of work that was never timed and the ends of its interval."""
+"""Factor by which work that was never timed may take more or less time than estimated."""
 SEEN_ONCE = 0.25
 """Expected relative spread of a second evaluation if only one was timed."""
 
@@ -122,12 +122,7 @@ def time_left(
     Raises:
         TrainpaceError: A time or a remaining count is negative.
     """
-    if (
-        steps_left < 0
-        or since_s < 0
-        or any(o.times_left < 0 for o in others)
-        or any(s < 0 for s in step_s)
-    ):
+    if min(steps_left, since_s, *step_s, *(o.times_left for o in others)) < 0:
         raise TrainpaceError("Steps, times and remaining counts must be 0 or more.")
     if not step_s:
         return None
@@ -136,31 +131,30 @@ def time_left(
     below = above = pace.half_width_s * steps_left
     other_s: dict[str, float] = {}
     unseen = []
-    for other in (other for other in others if other.times_left):
-        bounds = _each(other)
-        if bounds is None:
+    for other in others:
+        if not other.times_left:
+            continue
+        if (each := _each(other)) is None:
             unseen.append(other.name)
             continue
-        low, mean, high = (bound * other.times_left for bound in bounds)
+        mean, less, more = (seconds * other.times_left for seconds in each)
         other_s[other.name] = mean
         middle += mean
         # Errors are independent, so their squares add up.
-        below, above = math.hypot(below, mean - low), math.hypot(above, high - mean)
+        below, above = math.hypot(below, less), math.hypot(above, more)
     passed = min(since_s, pace.mean_s) if steps_left else 0.0
-    low_s, seconds, high_s = (
-        max(0.0, value - passed) for value in (middle - below, middle, middle + above)
-    )
-    basis = f"{len(step_s)} steps" + (
-        f", the last {pace.window} at another pace" if pace.window < len(step_s) else ""
-    )
+    basis = f"{len(step_s)} steps"
+    if pace.window < len(step_s):
+        basis += f", the last {pace.window} at another pace"
+    low, high = max(0.0, middle - below - passed), max(0.0, middle + above - passed)
     return TimeLeft(
         step=step,
         total_steps=total_steps,
-        seconds=seconds,
+        seconds=max(0.0, middle - passed),
         step_time_ms=1e3 * pace.mean_s,
         other_s=other_s,
         unseen=tuple(unseen),
-        interval_s=Interval(low=low_s, high=high_s, coverage=COVERAGE, basis=basis),
+        interval_s=Interval(low=low, high=high, coverage=COVERAGE, basis=basis),
     )
 
 
@@ -169,21 +163,15 @@ def pace_of(step_s: Sequence[float], steps_left: float) -> Pace:
     # Skip the first steps, which may compile, allocate and open files.
     steady = list(step_s[warmup_steps(step_s) if len(step_s) >= 6 else len(step_s) // 2 :])
     recent = _latest(steady)
-    n, whole = len(recent), statistics.fmean(_winsorised(steady))
-    holds = (
-        1.0
-        if n == len(steady)
-        else n * math.log1p(steps_left / n) / steps_left
-        if steps_left
-        else 1.0
-    )
+    n, holds = len(recent), 1.0
+    if steps_left and n < len(steady):
+        holds = n * math.log1p(steps_left / n) / steps_left
+    whole = statistics.fmean(_winsorised(steady))
     mean = holds * statistics.fmean(_winsorised(recent)) + (1 - holds) * whole
     if n < 3:
         return Pace(mean, mean / 2, n)
     # A pace that has changed may change again.
-    chance = max(
-        _chance(recent, steps_left), _chance(steady, steps_left) if n < len(steady) else 0.0
-    )
+    chance = max(_chance(recent, steps_left), _chance(steady, steps_left))
     return Pace(mean, math.hypot(chance, DRIFT * mean), n)
 
 
@@ -255,22 +243,26 @@ def _winsorised(values: Sequence[float]) -> list[float]:
 
 
 def _each(other: Other) -> tuple[float, float, float] | None:
-    """Return (low, mean, high) seconds of one occurrence, or None without an estimate."""
+    """Return the mean seconds of one occurrence, and the interval's widths below and above it.
+
+    None without an estimate.
+    """
+    guess_s = other.guess_s
     if not other.seconds:
         return (
             None
-            if other.guess_s is None
-            else (other.guess_s / UNSEEN, other.guess_s, other.guess_s * UNSEEN)
+            if guess_s is None
+            else (guess_s, guess_s - guess_s / UNSEEN, guess_s * UNSEEN - guess_s)
         )
     latest = list(other.seconds)[-BLOCKS:]
     if 2 < len(other.seconds) <= BLOCKS:
         del latest[0]  # The first occurrence is the slowest.
     mean = statistics.fmean(latest)
     if len(latest) == 1:
-        return mean * (1 - SEEN_ONCE), mean, mean * (1 + SEEN_ONCE)
+        return mean, mean * SEEN_ONCE, mean * SEEN_ONCE
     spread = statistics.stdev(latest) * math.sqrt(1 / len(latest) + 1 / max(1.0, other.times_left))
     half = math.hypot(student_t_95(len(latest) - 1) * spread, DRIFT * mean)
-    return max(0.0, mean - half), mean, mean + half
+    return mean, min(half, mean), half
 
 
 class FitState(NamedTuple):
@@ -345,24 +337,15 @@ def _batches_by_steps(s: FitState, max_steps: int) -> int:
 
     The last batches of an epoch make an optimizer step even if they are fewer than `accumulation`.
     """
-    steps = max(0, max_steps - s.global_step)
+    steps = max_steps - s.global_step
+    if steps <= 0:
+        return 0
     if s.accumulation == 1 or s.epoch_batches is None:
-        return (
-            math.ceil(steps * s.accumulation / s.steps_per_batch - s.batch % s.accumulation)
-            if steps
-            else 0
-        )
-    an_epoch = math.ceil(s.epoch_batches / s.accumulation)
-    this_epoch = an_epoch - s.batch // s.accumulation if s.batch < s.epoch_batches else 0
-    if steps <= this_epoch:
-        return min(s.epoch_batches, (s.batch // s.accumulation + steps) * s.accumulation) - s.batch
-    whole, rest = divmod(steps - this_epoch, an_epoch)
-    return (
-        s.epoch_batches
-        - s.batch
-        + whole * s.epoch_batches
-        + min(s.epoch_batches, rest * s.accumulation)
-    )
+        return math.ceil(steps * s.accumulation / s.steps_per_batch - s.batch % s.accumulation)
+    per_epoch = math.ceil(s.epoch_batches / s.accumulation)
+    done = per_epoch if s.batch == s.epoch_batches else s.batch // s.accumulation
+    whole, rest = divmod(done + steps, per_epoch)
+    return whole * s.epoch_batches + min(s.epoch_batches, rest * s.accumulation) - s.batch
 
 
 def _evaluations(s: FitState, batches: int) -> int:
@@ -451,15 +434,19 @@ class Stopwatch:
         return self._clock() - self.begun
 
 
-def harmless(hook: Hook) -> Hook:
+def harmless(hook: Hook, in_training: bool = False) -> Hook:
     """Wrap a hook so that it cannot break the training.
 
     The first error is reported and turns the callback off.
+
+    Args:
+        hook: Method of a `Reporter`.
+        in_training: Skip the hook before and after a training.
     """
 
     @functools.wraps(hook)
     def guarded(self: Reporter, *args: Any, **kwargs: Any) -> None:
-        if self.off:
+        if self.off or (in_training and not self._running):
             return
         try:
             hook(self, *args, **kwargs)
@@ -467,21 +454,15 @@ def harmless(hook: Hook) -> Hook:
             self.off = True
             why = f"{type(error).__name__}: {error}"
             say(
-                f"trainpace: the remaining time is no longer reported ({why}). The training is not affected."
+                f"trainpace: the remaining time is no longer reported ({why}). The training is not"
+                " affected."
             )
 
     return guarded
 
 
-def in_training(hook: Hook) -> Hook:
-    """Wrap a hook like `harmless`, and skip it before and after a training."""
-
-    @functools.wraps(hook)
-    def timed(self: Reporter, *args: Any, **kwargs: Any) -> None:
-        if self._running:
-            hook(self, *args, **kwargs)
-
-    return harmless(timed)
+in_training = functools.partial(harmless, in_training=True)
+"""Wrap a hook like `harmless`, and skip it before and after a training."""
 
 
 def say(words: str) -> None:
@@ -600,72 +581,58 @@ class Reporter:
         device: str,
         ended: str = "",
         micro_steps: int = 1,
+        *,
+        engine: str,
         **fields: Any,
     ) -> None:
-        """End the training: print a summary line and store the run.
+        """End the training: print a summary line and store the run. Imports torch.
 
         Args:
             execution: Settings of the run, for the journal.
             device: "cpu" or "cuda".
             ended: Reason for an early end, or empty.
             micro_steps: Counted units per optimizer step.
-            fields: Further fields of the journal entry, and the name of the `engine`.
-        """
-        self._running = False
-        step_s = tuple(self._watch.times["step"])
-        if not self._speaks or not step_s:
-            return
-        if self._tell is None:
-            say(summary_line(self._watch, self._step - self._begun_at, self.counted, ended))
-        if not self._no_journal:
-            stopped = (
-                f"stopped by {ended} at {self.counted} {self._step} of {self._total}"
-                if ended
-                else ""
-            )
-            notes = "; ".join(filter(None, (self._notes, stopped)))
-            self._store(
-                execution,
-                device,
-                steps_of(step_s, micro_steps)[-KEPT_IN_JOURNAL:],
-                notes=notes,
-                **fields,
-            )
-
-    def _store(
-        self,
-        execution: Execution,
-        device: str,
-        step_s: tuple[float, ...],
-        *,
-        engine: str,
-        **fields: Any,
-    ) -> None:
-        """Store the latest steps of the training in the journal. Imports torch.
-
-        Args:
-            execution: Settings of the run.
-            device: "cpu" or "cuda".
-            step_s: Seconds per optimizer step.
             engine: Name of the engine's package.
             fields: Further fields of the journal entry.
         """
-        from trainpace.journal import Entry, Journal, anonymous_entry, new_id, now_utc
-        from trainpace.measure import device_in, environment
+        from trainpace.journal import Journal, anonymous_entry
+        from trainpace.measure import environment
+
+        self._running = False
+        seconds = tuple(self._watch.times["step"])
+        if not self._speaks or not seconds:
+            return
+        if self._tell is None:
+            say(summary_line(self._watch, self._step - self._begun_at, self.counted, ended))
+        if self._no_journal:
+            return
+        stopped = f"stopped by {ended} at {self.counted} {self._step} of {self._total}"
+        entry = self._entry(
+            steps_of(seconds, micro_steps)[-KEPT_IN_JOURNAL:],
+            environment(device) | {"engine": f"{engine} {version(engine)}"},
+            execution=execution,
+            notes="; ".join(filter(None, (self._notes, stopped if ended else ""))),
+            **fields,
+        )
+        with Journal.open(self._journal) as journal:
+            journal.add(entry if self._keep_identity else anonymous_entry(entry))
+
+    def _entry(self, step_s: tuple[float, ...], around: dict[str, str], **fields: Any) -> Any:
+        """Return the journal entry of the latest steps, given the seconds of each."""
+        from trainpace.journal import Entry, new_id, now_utc
+        from trainpace.measure import device_in
 
         warm = warmup_steps(step_s)
         step_ms = tuple(1e3 * s for s in step_s)
         low, high = median_interval(step_ms[warm:])
-        around = environment(device) | {"engine": f"{engine} {version(engine)}"}
-        entry = Entry(
+        return Entry(
             id=new_id(),
             created_at=now_utc(),
             kind="watch",
             outcome="ok",
             model=self._name or "",
-            execution=execution,
             device=device_in(around),
-            num_devices=execution.world_size,
+            num_devices=fields["execution"].world_size,
             step_time_ms=statistics.median(step_ms[warm:]),
             step_times_ms=step_ms[warm:],
             warmup_ms=step_ms[:warm],
@@ -676,8 +643,6 @@ class Reporter:
             environment=around,
             **fields,
         )
-        with Journal.open(self._journal) as journal:
-            journal.add(entry if self._keep_identity else anonymous_entry(entry))
 
 
 def steps_of(seconds: Sequence[float], micro_steps: int) -> tuple[float, ...]:
@@ -700,11 +665,9 @@ def report_line(left: TimeLeft, counted: str = "step") -> str:
     end = now + datetime.timedelta(seconds=left.seconds)
     at = f"{end:%H:%M}" if end.date() == now.date() else f"{end:%a %d %b %H:%M}"
     low, high = format_duration(left.interval_s.low), format_duration(left.interval_s.high)
-    without = (
-        f", without {' and '.join(f'{name}s' for name in left.unseen)}, none seen yet"
-        if left.unseen
-        else ""
-    )
+    without = ""
+    if left.unseen:
+        without = f", without {' and '.join(f'{name}s' for name in left.unseen)}, none seen yet"
     return (
         f"trainpace: {counted} {left.step:,} of {left.total_steps:,},"
         f" {format_duration(left.seconds)} left ({low} to {high}, 90 %){without}, until about {at}"
@@ -720,10 +683,7 @@ def summary_line(watch: Stopwatch, steps: int, counted: str = "step", ended: str
         for w in works
         if watch.count[w]
     ]
-    stopped = f", stopped by {ended}" if ended else ""
-    return (
-        f"trainpace: {steps:,} {counted}{'e' if counted == 'batch' else ''}s in"
-        f" {format_duration(watch.elapsed_s)}, median {counted} {median}"
-        + (f"; {', '.join(beside)}" if beside else "")
-        + stopped
-    )
+    unit = {"batch": "batches", "step": "steps"}[counted]
+    line = f"trainpace: {steps:,} {unit} in {format_duration(watch.elapsed_s)}"
+    parts = [f"{line}, median {counted} {median}", ", ".join(beside)]
+    return "; ".join(filter(None, parts)) + (f", stopped by {ended}" if ended else "")
