@@ -10,9 +10,10 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainpace.core.child import no_command, start_in_foreground
 from trainpace.core.errors import ending_with
@@ -95,127 +96,129 @@ def watch(
     """
     if shutil.which(command[0]) is None:
         raise no_command(command[0])
-    begun, note = time.monotonic(), _first_note(command, trials, task, busy)
+    begun, run = time.monotonic(), _Run(folder, trials, stop_after_s, task)
     make_folder(folder)
     if task is not None:
         tasks.arrive(folder, task)
-    reports = task is None or task.reports
-    if reports:
-        write_whole(folder / COMMAND_FILE, json.dumps(note))
-    around = environment(folder, os.environ, trials, stop_after_s, task)
-    lookout = None
-    if task is not None and trials is not None:
-        lookout = tasks.Lookout(folder, task, _limit_s(trials))
-    with contextlib.ExitStack() as stack:
-        errors = None
-        if output_file is not None:
-            output = errors = stack.enter_context(output_file.open("wb")).fileno()
-        if trials is not None:
-            around |= stack.enter_context(temporary_folder())
-        code = _run(command, around, output, errors, lookout)
-    if lookout is not None and lookout.gave_up:
-        code = tasks.first_failure(tasks.ends(folder, lookout.task)) or code
-    cleans_up = trials is not None or stop_after_s is not None
-    if cleans_up and task is None:
+    note = run.first_note(command, busy)
+    run.write(note)
+    code, gave_up = run.execute(command, output, output_file)
+    if run.cleans_up and task is None:
         ended_by_itself = stop_after_s is not None and code == 0
-        note |= _clean_up(folder, notes_in(folder), trials, ended_by_itself)
+        note |= run.clean_up(notes_in(folder), ended_by_itself)
     note |= {"seconds": time.monotonic() - begun, "exit_code": code}
     shown = code if code >= 0 else 128 - code
     with ending_with(shown):
         make_folder(folder)  # The command may have removed the folder.
         if task is not None:
-            gave_up = "" if lookout is None else lookout.gave_up
-            note |= _end_of_task(folder, task, trials, cleans_up, code, gave_up)
-        if reports:
-            write_whole(folder / COMMAND_FILE, json.dumps(note))
+            note |= run.end_of_task(task, code, gave_up)
+        run.write(note)
     return shown
 
 
-def _first_note(
-    command: Sequence[str], trials: Mapping[str, object] | None, task: Task | None, busy: str
-) -> dict[str, Any]:
-    note: dict[str, Any] = {
-        "command": list(command),
-        "started": time.time(),
-        "seconds": None,
-        "exit_code": None,
-        "trials": trials,
-    }
-    if busy:
-        note["busy"] = busy
-    if task is not None:
-        note["together_by"] = "torchrun" if task.is_node else "srun"
-    return note
+class _Run(NamedTuple):
+    """Arguments of `watch` that its parts need."""
 
+    folder: Path
+    trials: Mapping[str, Any] | None
+    stop_after_s: float | None
+    task: Task | None
 
-def _limit_s(trials: Mapping[str, object]) -> float:
-    """Return the seconds that ranks wait for rank 0's decisions."""
-    limit = trials.get("limit_s")
-    return float(limit) if isinstance(limit, int | float) else float("inf")
+    @property
+    def cleans_up(self) -> bool:
+        return self.trials is not None or self.stop_after_s is not None
 
+    def first_note(self, command: Sequence[str], busy: str) -> dict[str, Any]:
+        note: dict[str, Any] = {
+            "command": list(command),
+            "started": time.time(),
+            "seconds": None,
+            "exit_code": None,
+            "trials": self.trials,
+        }
+        if busy:
+            note["busy"] = busy
+        if self.task is not None:
+            note["together_by"] = "torchrun" if self.task.is_node else "srun"
+        return note
 
-def _end_of_task(
-    folder: Path,
-    task: Task,
-    trials: Mapping[str, object] | None,
-    cleans_up: bool,
-    code: int,
-    gave_up: str,
-) -> dict[str, Any]:
-    """Report the end of this task, wait for the others if necessary, and clean up in turn."""
-    tasks.end(folder, task, code)
-    if not (task.reports or cleans_up):
+    def write(self, note: dict[str, Any]) -> None:
+        """Write the note, unless another task reports."""
+        if self.task is None or self.task.reports:
+            write_whole(self.folder / COMMAND_FILE, json.dumps(note))
+
+    def execute(
+        self, command: Sequence[str], output: int | None, output_file: Path | None
+    ) -> tuple[int, str]:
+        """Run the command.
+
+        Returns:
+            Its exit code, or the code of the task that failed first, and the reason if Trainpace
+            ended the command.
+        """
+        around = environment(self.folder, os.environ, self.trials, self.stop_after_s, self.task)
+        lookout = None
+        if self.task is not None and self.trials is not None:
+            # Ranks wait this long for rank 0's decisions.
+            still_s = float(self.trials.get("limit_s", "inf"))
+            lookout = tasks.Lookout(self.folder, self.task, still_s)
+        with contextlib.ExitStack() as stack:
+            errors = None
+            if output_file is not None:
+                output = errors = stack.enter_context(output_file.open("wb")).fileno()
+            if self.trials is not None:
+                around |= stack.enter_context(temporary_folder())
+            code = _run(command, around, output, errors, lookout)
+        if lookout is None or not lookout.gave_up:
+            return code, ""
+        return tasks.first_failure(tasks.ends(self.folder, lookout.task)) or code, lookout.gave_up
+
+    def end_of_task(self, task: Task, code: int, gave_up: str) -> dict[str, Any]:
+        """Report the end of this task, wait for the others if necessary, and clean up in turn."""
+        tasks.end(self.folder, task, code)
+        if not (task.reports or self.cleans_up):
+            return {}
+        missing = tasks.missing_after(self.folder, task)
+        done: dict[str, Any] = self._clean_up_in_turn(task, missing) if self.cleans_up else {}
+        if task.reports:
+            done["unended"] = tasks.ends_in_words(self.folder, task, missing, gave_up)
+            done["exit_code"] = code or tasks.first_failure(tasks.ends(self.folder, task))
+        return done
+
+    def clean_up(
+        self, notes: Notes, ended_by_itself: bool, accounts: Notes | None = None
+    ) -> dict[str, list[str]]:
+        remove_trial_checkpoints(notes)
+        if self.trials is None or "writes_in" not in self.trials:
+            return put_back(self.folder, notes, ended_by_itself, accounts)
         return {}
-    missing = tasks.missing_after(folder, task)
-    done: dict[str, Any] = {}
-    if cleans_up:
-        done = _clean_up_in_turn(folder, task, trials, missing)
-    if task.reports:
-        done["unended"] = tasks.ends_in_words(folder, task, missing, gave_up)
-        done["exit_code"] = code or tasks.first_failure(tasks.ends(folder, task))
-    return done
 
+    def _clean_up_in_turn(self, task: Task, missing: Sequence[int]) -> dict[str, list[str]]:
+        """Clean up after the processes of this task.
 
-def _clean_up(
-    folder: Path,
-    notes: Notes,
-    trials: Mapping[str, object] | None,
-    ended_by_itself: bool,
-    accounts: Notes | None = None,
-) -> dict[str, list[str]]:
-    remove_trial_checkpoints(notes)
-    if trials is None or "writes_in" not in trials:
-        return put_back(folder, notes, ended_by_itself, accounts)
-    return {}
+        Each task cleans up itself, because its files may be on its node's own disk. A task that
+        overwrote the same files as earlier tasks waits for them.
 
+        Returns:
+            For the first task, the files that all tasks have put back. Empty for other tasks.
+        """
+        folder, host = self.folder, socket.gethostname()
+        present = [n for n in range(task.tasks) if n not in missing]
 
-def _clean_up_in_turn(
-    folder: Path, task: Task, trials: Mapping[str, object] | None, missing: Sequence[int]
-) -> dict[str, list[str]]:
-    """Clean up after the processes of this task.
+        def of_task(number: int) -> Notes:
+            return notes_in(folder, lambda header: header.get("task") == number)
 
-    Each task cleans up itself, because its files may be on its node's own disk. A task that
-    overwrote the same files as earlier tasks waits for them.
-
-    Returns:
-        For the first task, the files that all tasks have put back. Empty for other tasks.
-    """
-
-    def of_task(number: int) -> Notes:
-        return notes_in(folder, lambda header: header.get("task") == number)
-
-    mine = of_task(task.number)
-    if copied := set(mine.values("copied")):
-        earlier = [n for n in range(task.number) if n not in missing]
+        mine = of_task(task.number)
+        copied = set(mine.values("copied"))
+        earlier = [n for n in present if n < task.number] if copied else []
         same = [n for n in earlier if copied & set(of_task(n).values("copied"))]
         tasks.await_tidied(folder, task, same)
-    host = socket.gethostname()
-    of_host = notes_in(folder, lambda header: header.get("host") == host)
-    tasks.tidied(folder, task, _clean_up(folder, mine, trials, False, of_host))
-    if not task.reports:
-        return {}
-    tasks.await_tidied(folder, task, [n for n in range(task.tasks) if n not in missing])
-    return tasks.put_back_by_all(folder, task)
+        of_host = notes_in(folder, lambda header: header.get("host") == host)
+        tasks.tidied(folder, task, self.clean_up(mine, False, of_host))
+        if not task.reports:
+            return {}
+        tasks.await_tidied(folder, task, present)
+        return tasks.put_back_by_all(folder, task)
 
 
 @contextlib.contextmanager
@@ -303,18 +306,20 @@ def put_back(
         writes them too. Earlier contents of `left` paths are moved into the recording's folder.
     """
     stays = ended_by_itself and not any(notes.values("stopped"))
-    saved = {(place, tuple(state)) for states in notes.values("saved") for place, state in states}
     copied = [str(place) for place in notes.values("copied")]
-    shared = set() if stays else _written_by_others((accounts or notes).values("written"), copied)
+    others = set() if stays else _written_by_others((accounts or notes).values("written"), copied)
+    places = dict.fromkeys((*map(str, notes.values("earlier")), *copied))
+    if not stays:
+        others |= _anothers(notes, places.keys() - set(copied))
     done: dict[str, list[str]] = {}
-    for place in dict.fromkeys((*map(str, notes.values("earlier")), *copied)):
+    for place in places:
         aside = aside_of(place, str(folder.resolve()))
         if not os.path.lexists(aside):
             continue
         with contextlib.suppress(OSError):
             if stays:
                 _remove(aside)
-            elif place in shared or (place not in copied and _is_anothers(place, saved)):
+            elif place in others:
                 unused = _unused(folder / NOT_RESTORED / os.path.basename(place))
                 unused.parent.mkdir(exist_ok=True)
                 shutil.move(aside, unused)
@@ -343,10 +348,17 @@ def remove_trial_checkpoints(notes: Notes) -> None:
                 os.rmdir(folder)
 
 
-def _is_anothers(place: str, saved: Collection[tuple[str, tuple[int, ...]]]) -> bool:
-    """Return True if a checkpoint differs from what this run saved."""
-    states = {state for name, state in saved if name == place}
-    return bool(states) and os.path.lexists(place) and state_of(place) not in states
+def _anothers(notes: Notes, places: Collection[str]) -> set[str]:
+    """Return the checkpoints that differ from what this run saved."""
+    states = defaultdict(set)
+    for saved in notes.values("saved"):
+        for place, state in saved:
+            states[place].add(tuple(state))
+    return {
+        place
+        for place in places
+        if states[place] and os.path.lexists(place) and state_of(place) not in states[place]
+    }
 
 
 def _written_by_others(written: Collection[Any], places: Collection[str]) -> set[str]:

@@ -158,6 +158,12 @@ class Notes:
         """Return the last value of each name."""
         return {name: notes[-1].content[name] for name, notes in self._by_name.items()}
 
+    @property
+    def span_names(self) -> dict[int, str]:
+        """Names of spans by number."""
+        named = self.with_name("number")
+        return {note.content["number"]: note.content["name"] for note in named}
+
     def by_step(self, name: str) -> dict[int, Any]:
         """Return the values, keyed by the number of the step that they were logged after."""
         return {note.after: note.content[name] for note in self.with_name(name)}

@@ -206,11 +206,7 @@ class Rank(Record):
     loader: Loader | None = None
     fetch: FetchCost | None = None
     optimizer: str = ""
-    optimizer_settings: dict[str, Any] = msgspec.field(default_factory=dict)
-    optimizer_numbers: int = 0
-    optimizer_tensors: int = 0
     model: str = ""
-    wrapped: str = ""
     parameters: int = 0
     ddp: dict[str, Any] = msgspec.field(default_factory=dict)
     lines: tuple[Line, ...] = ()

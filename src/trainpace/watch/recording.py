@@ -94,27 +94,21 @@ def read_recording(folder: Path) -> Recording:
     logs = [(log, list(records_of(log.path))) for log in process_logs(folder)]
     found = [(_rank(log, records), records) for log, records in logs if _trains(records)]
     found.sort(key=lambda pair: pair[0].steps)
-    by_rank = {rank.rank: (rank, records) for rank, records in found}
-    longest = {
-        number: replace(rank, beside=_beside(rank, records, found))
-        for number, (rank, records) in by_rank.items()
-    }
+    records_of_rank = {rank.rank: records for rank, records in found}
+    ranks = {rank.rank: rank for rank, _ in found}
+    for number, rank in ranks.items():
+        ranks[number] = replace(rank, beside=_beside(rank, records_of_rank[number], found))
+    fields = msgspec.structs.asdict(ended)
+    unended = fields.pop("unended")
     if found:
-        notes = (_missing([rank for rank, _ in found], set(longest)), ended.unended)
+        notes = (_missing([rank for rank, _ in found], set(ranks)), unended)
     else:  # The failure of a task explains why no ranks were recorded.
-        notes = (ended.unended, _seen([records for _, records in logs]))
-    records_by_rank = {number: records for number, (_, records) in by_rank.items()}
+        notes = (unended, _seen([records for _, records in logs]))
     return Recording(
-        command=ended.command,
-        seconds=ended.seconds,
-        exit_code=ended.exit_code,
-        ranks=tuple(rank for _, rank in sorted(longest.items())),
+        **fields,
+        ranks=tuple(rank for _, rank in sorted(ranks.items())),
         seen=" ".join(filter(None, notes)),
-        busy=ended.busy,
-        restored=ended.restored,
-        left=ended.left,
-        together_by=ended.together_by,
-        together=_together(folder, longest, records_by_rank, _wall_ms(logs)),
+        together=_together(folder, ranks, records_of_rank, _wall_ms(logs)),
     )
 
 
@@ -236,12 +230,17 @@ def _seen(processes: Sequence[Sequence[Any]]) -> str:
     records = [r for process in processes for r in process]
     spans = Counter(r.part for r in records if isinstance(r, Span))
     steps = sum(isinstance(r, Step) for r in records)
-    counts = (
-        (spans[DATA], "batch", "batches"),
-        (spans[FORWARD], "model call", "model calls"),
-        (steps, "optimizer step", "optimizer steps"),
+    what = (
+        _count(spans[DATA], "batch", "batches"),
+        _count(spans[FORWARD], "model call", "model calls"),
+        _count(steps, "optimizer step", "optimizer steps"),
     )
-    what = [f"{count} {one if count == 1 else many}" for count, one, many in counts if count]
-    who = f"{len(processes)} process{'es' if len(processes) > 1 else ''} imported torch"
-    seen = ", ".join(what) or "no batch of a DataLoader, no model call, no optimizer step"
-    return f"{who}; seen: {seen}{'. A recording needs two steps' if steps else ''}."
+    seen = ", ".join(filter(None, what)) or (
+        "no batch of a DataLoader, no model call, no optimizer step"
+    )
+    who = _count(len(processes), "process", "processes")
+    return f"{who} imported torch; seen: {seen}{'. A recording needs two steps' if steps else ''}."
+
+
+def _count(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}" if count else ""

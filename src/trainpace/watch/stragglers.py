@@ -115,7 +115,7 @@ def rank_steps(records: Iterable[Any]) -> dict[int, RankStep]:
     if any(notes.values("accelerator")) or not set(notes.values("backend")) <= HOST_WAITS:
         return {}
     sizes = notes.by_step("input_elements")
-    names = {note.content["number"]: note.content["name"] for note in notes.with_name("number")}
+    names = notes.span_names
     return {
         step.number: _rank_step(step, found, names, sizes.get(step.number, 0))
         for step, found in steps
@@ -322,13 +322,13 @@ def link_rates(logs: Mapping[int, Sequence[Any]], nodes: Mapping[int, str]) -> t
     }
     links: dict[tuple[str, str], list[tuple[int, int, int]]] = defaultdict(list)
     for rank, notes in counted.items():
-        for peer, sent in _sent(logs[rank], notes):
-            links[nodes[rank], node_at.get(peer, nodes[rank])].append(sent)
+        for peer, counts in _sent(logs[rank], notes):
+            links[nodes[rank], node_at.get(peer, nodes[rank])].append(counts)
     rates = []
-    for (sender, receiver), counts in sorted(links.items()):
-        sent, busy_us = (sum(count[which] for count in counts) for which in (0, 1))
+    for (sender, receiver), sums in sorted(links.items()):
+        sent, busy_us = (sum(counts[which] for counts in sums) for which in (0, 1))
         if sender != receiver and sent >= LEAST_BYTES and busy_us >= LEAST_BUSY_US:
-            steps = max(1, *(count[2] for count in counts))
+            steps = max(1, *(counts[2] for counts in sums))
             rates.append(
                 LinkRate(
                     sender=sender,

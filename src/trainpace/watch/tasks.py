@@ -314,17 +314,20 @@ def ends_in_words(folder: Path, task: Task, missing: Sequence[int], gave_up: str
     Returns:
         Sentences, or an empty string if all tasks ended well.
     """
-    words = []
-    own = task.number if gave_up else None
-    if first := [e for e in _failed_first(ends(folder, task)) if e.number != own]:
-        hosts = " and ".join(dict.fromkeys(e.host for e in first if e.host))
-        how = " and ".join(dict.fromkeys(ending_of(e.exit_code) for e in first))
-        on = f" (on {hosts})" if hosts else ""
-        words.append(f"{_which([e.number for e in first], task)}{on} {how}.")
+    words = list(_failed_in_words(folder, task, task.number if gave_up else None))
     if gave_up:
         words.append(f"Trainpace ended the command of {task.word} {task.number}, {gave_up}.")
     words += _missing_in_words(folder, task, missing)
     return " ".join(f"{sentence[:1].upper()}{sentence[1:]}" for sentence in words)
+
+
+def _failed_in_words(folder: Path, task: Task, own: int | None) -> Iterator[str]:
+    """Yield a sentence on the tasks that failed first, without the task `own`."""
+    if first := [e for e in _failed_first(ends(folder, task)) if e.number != own]:
+        hosts = " and ".join(dict.fromkeys(e.host for e in first if e.host))
+        how = " and ".join(dict.fromkeys(ending_of(e.exit_code) for e in first))
+        on = f" (on {hosts})" if hosts else ""
+        yield f"{_which([e.number for e in first], task)}{on} {how}."
 
 
 def _missing_in_words(folder: Path, task: Task, missing: Sequence[int]) -> Iterator[str]:
@@ -353,11 +356,10 @@ def await_tidied(
 
     Two tasks that work at the same time would lose a shared file.
     """
-    patience_s = PATIENCE_S if patience_s is None else patience_s
     _awaited(
         folder,
         task,
-        patience_s,
+        PATIENCE_S if patience_s is None else patience_s,
         lambda: [n for n in numbers if not _is_there(_file(folder, n, TIDIED))],
     )
 

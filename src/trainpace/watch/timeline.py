@@ -17,7 +17,14 @@ import msgspec
 
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.core.records import Record, written_aside
-from trainpace.watch.event_logs import ProcessLog, fetches_of, process_logs, readable, records_of
+from trainpace.watch.event_logs import (
+    Notes,
+    ProcessLog,
+    fetches_of,
+    process_logs,
+    readable,
+    records_of,
+)
 from trainpace.watch.inside.event_log import OTHER, PARTS, PLAIN, TRIALS, Fetch, Span, Step
 from trainpace.watch.inside.recorder import COVERING
 from trainpace.watch.stragglers import WARM_UP_STEPS, common, offsets, rank_steps
@@ -300,17 +307,16 @@ def _requested_steps(detailed: Sequence[Step], requested: range) -> Sequence[Ste
 def _typical(detailed: Sequence[Step]) -> Sequence[Step]:
     """Return consecutive plain steps after the warm-up, near the middle and not unusually long."""
 
-    def duration_ns(window: Sequence[Step]) -> int:
-        return window[-1].end_ns - window[0].start_ns
-
     plain = [s for s in detailed if s.trial == PLAIN] or list(detailed)
     warm = [s for s in plain if s.number >= WARM_UP_STEPS] or plain
     runs = _runs(warm)
     size = min(STEPS_SHOWN, max(map(len, runs)))
     windows = [run[i : i + size] for run in runs for i in range(len(run) - size + 1)]
-    longest = TYPICAL * sorted(map(duration_ns, windows))[len(windows) // 2]
+    durations_ns = [window[-1].end_ns - window[0].start_ns for window in windows]
+    longest_ns = TYPICAL * sorted(durations_ns)[len(windows) // 2]
     middle = warm[len(warm) // 2].number - size // 2
-    usual = [window for window in windows if duration_ns(window) <= longest]
+    pairs = zip(windows, durations_ns, strict=True)
+    usual = [window for window, duration_ns in pairs if duration_ns <= longest_ns]
     return min(usual, key=lambda window: abs(window[0].number - middle))
 
 
@@ -349,13 +355,13 @@ def _fetch_bars(lane: WorkerLane, window: _Window) -> Iterator[Bar]:
 def _training_bars(path: Path, steps: Sequence[Step], window: _Window) -> Iterable[Bar]:
     within: list[list[Span]] = [[] for _ in steps]
     starts, ends = [s.start_ns for s in steps], [s.end_ns for s in steps]
-    names: dict[int, str] = {}
+    notes = Notes()
     for r in records_of(path):
+        notes.add(r)
         if isinstance(r, Span) and r.thread == 0:
             for i in range(bisect_left(ends, r.start_ns + 1), bisect_left(starts, r.end_ns)):
                 within[i].append(r)
-        elif isinstance(r, dict) and "number" in r:
-            names[r["number"]] = r["name"]
+    names = notes.span_names
     for step, spans in zip(steps, within, strict=True):
         for part, number, start, end in charged(step, spans):
             yield from window.bars(PARTS[part], names.get(number, ""), start, end)

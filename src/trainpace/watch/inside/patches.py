@@ -184,8 +184,8 @@ class Optimizers:
             return
         if self.first is None or self.first() is None:
             self.ends_steps(optimizer)
-            with contextlib.suppress(Exception):
-                _note_optimizer(recorder, optimizer)
+            recorder.log.note({"optimizer": type(optimizer).__name__})
+            recorder.optimizer = weakref.ref(optimizer)
         if recorder.steps <= CAPTURED_IN_STEP and id(optimizer) not in self.known:
             self.known.add(id(optimizer))
             recorder.optimizers.append(weakref.ref(optimizer))
@@ -246,23 +246,6 @@ class Optimizers:
             if self.recorder.steps:
                 self.recorder.log.note({"begins_anew": True})
             self.another()
-
-
-def _note_optimizer(recorder: Recorder, optimizer: Any) -> None:
-    group = optimizer.param_groups[0] if optimizer.param_groups else {}
-    recorder.log.note(
-        {
-            "optimizer": type(optimizer).__name__,
-            "optimizer_settings": {
-                k: v for k, v in group.items() if isinstance(v, int | float | bool | None)
-            },
-            "optimizer_tensors": sum(len(g["params"]) for g in optimizer.param_groups),
-            "optimizer_numbers": sum(
-                p.numel() for g in optimizer.param_groups for p in g["params"]
-            ),
-        }
-    )
-    recorder.optimizer = weakref.ref(optimizer)
 
 
 LOSSES = (
@@ -460,7 +443,7 @@ class _Calls:
             self.kinds.add(type(model))
             self.parts.update(map(id, model.modules()))
             with contextlib.suppress(Exception):
-                _note_model(self.recorder, module, model)
+                _note_model(self.recorder, model)
         if not self.updates.watches:
             self.usual.add(id(module))
 
@@ -550,16 +533,12 @@ def _cores_of(model: Any) -> Iterator[type]:
             yield type(model)
 
 
-def _note_model(recorder: Recorder, module: Any, model: Any) -> None:
+def _note_model(recorder: Recorder, model: Any) -> None:
+    plain = (p for p in model.parameters() if type(p).__name__ != "UninitializedParameter")
     recorder.log.note(
         {
             "model": f"{type(model).__module__}.{type(model).__qualname__}",
-            "wrapped": type(module).__name__ if module is not model else "",
-            "parameters": sum(
-                p.numel()
-                for p in model.parameters()
-                if type(p).__name__ != "UninitializedParameter"
-            ),
+            "parameters": sum(p.numel() for p in plain),
         }
     )
 
