@@ -784,30 +784,6 @@ def test_the_operators_that_computing_goes_into_are_named_with_their_lines():
     assert said not in diagnose(recording(rank(forward=10, other=90, slow_operators=slow))).why
 
 
-def in_bf16(*pairs, **more):
-    """Two rounds of plain steps at another pace, and then pairs of plain steps and steps in bf16."""
-    blocks = [block("plain", forward=50)] * 2
-    for plain, bf16 in pairs:
-        blocks += [block("bf16", forward=bf16), block("plain", forward=plain)]
-    return diagnose(recording(rank(forward=20, blocks=blocks, **more)))
-
-
-def test_bf16_saving_comes_from_paired_steps():
-    d = in_bf16((20, 12), (21, 13), (20, 12))
-    assert saving(d, "autocast to bf16") == pytest.approx(8)
-    (advice,) = d.advice
-    assert "12.3 ms instead of 20.3" in advice.how
-    assert 'torch.autocast("cpu", torch.bfloat16)' in advice.how
-
-
-def test_useless_or_noisy_bf16_is_not_advised():
-    useless = in_bf16((20, 21), (21, 22), (20, 21))
-    assert not useless.advice
-    assert saving(useless, "autocast to bf16") == 0
-    noisy = in_bf16((20, 2), (20, 40), (20, 2))
-    assert not any("bf16" in a.title for a in (*noisy.advice, *noisy.not_worth))
-
-
 def test_workers_do_not_shorten_unexplained_waits():
     """Of 10 ms of waiting, samples take 2."""
     r = rank(forward=10, data=10, loader=loader(), fetch=fetch(wall=0.125, cpu=0.0), cpus=2)

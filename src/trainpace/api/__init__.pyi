@@ -393,10 +393,8 @@ def diagnose(
     block: int | str = ...,
     warm_up: int | str = ...,
     budget: float | str = ...,
-    without: Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads", "bf16"]
-    | Iterable[
-        Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads", "bf16"]
-    ] = ...,
+    without: Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads"]
+    | Iterable[Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads"]] = ...,
     output: str | os.PathLike[str] | None = ...,
 ) -> Diagnosis | ProfiledTraining:
     """Find what slows a training script down and prove it by removing one suspect at a time.

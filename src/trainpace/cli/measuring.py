@@ -466,7 +466,7 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> Rep
     again = recording.proved_by if answer.was_read and not tried else ()
     restored = report.restored_notes(recording, watched.folder)
     stopped = watched.exit_code > 128
-    ours = any(r.ended_among_the_last for r in recording.ranks)
+    ours = any(r.ended_in_the_last for r in recording.ranks)
     reply = Reply(
         diagnosis,
         report.diagnosis_sections(diagnosis, folder, again, restored),

@@ -27,7 +27,6 @@ from trainpace.diagnose.shares import (
     kernels_ms,
     part_ms,
     proof,
-    proof_in_words,
     same_host,
     sets_the_pace,
 )
@@ -531,29 +530,6 @@ def _lower_precision(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         )
 
 
-def _bf16(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """Advise bf16 if steps with the model in bf16 gave a conclusive result."""
-    tried = proof(ranks, "bf16")
-    # If threads wait for cores, bf16 steps may be faster only because they use fewer threads.
-    if tried is None or not tried.settles or split.by_cause["threads"]:
-        return
-    title, how = _PRECISIONS["amp_bf16"]
-    cpu = how.format(device='"cpu"')
-    yield advice(
-        split,
-        "compute",
-        tried.saved_ms if tried.low_ms > 0 else 0.0,
-        title=title,
-        how=(
-            f"{cpu} With the model in bf16 {proof_in_words(tried)}. Compare the losses of some"
-            " epochs. Hugging Face Trainer: bf16=True; Lightning:"
-            ' precision="bf16-mixed".'
-        ),
-        basis="steps with the model in bf16",
-        precision="amp_bf16",
-    )
-
-
 def _fuse(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     """Advise torch.compile for memory-bound kernels, if no kernel is from Triton yet."""
     memory = kernels_ms(ranks).get("memory", 0.0) - split.by_cause["optimizer"]
@@ -670,7 +646,6 @@ RULES = (
     _own_code,
     _fewer_threads,
     _lower_precision,
-    _bf16,
     _fuse,
     _less_padding,
     _keep_memory,

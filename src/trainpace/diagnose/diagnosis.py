@@ -412,7 +412,7 @@ def _ended(recording: Recording) -> Iterator[str]:
             f"{ended} after Trainpace had ended the training; a launcher such as Ray reports that"
             " as a failure. The diagnosis is complete."
         )
-    elif first.ended_among_the_last:
+    elif first.ended_in_the_last:
         yield (
             f"{ended} in steps with {INTERVENTIONS[first.ended_in].steps_with}, one of the last"
             f" interventions. All earlier steps are counted; --without {first.ended_in} skips it."

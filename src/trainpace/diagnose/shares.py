@@ -78,8 +78,6 @@ class Intervention(NamedTuple):
         steps_with: Description of the changed steps for the report.
         causes: Causes that the intervention removes.
         against: Name of the blocks that serve as the baseline.
-        last_pairs: True if the blocks run after all rounds. Each is then paired with one of the
-            last baseline blocks instead of the first ones.
         proves: True if a conclusive result (`Proof.settles`) proves the causes. If False, `split`
             checks further conditions.
     """
@@ -87,7 +85,6 @@ class Intervention(NamedTuple):
     steps_with: str = ""
     causes: tuple[str, ...] = ()
     against: str = "plain"
-    last_pairs: bool = False
     proves: bool = True
 
 
@@ -102,7 +99,6 @@ INTERVENTIONS = {
     FEW_SAMPLES: Intervention(f"batches of {FEW} samples"),
     "muted": Intervention("its output discarded", ("logging",)),
     "fewer_threads": Intervention("{threads} per process", ("threads",), proves=False),
-    "bf16": Intervention("the model in bf16", last_pairs=True),
 }
 
 
@@ -188,14 +184,12 @@ def proof(
         value: Function that returns the time to compare, by default the whole step.
 
     Returns:
-        None if the intervention was not run, or if the model cannot run in bf16.
+        None if the intervention was not run.
     """
     how = INTERVENTIONS[trial]
-    plain, without = (
-        _by_round(ranks, name, value, how.last_pairs) for name in (how.against, trial)
-    )
+    plain, without = (_by_round(ranks, name, value) for name in (how.against, trial))
     pairs = list(zip(plain, without, strict=False))
-    if not pairs or (trial == "bf16" and any(r.refuses_bf16 for r in ranks)):
+    if not pairs:
         return None
     saved, half = mean_and_half_width([a - b for a, b in pairs])
     return Proof(
@@ -209,11 +203,9 @@ def proof(
     )
 
 
-def _by_round(
-    ranks: Sequence[Rank], trial: str, value: Callable[[Block], float], newest_first: bool
-) -> list[float]:
+def _by_round(ranks: Sequence[Rank], trial: str, value: Callable[[Block], float]) -> list[float]:
     """Return `value` of the blocks with an intervention, averaged over ranks for each round."""
-    blocks = (of_trial(r, trial)[:: -1 if newest_first else 1] for r in ranks)
+    blocks = (of_trial(r, trial) for r in ranks)
     return [fmean(map(value, each)) for each in zip(*blocks, strict=False)]
 
 

@@ -66,7 +66,6 @@ _PROOFS = {
     "few_samples": "a batch of two samples",
     "batch_on_device": "the batch on the device already",
     "fewer_threads": "fewer threads",
-    "bf16": "the model in bf16",
 }
 PROVED = (
     "Trainpace removed this cause for some steps of this training, or timed it separately; what is"
@@ -76,9 +75,7 @@ PROVED = (
 
 def nothing_worth(d: Diagnosis) -> str:
     """Report that no change is worthwhile, and list the changes that were not tried."""
-    tried = any(p.trial == "bf16" and p.settles for p in d.proofs)
-    others = "a faster device may" if tried else "a lower precision or a faster device may"
-    return f"No change known here saves {percent(WORTH)} of a step; {others}."
+    return f"No change known here saves {percent(WORTH)} of a step; a lower precision or a faster device may."
 
 
 def diagnosis_sections(

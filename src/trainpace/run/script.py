@@ -66,7 +66,6 @@ _INTERVENTIONS = (
     "few_samples",
     "muted",
     "fewer_threads",
-    "bf16",
 )
 _FEWEST_WARM_UP, _FEWEST_STEPS = 4, 3
 UNEVEN = 1.1

@@ -22,7 +22,7 @@ from trainpace.watch import read_recording
 STEPS = within("count", 1, 1e9, COUNT.parse)
 PATIENCE_S = 600.0
 """Seconds that ranks wait for rank 0's decision, in addition to the time for interventions."""
-Intervention = Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads", "bf16"]
+Intervention = Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads"]
 
 
 class DiagnoseRequest(Request):

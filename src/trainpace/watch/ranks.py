@@ -16,7 +16,7 @@ from trainpace.watch.event_logs import Line, Loader, Notes, lines_of, training_l
 from trainpace.watch.inside.event_log import (
     CHECKPOINT,
     EVALUATION,
-    LAST,
+    FEW_SAMPLES,
     LOADER_START,
     MUTED,
     NO_SYNC,
@@ -185,7 +185,6 @@ class Rank(Record):
             need.
         tokens: Three counts over the inputs of the first steps: tokens, tokens with each sample
             padded to the longest of its batch, and all positions. 0 without a mask.
-        refuses_bf16: The model failed in the bf16 intervention.
         page_faults: Page faults per step that needed no disk. 0 if not counted, as without glibc.
         page_fault_ns: Time of one page fault in nanoseconds.
     """
@@ -250,16 +249,15 @@ class Rank(Record):
     fewer_threads: int = 0
     slow_operators: tuple[tuple[str, str, float], ...] = ()
     evaluates_with_gradients: bool = False
-    refuses_bf16: bool = False
     page_faults: float = 0.0
     page_fault_ns: float = 0.0
     tokens: tuple[int, int, int] = (0, 0, 0)
     after_last_ms: dict[str, float] = msgspec.field(default_factory=dict)
 
     @property
-    def ended_among_the_last(self) -> bool:
-        """True if the process ended in a late intervention, in which a script may fail."""
-        return self.ended_in in LAST
+    def ended_in_the_last(self) -> bool:
+        """True if the process ended in the last intervention, which some scripts do not support."""
+        return self.ended_in == TRIALS[FEW_SAMPLES]
 
 
 class _Steps(NamedTuple):

@@ -68,19 +68,13 @@ TRIALS = (
     "few_samples",
     "muted",
     "fewer_threads",
-    "bf16",
 )
 """Trials that a step may run under. Settling steps follow a change and are not counted."""
-PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED, FEWER_THREADS, BF16 = (
-    range(len(TRIALS))
+PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED, FEWER_THREADS = range(
+    len(TRIALS)
 )
 REPLACING = (CACHED_BATCH, BATCH_ON_DEVICE, FEW_SAMPLES)
 """Trials that replace the loader's batch by a remembered one."""
-LAST = ("few_samples", "bf16")
-"""Trials that come last, because a script may fail in them.
-
-The script's model may not support bf16, or so few samples.
-"""
 FEW = 2
 """Samples per batch in the trial `few_samples`."""
 

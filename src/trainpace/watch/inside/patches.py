@@ -380,8 +380,6 @@ class _Calls:
             ):
                 return run(module, *args, **kwargs)
             self.inside, depth = True, -1
-            if recorder.calls_as is not None:
-                run = recorder.calls_as(run)
             try:
                 # The recorder makes few calls here: its code is not in the processor's caches.
                 usual = id(module) in self.usual and module.training and not recorder.spans_on

@@ -96,7 +96,6 @@ class Recorder:
         "after_step",
         "allocator",
         "bears_backward",
-        "calls_as",
         "fetched_from",
         "fetched_samples",
         "log",
@@ -142,8 +141,6 @@ class Recorder:
         """Returns the GiB that a device's allocator holds, and the number of its retries."""
         self._allocator_says: tuple[float, int] = (0.0, 0)
         self._allocator_asked = 0
-        self.calls_as: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
-        """During an intervention: wraps `__call__` of a module."""
         self.after_step: list[Callable[[Step], None]] = []
         """Callbacks after every step.
 

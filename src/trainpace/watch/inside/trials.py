@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from trainpace.watch.inside import observers
 from trainpace.watch.inside.event_log import (
     BATCH_ON_DEVICE,
-    BF16,
     CACHED_BATCH,
     CHECKPOINT,
     EVALUATION,
@@ -39,7 +38,7 @@ from trainpace.watch.inside.event_log import (
     Step,
 )
 from trainpace.watch.inside.loaders import copy_of, length_of, size_of
-from trainpace.watch.inside.ranks import agreed, is_distributed, process_group
+from trainpace.watch.inside.ranks import agreed, is_distributed
 from trainpace.watch.inside.recorder import Recorder, around, get_ident, now_ns
 
 SETTLE_STEPS = 2
@@ -58,8 +57,6 @@ Smaller operators are slowed down more.
 """
 MOST_SETTLING = 0.5
 """Largest share of the affordable steps that may be settling steps."""
-MOST_FOR_BF16 = 0.3
-"""Largest share of the affordable steps that the bf16 blocks may use."""
 LOOKING = 0.1
 """Share of the remaining time for timing the optimizer's implementations, which may be slow."""
 LEAST_LOGGING_NS = 100_000
@@ -110,7 +107,6 @@ class Trials:
         self.on_device: dict[int, Any] = {}
         self.checkpoints: set[str] = set()
         self.stock = self.threads = self.fewer_threads = 0
-        self.in_bf16 = InBf16(recorder)
         self.programme: list[Block] | None = None
         self.round: list[Block] = []
         self.last: list[Block] = []
@@ -246,14 +242,12 @@ class Trials:
             # The workers have prefetched more batches than there is time to train on. Without these
             # trials, the wait for data is visible but not proved.
             kinds, self.stock = [kind for kind in kinds if kind not in REPLACING], 0
-        few, bf16 = self.last_kinds(CACHED_BATCH in kinds)
+        few = [FEW_SAMPLES, CACHED_BATCH] * 2 if self._may_be_few(kinds) else []
         if self.budget_s is not None:
-            affordable -= min(len(bf16) * (SETTLE_STEPS + LEAST_BLOCK), affordable * MOST_FOR_BF16)
             self.block, self.rounds = fitted(
                 affordable, 1 + len(kinds), SETTLE_STEPS + self.stock, self.block, self.rounds
             )
-        last = self.blocks_of(few) + self.blocks_of(bf16)
-        return self.blocks_of([PLAIN, *kinds]), last, self.rounds
+        return self.blocks_of([PLAIN, *kinds]), self.blocks_of(few), self.rounds
 
     def _affordable_steps(self) -> float:
         if self.budget_s is None:
@@ -283,15 +277,11 @@ class Trials:
         if self.fewer_threads:
             yield FEWER_THREADS
 
-    def last_kinds(self, replaces: bool) -> tuple[list[int], list[int]]:
-        """Return the trials that come last, because some scripts fail in them.
-
-        These are the trials with few samples per batch, and the trials with bf16.
-        """
-        few = replaces and "few_samples" not in self.without
-        few = few and all(map(_may_be_few, self.remembered.values()))
-        bf16 = "bf16" not in self.without and self.device is None and self.in_bf16.may_gain()
-        return [FEW_SAMPLES, CACHED_BATCH] * 2 if few else [], [BF16, PLAIN] * PAIRS if bf16 else []
+    def _may_be_few(self, kinds: Sequence[int]) -> bool:
+        """Return True if the trial with few samples per batch is possible."""
+        if CACHED_BATCH not in kinds or "few_samples" in self.without:
+            return False
+        return all(map(_may_be_few, self.remembered.values()))
 
     def blocks_of(self, kinds: Sequence[int]) -> list[Block]:
         """Return the blocks for these trials, each after its settling steps."""
@@ -331,9 +321,6 @@ class Trials:
     def _switch_to(self, block: Block) -> None:
         recorder, before = self.recorder, self.recorder.active_trial
         recorder.active_trial, recorder.trial, self.left = block
-        recorder.calls_as = self.in_bf16.calls if block.trial == BF16 else None
-        if recorder.trial == BF16 and not self.in_bf16.applies:
-            recorder.trial = SETTLING
         if before != FEWER_THREADS == block.trial:
             self.threads = observers.own_threads()
             observers.computes_with(min(self.threads, self.fewer_threads))
@@ -494,84 +481,6 @@ def settled(plain_ms: Sequence[float], without_ms: Sequence[float]) -> bool:
     t = T_95[min(len(saved) - 1, len(T_95)) - 1]
     half = t * statistics.stdev(saved) / math.sqrt(len(saved))
     return statistics.fmean(saved) > half or half <= PRECISE * statistics.fmean(plain_ms)
-
-
-# ---- steps with the model in bf16
-
-PAIRS = 3
-"""Number of bf16 blocks. A block of plain steps follows each of them."""
-LEAST_GAIN = 1.2
-"""Least speed-up of a large matmul in bf16 over fp32 for trying bf16.
-
-A judgement: conversion has a cost, so with less speed-up there is little to gain.
-"""
-
-
-class InBf16:
-    """Calls modules under autocast to bf16.
-
-    This removes no cause, but shows what a change to bf16 would save. Only the outermost module is
-    called in this way. Its outputs are converted back to fp32 (as accelerate does), because losses
-    may be written for fp32. If a model fails in bf16, it is called again without autocast, and none
-    of these steps is counted.
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.seen = self.refused = False
-
-    @property
-    def applies(self) -> bool:
-        """True if modules ran in bf16 without an error."""
-        return self.seen and not self.refused
-
-    def may_gain(self) -> bool:
-        """Return True if the model computes in fp32 and this CPU is faster in bf16.
-
-        Three kinds of models are excluded. Compiled models would be compiled again. Engines have
-        settings of their own. Modules of FSDP cannot be called twice in one step.
-        """
-        from trainpace.measure import in_use
-
-        torch, recorder = sys.modules["torch"], self.recorder
-        may_be_sharded = process_group() is not None and any(
-            name.startswith("torch.distributed.fsdp") for name in sys.modules
-        )
-        if (
-            in_use() != "cpu"
-            or may_be_sharded
-            or recorder.compiled
-            or recorder.step_is_the_engines
-            or recorder.matmul_dtype is not torch.float32
-        ):
-            return False
-        rate = observers.matmul_rate_gflops
-        try:
-            return rate(torch.bfloat16) >= LEAST_GAIN * rate(torch.float32)
-        except Exception:  # This build of torch lacks such matmuls.
-            return False
-
-    def calls(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `__call__` of a module."""
-        torch: Any = sys.modules["torch"]
-
-        def in_fp32(tensor: Any) -> Any:
-            return tensor.float() if tensor.dtype is torch.bfloat16 else tensor
-
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.refused:
-                return plain(module, *args, **kwargs)
-            try:
-                with torch.autocast("cpu", torch.bfloat16):
-                    output = plain(module, *args, **kwargs)
-                self.seen = self.seen or any(p.requires_grad for p in module.parameters())
-                return torch.utils._pytree.tree_map_only(torch.Tensor, in_fp32, output)
-            except Exception:  # Either bf16 caused the error, or the plain call raises it again.
-                self.refused = True
-                self.recorder.log.note({"refuses_bf16": True})
-                return plain(module, *args, **kwargs)
-
-        return call
 
 
 # ---- functions that trials skip
