@@ -681,16 +681,17 @@ class Untraceable(Exception):
 
 def in_words(error: Exception) -> str:
     """Return the reason why the workload is missing."""
+    cause = error.__cause__
+    if isinstance(cause, TimeoutError):
+        error = cause
     if isinstance(error, Untraceable | TimeoutError):
         return str(error)
     if isinstance(error, ImportError):
         return f"the script's Python lacks a module that tracing needs ({error})"
-    if isinstance(error.__cause__, TimeoutError):
-        return str(error.__cause__)
-    if isinstance(error.__cause__, Exception) and isinstance(error, ValueError):
+    if isinstance(cause, Exception) and isinstance(error, ValueError):
         from trainpace.workload import in_short
 
-        return in_short(error.__cause__)
+        return in_short(cause)
     kind = type(error)
     name = "" if kind.__module__.partition(".")[0] == "trainpace" else f"{kind.__name__}: "
     return f"{name}{getattr(error, 'message', error)}".rstrip(".")

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import trainpace.measure as accelerator
 from trainpace.core.host import thread_times, usable_cores
 from trainpace.watch.inside.event_log import (
     BACKWARD,
@@ -202,9 +203,7 @@ def rows_of(function: Any, args: Any) -> int:
 
 def profile_one_step(recorder: Recorder) -> Callable[[], None]:
     """Measure an accelerator's work by its own clock until the returned function is called."""
-    from trainpace.measure import device_work, in_use
-
-    measured = device_work(in_use())
+    measured = accelerator.device_work(accelerator.in_use())
 
     def end() -> None:
         if measured is None or (work := measured()) is None:
@@ -229,11 +228,9 @@ def note_rate(recorder: Recorder) -> None:
     """
     import torch
 
-    from trainpace.measure import in_use
-
     own = recorder.matmul_dtype or torch.float32
     recorder.log.note({"matmul_gflops": matmul_rate_gflops(own)})
-    if in_use() == "cpu" or own != torch.float32:
+    if accelerator.in_use() == "cpu" or own != torch.float32:
         return
     others = {"amp_bf16": matmul_rate_gflops(torch.bfloat16)}
     chosen = torch.get_float32_matmul_precision()
@@ -252,9 +249,7 @@ def matmul_rate_gflops(dtype: Any) -> float:
     """
     import torch
 
-    from trainpace.measure import in_use
-
-    device = in_use()
+    device = accelerator.in_use()
     side = SIDE if device == "cpu" else SIDE_ON_ACCELERATOR
     with torch.no_grad():
         a = torch.rand(side, side, device=device).to(dtype)
@@ -294,10 +289,8 @@ def _variants_of(optimizer: Any) -> tuple[dict[str, Callable[[], Any]], int]:
 
 def _can_be_copied(optimizer: Any) -> bool:
     """Return True if the optimizer has variants, plain parameters, and enough free memory."""
-    from trainpace.measure import free_gib, in_use
-
-    device = in_use()
-    free = free_gib(device) if device != "cpu" else None
+    device = accelerator.in_use()
+    free = accelerator.free_gib(device) if device != "cpu" else None
     limit = LARGEST_COPY_BYTES if free is None else free * 2**30 / 2 / (1 + len(VARIANTS))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     # Parameters, gradients and two optimizer states.
@@ -311,11 +304,9 @@ def _can_be_copied(optimizer: Any) -> bool:
 
 
 def _time_ns(work: Callable[[], Any]) -> int:
-    from trainpace.measure import in_use, synchronize
-
     start = now_ns()
     work()
-    synchronize(in_use())
+    accelerator.synchronize(accelerator.in_use())
     return now_ns() - start
 
 
