@@ -29,7 +29,7 @@ def recorded(folder, samples=16, notes=()):
                 Step(plain, 1, i, at, at + parts[FORWARD], samples, 3.0 + rank, 0.0, tuple(parts))
             )
         for note in notes:
-            log.note(note)
+            log.note(**note)
         log.flush()
     (folder / COMMAND_FILE).write_text('{"command": ["x"], "seconds": 1.0, "exit_code": 0}')
     return read_recording(folder), read_processes(folder)

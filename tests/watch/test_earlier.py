@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ class Trail:
     def __init__(self):
         self.notes = []
 
-    def note(self, content):
+    def note(self, **content):
         self.notes.append(content)
 
     def flush(self):
@@ -27,7 +28,9 @@ class Trail:
 @pytest.fixture
 def recorder(monkeypatch):
     monkeypatch.setattr(sys, "addaudithook", lambda hook: None)
-    made = SimpleNamespace(log=Trail(), trials=None, wraps=lambda function, part, name: function)
+    made = SimpleNamespace(
+        log=Trail(), trials=None, charged=lambda part, name, function, *args: function(*args)
+    )
     made.earlier = Earlier(made)
     return made
 
@@ -96,9 +99,7 @@ def test_other_files_are_copied_before_they_are_written(recorder, tmp_path, monk
 def test_a_trainer_leaves_a_folder_alone_that_holds_checkpoints(recorder, tmp_path, there, written):
     (tmp_path / there).mkdir()
     saved = []
-    save = engines._saving(recorder, "checkpoint", lambda self: self.folder)(
-        lambda self: saved.append(self)
-    )
+    save = partial(engines._saving(recorder, lambda self: self.folder), saved.append)
     trainer = SimpleNamespace(folder=tmp_path)
     for i in range(2):
         save(trainer)
@@ -161,7 +162,7 @@ def test_a_file_that_another_program_writes_is_told_from_one_of_the_script_alone
         opened = path.open("a")
     acts(path)
     log = EventLogWriter(str(tmp_path / "process-1.trail"), {})
-    log.note({"written": writers.accounts()})
+    log.note(written=writers.accounts())
     log.flush()
     if still_open:
         opened.close()
@@ -175,7 +176,7 @@ def test_files_without_an_account_and_those_that_another_holds_open_are_left(tmp
     writers = Writers()
     writers.watch(str(path))
     log = EventLogWriter(str(tmp_path / "process-1.trail"), {})
-    log.note({"written": writers.accounts()})
+    log.note(written=writers.accounts())
     log.flush()
     assert written_by_others(tmp_path, path) == set()
     with path.open("a"):

@@ -39,7 +39,9 @@ NOTES = st.dictionaries(
 def written(path, records):
     writer = EventLogWriter(str(path), {"role": "process"})
     for record in records:
-        {Step: writer.step, Fetch: writer.fetch, dict: writer.note}[type(record)](record)
+        {Step: writer.step, Fetch: writer.fetch, dict: lambda r: writer.note(**r)}[type(record)](
+            record
+        )
     writer.flush()
     return path.read_bytes()
 
@@ -90,9 +92,9 @@ def test_other_files_are_refused(data):
 def test_a_full_disk_ends_the_trail_and_nothing_else(tmp_path):
     writer = EventLogWriter(str(tmp_path / "a"), {})
     os.close(writer._file)  # writing now fails as it does on a full disk
-    writer.note({"a": 1})
+    writer.note(a=1)
     writer.flush()
-    writer.note({"b": 2})
+    writer.note(b=2)
     writer.flush()
     assert read_log((tmp_path / "a").read_bytes())[1] == []
 
@@ -131,11 +133,11 @@ def test_a_thread_may_write_while_another_hands_over(tmp_path, monkeypatch):
 
     def meanwhile(file, data):
         with memoryview(data):  # as os.write holds it while other threads run
-            writer.note({"other": 1})
+            writer.note(other=1)
         return write(file, data)
 
     monkeypatch.setattr(os, "write", meanwhile)
-    writer.note({"first": 1})
+    writer.note(first=1)
     writer.flush()
     monkeypatch.undo()
     writer.flush()
@@ -145,7 +147,7 @@ def test_a_thread_may_write_while_another_hands_over(tmp_path, monkeypatch):
 def test_a_signals_handler_does_not_wait_for_the_thread_that_it_interrupts(tmp_path, monkeypatch):
     monkeypatch.setattr(event_log, "LONGEST_WRITE_S", 0.05)
     writer = EventLogWriter(str(tmp_path / "a"), {})
-    writer.note({"first": 1})
+    writer.note(first=1)
     with writer._writing:  # where it interrupts this thread in the middle of a write
         writer.flush()
         assert read_log((tmp_path / "a").read_bytes())[1] == []
@@ -162,10 +164,10 @@ def test_another_threads_close_in_the_middle_of_a_write_raises_nothing(tmp_path,
         return write(file, data)
 
     monkeypatch.setattr(os, "write", meanwhile)
-    writer.note({"first": 1})
+    writer.note(first=1)
     writer.flush()
     monkeypatch.undo()
-    writer.note({"second": 2})
+    writer.note(second=2)
     writer.flush()
     assert read_log((tmp_path / "a").read_bytes())[1] == []
 

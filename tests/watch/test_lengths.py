@@ -11,7 +11,7 @@ from trainpace.watch.inside.script import StatedLength
 def stated(code):
     """What is noted when a script with this code calls `step()`."""
     notes = []
-    recorder = SimpleNamespace(log=SimpleNamespace(note=notes.append))
+    recorder = SimpleNamespace(log=SimpleNamespace(note=lambda **note: notes.append(note)))
     exec(
         compile(code, "/home/a/train.py", "exec"),
         {"__name__": "__main__", "step": lambda: script.note_length(recorder)},

@@ -123,7 +123,7 @@ def test_a_training_that_stands_still_is_ended_only_after_its_first_steps(tmp_pa
     ):  # before the first step it may download its data, and says which files it has written
         assert not lookout.gives_up()
         time.sleep(0.3)
-        log.note({"copied": "log.txt"})
+        log.note(copied="log.txt")
         log.flush()
     log.step(Step(0, 1, 0, 0, 1, 0, 0.0, 0.0, (0,) * len(PARTS)))
     log.flush()
@@ -190,11 +190,9 @@ def test_a_file_that_two_tasks_wrote_over_is_put_back_once_and_each_puts_back_it
         )
         account = {"closed": 0, "opened": 0, "open": 0}
         places = [shared, own[n]]
-        log.note(
-            {"written": [{"place": str(p), "inode": p.stat().st_ino, **account} for p in places]}
-        )
+        log.note(written=[{"place": str(p), "inode": p.stat().st_ino, **account} for p in places])
         for place in places:
-            log.note({"copied": str(place)})
+            log.note(copied=str(place))
         log.flush()
     two = FIRST._replace(tasks=2)
     commands = (

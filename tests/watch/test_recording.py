@@ -41,21 +41,21 @@ def write(folder, steps, fetches=(), notes=(LOADER,), seconds=1.0, counted=None,
         {"role": "process", "pid": 7, "host": "here", "rank": 0, "world_size": 1, "cpus": 2},
     )
     for note in notes:
-        log.note(note)
+        log.note(**note)
     at = 0
     for number, (trial, spent) in enumerate(steps):
         parts = [0] * len(PARTS)
         for part, ms in spent.items():
             parts[part] = int(ms * MS)
         if number in (waits_ns or {}):
-            log.note({"first_wait_ns": waits_ns[number]})
+            log.note(first_wait_ns=waits_ns[number])
         log.step(
             Step(TRIALS.index(trial), 1, number, at, at + sum(parts), 16, 0.0, 0.0, tuple(parts))
         )
         at += sum(parts)
     if counted is not None:
-        log.note({"counted": {"flops": 0.0, **counted}})
-    log.note({"ended": at})
+        log.note(counted={"flops": 0.0, **counted})
+    log.note(ended=at)
     log.flush()
     worker = EventLogWriter(
         str(folder / "worker-7-0-8-here.trail"),

@@ -296,7 +296,7 @@ def write(folder, rank, node, forward_ms, ahead_ms=0, backend="gloo", wall_ms=0)
             "clock_to_wall_ns": (wall_ms - ahead_ms) * MS,
         },
     )
-    log.note({"backend": backend})
+    log.note(backend=backend)
     for number in range(20):
         at = BOOTED + (ahead_ms + 30 * number) * MS
         gone, end = at + forward_ms * MS, at + 30 * MS
@@ -306,8 +306,8 @@ def write(folder, rank, node, forward_ms, ahead_ms=0, backend="gloo", wall_ms=0)
         parts = [0] * len(PARTS)
         parts[FORWARD], parts[COMMUNICATION] = forward_ms * MS, end - gone
         log.step(Step(0, 1, number, at, end, 8, 0.0, 0.0, tuple(parts)))
-        log.note({"input_elements": 64})
-    log.note({"ended": 0})
+        log.note(input_elements=64)
+    log.note(ended=0)
     log.flush()
     (folder / "command.json").write_text(
         json.dumps({"command": ["x"], "seconds": 1.0, "exit_code": 0})

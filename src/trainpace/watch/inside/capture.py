@@ -372,7 +372,7 @@ class Capture:
             self.failed = True
             self.forget()
             self.copies, self.optimizer, self.copier = [], None, None
-            self.recorder.log.note({"no_workload": in_words(error)})
+            self.recorder.log.note(no_workload=in_words(error))
 
     def forget(self) -> None:
         """Release the outputs, because they hold memory of the script."""
@@ -403,7 +403,7 @@ class Capture:
             self.later.append(id(model))
             return
         if not self.calls:
-            self.recorder.log.note({"number_format": _number_format(model)})
+            self.recorder.log.note(number_format=_number_format(model))
         if id(model) not in self.models:
             self.models[id(model)] = len(self.copies)
             self.copies.append(self.copied(model))
@@ -479,7 +479,7 @@ class Capture:
     def _first_backward(self, roots: Any) -> None:
         self.losses = self.outputs.reached(tensors_of(roots))
         self.optimizer = self.stepper()
-        self.recorder.log.note({"model_batch": self.batch_size})
+        self.recorder.log.note(model_batch=self.batch_size)
         self.forget()
         self.copier = None
 
@@ -590,7 +590,7 @@ class Capture:
             notes = (*workload.notes, _EVALUATES.format(self.needs_closure))
             workload = replace(workload, assumes_optimizer=True, notes=notes)
         save(workload, os.path.join(folder, WORKLOAD_FILE))
-        self.recorder.log.note({"workload": WORKLOAD_FILE, "loss": self.seen})
+        self.recorder.log.note(workload=WORKLOAD_FILE, loss=self.seen)
 
     @property
     def model(self) -> Any:

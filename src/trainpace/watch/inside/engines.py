@@ -119,7 +119,7 @@ def note_ddp(recorder: Recorder) -> None:
         )
         if "avg_backward_comm_time" not in data:  # It is too early, or the ranks have diverged.
             continue
-        recorder.log.note({"ddp": {key: data[key] for key in wanted if key in data}})
+        recorder.log.note(ddp={key: data[key] for key in wanted if key in data})
 
 
 def _lightning(module: Any, recorder: Recorder) -> None:
@@ -155,7 +155,7 @@ def _saving(recorder: Recorder, folder: Callable[..., Any]) -> Callable[..., Any
                 skips = recorder.earlier.has_some_in(folder(*args, **kwargs))
         if not skips:
             return recorder.charged(CHECKPOINT, "checkpoint", save, *args, **kwargs)
-        recorder.log.note({"skipped": "a checkpoint of transformers"})
+        recorder.log.note(skipped="a checkpoint of transformers")
         return None
 
     return act

@@ -175,7 +175,7 @@ class EventLogWriter:
         number = self._names.get(name) or 0
         if not number and len(self._names) < 0xFFFF:
             number = next(self._numbers)
-            self.note({"name": name, "number": number})
+            self.note(name=name, number=number)
             self._names[name] = number
         self._append(
             _SPAN.pack(b"P", part, depth & 0xFF, number, thread & 0xFFFFFFFF, start_ns, end_ns)
@@ -185,8 +185,8 @@ class EventLogWriter:
         """Append a fetch."""
         self._append(_FETCH.pack(b"F", *fetch))
 
-    def note(self, content: dict[str, Any]) -> None:
-        """Append a JSON record."""
+    def note(self, /, **content: Any) -> None:
+        """Append a JSON record with these values."""
         text = json.dumps(content).encode()
         self._append(_JSON.pack(b"J", len(text)) + text)
 

@@ -63,7 +63,7 @@ def checkpoints(recorder: Recorder, owner: Any, name: str, file: str, shown: str
             beside = call.arguments[file] = _place_of(path) + OF_TRIAL
             if beside not in trials.checkpoints:
                 trials.checkpoints.add(beside)
-                recorder.log.note({"trial_checkpoint": beside})
+                recorder.log.note(trial_checkpoint=beside)
                 # Flush, so that checkpoints are removed even if this process is killed.
                 recorder.log.flush()
             return charged(*call.args, **call.kwargs)
@@ -109,7 +109,7 @@ def made_folders(recorder: Recorder) -> Callable[[str, Any], None]:
             with contextlib.suppress(Exception):
                 place = os.path.abspath(os.fsdecode(args[0]))
                 if not os.path.lexists(place):
-                    recorder.log.note({"made_folder": place})
+                    recorder.log.note(made_folder=place)
 
     return hook
 
@@ -149,7 +149,7 @@ class Earlier:
                 left = glob.glob(glob.escape(place) + EARLIER + "*")
                 os.rename(max(left, key=os.path.getmtime), place)
         if is_aside or os.path.lexists(place):
-            self.recorder.log.note({"earlier": place})
+            self.recorder.log.note(earlier=place)
             # Flush, so that the file is restored even if this process is killed.
             self.recorder.log.flush()
             if not is_aside:
@@ -164,7 +164,7 @@ class Earlier:
 
     def note(self) -> None:
         """Log the files that this run has written."""
-        self.recorder.log.note({"saved": list(self.saved.items())})
+        self.recorder.log.note(saved=list(self.saved.items()))
         self.copies.note()
 
     def has_some_in(self, folder: Any) -> bool:
@@ -229,7 +229,7 @@ class Copies:
         if os.getpid() != self.process:
             return
         with contextlib.suppress(Exception):
-            self.recorder.log.note({"written": self.writers.accounts()})
+            self.recorder.log.note(written=self.writers.accounts())
 
     def opened(self, event: str, args: Any) -> None:
         """Audit hook: copy a file before it is opened for writing."""
@@ -260,7 +260,7 @@ class Copies:
             self.written.add(unfinished)
             shutil.copy2(place, unfinished)
             keep_first(unfinished, aside)
-        self.recorder.log.note({"copied": place})
+        self.recorder.log.note(copied=place)
         self.recorder.log.flush()
 
 

@@ -44,7 +44,7 @@ def loader(module: Any, recorder: Recorder) -> None:
         finally:
             recorder.leave(depth, "first batch" if first else "next batch")
             if first and self._num_workers:
-                recorder.log.note({"first_wait_ns": now_ns() - began_ns})
+                recorder.log.note(first_wait_ns=now_ns() - began_ns)
 
     def init(
         plain: Callable[..., None], self: Any, /, loader: Any, *args: Any, **kwargs: Any
@@ -100,18 +100,16 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
     loader._IterableDataset_len_called = asked_before
     dataset = _inside_subsets(loader)
     recorder.log.note(
-        {
-            "loader": id(loader),
-            "dataset": f"{type(dataset).__module__}.{type(dataset).__qualname__}",
-            "samples_in_dataset": length_of(loader.dataset),
-            "batches": per_epoch,
-            "batch_size": loader.batch_size or getattr(sampler, "batch_size", None),
-            "workers": loader.num_workers,
-            "prefetch_factor": loader.prefetch_factor,
-            "pin_memory": bool(loader.pin_memory),
-            "persistent_workers": bool(loader.persistent_workers),
-            "one_by_one": _asks_one_by_one(loader),
-        }
+        loader=id(loader),
+        dataset=f"{type(dataset).__module__}.{type(dataset).__qualname__}",
+        samples_in_dataset=length_of(loader.dataset),
+        batches=per_epoch,
+        batch_size=loader.batch_size or getattr(sampler, "batch_size", None),
+        workers=loader.num_workers,
+        prefetch_factor=loader.prefetch_factor,
+        pin_memory=bool(loader.pin_memory),
+        persistent_workers=bool(loader.persistent_workers),
+        one_by_one=_asks_one_by_one(loader),
     )
 
 
@@ -398,6 +396,6 @@ class Padding:
             tokens, to_longest, positions = (
                 sum(int(sums[i]) for sums in self.sums) for i in range(3)
             )
-            self.recorder.log.note({"tokens": [tokens, to_longest, positions]})
+            self.recorder.log.note(tokens=[tokens, to_longest, positions])
         if step.number >= NOTED_AFTER[-1]:
             self.recorder.after_detailed_step.remove(self.at_step)

@@ -122,12 +122,12 @@ def count_one_step(recorder: Recorder, note: str = "counted") -> Any:
     def end() -> None:
         mode.__exit__(None, None, None)
         seen["values_read"] += outside.reads
-        recorder.log.note({note: seen | {"outside_ns": float(outside.ns)}})
+        recorder.log.note(**{note: seen | {"outside_ns": float(outside.ns)}})
         if note == "counted" and every_ns:
             shares = [
                 (each, line, ns / every_ns) for (each, line), ns in slow.most_common(KEPT_OPERATORS)
             ]
-            recorder.log.note({"slow_operators": shares})
+            recorder.log.note(slow_operators=shares)
 
     return end
 
@@ -211,12 +211,9 @@ def profile_one_step(recorder: Recorder) -> Callable[[], None]:
         kernels: defaultdict[str, float] = defaultdict(float)
         for name, ms in work.kernels_ms.items():
             kernels[name[:LONGEST_NAME]] += ms
-        note = {
-            "device_busy_ms": work.busy_ms,
-            "device_copies_ms": work.copies_ms,
-            "device_kernels_ms": kernels,
-        }
-        recorder.log.note(note)
+        recorder.log.note(
+            device_busy_ms=work.busy_ms, device_copies_ms=work.copies_ms, device_kernels_ms=kernels
+        )
 
     return end
 
@@ -229,7 +226,7 @@ def note_rate(recorder: Recorder) -> None:
     import torch
 
     own = recorder.matmul_dtype or torch.float32
-    recorder.log.note({"matmul_gflops": matmul_rate_gflops(own)})
+    recorder.log.note(matmul_gflops=matmul_rate_gflops(own))
     if accelerator.in_use() == "cpu" or own != torch.float32:
         return
     others = {"amp_bf16": matmul_rate_gflops(torch.bfloat16)}
@@ -239,7 +236,7 @@ def note_rate(recorder: Recorder) -> None:
         others["tf32"] = matmul_rate_gflops(own)
     finally:
         torch.set_float32_matmul_precision(chosen)
-    recorder.log.note({"other_gflops": others})
+    recorder.log.note(other_gflops=others)
 
 
 def matmul_rate_gflops(dtype: Any) -> float:
@@ -270,7 +267,7 @@ def note_optimizers(recorder: Recorder, within_s: float = math.inf) -> None:
     repeats = int(max(1, min(REPEATS, within_s * 1e9 / max(1, first_ns * len(stepping)))))
     rounds = [{name: _time_ns(step) for name, step in stepping.items()} for _ in range(repeats)]
     medians = {name: sorted(each[name] for each in rounds)[repeats // 2] for name in stepping}
-    recorder.log.note({"optimizer_variants_ms": {name: ns / 1e6 for name, ns in medians.items()}})
+    recorder.log.note(optimizer_variants_ms={name: ns / 1e6 for name, ns in medians.items()})
 
 
 def _variants_of(optimizer: Any) -> tuple[dict[str, Callable[[], Any]], int]:

@@ -84,7 +84,7 @@ class Updates:
             self.recorder.micro_steps = max(self.recorder.micro_steps, self.gradients)
             self.gradients = 0
             if not self.recorder.steps:
-                self.recorder.log.note({"optimizers": 0})
+                self.recorder.log.note(optimizers=0)
             self.recorder.ends_step()
 
     def _changed(self) -> bool:
@@ -184,7 +184,7 @@ class Optimizers:
             return
         if self.first is None or self.first() is None:
             self.ends_steps(optimizer)
-            recorder.log.note({"optimizer": type(optimizer).__name__})
+            recorder.log.note(optimizer=type(optimizer).__name__)
             recorder.optimizer = weakref.ref(optimizer)
         if recorder.steps <= CAPTURED_IN_STEP and id(optimizer) not in self.known:
             self.known.add(id(optimizer))
@@ -230,7 +230,7 @@ class Optimizers:
         if self.first() is optimizer:
             if len(stepped) > self.most:
                 self.most = len(stepped)
-                recorder.log.note({"optimizers": self.most})
+                recorder.log.note(optimizers=self.most)
             stepped.clear()
             recorder.ends_step()
 
@@ -244,7 +244,7 @@ class Optimizers:
         self.first = self.were_first[id(optimizer)] = weakref.ref(optimizer)
         if anew:
             if self.recorder.steps:
-                self.recorder.log.note({"begins_anew": True})
+                self.recorder.log.note(begins_anew=True)
             self.another()
 
 
@@ -534,10 +534,8 @@ def _cores_of(model: Any) -> Iterator[type]:
 def _note_model(recorder: Recorder, model: Any) -> None:
     plain = (p for p in model.parameters() if type(p).__name__ != "UninitializedParameter")
     recorder.log.note(
-        {
-            "model": f"{type(model).__module__}.{type(model).__qualname__}",
-            "parameters": sum(p.numel() for p in plain),
-        }
+        model=f"{type(model).__module__}.{type(model).__qualname__}",
+        parameters=sum(p.numel() for p in plain),
     )
 
 
@@ -621,7 +619,7 @@ def _copies(torch: Any, recorder: Recorder) -> None:
     )
     watch("to", HOST_TO_DEVICE)
     if kind != "cpu":
-        recorder.log.note({"accelerator": accelerator.device_name(kind) or kind})
+        recorder.log.note(accelerator=accelerator.device_name(kind) or kind)
         for name in (kind, "item", "cpu", "tolist", "numpy"):
             if hasattr(torch.Tensor, name):
                 watch(name, HOST_TO_DEVICE if name == kind else SYNCHRONISATION)

@@ -69,11 +69,9 @@ def note_rank(recorder: Recorder) -> None:
     """Log this process's rank, the world size and the backend."""
     if (distributed := process_group()) is not None:
         recorder.log.note(
-            {
-                "rank": distributed.get_rank(),
-                "world_size": distributed.get_world_size(),
-                "backend": str(distributed.get_backend()),
-            }
+            rank=distributed.get_rank(),
+            world_size=distributed.get_world_size(),
+            backend=str(distributed.get_backend()),
         )
 
 
@@ -163,9 +161,9 @@ def note_links(recorder: Recorder, step: Step) -> None:
         return
     among_others = is_distributed()
     if recorder.spans_on and size and (among_others or recorder.losses is not None):
-        recorder.log.note({"input_elements": size})
+        recorder.log.note(input_elements=size)
     if is_due and among_others:
-        recorder.log.note({"links": list(links()), "link_steps": step.number})
+        recorder.log.note(links=list(links()), link_steps=step.number)
 
 
 def links() -> Iterator[tuple[str, str, int, int]]:

@@ -347,13 +347,13 @@ class Recorder:
         """Log once that an evaluation stored the activations that a backward pass would need."""
         if not self._evaluates_with_gradients:
             self._evaluates_with_gradients = True
-            self.log.note({"evaluates_with_gradients": True})
+            self.log.note(evaluates_with_gradients=True)
 
     def _count_samples(self) -> None:
         """Count the fetched samples as trained samples."""
         if self.fetched_samples and self.fetched_from not in self.training_loaders:
             self.training_loaders.add(self.fetched_from)
-            self.log.note({"feeds": self.fetched_from})
+            self.log.note(feeds=self.fetched_from)
         self.samples += self.fetched_samples
         self.fetched_samples = 0
 

@@ -74,7 +74,7 @@ class Sampler:
             )
             self._looker.start()
         elif step.number in (25, SPANS_FOR_STEPS - 1) or step.number % SPANS_AGAIN_EVERY == 0:
-            self._recorder.log.note({"samples": self.counts()})
+            self._recorder.log.note(samples=self.counts())
 
     def stop(self) -> None:
         """Stop before the interpreter ends.
@@ -269,7 +269,7 @@ def note_length(recorder: Recorder) -> None:
             key = name.lstrip("_").lower()
             found = _named_length(key, value, words, ENDING_STEPS) | found
     if found:
-        recorder.log.note({"stated": found.get("steps") or found["epochs"]})
+        recorder.log.note(stated=found.get("steps") or found["epochs"])
 
 
 def _variables(frame: FrameType | None) -> Iterator[tuple[str, Any, str]]:

@@ -89,7 +89,7 @@ def _new_log(torch: Any) -> EventLogWriter:
         "cpus": usable_cores(),
     }
     log = EventLogWriter(path, header)
-    log.note({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
+    log.note(torch=str(torch.__version__), threads=torch.get_num_threads())
     return log
 
 
@@ -188,17 +188,17 @@ def _note_what_is_known(recorder: Recorder) -> None:
     note = recorder.log.note
     engines.note_ddp(recorder)
     if recorder.losses is not None:
-        note({"losses": recorder.losses.per_step()})
+        note(losses=recorder.losses.per_step())
     peak = None if recorder.peak_allocated_gib is None else recorder.peak_allocated_gib()
     if peak is not None:
-        note({"peak_allocated_gib": peak})
+        note(peak_allocated_gib=peak)
     recorder.note_written()
     if (share := observers.delayed_share(recorder.scheduled)) is not None:
-        note({"delayed_share": share})
+        note(delayed_share=share)
     if recorder.trials is not None:
-        note({"ended_in": TRIALS[recorder.active_trial]})
-    note({"after_last_ns": recorder.since_last_step_ns()})
-    note({"samples": recorder.sampler.counts(), "ended": now_ns()})
+        note(ended_in=TRIALS[recorder.active_trial])
+    note(after_last_ns=recorder.since_last_step_ns())
+    note(samples=recorder.sampler.counts(), ended=now_ns())
 
 
 # ---- `trainpace look` ends the script after some seconds of steps
@@ -238,7 +238,7 @@ class Stopping:
         else:
             over = step.number + 1 >= LEAST_STEPS and now_ns() - self.began_ns >= self.limit_ns
         if over:
-            self.recorder.log.note({"stopped": True})
+            self.recorder.log.note(stopped=True)
             trials.end(self.recorder, with_workload=True)
 
     def _planned(self, step: Step, began_ns: int) -> int:

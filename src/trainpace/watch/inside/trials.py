@@ -176,11 +176,9 @@ class Trials:
         if not self.only_steps:
             self.measure_alone(number - 1)
         self.recorder.log.note(
-            {
-                "programme": [TRIALS[block.counted_as] for block in self.programme + self.last],
-                "warm_up_steps": self.warm_up,
-                "fewer_threads": self.fewer_threads,
-            }
+            programme=[TRIALS[block.counted_as] for block in self.programme + self.last],
+            warm_up_steps=self.warm_up,
+            fewer_threads=self.fewer_threads,
         )
         self.advance()
 
@@ -192,11 +190,11 @@ class Trials:
         """
         recorder = self.recorder
         if self.page_faults is not None and (now := observers.page_faults()) is not None:
-            recorder.log.note({"page_faults": (now - self.page_faults) / steps})
+            recorder.log.note(page_faults=(now - self.page_faults) / steps)
         thread, recorder.thread = recorder.thread, -1  # These steps are not the script's.
         for measure in (
             lambda: observers.note_rate(recorder),
-            lambda: recorder.log.note({"page_fault_ns": observers.page_fault_ns() or 0.0}),
+            lambda: recorder.log.note(page_fault_ns=observers.page_fault_ns() or 0.0),
             lambda: observers.note_optimizers(
                 recorder, (self.deadline_ns - now_ns()) * LOOKING / 1e9
             ),
@@ -403,7 +401,7 @@ def end(recorder: Recorder, with_workload: bool = False) -> None:
         with_workload: Trace the script's model first.
     """
     try:
-        recorder.log.note({"trials": "complete", "ended": now_ns()})
+        recorder.log.note(trials="complete", ended=now_ns())
         recorder.before_end()
         recorder.log.flush()
         if with_workload:
@@ -538,7 +536,7 @@ def unsynchronised(recorder: Recorder) -> Callable[..., Any]:
         if recorder.active_trial != NO_SYNC:
             if not module.require_backward_grad_sync and not recorder.skips_sync:
                 recorder.skips_sync = True
-                recorder.log.note({"skips_sync": True})
+                recorder.log.note(skips_sync=True)
             return forward(module, *args, **kwargs)
         before = module.require_backward_grad_sync, module.require_forward_param_sync
         module.require_backward_grad_sync = module.require_forward_param_sync = False
