@@ -350,7 +350,7 @@ def remove_trial_checkpoints(notes: Notes) -> None:
 
 def _anothers(notes: Notes, places: Collection[str]) -> set[str]:
     """Return the checkpoints that differ from what this run saved."""
-    states = defaultdict(set)
+    states: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
     for saved in notes.values("saved"):
         for place, state in saved:
             states[place].add(tuple(state))
