@@ -313,7 +313,7 @@ def _written(
         return
     for f in files.files:
         yield report.Verbatim(f"\n{f.diff}" if f.diff else f"\n{f.file}: nothing changes.\n")
-    yield report.Named("Not expressible in these files; change your code", list(files.left.items()))
+    yield report.named("Not expressible in these files; change your code", list(files.left.items()))
     notes = [f"Note: {note}." for note in dict.fromkeys(n for f in files.files for n in f.notes)]
     for file, backup in backups.items():
         old = f"; the old file is {backup}" if backup else ", which is new"

@@ -196,13 +196,13 @@ EXAMPLES = (
 
 
 def greet() -> None:
-    from trainpace.report import Headline, Lines, Named, show
+    from trainpace.report import Headline, Lines, named, show
 
     question = (
         "How long will this training take, what will it cost, why, and how do I make it faster?"
     )
     machine = Lines([*_machine(), "All commands: trainpace --help"])
-    show([Headline(question), Named("", EXAMPLES), machine])
+    show([Headline(question), named("", EXAMPLES), machine])
 
 
 def _machine() -> list[str]:

@@ -85,7 +85,7 @@ if TYPE_CHECKING:
         markdown,
         table_of,
     )
-    from trainpace.report.sections import Headline, Lines, Named, Section, Verbatim, pictures_of
+    from trainpace.report.sections import Headline, Lines, Section, Verbatim, named, pictures_of
     from trainpace.report.steps import (
         BATCH,
         FEWEST,

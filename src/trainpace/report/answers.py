@@ -42,12 +42,12 @@ from trainpace.report.phrases import given, sentence
 from trainpace.report.sections import (
     Headline,
     Lines,
-    Named,
     Next,
     Notes,
     Section,
     Table,
     Verbatim,
+    named,
     say,
     words,
 )
@@ -93,7 +93,7 @@ def sections_of(answer: object) -> Iterator[Section]:
 DEEPEST = 4
 MOST_ROWS, MOST_COLUMNS, MOST_FIELDS = 20, 10, 60
 MOST_SECTIONS = 100
-IN_NOTEBOOKS = (Headline, Lines, Named, Notes, Table, Verbatim)
+IN_NOTEBOOKS = (Headline, Lines, Notes, Table, Verbatim)
 LONGEST_TEXT = 300
 FEW = 8
 """Sequences of at most this many numbers are shown in full. Longer ones are summarized."""
@@ -147,7 +147,7 @@ def record_sections(value: Any, depth: int = 0, heading: str = "") -> Iterator[S
         fields.pop("rows", None)
     plain = {name: v for name, v in fields.items() if _is_plain(v)}
     shown = [(_named(name), text) for name, cell in _merged(plain).items() if (text := _cell(cell))]
-    yield Named("", shown[:MOST_FIELDS], aside=heading)
+    yield named("", shown[:MOST_FIELDS], aside=heading)
     inside = [name for name in fields if name not in plain and _has_content(fields[name])]
     for name in inside[: MOST_FIELDS * (depth < DEEPEST)]:
         place = ", ".join(filter(None, (heading, _named(name))))

@@ -34,13 +34,13 @@ from trainpace.report.sections import (
     Column,
     Headline,
     Lines,
-    Named,
     Next,
     Notes,
     Section,
     Table,
     Verbatim,
     details,
+    named,
     say,
     tabulate,
     words,
@@ -155,7 +155,7 @@ def entry_sections(e: Entry, asked: Request | None = None) -> Iterator[Section]:
     step = _step_in_words(e)
     timed = (step or "nothing was timed") if e.outcome == "ok" else printable(e.reason)
     yield Headline(f"{e.outcome}: {timed}")
-    yield Named("", [(_text(name), _text(value)) for name, value in _facts(e, step) if value])
+    yield named("", [(_text(name), _text(value)) for name, value in _facts(e, step) if value])
     yield Next(
         ["trainpace", "journal", "compare", e.id[:8], "ID", *_place(asked)],
         "this run with another: do they differ by more than the noise?",
@@ -655,7 +655,7 @@ def public_run_sections(run: PublicRun, asked: Request | None = None) -> Iterato
     from trainpace.verbs.journal import JournalRequest
 
     yield Headline(f"A step took {number(run.step_time_ms)} ms, as {run.source} measured it.")
-    yield Named("", public_facts(run))
+    yield named("", public_facts(run))
     yield Next(
         [
             *("trainpace", "journal", "compare", f"public:{run.id}", "mine"),

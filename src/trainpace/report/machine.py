@@ -18,13 +18,13 @@ from trainpace.report.sections import (
     Column,
     Headline,
     Lines,
-    Named,
     Next,
     Section,
     Table,
     Verbatim,
     brief,
     details,
+    named,
     say,
     tabulate,
     words,
@@ -69,7 +69,7 @@ def machine_sections(machine: Machine) -> Iterator[Section]:
         lines.append(("storage", [given(s.filesystem), rates]))
     system = [given(machine.operating_system), given(machine.kernel), f"Python {machine.python}"]
     lines.append(("system", system))
-    yield Named("", [(name, ", ".join(filter(None, parts))) for name, parts in lines])
+    yield named("", [(name, ", ".join(filter(None, parts))) for name, parts in lines])
 
 
 def _gpu_facts(gpu: Any) -> list[str]:
@@ -211,7 +211,7 @@ def examination_sections(
     yield Headline(examination_verdict(examination), good=examination.is_well)
     checks = sorted(examination.checks, key=lambda check: ORDER.index(check.status))
     for status, same in groupby(checks, key=lambda check: check.status):
-        yield Named(TITLES[status], [(check.part, _words(check)) for check in same])
+        yield named(TITLES[status], [(check.part, _words(check)) for check in same])
     if examination.traces:
         where = f"are in {trace_file}" if trace_file else "can be saved with --trace FILE.txt"
         yield Lines([f"The stack traces of failed checks {where}; please send them to us."])

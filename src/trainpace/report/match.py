@@ -49,13 +49,13 @@ from trainpace.report.sections import (
     Column,
     Headline,
     Lines,
-    Named,
     Next,
     Notes,
     Section,
     Table,
     brief,
     details,
+    named,
     say,
     tabulate,
     words,
@@ -185,19 +185,19 @@ def match_sections(
     if not ranking.matches:
         yield from _none(answer)
         yield Lines(within_limits(ranking, job), only="page")
-        yield Named("", _demands(answer, by), only="page", aside="what was asked")
+        yield named("", _demands(answer, by), only="page", aside="what was asked")
         yield from _rejected(ranking)
         return
     first = ranking.matches[0]
     yield Headline(" ".join(f"{_NAMES[p.name]}: {usd_and_hours(p.match)}." for p in picks))
-    yield from details("what an hour less costs", Named("", three(picks)))
+    yield from details("what an hour less costs", named("", three(picks)))
     yield from _three(picks)
     yield say(*answer.recorded, *within_limits(ranking, job), *_in_mixed_precision(answer))
     yield Charts(lambda: match_pictures(ranking, picks))
     yield from details("cost against time", *_front(ranking.matches))
     shown = _shown(ranking.matches, top)
     yield from details("the ranking", *_ranking(shown, first, job))
-    yield from details("what was asked", Named("", _demands(answer, by)))
+    yield from details("what was asked", named("", _demands(answer, by)))
     yield from _rejected(ranking)
     yield Lines([answer.journal_note] if answer.journal_note else [])
     yield _old_prices(answer, today)

@@ -16,7 +16,7 @@ from trainpace.core.records import to_jsonable
 from trainpace.forecast import alike
 from trainpace.report.charts import TEXTURES, BarChart, BarGroup, Chart, Picture, css_variables
 from trainpace.report.phrases import duration, given, interval, number, percent, sentence, usd, when
-from trainpace.report.sections import Charts, Column, Drawing, Named, Section, Table, words
+from trainpace.report.sections import Charts, Column, Drawing, Section, Table, words
 from trainpace.report.streams import visible
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def environment(*packages: str) -> jinja2.Environment:
         sentence=sentence,
         alike=alike,
         command=lambda words: words if isinstance(words, str) else shlex.join(words),
-        table_of=_table_of,
+        without_bars=_without_bars,
     )
     env.globals.update(tables_of=tables_of, duration=duration, usd=usd, textures=TEXTURES)
     return env
@@ -132,10 +132,8 @@ def _part(section: Section) -> dict[str, Any]:
     }
 
 
-def _table_of(table: Table | Named) -> Table:
-    """Return names or a table as a table without bars. Charts show those."""
-    if isinstance(table, Named):
-        return Table([words(""), words("")], table.items)
+def _without_bars(table: Table) -> Table:
+    """Return a table without its bars. Charts show those."""
     indices = range(len(table.columns))
     shown = [i for i in indices if all(isinstance(row[i], str) for row in table.rows)]
     rows = [[row[i] for i in shown] for row in table.rows]

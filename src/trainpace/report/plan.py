@@ -43,13 +43,13 @@ from trainpace.report.sections import (
     Column,
     Headline,
     Lines,
-    Named,
     Next,
     Notes,
     Section,
     Verbatim,
     brief,
     details,
+    named,
     say,
     tabulate,
     words,
@@ -116,9 +116,9 @@ def plan_sections(
     yield from details("the settings before and after", choices)
     if plan.changes:
         then = f"{config_line(plan.best.choice)}: {_step_and_rate(plan.best, workload)}"
-        yield from brief(Named("", [("Then", then)]))
+        yield from brief(named("", [("Then", then)]))
     yield from details("the fastest for each number of GPUs", *_cluster_sizes(plan))
-    yield Named("Maybe: measure it before you adopt it", maybes(plan))
+    yield named("Maybe: measure it before you adopt it", maybes(plan))
     yield from details("what was rejected", tabulate(plan.rejected, _REJECTED))
     assumed = [assumed_in_words(plan.assumed)] if plan.assumed else []
     notes = [*filter(None, [plan.corrected]), *workload.notes, *assumed]
@@ -128,7 +128,7 @@ def plan_sections(
     changes = [
         (a.title, f"saves {duration(saved_s)}. {a.how}") for a, saved_s in answer.script_changes
     ]
-    yield Named(SCRIPT_CHANGES, changes)
+    yield named(SCRIPT_CHANGES, changes)
     yield from written
     yield from _code(code)
     if plan.changes:
@@ -277,7 +277,7 @@ def _changes(plan: Plan) -> Iterator[Section]:
         keys = "" if plan.in_code else settings_of(change)
         reasons.append((f"{n}", f"{'; '.join(filter(None, (keys, change.risk_reason)))}."))
     aside = "the settings and risks of each change"
-    yield from details(aside, say(plan.changes[0].makes_fit and first), Named("", reasons))
+    yield from details(aside, say(plan.changes[0].makes_fit and first), named("", reasons))
 
 
 def _saving(change: Change) -> str:

@@ -84,7 +84,7 @@ class Section(Record, kw_only=True):
     @property
     def size(self) -> int | None:
         """Number of rows, or None if it has no rows. Sections with 0 rows are not drawn."""
-        names = {"rows", "items", "lines"}.intersection(self.__struct_fields__)
+        names = {"rows", "lines"}.intersection(self.__struct_fields__)
         return len(getattr(self, names.pop())) if names else None
 
 
@@ -124,13 +124,6 @@ class Table(Section, kw_only=False):
     title: str = ""
     keep: Collection[int] = ()
     best: Collection[int] = ()
-
-
-class Named(Section, kw_only=False):
-    """Names, each with a sentence or value."""
-
-    title: str
-    items: Sequence[tuple[str, str]]
 
 
 class Plot(Section, kw_only=False):
@@ -209,6 +202,11 @@ def tabulate(
     shown = [column for column in columns if column]
     rows = [[column.of(record) for column in shown] for record in records]
     return (filled_only if filled else Table)(shown, rows, **options)
+
+
+def named(title: str, items: Iterable[tuple[str, str]], **options: Any) -> Table:
+    """Return a table of names, each with a sentence or value."""
+    return Table([words("", least=8), words("", least=20)], list(items), title, **options)
 
 
 def shares_table(

@@ -28,7 +28,6 @@ from trainpace.report.sections import (
     Drawing,
     Headline,
     Lines,
-    Named,
     Next,
     Notes,
     Plot,
@@ -56,8 +55,8 @@ _TIED = "\u00a0"  # textwrap does not break lines at this character.
 GAP, NARROW_GAP = 3, 2
 LONGEST_WORD = 24
 """Length in characters above which a word, such as a path, may be broken."""
-FEWEST_ROWS, FEWEST_NAMED = 3, 2
-"""Minimum rows of a table, and minimum names of a list, that are never cut."""
+FEWEST_ROWS = 3
+"""Minimum rows of a table. They are never cut."""
 
 
 class Layout(NamedTuple):
@@ -139,7 +138,7 @@ def _fewest(section: Section) -> int:
     size = section.size or 0
     if isinstance(section, Table):
         return min(size, max(FEWEST_ROWS, len(section.keep)))
-    return min(size, FEWEST_NAMED if isinstance(section, Named) else 1)
+    return min(size, 1)
 
 
 def _one_screen(sections: Sequence[Section], last: str) -> str:
@@ -247,26 +246,6 @@ def _draw_paragraphs(
                 out.wrap(f"{column.name}: {cell}" if column.name else cell)
 
 
-def _draw_named(out: _Visible, part: Named, rows: int | None) -> None:
-    """Draw names in a column, with their wrapped texts next to it, or below if there is no room."""
-    if part.title:
-        out.wrap(part.title)
-    indent, longest = 2 if part.title else 0, max(len(name) for name, _ in part.items)
-    beside = out.width - indent - longest - NARROW_GAP
-    for name, text in part.items[:rows]:
-        if beside >= LEAST_WIDTH:
-            block = wrapped(text, beside, "").replace(
-                "\n", "\n" + " " * (indent + longest + NARROW_GAP)
-            )
-            out.put(f"{' ' * indent}{name:<{longest + NARROW_GAP}}{block}".rstrip())
-        else:
-            for line in (name, f"  {text}"):
-                if line.strip():
-                    out.wrap(line)
-    _count_more(out, part.items, rows, "line")
-    out.print()
-
-
 def _draw_plot(out: _Visible, part: Plot, _: int | None) -> None:
     """Draw lines without wrapping, followed by a blank line. Only a long title is wrapped."""
     for line in (*plot(part.points, part.marked, part.title, part.line, out.width), ""):
@@ -303,13 +282,12 @@ _DRAW: Mapping[type[Section], Callable[[_Visible, Any, int | None], None]] = {
     Lines: _draw_lines,
     Notes: _draw_lines,
     Table: _draw_table,
-    Named: _draw_named,
     Plot: _draw_plot,
     Verbatim: _draw_verbatim,
     Drawing: _draw_drawing,
     Next: _draw_next,
 }
-_CUTTABLE = (Table, Named, Notes)
+_CUTTABLE = (Table, Notes)
 
 
 def _grid(
