@@ -75,7 +75,10 @@ PROVED = (
 
 def nothing_worth(d: Diagnosis) -> str:
     """Report that no change is worthwhile, and list the changes that were not tried."""
-    return f"No change known here saves {percent(WORTH)} of a step; a lower precision or a faster device may."
+    return (
+        f"No change known here saves {percent(WORTH)} of a step; a lower precision or a faster"
+        " device may."
+    )
 
 
 def diagnosis_sections(

@@ -166,8 +166,9 @@ def software_lines(rows: Sequence[Forecast]) -> list[str]:
         f"Without effect: {text}."
         for text in dict.fromkeys(t for f in rows for t in f.software_idle)
     ]
+    named = [f for f in rows if f.software and (not f.software_assumed or ", " in f.software)]
     used: dict[str, list[str]] = {}
-    for f in {f.device: f for f in rows if _is_named(f)}.values():
+    for f in {f.device: f for f in named}.values():
         used.setdefault(f.software, []).append(f.device)
     if not used:
         return idle
@@ -176,16 +177,12 @@ def software_lines(rows: Sequence[Forecast]) -> list[str]:
         parts = [f"{s.partition(', ')[2]} on {listed(names)}" for s, names in used.items()]
         software = f"{software.partition(', ')[0]}, {'; '.join(parts)}"
     line = f"Software: {software}."
-    if any(f.software_assumed for f in rows if _is_named(f)):
+    if any(f.software_assumed for f in named):
         line = (
             f"No software versions given; assuming {software}. Set them with --software,"
             " --attention."
         )
     return [line, *idle]
-
-
-def _is_named(f: Forecast) -> bool:
-    return bool(f.software) and (not f.software_assumed or ", " in f.software)
 
 
 def trace_notes(rows: Sequence[Forecast]) -> list[str]:

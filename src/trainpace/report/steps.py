@@ -452,9 +452,9 @@ def shape_in_words(t: Trend) -> str:
     r_squared = f"{t.r_squared:.4f}" if t.r_squared < ROUNDS_TO_1 else "over 0.9999"
     return (
         f"Step time over batch {t.first_batch:,} to {t.last_batch:,} is {shape}. Fitted line:"
-        f" {number(t.fixed_ms)} ms + {number(t.ms_per_sample)} ms per sample (R² {r_squared}), {line}"
-        f" off on average and {100 * abs(t.worst_error):.0f}% at most, at batch {t.worst_batch:,};"
-        f" a quadratic curve is {parabola} off, a cubic one {cubic}."
+        f" {number(t.fixed_ms)} ms + {number(t.ms_per_sample)} ms per sample (R² {r_squared}),"
+        f" {line} off on average and {100 * abs(t.worst_error):.0f}% at most, at batch"
+        f" {t.worst_batch:,}; a quadratic curve is {parabola} off, a cubic one {cubic}."
     )
 
 

@@ -48,7 +48,10 @@ GOOD, BAD, HEAD, BAR = "bold color(28)", "bold color(160)", "bold", "color(32)"
 _BLANK = "    \n"
 _RULE = Box(f"{2 * _BLANK} ── \n{5 * _BLANK}")
 _ASCII_RULE = Box(f"{2 * _BLANK} -- \n{5 * _BLANK}", ascii=True)
-_UNITS = r"%|µs|us|ms|s|min|h|days|d|B|kB|MB|GB|KiB|MiB|GiB|GB/s|GFLOP/s|TFLOP/s|samples|samples/s|epochs|steps|W|x|M|T|kWh"
+_UNITS = (
+    "%|µs|us|ms|s|min|h|days|d|B|kB|MB|GB|KiB|MiB|GiB|GB/s|GFLOP/s|TFLOP/s|samples|samples/s"
+    "|epochs|steps|W|x|M|T|kWh"
+)
 _NUMBER_AND_UNIT = re.compile(rf"(?<=[\d.]) (?=(?:{_UNITS})(?![\w/]))")
 _SHELL_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 _TIED = "\u00a0"  # textwrap does not break lines at this character.
@@ -271,9 +274,8 @@ def _draw_next(out: _Visible, part: Next, _: int | None) -> None:
     if part.why and len(part.why) + 4 <= room:
         text.append(f"  ({part.why})")
     elif part.why:
-        text.append(
-            f"\n{textwrap.indent(textwrap.fill(part.why, max(LEAST_WIDTH, out.width) - 6), ' ' * 6)}"
-        )
+        below = textwrap.fill(part.why, max(LEAST_WIDTH, out.width) - 6)
+        text.append(f"\n{textwrap.indent(below, ' ' * 6)}")
     out.put(text)
 
 
