@@ -50,7 +50,6 @@ READ_FILES = {
     "run/job.py": "logs, shown as text",
     "run/script.py": "hashes of code, and results that its own batch script wrote",
     "verbs/run.py": "a lock",
-    "verbs/measure.py": "a worker's request",
     "report/pages.py": "packaged",
     "report/streams.py": "standard streams",
     "web/render.py": "packaged",

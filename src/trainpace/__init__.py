@@ -1,7 +1,8 @@
 """How long will this training take, what will it cost, why, and how do I make it faster?
 
-The commands are functions here, with the same names: `trainpace.forecast("resnet50", gpu="A100")`. Several have the name of a
-package, such as `trainpace.forecast`: that module can then be called, and `import trainpace.forecast` works as for any other.
+The commands are functions here, with the same names: `trainpace.forecast("resnet50", gpu="A100")`.
+Several have the name of a package, such as `trainpace.forecast`: that module can then be called,
+and `import trainpace.forecast` works as for any other.
 """
 
 import importlib
@@ -30,8 +31,8 @@ class _CallablePackage(ModuleType):
 
 
 class _Package(ModuleType):
-    """Python binds an imported submodule here; those with a command's name become callable. A module's class may be assigned
-    (Python's data model, "Customizing module attribute access")."""
+    """Python binds an imported submodule here; those with a command's name become callable. A
+    module's class may be assigned (Python's data model, "Customizing module attribute access")."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FUNCTIONS and type(value) is ModuleType:
@@ -54,8 +55,3 @@ def __getattr__(name: str) -> Any:
     if importlib.util.find_spec(f"{__name__}.{name}"):
         return importlib.import_module(f"{__name__}.{name}")
     return getattr(importlib.import_module("trainpace.api"), name)
-
-
-def load_ipython_extension(shell: Any) -> None:
-    """Load the magic %trainpace and show records as tables: `%load_ext trainpace`."""
-    importlib.import_module("trainpace.api.notebook").load_ipython_extension(shell)

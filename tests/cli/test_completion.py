@@ -53,7 +53,7 @@ def complete(line, shell="bash"):
         ("trainpace plan --precision amp", ["plain,amp_bf16"], ["plain,fp32"]),
         ("trainpace match --by ", ["plain,hours"], []),
         ("trainpace match --machines la", ["file,la"], []),
-        ("trainpace measure --out ", ["dir,"], []),
+        ("trainpace precompute --out ", ["dir,"], []),
         ("trainpace journal sh", ["plain,show", "plain,share"], ["plain,list"]),
         ("trainpace nonsense --o", [], ["plain,--output"]),
     ],

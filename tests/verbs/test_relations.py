@@ -48,12 +48,12 @@ def test_every_relation_names_an_option_of_the_same_command():
     assert {"forecast", "plan", "match", "schedule"} <= COMMANDS.keys()
     for name, fields in COMMANDS.items():
         for field in RELATED[name].values():
-            for need in field.about.needs:
+            for need in field.about.needs.split():
                 assert set(alternatives(need)) & fields.keys(), (name, field.name, need)
     known = {name for fields in COMMANDS.values() for name in fields}
     for related in RELATED.values():
         for field in related.values():
-            assert {*field.about.excludes, *field.about.overrides} <= known
+            assert {*field.about.excludes.split(), *field.about.overrides.split()} <= known
 
 
 def values_of(field):
@@ -83,7 +83,7 @@ def test_project_defaults_never_break_a_valid_command(question):
     fields, typed, defaults = question
     defaults = {name: value for name, value in defaults.items() if name not in typed}
     for name in defaults:  # a file that contradicts itself is an error of its own
-        assume(not set(fields[name].about.excludes) & defaults.keys())
+        assume(not set(fields[name].about.excludes.split()) & defaults.keys())
     try:
         check(fields, typed)
         valid = True

@@ -12,14 +12,14 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
 from trainpace import verbs
-from trainpace.api.notebook import Listed, show_records, shown
 from trainpace.core.errors import TrainpaceError
-from trainpace.report import TerminalProgress
+from trainpace.core.records import Record
+from trainpace.report import TerminalProgress, html_of
 from trainpace.verbs.request import Progress, Request, request_of
 
 if TYPE_CHECKING:
@@ -46,18 +46,28 @@ if TYPE_CHECKING:
     Model = str | os.PathLike[str] | Workload | nn.Module
 
 R = TypeVar("R", bound="TracedRequest")
+T = TypeVar("T")
 
-show_records()
+setattr(Record, "_repr_html_", html_of)  # noqa: B010  # Notebooks show records as tables.
+
+
+class Listed(list[T], Generic[T]):
+    """List that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
 
 def trace(
     model: Model, *, forms: Sequence[Form] = ("fp32", "amp", "half"), **options: Any
 ) -> Workload:
-    """Return the operators of one micro-batch, for forecasts at any batch size. A spec is traced in its own process.
+    """Return the operators of one micro-batch, for forecasts at any batch size. A spec is traced in
+    its own process.
 
-    A live `nn.Module` is traced here, without its weights, and stays as it is. It needs `example`, a batch of at least one sample
-    as its training has it, and `loss`: of an example (input, ..., target) it takes (output, target); of a dict it may be left
-    out where `model(**example)` returns something with a `.loss`. `task_optimizer`: its own optimizer, where it has one.
+    A live `nn.Module` is traced here, without its weights, and stays as it is. It needs `example`,
+    a batch of at least one sample as its training has it, and `loss`: of an example (input, ...,
+    target) it takes (output, target); of a dict it may be left out where `model(**example)` returns
+    something with a `.loss`. `task_optimizer`: its own optimizer, where it has one.
     """
     from trainpace.verbs import traced
 
@@ -67,7 +77,8 @@ def trace(
 
 
 def forecast(model: Model, **options: Any) -> Forecasts:
-    """Forecast step time, memory and cost of a model on GPUs you don't have, for each `gpu` and `batch`.
+    """Forecast step time, memory and cost of a model on GPUs you don't have, for each `gpu` and
+    `batch`.
 
     trainpace.forecast("resnet50", gpu=["T4", "A100"], batch=64, precision="amp_fp16").to_pandas()
     """
@@ -81,15 +92,16 @@ def match(model: Model, **options: Any) -> Ranking:
 
     trainpace.match("resnet50", samples="1.28M", epochs=90, deadline="24h").matches[0].offer
     """
-    return shown(
-        verbs.match.run(
-            _request_about(verbs.match.MatchRequest, model, options), TerminalProgress()
-        ).ranking
-    )
+    ranking = verbs.match.run(
+        _request_about(verbs.match.MatchRequest, model, options), TerminalProgress()
+    ).ranking
+    setattr(type(ranking), "_repr_html_", html_of)  # noqa: B010
+    return ranking
 
 
 def plan(model: Model, **options: Any) -> Plan:
-    """Recommend what to change about a training, in which order, and what each change saves of the whole job.
+    """Recommend what to change about a training, in which order, and what each change saves of the
+    whole job.
 
     trainpace.plan("resnet50", gpu="A100", num_gpus=4, batch=64, samples="1.28M", epochs=90).changes
     """
@@ -99,7 +111,8 @@ def plan(model: Model, **options: Any) -> Plan:
 
 
 def measure(model: str, **options: Any) -> MeasuredSweep:
-    """Measure real steps of a model on this machine over batch sizes, each in its own process, into the journal.
+    """Measure real steps of a model on this machine over batch sizes, each in its own process, into
+    the journal.
 
     trainpace.measure("train.py:task", batch=[8, 16, 32]).to_pandas()
     """
@@ -118,7 +131,8 @@ def schedule(**options: Any) -> Answer:
 
 
 def look(command: str | Sequence[str], **options: Any) -> Looked:
-    """Let a script train for some seconds and report how long it will take, what slows it down, and its cost elsewhere.
+    """Let a script train for some seconds and report how long it will take, what slows it down, and
+    its cost elsewhere.
 
     trainpace.look("train.py --epochs 30").interval_s
     """
@@ -138,8 +152,9 @@ def watch(command: str | Sequence[str], **options: Any) -> Recording:
 def diagnose(
     command: str | Sequence[str] | os.PathLike[str], **options: Any
 ) -> Diagnosis | ProfiledTraining:
-    """Find what slows a training script down and prove it by removing one suspect at a time.
-    Of a profiler's trace, or a folder with one for each rank: a `ProfiledTraining`, with what each change could save at most.
+    """Find what slows a training script down and prove it by removing one suspect at a time. Of a
+    profiler's trace, or a folder with one for each rank: a `ProfiledTraining`, with what each
+    change could save at most.
 
     trainpace.diagnose("trace.json.gz").bounds
     """
@@ -155,7 +170,8 @@ def diagnose(
 
 
 def loader(target: str, **options: Any) -> MeasuredLoader:
-    """Measure a DataLoader alone: samples/s over workers, the cost of a sample, and settings for this machine.
+    """Measure a DataLoader alone: samples/s over workers, the cost of a sample, and settings for
+    this machine.
 
     trainpace.loader("train.py:make_dataset", batch=64).advice
     """
@@ -163,11 +179,13 @@ def loader(target: str, **options: Any) -> MeasuredLoader:
 
 
 def precompute(target: str | None = None, **options: Any) -> Precomputed | Estimate | Verified:
-    """Compute a dataset's samples once, in parallel processes, into Parquet shards that `ShardDataset` reads back.
+    """Compute a dataset's samples once, in parallel processes, into Parquet shards that
+    `ShardDataset` reads back.
 
     trainpace.precompute("faces.py:Faces", out="shards").samples
 
-    With `estimate=True` an `Estimate` of what that costs and saves; with `verify=True` which shards are damaged, as `Verified`.
+    With `estimate=True` an `Estimate` of what that costs and saves; with `verify=True` which shards
+    are damaged, as `Verified`.
     """
     return _ask(verbs.data.precompute, verbs.data.PrecomputeRequest, {"target": target, **options})
 
@@ -198,7 +216,8 @@ def validate(runs: str | os.PathLike[str], **options: Any) -> ValidatedRuns:
 
 
 def run(ladder: str | os.PathLike[str], **options: Any) -> LadderResult:
-    """Try a ladder or a plan step by step: forecast, measure, keep what helps, undo what does not."""
+    """Try a ladder or a plan step by step: forecast, measure, keep what helps, undo what does
+    not."""
     return _ask(verbs.run.run, verbs.run.RunRequest, {"ladder": ladder, **options})
 
 
@@ -208,7 +227,8 @@ def offers(**options: Any) -> list[Offer]:
 
 
 def gpus(hardware: str | None = None) -> list[Device]:
-    """List the devices of your own file and the hardware catalogue, with the source of each figure."""
+    """List the devices of your own file and the hardware catalogue, with the source of each
+    figure."""
     return Listed(_ask(verbs.machine.list_gpus, verbs.machine.GpusRequest, {"hardware": hardware}))
 
 
@@ -246,13 +266,22 @@ def _request_about(
     options = {name: value for name, value in options.items() if name not in of_task}
     # If the model is a live module, torch has already been imported.
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(model, torch.nn.Module):
-        if any(value is not None for value in of_task.values()):
-            raise TrainpaceError(
-                "example, loss and task_optimizer need a live nn.Module.", "Leave them out."
-            )
-        return request_of(kind, {"model": model, **options})
-    request = request_of(kind, {"model": type(model).__name__, **options})
+    if torch is not None and isinstance(model, torch.nn.Module):
+        request = request_of(kind, {"model": type(model).__name__, **options})
+        return _about_module(request, model, of_task, forms)
+    if any(value is not None for value in of_task.values()):
+        raise TrainpaceError(
+            "example, loss and task_optimizer need a live nn.Module.", "Leave them out."
+        )
+    return request_of(kind, {"model": model, **options})
+
+
+def _about_module(
+    request: R, model: nn.Module, of_task: Mapping[str, Any], forms: Sequence[Form] | None
+) -> R:
+    """Return the request with the workload of a live module."""
+    from trainpace.workload import trace_task
+
     if request.adapter is not None:
         raise TrainpaceError(
             "`adapter` needs a model given by name.",
@@ -263,8 +292,6 @@ def _request_about(
             raise TrainpaceError(
                 f"The {name} of a live model is its example's.", f"Leave {name} out."
             )
-    from trainpace.workload import trace_task
-
     task = _task(model, *of_task.values(), request.variant.mode)
     return replace(request, model=trace_task(task, forms or request.forms, request.variant))
 

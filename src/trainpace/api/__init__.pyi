@@ -44,11 +44,13 @@ def trace(
     loss: Any = ...,
     task_optimizer: Any = ...,
 ) -> Workload:
-    """Return the operators of one micro-batch, for forecasts at any batch size. A spec is traced in its own process.
+    """Return the operators of one micro-batch, for forecasts at any batch size. A spec is traced in
+    its own process.
 
-    A live `nn.Module` is traced here, without its weights, and stays as it is. It needs `example`, a batch of at least one sample
-    as its training has it, and `loss`: of an example (input, ..., target) it takes (output, target); of a dict it may be left
-    out where `model(**example)` returns something with a `.loss`. `task_optimizer`: its own optimizer, where it has one.
+    A live `nn.Module` is traced here, without its weights, and stays as it is. It needs `example`,
+    a batch of at least one sample as its training has it, and `loss`: of an example (input, ...,
+    target) it takes (output, target); of a dict it may be left out where `model(**example)` returns
+    something with a `.loss`. `task_optimizer`: its own optimizer, where it has one.
     """
 
 def forecast(
@@ -133,7 +135,8 @@ def forecast(
     loss: Any = ...,
     task_optimizer: Any = ...,
 ) -> Forecasts:
-    """Forecast step time, memory and cost of a model on GPUs you don't have, for each `gpu` and `batch`.
+    """Forecast step time, memory and cost of a model on GPUs you don't have, for each `gpu` and
+    `batch`.
 
     trainpace.forecast("resnet50", gpu=["T4", "A100"], batch=64, precision="amp_fp16").to_pandas()
     """
@@ -278,7 +281,8 @@ def plan(
     loss: Any = ...,
     task_optimizer: Any = ...,
 ) -> Plan:
-    """Recommend what to change about a training, in which order, and what each change saves of the whole job.
+    """Recommend what to change about a training, in which order, and what each change saves of the
+    whole job.
 
     trainpace.plan("resnet50", gpu="A100", num_gpus=4, batch=64, samples="1.28M", epochs=90).changes
     """
@@ -310,7 +314,8 @@ def measure(
     notes: str | os.PathLike[str] = ...,
     keep_identity: bool = ...,
 ) -> MeasuredSweep:
-    """Measure real steps of a model on this machine over batch sizes, each in its own process, into the journal.
+    """Measure real steps of a model on this machine over batch sizes, each in its own process, into
+    the journal.
 
     trainpace.measure("train.py:task", batch=[8, 16, 32]).to_pandas()
     """
@@ -369,7 +374,8 @@ def look(
     gpu: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = ...,
     output: str | os.PathLike[str] | None = ...,
 ) -> Looked:
-    """Let a script train for some seconds and report how long it will take, what slows it down, and its cost elsewhere.
+    """Let a script train for some seconds and report how long it will take, what slows it down, and
+    its cost elsewhere.
 
     trainpace.look("train.py --epochs 30").interval_s
     """
@@ -397,8 +403,9 @@ def diagnose(
     | Iterable[Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads"]] = ...,
     output: str | os.PathLike[str] | None = ...,
 ) -> Diagnosis | ProfiledTraining:
-    """Find what slows a training script down and prove it by removing one suspect at a time.
-    Of a profiler's trace, or a folder with one for each rank: a `ProfiledTraining`, with what each change could save at most.
+    """Find what slows a training script down and prove it by removing one suspect at a time. Of a
+    profiler's trace, or a folder with one for each rank: a `ProfiledTraining`, with what each
+    change could save at most.
 
     trainpace.diagnose("trace.json.gz").bounds
     """
@@ -414,7 +421,8 @@ def loader(
     timeout: float | str = ...,
     compare: str | os.PathLike[str] | None = ...,
 ) -> MeasuredLoader:
-    """Measure a DataLoader alone: samples/s over workers, the cost of a sample, and settings for this machine.
+    """Measure a DataLoader alone: samples/s over workers, the cost of a sample, and settings for
+    this machine.
 
     trainpace.loader("train.py:make_dataset", batch=64).advice
     """
@@ -436,11 +444,13 @@ def precompute(
     batch: int | str | None = ...,
     epochs: float | None = ...,
 ) -> Precomputed | Estimate | Verified:
-    """Compute a dataset's samples once, in parallel processes, into Parquet shards that `ShardDataset` reads back.
+    """Compute a dataset's samples once, in parallel processes, into Parquet shards that
+    `ShardDataset` reads back.
 
     trainpace.precompute("faces.py:Faces", out="shards").samples
 
-    With `estimate=True` an `Estimate` of what that costs and saves; with `verify=True` which shards are damaged, as `Verified`.
+    With `estimate=True` an `Estimate` of what that costs and saves; with `verify=True` which shards
+    are damaged, as `Verified`.
     """
 
 def calibrate(
@@ -514,7 +524,8 @@ def run(
     no_journal: bool = ...,
     keep_identity: bool = ...,
 ) -> LadderResult:
-    """Try a ladder or a plan step by step: forecast, measure, keep what helps, undo what does not."""
+    """Try a ladder or a plan step by step: forecast, measure, keep what helps, undo what does
+    not."""
 
 def offers(
     *,
@@ -528,7 +539,8 @@ def offers(
     """List servers on offer with their prices."""
 
 def gpus(hardware: str | None = ...) -> list[Device]:
-    """List the devices of your own file and the hardware catalogue, with the source of each figure."""
+    """List the devices of your own file and the hardware catalogue, with the source of each
+    figure."""
 
 def journal(where: str | None = ..., create: bool = ...) -> Journal:
     """Open the journal at a path or URL, by default the user's own, for a ``with`` block."""

@@ -41,13 +41,13 @@ class View(Request):
     `command_of` checks the relations between options, because some involve the verb's request.
     """
 
+    groups = "Output: json details html figure share write new yes"
+
     def __post_init__(self) -> None:
         pass
 
-    json: Annotated[bool, Field("Print JSON.", group=Group.OUTPUT)] = False
-    details: Annotated[
-        bool, Field("Print everything, not only one screen.", group=Group.OUTPUT)
-    ] = False
+    json: Annotated[bool, Field("Print JSON.")] = False
+    details: Annotated[bool, Field("Print everything, not only one screen.")] = False
 
 
 class SharedView(View):
@@ -57,25 +57,21 @@ class SharedView(View):
             "Save a page without paths, names or scripts, to give away.",
             NEW_FILE,
             metavar="FILE.html",
-            group=Group.OUTPUT,
         ),
     ] = None
 
 
 class PicturedView(SharedView):
     html: Annotated[
-        str | None,
-        Field(
-            "Save a page: one file with charts.", NEW_FILE, metavar="FILE.html", group=Group.OUTPUT
-        ),
+        str | None, Field("Save a page: one file with charts.", NEW_FILE, metavar="FILE.html")
     ] = None
     figure: Annotated[
         str | None,
         Field(
-            "Save the charts as pictures (.png, .svg, .pdf); more than one get their titles as names.",
+            "Save the charts as pictures (.png, .svg, .pdf); more than one get their titles as"
+            " names.",
             Unit("picture", _picture),
             metavar="FILE",
-            group=Group.OUTPUT,
         ),
     ] = None
 
@@ -187,18 +183,20 @@ class _Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {group: [] for group in (*Group, MORE)}
-        rest = MORE if self._is_crowded else Group.OPTIONS
         for parameter in self.get_params(ctx):
-            field = self._fields.get(parameter.name or "")
-            group = Group.OUTPUT if field is None else field.about.group or rest
             if record := parameter.get_help_record(ctx):
-                sections[group].append(record)
+                sections[self._heading(parameter)].append(record)
         if not ctx.meta.get(ALL):
             del sections[MORE]
-        for heading, records in sections.items():
-            if records:
-                with formatter.section(heading):
-                    formatter.write_dl(records)
+        for heading in filter(sections.get, sections):
+            with formatter.section(heading):
+                formatter.write_dl(sections[heading])
+
+    def _heading(self, parameter: click.Parameter) -> str:
+        field = self._fields.get(parameter.name or "")
+        if field is None:
+            return Group.OUTPUT
+        return field.group or (MORE if self._is_crowded else Group.OPTIONS)
 
 
 def _project_defaults(fields: Mapping[str, ResolvedField]) -> ProjectDefaults:
@@ -279,20 +277,25 @@ def give(reply: Reply, view: Any) -> int:
     else:
         sections = [*reply.sections]
         report.show(sections, view.details)
-    share, html, figure = (getattr(view, name, None) for name in ("share", "html", "figure"))
-    if share:
+    if share := getattr(view, "share", None):
         verb = (click.get_current_context().info_name or "").capitalize()
         write_whole(share, report.shared_page(reply.record, f"{verb}, to be shared"))
         tell(f"Page to share: {share}", err=True)
+    html, figure = getattr(view, "html", None), getattr(view, "figure", None)
     if html or figure:
-        sections = [*(sections or reply.sections if reply.page is None else reply.page)]
-    if html:
-        write_whole(html, report.page(reply.title, sections, (reply.page_data or data)()))
-        tell(f"Page: {html}", err=True)
-    if figure:
-        for file in report.save_figures(report.pictures_of(sections), figure):
-            tell(f"Picture: {file}", err=True)
+        page = [*(reply.page or sections or reply.sections)]
+        _save_page(html, figure, reply.title, page, reply.page_data or data)
     return reply.code
+
+
+def _save_page(
+    html: str | None, figure: str | None, title: str, page: list[Section], data: Callable[[], Any]
+) -> None:
+    if html:
+        write_whole(html, report.page(title, page, data()))
+        tell(f"Page: {html}", err=True)
+    for file in report.save_figures(report.pictures_of(page), figure) if figure else ():
+        tell(f"Picture: {file}", err=True)
 
 
 class _Value(click.ParamType):
@@ -334,18 +337,23 @@ def _parameter(field: ResolvedField, fields: Mapping[str, ResolvedField]) -> cli
     kind: click.ParamType = _Choice(field) if field.choices else _Value(field)
     more: dict[str, Any] = {"type": kind, "required": field.required, "metavar": about.metavar}
     if isinstance(about, Argument):
-        if field.several:
-            more |= {"nargs": -1, "type": click.UNPROCESSED if field.kind is str else kind}
-        elif not field.required:
-            more["default"] = field.default
-        return click.Argument([field.name], **more)
+        return _argument(field, more)
     names, help_text = [field.name, f"--{field.option}"], in_options(field.help(fields), fields)
     if field.is_flag:
         return click.Option(names, is_flag=True, default=bool(field.default), help=help_text)
-    if not field.required:  # A default with a unit is shown as text and parsed like any other value
-        more["default"] = field.default_text if about.unit and field.default_text else field.default
+    if not field.required:  # A default with a unit is text, and is parsed like any other value.
+        more["default"] = (about.unit and field.default_text) or field.default
     if about.alone is not None:
         more |= {"is_flag": False, "flag_value": about.alone}
-    return _Option(
-        names, multiple=field.several, help=help_text, show_default=bool(field.default_text), **more
-    )
+    more |= {"multiple": field.several, "show_default": bool(field.default_text)}
+    return _Option(names, help=help_text, **more)
+
+
+def _argument(field: ResolvedField, settings: dict[str, Any]) -> click.Argument:
+    if field.several:
+        settings["nargs"] = -1
+        if field.kind is str:
+            settings["type"] = click.UNPROCESSED
+    elif not field.required:
+        settings["default"] = field.default
+    return click.Argument([field.name], **settings)

@@ -14,7 +14,7 @@ from trainpace import report, verbs
 from trainpace.cli.command import PicturedView, Reply, View, typed_words
 from trainpace.core.records import save, to_jsonable
 from trainpace.report import tell
-from trainpace.verbs.request import COUNT, NEW_FILE, Field, Group, Misuse
+from trainpace.verbs.request import COUNT, NEW_FILE, Field, Misuse
 from trainpace.workload import ModelSpec
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ class TracedView(PicturedView):
 def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> Reply:
     """Forecast step time, memory and cost of MODEL on GPUs you don't have, from its code alone.
 
-    MODEL is a name (resnet50, vgg16, mobilenet_v2), torchvision:NAME, timm:NAME, transformers:CONFIG.json,
-    diffusers:CONFIG.json, FILE.py:FUNCTION (see docs/tasks.md), or a saved WORKLOAD.json.
+    MODEL is a name (resnet50, vgg16, mobilenet_v2), torchvision:NAME, timm:NAME,
+    transformers:CONFIG.json, diffusers:CONFIG.json, FILE.py:FUNCTION (see docs/tasks.md), or a
+    saved WORKLOAD.json.
 
     \b
     trainpace forecast resnet50 --gpu T4 --gpu H100 --batch 64 --precision amp_fp16
@@ -69,8 +70,9 @@ class MatchView(TracedView):
 def match(request: verbs.match.MatchRequest, view: MatchView) -> Reply:
     """Rank servers by what the whole training of MODEL costs, or how long it takes.
 
-    Every server on offer, alone and joined by its network, at the same global batch: seconds and dollars per step, hours and
-    dollars of the job with start-up, checkpoints and failures. Exit code 1: none meets the deadline or the budget.
+    Every server on offer, alone and joined by its network, at the same global batch: seconds and
+    dollars per step, hours and dollars of the job with start-up, checkpoints and failures. Exit
+    code 1: none meets the deadline or the budget.
 
     \b
     trainpace match resnet50 --samples 1281167 --epochs 90
@@ -165,15 +167,16 @@ def schedule(request: verbs.schedule.ScheduleRequest, view: View) -> Reply:
 def validate(request: verbs.checks.ValidateRequest, view: View) -> Reply:
     """Forecast measured runs under their own conditions, and compare.
 
-    RUNS is CSV or Parquet. Columns: model_spec (or model), gpu_canonical (or gpu), precision, batch_per_gpu,
-    step_time_ms (or samples_per_sec), and where they apply num_gpus, num_nodes, interconnect, global_batch, grad_accum,
-    seq_len, img_size, optimizer, parallelism, mode (train, forward_backward, inference), memory_format (nchw, nhwc),
-    compile (eager, compile), framework, framework_version, peak_mem_gib, notes, file; and engine, attention,
-    optimizer_implementation, cross_entropy, fp8_recipe, peak_memory_kind, host_copy, cudnn_benchmark, host, assumed
+    RUNS is CSV or Parquet. Columns: model_spec (or model), gpu_canonical (or gpu), precision,
+    batch_per_gpu, step_time_ms (or samples_per_sec), and where they apply num_gpus, num_nodes,
+    interconnect, global_batch, grad_accum, seq_len, img_size, optimizer, parallelism, mode (train,
+    forward_backward, inference), memory_format (nchw, nhwc), compile (eager, compile), framework,
+    framework_version, peak_mem_gib, notes, file; and engine, attention, optimizer_implementation,
+    cross_entropy, fp8_recipe, peak_memory_kind, host_copy, cudnn_benchmark, host, assumed
     (docs/verbs/validate.md). Leave unknown fields empty.
 
-    With --json: `rows[]`, one per run with its forecast or the reason for its absence, and `summary`, the errors overall and by
-    file, GPU and family.
+    With --json: `rows[]`, one per run with its forecast or the reason for its absence, and
+    `summary`, the errors overall and by file, GPU and family.
 
     \b
     trainpace validate runs.csv
@@ -202,35 +205,30 @@ class PlanView(PicturedView):
         bool,
         Field(
             "Plan only what the settings files can express, and show the changes as a diff.",
-            needs=("config|command|new",),
-            group=Group.OUTPUT,
+            needs="config|command|new",
         ),
     ] = False
     new: Annotated[
         tuple[str, ...],
         Field(
-            "Also make this file: DeepSpeed's .json, accelerate's .yaml, torchrun's .sh or a .sbatch"
-            " script; repeat for several.",
+            "Also make this file: DeepSpeed's .json, accelerate's .yaml, torchrun's .sh or a"
+            " .sbatch script; repeat for several.",
             metavar="FILE",
-            needs=("write",),
-            group=Group.OUTPUT,
+            needs="write",
         ),
     ] = ()
     yes: Annotated[
-        bool,
-        Field(
-            "Write the files; each old one is kept as FILE.bak.",
-            needs=("write",),
-            group=Group.OUTPUT,
-        ),
+        bool, Field("Write the files; each old one is kept as FILE.bak.", needs="write")
     ] = False
 
 
 def plan(request: verbs.plan.PlanRequest, view: PlanView) -> Reply:
-    """Recommend what to change about a training, in which order, and how many seconds of the whole job each change saves.
+    """Recommend what to change about a training, in which order, and how many seconds of the whole
+    job each change saves.
 
-    MODEL is given as in trainpace forecast. How it trains now comes from options, settings files or a recording; the global
-    batch and the optimizer do not change. Exit code 1: nothing fits in memory.
+    MODEL is given as in trainpace forecast. How it trains now comes from options, settings files or
+    a recording; the global batch and the optimizer do not change. Exit code 1: nothing fits in
+    memory.
 
     \b
     trainpace plan resnet50 --gpu A100 --num-gpus 4 --batch 64 --samples 1281167 --epochs 90
@@ -247,11 +245,7 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> Reply:
     backups = verbs.settings.save_all(files) if files is not None and view.yes else {}
     written = _written(files, backups, view.yes) if view.write else ()
     code = verbs.settings.changes_in_code(plan, files)
-    following = []
-    if typed := typed_words():
-        model = request.model_name if ModelSpec.of(request.model_name).runs_code else None
-        command = _without_write(typed) if backups else typed
-        following.append(report.plan_next(command, view.output, model, request))
+    following = _following(request, view, bool(backups))
     return Reply(
         answer,
         report.plan_sections(answer, written, code, following),
@@ -260,6 +254,15 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> Reply:
         lambda: {**answer.as_json(), **(_files_json(files, backups) if view.write else {})},
         report.plan_sections(answer),
     )
+
+
+def _following(request: verbs.plan.PlanRequest, view: PlanView, wrote: bool) -> list[Any]:
+    typed, model = typed_words(), request.model_name
+    if not typed:
+        return []
+    command = _without_write(typed) if wrote else typed
+    task = model if ModelSpec.of(model).runs_code else None
+    return [report.plan_next(command, view.output, task, request)]
 
 
 def _without_write(typed: Sequence[str]) -> list[str]:
@@ -318,6 +321,7 @@ def _written(
     for file, backup in backups.items():
         old = f"; the old file is {backup}" if backup else ", which is new"
         notes.append(f"Wrote {file}{old}.")
-    if not wrote and any(f.diff for f in files.files if f.file != verbs.settings.COMMAND):
+    changed = [f.file for f in files.files if f.diff and f.file != verbs.settings.COMMAND]
+    if changed and not wrote:
         notes.append("Nothing was written. Add --yes to write; old files are saved as FILE.bak.")
     yield report.Lines(notes)

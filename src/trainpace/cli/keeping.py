@@ -20,7 +20,8 @@ from trainpace.verbs.request import Request
 def journal(context: click.Context) -> int:
     """List, show, compare, import, export and share measured runs, and score their forecasts.
 
-    Besides your own runs there is the public journal: packaged measurements of others with their sources (--public).
+    Besides your own runs there is the public journal: packaged measurements of others with their
+    sources (--public).
 
     \b
     trainpace journal list --model resnet --since 2026-11-01
@@ -46,7 +47,8 @@ def _list(request: verb.ListRequest, view: View) -> Reply:
 
 
 def show(request: verb.ShowRequest, view: View) -> Reply:
-    """Show one run. ID is its id or the first digits of it; public:ID is a run of the public journal."""
+    """Show one run. ID is its id or the first digits of it; public:ID is a run of the public
+    journal."""
     run = verb.show(request)
     if isinstance(run, Entry):
         return Reply(run, report.entry_sections(run, request))
@@ -54,10 +56,11 @@ def show(request: verb.ShowRequest, view: View) -> Reply:
 
 
 def compare(request: verb.CompareRequest, view: View) -> Reply:
-    """Compare two runs or two sweeps: differences, parts of the step, and whether the ratio is beyond the noise.
+    """Compare two runs or two sweeps: differences, parts of the step, and whether the ratio is
+    beyond the noise.
 
-    public:ID is a run of the public journal, and mine your newest run that is most similar to the other one.
-    Exit code 1 if no batch size was timed on both sides.
+    public:ID is a run of the public journal, and mine your newest run that is most similar to the
+    other one. Exit code 1 if no batch size was timed on both sides.
     """
     comparison = verb.compare_runs(request)
     code = 0 if comparison.ratios else 1
@@ -67,11 +70,12 @@ def compare(request: verb.CompareRequest, view: View) -> Reply:
 def _import(request: verb.ImportRequest, view: View) -> Reply:
     """Import runs from elsewhere; existing runs are not duplicated.
 
-    FILE is an export of a journal, runs that others shared (see share), what
-    `measure --output` wrote, a table with the columns of `trainpace validate`, timm's
-    benchmark CSV, Hugging Face's all_results.json or trainer_state.json, MLflow's folder mlruns or its mlflow.db.
-    An unreadable file is skipped completely, and the exit code is 2; 1 if a file has no runs. Shared runs are checked first: their
-    format, whether their card could have done it, duplicates, and the distance from the forecast of this version.
+    FILE is an export of a journal, runs that others shared (see share), what `measure --output`
+    wrote, a table with the columns of `trainpace validate`, timm's benchmark CSV, Hugging Face's
+    all_results.json or trainer_state.json, MLflow's folder mlruns or its mlflow.db. An unreadable
+    file is skipped completely, and the exit code is 2; 1 if a file has no runs. Shared runs are
+    checked first: their format, whether their card could have done it, duplicates, and the distance
+    from the forecast of this version.
     """
     imports, place = verb.import_runs(request, report.TerminalProgress())
     for refused in () if view.json else imports.refused:
@@ -86,7 +90,8 @@ def _import(request: verb.ImportRequest, view: View) -> Reply:
 
 
 def export(request: verb.ExportRequest, view: View) -> Reply:
-    """Write runs to a file, oldest first; without filters, all runs and sweeps. Importing the file restores them.
+    """Write runs to a file, oldest first; without filters, all runs and sweeps. Importing the file
+    restores them.
 
     With --to, runs go into an experiment tracker; runs with a known id are not added again.
 
@@ -107,9 +112,10 @@ def export(request: verb.ExportRequest, view: View) -> Reply:
 def share(request: verb.ShareRequest, view: View) -> int:
     """Show, and with --output write, your own runs as an anonymous file. Nothing is sent anywhere.
 
-    RUNS are ids of runs or sweeps; without them the filters choose. The file has numbers, settings, names of cards and public
-    models, and versions, but no path, name, host, code, command line, note or time of day. docs/sharing.md lists every field. Runs
-    from imported tables or shared files are not included; an imported or merged journal counts as yours.
+    RUNS are ids of runs or sweeps; without them the filters choose. The file has numbers, settings,
+    names of cards and public models, and versions, but no path, name, host, code, command line,
+    note or time of day. docs/sharing.md lists every field. Runs from imported tables or shared
+    files are not included; an imported or merged journal counts as yours.
 
     \b
     trainpace journal share --device T4
@@ -132,7 +138,8 @@ def share(request: verb.ShareRequest, view: View) -> int:
 
 
 def merge(request: verb.MergeRequest, view: View) -> Reply:
-    """Merge all runs and sweeps of another journal, OTHER, a path or URL; existing runs do not change."""
+    """Merge all runs and sweeps of another journal, OTHER, a path or URL; existing runs do not
+    change."""
     done = verb.merge(request)
     words = f"{done.new:,} new from {done.source}, {done.already_there:,} were there already"
     return _done(done, words)
@@ -163,7 +170,8 @@ def path(request: verb.JournalRequest, view: View) -> Reply:
 def score(request: verb.ScoreRequest, view: View) -> Reply:
     """Score the forecasts that were made before their runs. Exit code 1 if there are none.
 
-    With --public, score this version's forecasts of the public journal's runs, each under the conditions of its run.
+    With --public, score this version's forecasts of the public journal's runs, each under the
+    conditions of its run.
     """
     scores = verb.score(request, report.TerminalProgress())
     code = 0 if scores.overall.n else 1
@@ -195,8 +203,9 @@ for function in (
 def serve(request: verbs.journal.ServeRequest, view: Request) -> int:
     """Show the journal and what-if in the browser.
 
-    Listens on loopback, so that only this machine reaches it, and only reads the journal. Models are the built-in ones and the
-    workloads from `trainpace forecast --save-workload` in the data folder's workloads/.
+    Listens on loopback, so that only this machine reaches it, and only reads the journal. Models
+    are the built-in ones and the workloads from `trainpace forecast --save-workload` in the data
+    folder's workloads/.
 
     \b
     trainpace serve

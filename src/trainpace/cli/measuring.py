@@ -57,14 +57,17 @@ class MeasureView(PicturedView):
 
 
 def measure(request: verbs.measure.SuiteRequest, view: MeasureView) -> Reply | int:
-    """Train MODEL for some steps on this machine at several batch sizes, each in its own process, and time them.
+    """Train MODEL for some steps on this machine at several batch sizes, each in its own process,
+    and time them.
 
-    Prints the step time with the interval of a repeat, the jumps, the batch with the best throughput and the largest that fits,
-    beside the forecast. Every probe is saved in the journal at once, so the same command continues after Ctrl-C.
+    Prints the step time with the interval of a repeat, the jumps, the batch with the best
+    throughput and the largest that fits, beside the forecast. Every probe is saved in the journal
+    at once, so the same command continues after Ctrl-C.
 
-    MODEL is a name (resnet50, vgg16, mobilenet_v2), torchvision:NAME, timm:NAME, transformers:CONFIG.json,
-    diffusers:CONFIG.json, or FILE.py:FUNCTION, where FUNCTION returns (model, loss,
-    optimizer, dataset), or a Trainer, a LightningModule, a step of several models (docs/tasks.md).
+    MODEL is a name (resnet50, vgg16, mobilenet_v2), torchvision:NAME, timm:NAME,
+    transformers:CONFIG.json, diffusers:CONFIG.json, or FILE.py:FUNCTION, where FUNCTION returns
+    (model, loss, optimizer, dataset), or a Trainer, a LightningModule, a step of several models
+    (docs/tasks.md).
 
     \b
     trainpace measure resnet50 --batch 1,2,4
@@ -73,11 +76,10 @@ def measure(request: verbs.measure.SuiteRequest, view: MeasureView) -> Reply | i
     trainpace measure vgg16 --device cuda --batch 1:70 --html vgg16.html
     trainpace measure resnet50 --device cuda --until-oom
     trainpace measure --suite small
-    trainpace measure --suite classic --launcher slurm --partition gpu --device cuda
     """
     verbs.measure.check_suite(request)
     request = replace(request, command=" ".join(typed_words()))
-    if not request.is_one_model_here:
+    if request.suite is not None:
         return _measure_suite(request, view)
     sweep = verbs.measure.run(request, report.TerminalProgress())
     if view.output:
@@ -96,13 +98,11 @@ def _measure_suite(request: verbs.measure.SuiteRequest, view: MeasureView) -> in
     for name in ("output", "html", "figure", "share", "json"):
         if getattr(view, name):
             raise Misuse(
-                f"--{name} needs one model on this machine.",
-                "trainpace journal export has the suite's runs.",
+                f"--{name} needs one model.", "trainpace journal export has the suite's runs."
             )
     answer = verbs.measure.run_suite(request, report.TerminalProgress())
-    device = f" on {answer.device}" if answer.device else ""
     stored = "" if request.no_journal else " Kept in the journal: trainpace journal list"
-    tell(f"{answer.measured} of {answer.models} models measured{device}.{stored}")
+    tell(f"{answer.measured} of {answer.models} models measured on {answer.device}.{stored}")
     return 0 if answer.measured else 1
 
 
@@ -111,7 +111,7 @@ class CalibrateView(View):
         bool, Field("Under torchrun: only add the links between hosts to the profile.")
     ] = False
     network: Annotated[
-        float | None, Field("Bandwidth of the link, if known.", GB_PER_S, needs=("hosts",))
+        float | None, Field("Bandwidth of the link, if known.", GB_PER_S, needs="hosts")
     ] = None
     detect_only: Annotated[bool, Field("Describe this machine without measuring.")] = False
 
@@ -119,9 +119,10 @@ class CalibrateView(View):
 def calibrate(request: verbs.machine.CalibrateRequest, view: CalibrateView) -> Reply | int:
     """Measure what this machine's CPU can do, for a minute, and save it for forecasts.
 
-    Small blocks of layers are trained with every operator timed, then whole random networks for the time between operators.
-    `trainpace forecast MODEL --gpu cpu` and `trainpace measure` use the profile from then on. Nothing else should run meanwhile;
-    the answer shows how steady the machine was.
+    Small blocks of layers are trained with every operator timed, then whole random networks for the
+    time between operators. `trainpace forecast MODEL --gpu cpu` and `trainpace measure` use the
+    profile from then on. Nothing else should run meanwhile; the answer shows how steady the machine
+    was.
 
     \b
     trainpace calibrate
@@ -159,9 +160,10 @@ class DoctorView(SharedView):
 def doctor(request: verbs.machine.DoctorRequest, view: DoctorView) -> Reply:
     """Examine this machine and whether it can be measured, in about a minute.
 
-    Driver, torch build, clocks, other programs, copies, memory, a known training step beside its forecast, the recorder of watch,
-    a DataLoader and the disk. Each part runs in its own process, so that failures are independent. Exit code 0: no problems.
-    1: a part failed, the driver is broken, or something costs speed, each with a remedy. 2: this torch has no device of the
+    Driver, torch build, clocks, other programs, copies, memory, a known training step beside its
+    forecast, the recorder of watch, a DataLoader and the disk. Each part runs in its own process,
+    so that failures are independent. Exit code 0: no problems. 1: a part failed, the driver is
+    broken, or something costs speed, each with a remedy. 2: this torch has no device of the
     requested kind.
 
     \b
@@ -190,11 +192,12 @@ class LoaderView(View):
 
 
 def loader(request: verbs.data.LoaderRequest, view: LoaderView) -> Reply:
-    """Measure a DataLoader alone: samples/s over workers, where a sample's time goes, and settings for this machine.
+    """Measure a DataLoader alone: samples/s over workers, where a sample's time goes, and settings
+    for this machine.
 
-    NAME is a Dataset, a DataLoader or a task (model, loss, optimizer, dataset), its class, or a function that returns it. For a
-    task, compute is measured too, and a step takes the slower of the two. With --compute-ms, compute is assumed to keep one core
-    busy, as a GPU's host does.
+    NAME is a Dataset, a DataLoader or a task (model, loss, optimizer, dataset), its class, or a
+    function that returns it. For a task, compute is measured too, and a step takes the slower of
+    the two. With --compute-ms, compute is assumed to keep one core busy, as a GPU's host does.
 
     \b
     trainpace loader train.py:make_dataset --batch 64
@@ -216,12 +219,14 @@ def loader(request: verbs.data.LoaderRequest, view: LoaderView) -> Reply:
 
 
 def precompute(request: verbs.data.PrecomputeRequest, view: View) -> Reply:
-    """Compute the samples of TARGET once, in parallel processes, into Parquet shards that ShardDataset reads back.
+    """Compute the samples of TARGET once, in parallel processes, into Parquet shards that
+    ShardDataset reads back.
 
-    TARGET is FILE.py:NAME: a dataset with __len__ and __getitem__, its class, or a function that returns it. A DataLoader or a
-    task (model, loss, optimizer, dataset) stands for its dataset. Samples must be deterministic: random augmentation stays
-    online, as ShardDataset's transform. Finished shards survive a kill, and the same command continues from there. Samples that
-    raise are listed in bad_samples.jsonl.
+    TARGET is FILE.py:NAME: a dataset with __len__ and __getitem__, its class, or a function that
+    returns it. A DataLoader or a task (model, loss, optimizer, dataset) stands for its dataset.
+    Samples must be deterministic: random augmentation stays online, as ShardDataset's transform.
+    Finished shards survive a kill, and the same command continues from there. Samples that raise
+    are listed in bad_samples.jsonl.
 
     \b
     trainpace precompute faces.py:Faces --out shards --estimate
@@ -240,11 +245,12 @@ def precompute(request: verbs.data.PrecomputeRequest, view: View) -> Reply:
 
 
 def verify(request: verbs.checks.VerifyRequest, view: View) -> Reply:
-    """Train MODEL for some steps as one big batch, by accumulation and on ranks, and compare the resulting weights.
+    """Train MODEL for some steps as one big batch, by accumulation and on ranks, and compare the
+    resulting weights.
 
-    All trainings start with the same weights and samples, on the CPU. If weights differ by more than rounding, one thing at a
-    time is changed on both sides until they agree; that is the cause. MODEL is given as in trainpace measure. Exit code 1: they
-    differ.
+    All trainings start with the same weights and samples, on the CPU. If weights differ by more
+    than rounding, one thing at a time is changed on both sides until they agree; that is the cause.
+    MODEL is given as in trainpace measure. Exit code 1: they differ.
 
     \b
     trainpace verify train.py:task
@@ -266,10 +272,7 @@ PICTURES = ("html", "figure", "share")
 class RunView(PicturedView):
     dry_run: Annotated[
         bool,
-        Field(
-            "Show setups, commands and forecasts; train nothing.",
-            excludes=("html", "figure", "share"),
-        ),
+        Field("Show setups, commands and forecasts; train nothing.", excludes="html figure share"),
     ] = False
     markdown: Annotated[
         str | None, Field("Write the table in Markdown.", NEW_FILE, metavar="FILE.md")
@@ -279,10 +282,11 @@ class RunView(PicturedView):
 def run(request: verbs.run.RunRequest, view: RunView) -> Reply:
     """Try a list of changes step by step: forecast, measure, keep what helps, undo what does not.
 
-    LADDER is a ladder.toml (a task, how it trains now, and rungs to try), or a plan from trainpace plan --output. Every rung is a
-    few real steps in separate processes, on existing engines (DDP, FSDP2, DeepSpeed); your checkpoints are not touched. With
-    --command, an unchanged script runs with its own launcher on changed copies of its settings files. After an interrupt, the
-    same command continues. Exit code 1: no rung helped.
+    LADDER is a ladder.toml (a task, how it trains now, and rungs to try), or a plan from trainpace
+    plan --output. Every rung is a few real steps in separate processes, on existing engines (DDP,
+    FSDP2, DeepSpeed); your checkpoints are not touched. With --command, an unchanged script runs
+    with its own launcher on changed copies of its settings files. After an interrupt, the same
+    command continues. Exit code 1: no rung helped.
 
     \b
     trainpace run examples/ladder/ladder.toml
@@ -340,7 +344,7 @@ class WatchView(SharedView):
             "Slowdown beyond the noise that is not a regression.  [default: 0.05]",
             within("tolerance", 0.0, 10.0),
             metavar="SHARE",
-            needs=("baseline",),
+            needs="baseline",
         ),
     ] = None
     journal: JournalPlace = None
@@ -350,11 +354,12 @@ class WatchView(SharedView):
 def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
     """Run an unchanged training script and record where its steps' time goes.
 
-    Plain PyTorch, Lightning, Hugging Face Trainer, accelerate, DeepSpeed; one process, or the ranks that torchrun, accelerate
-    or srun start (srun trainpace watch -- ... is one recording of all tasks, and the first one reports). Losses stay the same
-    bit for bit. The exit code is the command's own, also where the report fails; what was recorded of a command that was killed
-    is kept. With --baseline, exit code 1 says that the command worked and its median step is slower beyond the noise, and 2
-    that it worked and could not be compared.
+    Plain PyTorch, Lightning, Hugging Face Trainer, accelerate, DeepSpeed; one process, or the ranks
+    that torchrun, accelerate or srun start (srun trainpace watch -- ... is one recording of all
+    tasks, and the first one reports). Losses stay the same bit for bit. The exit code is the
+    command's own, also where the report fails; what was recorded of a command that was killed is
+    kept. With --baseline, exit code 1 says that the command worked and its median step is slower
+    beyond the noise, and 2 that it worked and could not be compared.
 
     \b
     trainpace watch -- python train.py --epochs 1
@@ -421,15 +426,17 @@ class DiagnoseView(PicturedView):
 def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> Reply | int:
     """Find what slows a training script down, prove it, and estimate what changes save.
 
-    Runs the script for some hundred steps and removes one suspect at a time in blocks of them: the same batch instead of the
-    loader, no communication between ranks, a batch of two samples, no output. The differences are the proof. The script then
-    ends; its losses mean nothing in such a run, and its checkpoints are discarded. Other overwritten files are restored, as after
-    a `look`; new ones stay. The exit code is the command's own if it failed before anything was proved, or a signal ended it.
-    As tasks of srun, or before torchrun on each node with one shared --output folder, it is one diagnosis of the whole job.
+    Runs the script for some hundred steps and removes one suspect at a time in blocks of them: the
+    same batch instead of the loader, no communication between ranks, a batch of two samples, no
+    output. The differences are the proof. The script then ends; its losses mean nothing in such a
+    run, and its checkpoints are discarded. Other overwritten files are restored, as after a `look`;
+    new ones stay. The exit code is the command's own if it failed before anything was proved, or a
+    signal ended it. As tasks of srun, or before torchrun on each node with one shared --output
+    folder, it is one diagnosis of the whole job.
 
-    Instead of a command, give the folder of a `trainpace watch`: shares are then as recorded, without proof. Or give a profiler's
-    trace: torch.profiler's (.json, .json.gz, or a folder with one per rank) or Nsight Systems' (nsys export --type sqlite).
-    Savings are then upper bounds.
+    Instead of a command, give the folder of a `trainpace watch`: shares are then as recorded,
+    without proof. Or give a profiler's trace: torch.profiler's (.json, .json.gz, or a folder with
+    one per rank) or Nsight Systems' (nsys export --type sqlite). Savings are then upper bounds.
 
     \b
     trainpace diagnose -- python train.py
@@ -444,13 +451,7 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> Rep
         replace(request, stdout=json_stdout(view)), report.TerminalProgress()
     )
     if isinstance(answer, verbs.diagnose.Profiled):
-        training, place = answer.training, str(answer.place)
-        return Reply(
-            training,
-            report.profiled_sections(training, place),
-            title=report.profiled_title(place),
-            data=lambda: {"trace": place, **to_jsonable(training)},
-        )
+        return _profiled(answer)
     if isinstance(answer, verbs.watch.Watched):
         return answer.exit_code
     diagnosis, watched = answer.diagnosis, answer.watched
@@ -479,14 +480,27 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> Rep
         return give(reply, view)
 
 
-def look(request: verbs.look.LookRequest, view: View) -> Reply:
-    """Let a training script train for some seconds and report how long it will take, what slows it down, and its cost elsewhere.
+def _profiled(answer: verbs.diagnose.Profiled) -> Reply:
+    training, place = answer.training, str(answer.place)
+    return Reply(
+        training,
+        report.profiled_sections(training, place),
+        title=report.profiled_title(place),
+        data=lambda: {"trace": place, **to_jsonable(training)},
+    )
 
-    `trainpace train.py --epochs 30` is short for `trainpace look python train.py --epochs 30`. Options of trainpace come before
-    the script, and the script's own after it. The script trains as usual and is ended after some seconds of steps. Files of earlier
-    runs that it overwrites, such as checkpoints and logs, are then restored, unless another program has changed them. Its output
-    goes to output.txt in the recording's folder. The number of epochs or steps comes from the command, the script's variables,
-    --epochs or --max-steps. Savings are estimates; trainpace diagnose proves them.
+
+def look(request: verbs.look.LookRequest, view: View) -> Reply:
+    """Let a training script train for some seconds and report how long it will take, what slows it
+    down, and its cost elsewhere.
+
+    `trainpace train.py --epochs 30` is short for `trainpace look python train.py --epochs 30`.
+    Options of trainpace come before the script, and the script's own after it. The script trains as
+    usual and is ended after some seconds of steps. Files of earlier runs that it overwrites, such
+    as checkpoints and logs, are then restored, unless another program has changed them. Its output
+    goes to output.txt in the recording's folder. The number of epochs or steps comes from the
+    command, the script's variables, --epochs or --max-steps. Savings are estimates; trainpace
+    diagnose proves them.
 
     \b
     trainpace train.py --epochs 30

@@ -89,7 +89,8 @@ class _Verbs(click.Group):
 def _cli() -> None:
     """How long will this training take, what will it cost, why, and how do I make it faster?
 
-    Exit codes: 0 ok; 1 the answer is no (does not fit, too late, too expensive); 2 the input is invalid.
+    Exit codes: 0 ok; 1 the answer is no (does not fit, too late, too expensive); 2 the input is
+    invalid.
     """
 
 
@@ -102,19 +103,9 @@ def main(arguments: list[str] | None = None) -> None:
     never_fail_to_encode()
     gc.set_threshold(GARBAGE_EVERY)
     try:
-        words = sys.argv[1:] if arguments is None else arguments
-        if os.environ.get("_TRAINPACE_COMPLETE"):
-            from trainpace.cli.words import complete
-
-            complete(_cli)
-        if not words:
-            from trainpace.cli.words import greet
-
-            greet()
-            sys.exit(0)
-        code = _cli.main(words, prog_name="trainpace", standalone_mode=False, obj=words)
+        code = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
-        sys.exit(code if isinstance(code, int) else 0)
+        sys.exit(code)
     except TrainpaceError as error:
         _stop(str(error), code=error.exit_code)
     except click.ClickException as error:
@@ -130,6 +121,20 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _discard_output()
         _stop(f"cannot write the answer: {os_reason(error)}.")
+
+
+def _run(words: list[str]) -> int:
+    if os.environ.get("_TRAINPACE_COMPLETE"):
+        from trainpace.cli.words import complete
+
+        complete(_cli)
+    if not words:
+        from trainpace.cli.words import greet
+
+        greet()
+        return 0
+    code = _cli.main(words, prog_name="trainpace", standalone_mode=False, obj=words)
+    return code if isinstance(code, int) else 0
 
 
 def _discard_output() -> None:

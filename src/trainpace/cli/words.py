@@ -9,7 +9,6 @@ Without a command, a script runs `look`, a model `forecast`, a settings file `sc
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -125,8 +124,6 @@ def _built_in() -> list[str]:
 
 
 VARIABLE = "_TRAINPACE_COMPLETE"
-PLACES = {"FILE": "file", "PATH": "file", "FOLDER": "dir"}
-"""Path kinds for shell completion, keyed by the first word of a metavar."""
 
 
 def complete(program: click.Group) -> None:
@@ -154,34 +151,41 @@ def verbs_and_scripts(verbs: Mapping[str, str], incomplete: str) -> list[Complet
 
 def values(name: str, metavar: str | None, incomplete: str) -> list[CompletionItem]:
     """Complete the value of an option or argument with known names or a path."""
-    if name == "gpu":
-        from trainpace.core.hardware import catalogue
+    names = _NAMES[name]() if name in _NAMES else []
+    items = [CompletionItem(n) for n in names if n.lower().startswith(incomplete.lower())]
+    word = (metavar or "").partition(".")[0]
+    if name == "model" or word in ("FILE", "PATH", "PATH|URL"):
+        items.append(_place("file", incomplete))
+    elif word == "FOLDER":
+        items.append(_place("dir", incomplete))
+    return items
 
-        # A name with spaces would complete to two words. The hyphenated name is accepted too.
-        names = [device.name.replace(" ", "-") for device in catalogue() if device.kind == "gpu"]
-        return _like(names, incomplete)
-    if name == "model":
-        return [*_like(_built_in(), incomplete), _place("file", incomplete)]
-    if name == "precision":
-        from trainpace.core.execution import PRECISIONS
 
-        return _like([*PRECISIONS], incomplete)
-    if name == "optimizer":
-        from trainpace.core.execution import OPTIMIZERS
+def _gpus() -> list[str]:
+    from trainpace.core.hardware import catalogue
 
-        return _like([*OPTIMIZERS], incomplete)
-    kind = next((kind for word, kind in PLACES.items() if (metavar or "").startswith(word)), None)
-    return [_place(kind, incomplete)] if kind else []
+    # A name with spaces would complete to two words. The hyphenated name is accepted too.
+    return [device.name.replace(" ", "-") for device in catalogue() if device.kind == "gpu"]
+
+
+def _precisions() -> Sequence[str]:
+    from trainpace.core.execution import PRECISIONS
+
+    return [*PRECISIONS]
+
+
+def _optimizers() -> Sequence[str]:
+    from trainpace.core.execution import OPTIMIZERS
+
+    return [*OPTIMIZERS]
 
 
 def _place(kind: str, incomplete: str) -> CompletionItem:
     return CompletionItem(incomplete, type=kind)
 
 
-def _like(names: list[str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(name) for name in names if name.lower().startswith(incomplete.lower())]
-
-
+_NAMES = {"gpu": _gpus, "model": _built_in, "precision": _precisions, "optimizer": _optimizers}
+"""Options with known names, by name."""
 EXAMPLES = (
     (
         "trainpace train.py --epochs 30",
@@ -201,27 +205,4 @@ def greet() -> None:
     question = (
         "How long will this training take, what will it cost, why, and how do I make it faster?"
     )
-    machine = Lines([*_machine(), "All commands: trainpace --help"])
-    show([Headline(question), named("", EXAMPLES), machine])
-
-
-def _machine() -> list[str]:
-    """Describe this machine without torch, whose import takes a second."""
-    from trainpace.measure import detect
-
-    found = detect()
-    cores = found.cpu.logical_cores
-    gpus = ", ".join(gpu.name or "unnamed GPU" for gpu in found.gpus) or "no NVIDIA GPU"
-    memory = "" if found.memory_gib is None else f", {found.memory_gib:.0f} GiB"
-    problem = [f"GPU driver: {found.gpu_problem}"] if found.gpu_problem else []
-    try:
-        torch = f"torch {importlib.metadata.version('torch')}"
-    except importlib.metadata.PackageNotFoundError:
-        torch = "no torch"
-    return [
-        (
-            f"This machine: {found.cpu.name} ({cores} cores{memory}), {gpus}; Python"
-            f" {found.python}, {torch}."
-        ),
-        *problem,
-    ]
+    show([Headline(question), named("", EXAMPLES), Lines(["All commands: trainpace --help"])])

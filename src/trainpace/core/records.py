@@ -73,6 +73,12 @@ class Table:
 R = TypeVar("R", bound=Record)
 
 
+def common_fields(source: Record, kind: type[Record]) -> dict[str, Any]:
+    """Return the values of `source` in the fields that records of another kind have too."""
+    names = [name for name in kind.__struct_fields__ if name in source.__struct_fields__]
+    return {name: getattr(source, name) for name in names}
+
+
 def to_jsonable(record: Record | Sequence[Record]) -> Any:
     """Return one or several records as plain dicts, lists and numbers.
 

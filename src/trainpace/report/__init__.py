@@ -90,6 +90,7 @@ if TYPE_CHECKING:
         BATCH,
         FEWEST,
         Timed,
+        forecast_sweep,
         measured_sweep,
         memory_at_peak,
         step_breakdown,

@@ -1,12 +1,22 @@
 """`verify` and `validate`: compare ways to train, and compare forecasts with measured runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.host import usable_cores, user_folder
-from trainpace.core.records import Record
-from trainpace.forecast import Row, Summary, by, evaluate, family_of, read_runs, summarise
+from trainpace.core.records import Record, common_fields
+from trainpace.forecast import (
+    MeasuredRun,
+    Row,
+    Summary,
+    by,
+    evaluate,
+    family_of,
+    read_runs,
+    summarise,
+)
 from trainpace.run import Equivalence, Question
 from trainpace.run import verify as compare_trainings
 from trainpace.verbs.request import (
@@ -57,18 +67,9 @@ def verify(request: VerifyRequest, progress: Progress) -> Equivalence:
     """Train a model in several equivalent ways, and compare the resulting weights."""
     r = request
     question = Question(
-        model=r.model,
-        batch=r.batch,
+        **common_fields(r, Question),
         parts=r.accumulate,
-        ranks=r.ranks,
-        steps=r.steps,
         ways=r.way or EVERYWHERE,
-        precision=r.precision,
-        optimizer=r.optimizer,
-        sequence_length=r.sequence_length,
-        image_size=r.image_size,
-        tolerance=r.tolerance,
-        seed=r.seed,
         timeout_s=r.timeout,
     )
     with progress.work(f"verifying {r.model}") as work:
@@ -118,20 +119,25 @@ class ValidatedRuns(Record, Rows[Row]):
     groups: dict[str, tuple[Summary, ...]]
 
 
+def _runs_of(path: Path, chosen: Sequence[str]) -> list[MeasuredRun]:
+    """Read the runs of the chosen files, or all. Raises TrainpaceError if there are none."""
+    runs = read_runs(path)
+    files = ", ".join(sorted({run.file for run in runs})[:20])
+    if chosen:
+        runs = [run for run in runs if run.file in chosen]
+    if runs:
+        return runs
+    if files:
+        raise TrainpaceError(
+            f"No row of {path} belongs to the file {', '.join(chosen)}.", f"It has {files}."
+        )
+    raise TrainpaceError(f"{path} has no rows.")
+
+
 def validate(request: ValidateRequest, progress: Progress) -> ValidatedRuns:
     """Forecast the runs of a file under their own conditions, and compare."""
     r, path = request, Path(request.runs)
-    runs = read_runs(path)
-    if r.file:
-        files = sorted({run.file for run in runs})
-        runs = [run for run in runs if run.file in r.file]
-        if not runs:
-            raise TrainpaceError(
-                f"No row of {path} belongs to the file {', '.join(r.file)}.",
-                f"It has {', '.join(files[:20])}.",
-            )
-    if not runs:
-        raise TrainpaceError(f"{path} has no rows.")
+    runs = _runs_of(path, r.file)
     models = (Path(r.models) if r.models else path.parent).resolve()
     traces = Path(r.traces) if r.traces else user_folder("cache") / "traces"
     workers = r.workers or max(1, min(4, usable_cores() // 2 + 1))

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec.structs import replace
 
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.core.host import usable_cores
 from trainpace.core.intake import read_json
-from trainpace.core.records import Record
+from trainpace.core.records import Record, common_fields
 from trainpace.verbs.request import (
     COUNT,
     DURATION,
@@ -111,12 +112,8 @@ def _measured(request: LoaderRequest, target: str, progress: Progress) -> Loader
     from trainpace.measure import LoaderConditions, measure_loader
 
     conditions = LoaderConditions(
-        target=target,
+        **common_fields(replace(request, target=target), LoaderConditions),
         batch_size=request.batch,
-        workers=request.workers,
-        compute_ms=request.compute_ms,
-        seconds=request.seconds,
-        repeats=request.repeats,
         timeout_s=request.timeout,
     )
     progress.note("measuring the loader alone, for about half a minute; let nothing else run")
@@ -164,16 +161,12 @@ class PrecomputeRequest(Request):
     seconds: Annotated[float, Field("Time to compute samples for `estimate`.", DURATION)] = 20.0
     step_ms: Annotated[
         float | None,
-        Field(
-            "Step time of the training without its data.", MILLISECONDS, needs=("estimate", "batch")
-        ),
+        Field("Step time of the training without its data.", MILLISECONDS, needs="estimate batch"),
     ] = None
     batch: Annotated[
-        int | None, Field("Samples in that step.", COUNT, needs=("estimate", "step_ms"))
+        int | None, Field("Samples in that step.", COUNT, needs="estimate step_ms")
     ] = None
-    epochs: Annotated[float | None, Field("Epochs that will be trained.", needs=("estimate",))] = (
-        None
-    )
+    epochs: Annotated[float | None, Field("Epochs that will be trained.", needs="estimate")] = None
 
 
 class Verified(Record):
@@ -192,41 +185,42 @@ def precompute(request: PrecomputeRequest, progress: Progress) -> Precomputed | 
     """
     from trainpace import shards
 
-    r, folder = request, Path(request.out)
-    target, part = r.target, r.part
-    damaged: list[Damage] = []
-    if r.verify or r.repair:
-        plan, damaged = shards.verify(folder)
-        if r.verify or not damaged:
-            return Verified(shards=plan.shards, damaged=tuple(damaged))
-        for shard in damaged:
-            progress.note(f"{shard.file}: {shard.problem}; computed again")
-        target, part = target or plan.target, "1/1"
-        if not Path(ModelSpec.of(target).path).is_file():
-            raise Misuse(
-                f"The shards were computed by {target}, which no longer exists.",
-                "Give its new `target`.",
-            )
-    target, workers = _given_target(target), r.workers or usable_cores()
+    r = request
+    if not (r.verify or r.repair):
+        return _computed(r, progress)
+    plan, damaged = shards.verify(Path(r.out))
+    if r.verify or not damaged:
+        return Verified(shards=plan.shards, damaged=tuple(damaged))
+    for shard in damaged:
+        progress.note(f"{shard.file}: {shard.problem}; computed again")
+    target = r.target or plan.target
+    if not Path(ModelSpec.of(target).path).is_file():
+        raise Misuse(
+            f"The shards were computed by {target}, which no longer exists.",
+            "Give its new `target`.",
+        )
+    whole = replace(r, target=target, part="1/1", estimate=False)
+    return _computed(whole, progress, tuple(shard.number for shard in damaged))
+
+
+def _computed(
+    r: PrecomputeRequest, progress: Progress, repair: tuple[int, ...] = ()
+) -> Precomputed | Estimate:
+    """Estimate or compute the shards. `repair` lists the only ones to compute again."""
+    from trainpace import shards
+
+    target, workers = _given_target(r.target), r.workers or usable_cores()
     if r.estimate:
         step_s = None if r.step_ms is None else r.step_ms / 1e3
         return shards.estimate(
             target, r.out, workers, r.seconds, step_s=step_s, batch=r.batch or 1, epochs=r.epochs
         )
-    number, parts = shards.part_of(part)
+    number, parts = shards.part_of(r.part)
     if r.again and parts > 1:
         raise Misuse("`again` cannot be combined with one part.", "Empty the folder first.")
-    settings = shards.Settings(
-        target=target,
-        folder=r.out,
-        workers=workers,
-        shard_samples=r.shard_samples,
-        max_bad=r.max_bad,
-        part=number,
-        parts=parts,
-        again=r.again,
-        repair=tuple(shard.number for shard in damaged),
-    )
+    own = {"target": target, "workers": workers, "part": number, "repair": repair}
+    given = common_fields(r, shards.Settings) | own
+    settings = shards.Settings(**given, folder=r.out, parts=parts)
     with progress.work("precomputing", unit="samples") as work:
         try:
             return shards.precompute(

@@ -85,11 +85,11 @@ def defaults_for(
         return ProjectDefaults({})
     verb = path[0]
     for_all, for_verb = _checked(found, verb, fields)
-    of_verb = {"journal"} & fields.keys() if verb in ONLY_JOURNAL else set(fields)
     # The verb's own table takes precedence over the keys for all verbs.
-    beside = rivals_of(fields, for_verb)
-    candidates = {name: value for name, value in for_all.items() if name not in beside} | for_verb
-    candidates = {n: v for n, v in candidates.items() if n in of_verb and n not in given}
+    rivals = rivals_of(fields, for_verb)
+    usable = {*_settable(verb, fields)} - given.keys()
+    candidates = {name: for_all[name] for name in for_all if name in usable - rivals}
+    candidates |= {name: for_verb[name] for name in for_verb if name in usable}
     if not _journal_applies(found, verb, candidates):
         candidates.pop("journal", None)
 
@@ -150,28 +150,26 @@ def _checked(
     for_all: dict[str, Any] = {}
     for_verb: dict[str, Any] = {}
     for key, value in found.values.items():
-        if isinstance(value, dict):
-            if key not in SUMMARIES:
-                raise UnknownName(
-                    "table", key, SUMMARIES, f"Tables in {found.name} are named after commands."
-                )
-            own = {_name(found, inner, known=None): one for inner, one in value.items()}
-            if key != verb:
-                continue
-            for name in own:
-                of_verb = [
-                    name
-                    for name in fields
-                    if name in (("journal",) if verb in ONLY_JOURNAL else SETTABLE)
-                ]
-                if name not in of_verb:
-                    raise UnknownName(
-                        "key", name, of_verb, f"It is in {found.name} under [{verb}]."
-                    )
-            for_verb |= own
-        else:
+        if not isinstance(value, dict):
             for_all[_name(found, key, known=fields)] = value
+            continue
+        if key not in SUMMARIES:
+            raise UnknownName(
+                "table", key, SUMMARIES, f"Tables in {found.name} are named after commands."
+            )
+        own = {_name(found, inner, known=None): one for inner, one in value.items()}
+        if key == verb:
+            for_verb = own
+    settable = _settable(verb, fields)
+    for name in for_verb:
+        if name not in settable:
+            raise UnknownName("key", name, settable, f"It is in {found.name} under [{verb}].")
     return for_all, for_verb
+
+
+def _settable(verb: str, fields: Mapping[str, ResolvedField]) -> list[str]:
+    allowed = ("journal",) if verb in ONLY_JOURNAL else SETTABLE
+    return [name for name in fields if name in allowed]
 
 
 def _name(found: Found, key: str, known: Mapping[str, ResolvedField] | None) -> str:
@@ -203,27 +201,31 @@ REFUSED = frozenset(
 
 def _value(found: Found, name: str, field: ResolvedField, value: Any, own: bool, verb: str) -> Any:
     try:
-        if field.is_flag or isinstance(value, bool):
-            raise TrainpaceError(f"{value!r} is not a value of --{field.option}.")
-        if (
-            isinstance(value, list)
-            and not field.several
-            and not (field.about.unit and field.about.unit.is_list)
-        ):
-            hint = "" if own else f"Set one for {verb} under [{verb}]."
-            raise TrainpaceError(f"trainpace {verb} takes one --{field.option}, not a list.", hint)
-        several = value if isinstance(value, list) else [value]
-        if len(several) > MOST_VALUES:
-            raise TrainpaceError(f"--{field.option} has more than {MOST_VALUES} values.")
-        is_text = field.kind is str and field.about.unit is None
-        if not all(isinstance(one, str if is_text else str | int | float) for one in several):
-            raise TrainpaceError(
-                f"--{field.option} takes"
-                f" {'text in quotation marks' if is_text else 'plain values'}."
-            )
+        hint = "" if own else f"Set one for {verb} under [{verb}]."
+        _check_plain(field, value, verb, hint)
         return field.read(_file_in(found, str(value)) if name in FILES else value)
     except TrainpaceError as error:
         raise TrainpaceError(f"{found.name}, {name}: {error.message}", error.hint) from None
+
+
+def _check_plain(field: ResolvedField, value: Any, verb: str, hint: str) -> None:
+    """Raise TrainpaceError unless the value is text, a number, or a list if the option takes one.
+
+    `hint` says how to give one value to a verb whose option takes no list.
+    """
+    unit, option = field.about.unit, f"--{field.option}"
+    if field.is_flag or isinstance(value, bool):
+        raise TrainpaceError(f"{value!r} is not a value of {option}.")
+    if isinstance(value, list) and not field.several and not (unit and unit.is_list):
+        raise TrainpaceError(f"trainpace {verb} takes one {option}, not a list.", hint)
+    several = value if isinstance(value, list) else [value]
+    if len(several) > MOST_VALUES:
+        raise TrainpaceError(f"{option} has more than {MOST_VALUES} values.")
+    kind, words = (str | int | float, "plain values")
+    if field.kind is str and unit is None:
+        kind, words = (str, "text in quotation marks")
+    if not all(isinstance(one, kind) for one in several):
+        raise TrainpaceError(f"{option} takes {words}.")
 
 
 def _file_in(found: Found, value: str) -> str:

@@ -77,7 +77,8 @@ class Profiled(Record):
 def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed | Profiled | Watched:
     """Diagnose a command, a recording or a profiler trace.
 
-    In a job of several tasks, the first task reports. The other tasks return a `Watched` without ranks.
+    In a job of several tasks, the first task reports. The other tasks return a `Watched` without
+    ranks.
     """
     r, command = request, request.command
     if not command:

@@ -52,7 +52,6 @@ from trainpace.verbs.request import (
     RATE,
     USD,
     Field,
-    Group,
     Misuse,
     Progress,
     Rows,
@@ -63,15 +62,13 @@ from trainpace.verbs.traced import (
     Evidence,
     PaddedBatch,
     RecordedLoader,
-    caveats,
     compared,
     documents_of,
     evidence_for,
     evidence_json,
-    loader_of,
     padded_batch,
-    recording_of,
-    sentences_of,
+    recorded,
+    recorded_notes,
     workloads_of,
 )
 from trainpace.verbs.training import (
@@ -106,16 +103,14 @@ NOT_COMPARED = "Padded batches of the same documents are not forecast beside pac
 class ForecastRequest(ExecutedRequest):
     """Request to forecast a model on one or several devices, batch sizes and lengths."""
 
+    groups = "GPUs: gpu; Training length: price"
+
     gpu: Annotated[
         tuple[str, ...],
-        Field(
-            "A GPU, or cpu for this machine's; repeat for several.  [default: some common ones]",
-            group=Group.GPUS,
-        ),
+        Field("A GPU, or cpu for this machine's; repeat for several.  [default: some common ones]"),
     ] = ()
     sequence_length: Annotated[
-        tuple[int, ...],
-        Field("Tokens per sample: 4096, or 1024,4096 for several.", LENGTHS, group=Group.MODEL),
+        tuple[int, ...], Field("Tokens per sample: 4096, or 1024,4096 for several.", LENGTHS)
     ] = ()  # type: ignore[assignment]  # A tuple here; other verbs take one GPU.
     host: HostName = None
     mode: Annotated[Mode | None, Field("Part of a step to forecast.  [default: train]")] = None
@@ -134,37 +129,29 @@ class ForecastRequest(ExecutedRequest):
             "Also forecast the machine of this profile (trainpace calibrate --output).",
             EXISTING_FILE,
             metavar="PROFILE.json",
-            overrides=("gpu",),
+            overrides="gpu",
         ),
     ] = None
     journal: JournalPlace = None
     no_journal: Annotated[bool, Field("Ignore measurements in the journal.")] = False
     samples: Annotated[
-        int | None,
-        Field(
-            "Samples per epoch, for the whole training.",
-            AT_LEAST_1,
-            needs=(LENGTH,),
-            group=Group.LENGTH,
-        ),
+        int | None, Field("Samples per epoch, for the whole training.", AT_LEAST_1, needs=LENGTH)
     ] = None
     tokens: Tokens = None
-    price: Annotated[
-        float | None, Field("Dollars per GPU and hour.", USD, needs=(LENGTH,), group=Group.LENGTH)
-    ] = None
+    price: Annotated[float | None, Field("Dollars per GPU and hour.", USD, needs=LENGTH)] = None
     loader_rate: Annotated[
         float | None,
-        Field("Samples per second of one loader worker.", RATE, needs=("workers", LENGTH)),
+        Field("Samples per second of one loader worker.", RATE, needs=f"workers {LENGTH}"),
     ] = None
     workers: Annotated[
-        int | None, Field("Loader workers per node.", AT_LEAST_1, needs=("loader_rate",))
+        int | None, Field("Loader workers per node.", AT_LEAST_1, needs="loader_rate")
     ] = None
     packed: Annotated[
         bool,
         Field(
             "Pack several documents into a row, with variable-length attention.",
-            needs=("sequence_length", "lengths|mean_length"),
-            excludes=("transfer_from",),
+            needs="sequence_length lengths|mean_length",
+            excludes="transfer_from",
         ),
     ] = False
     lengths: Annotated[
@@ -174,8 +161,8 @@ class ForecastRequest(ExecutedRequest):
             " a column length (and count) or input_ids.",
             EXISTING_FILE,
             metavar="FILE",
-            needs=("packed",),
-            excludes=("mean_length",),
+            needs="packed",
+            excludes="mean_length",
         ),
     ] = None
     mean_length: Annotated[
@@ -183,7 +170,7 @@ class ForecastRequest(ExecutedRequest):
         Field(
             "Mean token count of the documents, which are assumed to be exponentially distributed.",
             within("tokens", ABOVE_0, 1e9),
-            needs=("packed",),
+            needs="packed",
         ),
     ] = None
     hardware: HardwareFile = None
@@ -316,8 +303,7 @@ def _resolve(r: ForecastRequest, progress: Progress) -> _Question:
     if not r.gpu and not r.calibrated:
         r = replace(r, gpu=USUAL_GPUS)
     check_pure_16_bit(r)
-    recording = recording_of(r.model)
-    loader = None if recording is None or r.loader_rate is not None else loader_of(recording)
+    recording, loader = recorded(r.model, r.loader_rate)
     conditions = r.conditions(price_usd_per_device_hour=r.price, samples_per_cpu_s=r.loader_rate)
     workers = r.workers
     if loader is not None:  # One process per GPU, each with its own loader.
@@ -421,21 +407,16 @@ def _annotated(
     trends: dict[str, Trend] = {}
     # Jumps and trends are over batch sizes, so they need a single length.
     for sweep in sweeps if len(r.sequence_length) < 2 else ():
-        device = sweep.device.name
-        step_ms = np.array([row.step.total_ms for row in sweep.rows if row.step is not None])
-        if (trend := _trend(sweep.rows)) is not None:
-            trends[device] = trend
-        if sweep.on_cpu or len(step_ms) != len(question.batches):
-            continue
-        jumps[device] = sweep.forecaster.jumps(sweep.execution, question.batches, step_ms)
-        is_kepler = sweep.device.compute_capability.startswith("3.")
-        if is_kepler and trend is not None and not jumps[device]:
-            notes[f"{device}: {UNMEASURED}"] = None
+        device, trend, found = sweep.device, _trend(sweep.rows), _jumps(sweep, question.batches)
+        if trend:
+            trends[device.name] = trend
+        if found is not None:
+            jumps[device.name] = found
+        # Kernels of Kepler cards were never measured.
+        if trend and found == () and device.compute_capability.startswith("3."):
+            notes[f"{device.name}: {UNMEASURED}"] = None
     rows = tuple(row for sweep in sweeps for row in sweep.rows)
-    recorded: tuple[str, ...] = ()
-    if question.recording is not None:
-        loading = () if question.loader is None else (_loader_note(question.loader, rows),)
-        recorded = (*loading, *sentences_of(caveats(question.recording)))
+    loading = "" if question.loader is None else _loader_note(question.loader, rows)
     return Forecasts(
         rows=rows,
         jumps=jumps,
@@ -444,8 +425,16 @@ def _annotated(
         trends=trends,
         padded=tuple(padded),
         evidence=evidence_for(r.evidence, map(_asked, sweeps)),
-        recorded=recorded,
+        recorded=recorded_notes(question.recording, loading),
     )
+
+
+def _jumps(sweep: Sweep, batches: Sequence[int]) -> tuple[Jump, ...] | None:
+    """Return the jumps between batch sizes, or None if they are unknown."""
+    step_ms = [row.step.total_ms for row in sweep.rows if row.step is not None]
+    if sweep.on_cpu or len(step_ms) != len(batches):
+        return None
+    return sweep.forecaster.jumps(sweep.execution, batches, np.array(step_ms))
 
 
 def _loader_note(loader: RecordedLoader, rows: Sequence[Forecast]) -> str:
@@ -503,8 +492,9 @@ def _workloads(
     workloads: dict[tuple[int | None, bool], Workload] = {}
     for on_cpu in sorted(on_cpus):
         saved_once = replace(request, save_workload=None) if workloads else request
-        some = workloads_of(saved_once, lengths, progress, request.variant._replace(cpu=on_cpu))
-        workloads |= {(length, on_cpu): workload for length, workload in some}
+        variant = request.variant._replace(cpu=on_cpu)
+        some = workloads_of(saved_once, lengths, progress, variant=variant)
+        workloads |= {(length, on_cpu): workload for length, workload in some.items()}
     return workloads
 
 
@@ -519,8 +509,8 @@ def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
     size = (r.num_gpus, r.nodes, r.network, r.price)
     latency_us = None if r.network_latency is None else 1e6 * r.network_latency
     copies = math.inf if r.host_copy is None else r.host_copy
-    if r.only_cpu and (host is not None or software != TODAY):
-        option = "`host`" if host is not None else "Software"
+    fixed = {"`host`": host is not None, "Software": software != TODAY}
+    for option in (name for name, given in fixed.items() if given and r.only_cpu):
         raise Misuse(f"{option} needs a `gpu`: a machine's profile was measured with its own.")
 
     def machine(profile: MachineProfile) -> Target:

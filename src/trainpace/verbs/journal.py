@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.records import Record, write_whole
+from trainpace.core.records import Record, common_fields, write_whole
 from trainpace.core.units import parse_count
 from trainpace.forecast import PublicRun, as_precision
 from trainpace.journal import (
@@ -85,10 +85,8 @@ class FilteredRequest(JournalRequest, kw_only=True):
     text: Annotated[str, Field("In names, notes, reasons, commands and sources.")] = ""
 
     def query(self, with_forecast: bool = False) -> Query:
-        stated = {
-            name: getattr(self, name) for name in Query.__struct_fields__ if hasattr(self, name)
-        }
-        return Query(micro_batch=self.batch, with_forecast=with_forecast, **stated)
+        filters = common_fields(self, Query)
+        return Query(micro_batch=self.batch, with_forecast=with_forecast, **filters)
 
 
 THE_PUBLIC = "the public journal"
@@ -97,7 +95,7 @@ THE_PUBLIC = "the public journal"
 class ListRequest(FilteredRequest, kw_only=True):
     limit: Annotated[int, Field("Runs to show.", COUNT)] = 20
     offset: Annotated[int, Field("Runs to leave out first.", COUNT)] = 0
-    sweeps: Annotated[bool, Field("List sweeps instead of runs.", excludes=("public",))] = False
+    sweeps: Annotated[bool, Field("List sweeps instead of runs.", excludes="public")] = False
     public: Public = False
 
 

@@ -181,10 +181,6 @@ def run(request: LookRequest, progress: Progress) -> Looked:
     raised instead.
     """
     r = request
-    if not r.command:
-        raise Misuse("Give a training script, as in: trainpace train.py --epochs 30.")
-    if len(r.command) == 1 and is_trace(r.command[0]):
-        raise Misuse(f"{r.command[0]} is a profiler's trace.", "Read it with trainpace diagnose.")
     check_one_task(task_of(os.environ), "look")
     command, busy = started_with_python(r.command), busy_words()
     folder = new_folder(r.output, command)
@@ -228,6 +224,10 @@ def run(request: LookRequest, progress: Progress) -> Looked:
 
 def started_with_python(command: Sequence[str]) -> tuple[str, ...]:
     """Prepend a Python interpreter to a script: the active environment's or the current one."""
+    if not command:
+        raise Misuse("Give a training script, as in: trainpace train.py --epochs 30.")
+    if len(command) == 1 and is_trace(command[0]):
+        raise Misuse(f"{command[0]} is a profiler's trace.", "Read it with trainpace diagnose.")
     if not command[0].endswith(".py"):
         return tuple(command)
     if not os.path.isfile(command[0]):
@@ -242,16 +242,17 @@ def length_of(
     """Return the training length: from the request, the command, one epoch, or `USUAL_STEPS`."""
     if max_steps is not None:
         return Length(steps=max_steps, of="training", words="as given")
-    each = diagnosis.steps_per_epoch
-    if epochs is None and stated is not None and stated.steps is not None:
+    if epochs is not None:
+        stated = StatedLength(epochs, None, "as given")
+    if stated is not None and stated.steps is not None:
         return Length(steps=stated.steps, of="training", words=stated.words)
+    each = diagnosis.steps_per_epoch
     if each is None:
         return Length(steps=USUAL_STEPS, of="steps")
-    count = epochs if epochs is not None else stated.epochs if stated is not None else None
-    if count is None:
+    if stated is None or stated.epochs is None:
         return Length(steps=max(1, round(each)), of="epoch", epochs=1.0)
-    words = "as given" if epochs is not None else stated.words if stated is not None else ""
-    return Length(steps=max(1, round(count * each)), of="training", epochs=count, words=words)
+    steps = max(1, round(stated.epochs * each))
+    return Length(steps=steps, of="training", epochs=stated.epochs, words=stated.words)
 
 
 def elsewhere(
@@ -277,13 +278,17 @@ def elsewhere(
             "trainpace match considers whole servers.",
         )
     if gpus:
-        # Keeps the cheapest offer per card.
-        by_card = {m.offer.device: m for m in reversed(single)}
-        fastest_first = sorted(by_card.values(), key=lambda m: m.mean_hours)
-        return tuple(Elsewhere(role="", match=m) for m in fastest_first)
+        return _by_card(single)
     chosen = picks(with_front(single))
     roles = ROLES if len(chosen) > 1 else dict.fromkeys(ROLES, "cheapest and fastest")
     return tuple(Elsewhere(role=roles[pick.name], match=pick.match) for pick in chosen)
+
+
+def _by_card(matches: Sequence[Match]) -> tuple[Elsewhere, ...]:
+    """Return the cheapest offer of each card, the fastest card first."""
+    cheapest = {m.offer.device: m for m in reversed(matches)}
+    fastest_first = sorted(cheapest.values(), key=lambda m: m.mean_hours)
+    return tuple(Elsewhere(role="", match=m) for m in fastest_first)
 
 
 def _request_elsewhere(looked: Looked, global_batch: int | None) -> match.MatchRequest:
@@ -297,10 +302,9 @@ def _request_elsewhere(looked: Looked, global_batch: int | None) -> match.MatchR
             "Neither a loader nor the model's input shows how many samples a step has.",
             "Give --global-batch N.",
         )
-    known = first.number_format in PRECISIONS
-    if first.number_format and not known:
-        raise TrainpaceError(f"Cannot forecast models in {first.number_format}.")
-    precision = cast(Precision, first.number_format) if known else "torch_fp32"
+    precision = cast(Precision, first.number_format or "torch_fp32")
+    if precision not in PRECISIONS:
+        raise TrainpaceError(f"Cannot forecast models in {precision}.")
     cost = loader_cost(first)
     rate = None if cost is None else 1000 / (cost.sample_cpu_ms + cost.collate_ms / cost.batch_size)
     only = load(workload, Workload).only_batch

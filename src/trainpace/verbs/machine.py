@@ -11,7 +11,7 @@ from trainpace.core.errors import TrainpaceError, UserCodeError
 from trainpace.core.hardware import Cluster, Device, catalogue, find_device
 from trainpace.core.host import user_folder
 from trainpace.core.records import load, save
-from trainpace.verbs.places import HardwareFile, detected, device_of, own_devices, profile_here
+from trainpace.verbs.places import HardwareFile, detected, device_of, own_devices, target_here
 from trainpace.verbs.request import COUNT, DURATION, NEW_FILE, Argument, Field, Progress, Request
 from trainpace.workload import Variant, Workload, form_of
 
@@ -32,7 +32,7 @@ class CalibrateRequest(Request):
         Field("Also time all-reduce between this number of processes on this machine.", COUNT),
     ] = None
     backend: Annotated[
-        Literal["gloo", "nccl"], Field("Backend of the processes.", needs=("ranks",))
+        Literal["gloo", "nccl"], Field("Backend of the processes.", needs="ranks")
     ] = "gloo"
     storage: Annotated[
         str | None, Field("Also write and read 256 MiB in this folder.", metavar="FOLDER")
@@ -149,15 +149,13 @@ def _expected(
 ) -> Expected | None:
     """Forecast the known step on a healthy catalogue device, or on this calibrated CPU."""
     from trainpace.diagnose import Expected
-    from trainpace.forecast import CalibratedKernels, Forecaster, Target
+    from trainpace.forecast import Forecaster, Target
     from trainpace.workload import load_workload
 
-    profile = profile_here(progress) if kind == "cpu" else None
-    if profile is not None:
-        target = Target(Cluster(device=profile.device), CalibratedKernels(profile.kernels))
-    elif device is not None:
+    target = target_here(progress) if kind == "cpu" else None
+    if device is not None:
         target = Target(Cluster(device=device))
-    else:
+    if target is None:
         return None
     e = measured.execution
     workload = load_workload(measured.model, (form_of(e.precision),), Variant(cpu=kind == "cpu"))

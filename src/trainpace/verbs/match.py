@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from msgspec.structs import replace
@@ -14,7 +14,15 @@ from trainpace.core.execution import Precision
 from trainpace.core.hardware import Device, catalogue, catalogue_name, find_device, normalised
 from trainpace.core.host import user_folder
 from trainpace.core.intake import read_text
-from trainpace.core.records import SCHEMA_VERSION, Record, Table, to_jsonable, write_whole
+from trainpace.core.outcome import forecast_row
+from trainpace.core.records import (
+    SCHEMA_VERSION,
+    Record,
+    Table,
+    common_fields,
+    to_jsonable,
+    write_whole,
+)
 from trainpace.core.units import format_number, hours_from_s
 from trainpace.offers import (
     EGRESS_USD_PER_GB,
@@ -50,7 +58,6 @@ from trainpace.verbs.request import (
     RATE,
     USD,
     Field,
-    Group,
     Progress,
     Request,
 )
@@ -58,13 +65,11 @@ from trainpace.verbs.traced import (
     ChannelsLast,
     Evidence,
     RecordedLoader,
-    caveats,
     evidence_for,
     evidence_json,
-    loader_of,
-    recording_of,
-    sentences_of,
-    workload_started,
+    recorded,
+    recorded_notes,
+    workload_of,
 )
 from trainpace.verbs.training import (
     USUAL_GLOBAL_BATCH,
@@ -78,20 +83,13 @@ from trainpace.workload import Form, Workload, stored_precision
 
 if TYPE_CHECKING:
     from trainpace.forecast import Nearness
-    from trainpace.watch import Recording
 
 
-Providers = Annotated[
-    tuple[str, ...], Field("Only this provider; repeat for several.", group=Group.GPUS)
-]
-Regions = Annotated[
-    tuple[str, ...], Field("Only regions whose name contains this: us-east, eu.", group=Group.GPUS)
-]
-Gpus = Annotated[
-    tuple[str, ...], Field("Only this GPU; H100 alone is every H100.", group=Group.GPUS)
-]
+Providers = Annotated[tuple[str, ...], Field("Only this provider; repeat for several.")]
+Regions = Annotated[tuple[str, ...], Field("Only regions whose name contains this: us-east, eu.")]
+Gpus = Annotated[tuple[str, ...], Field("Only this GPU; H100 alone is every H100.")]
 MachinesFile = Annotated[
-    str | None, Field("Your own machines, from this file.", metavar="FILE.toml", group=Group.GPUS)
+    str | None, Field("Your own machines, from this file.", metavar="FILE.toml")
 ]
 
 
@@ -187,30 +185,31 @@ def chosen_offers(
         UnknownName: No offer has such a provider, region or GPU.
         TrainpaceError: No offer passes all filters.
     """
-    wanted = {"provider": providers, "region": regions}
-    for field, names in wanted.items():
-        _check_known(offers, field, names)
     by_name = {device.name: device for device in (*catalogue(), *own)}
     rented = {offer.device for offer in offers}
     devices = {name: by_name.get(name) or find_device(name, own) for name in rented}
-    chosen = {find_device(name, own).name for name in gpus} | {
-        device.name for device in devices.values() for name in gpus if _is_one_of(device, name)
-    }
-    left = [
-        offer
-        for offer in offers
-        if all(_has(offer, field, names) for field, names in wanted.items())
-        and (not chosen or devices[offer.device].name in chosen)
-    ]
+    cards = _cards_named(gpus, devices.values(), own)
+    left = [offer for offer in offers if not gpus or devices[offer.device].name in cards]
+    for field, names in (("provider", providers), ("region", regions)):
+        _check_known(offers, field, names)
+        left = [offer for offer in left if not names or _has(offer, field, names)]
     if left:
         return left, devices
-    if providers or regions:
-        filters = [word for word, given in (*wanted.items(), ("GPU", gpus)) if given]
-        raise TrainpaceError(f"No offer has this {' and '.join(filters)}.", "See trainpace offers.")
-    raise TrainpaceError(
-        f"No offer has {' or '.join(gpus)}.",
-        "Describe your own machine with `machines` FILE.toml. For time alone: trainpace forecast.",
-    )
+    if not (providers or regions):
+        raise TrainpaceError(
+            f"No offer has {' or '.join(gpus)}.",
+            "Describe your own machine with `machines` FILE.toml. For time alone: trainpace"
+            " forecast.",
+        )
+    filters = {"provider": providers, "region": regions, "GPU": gpus}
+    words = " and ".join(word for word, names in filters.items() if names)
+    raise TrainpaceError(f"No offer has this {words}.", "See trainpace offers.")
+
+
+def _cards_named(gpus: Sequence[str], devices: Iterable[Device], own: Sequence[Device]) -> set[str]:
+    """Return the names of the cards that `gpus` name, alone or by their family."""
+    families = {device.name for device in devices for name in gpus if _is_one_of(device, name)}
+    return families | {find_device(name, own).name for name in gpus}
 
 
 def _check_known(offers: Sequence[Offer], field: str, names: Sequence[str]) -> None:
@@ -221,13 +220,10 @@ def _check_known(offers: Sequence[Offer], field: str, names: Sequence[str]) -> N
 
 
 def _has(offer: Offer, field: str, names: Sequence[str]) -> bool:
-    """Return True if the offer's provider is in `names`, or its region contains one of them.
-
-    Empty `names` accept every offer.
-    """
+    """Return True if the offer's provider is in `names`, or its region contains one of them."""
     value = getattr(offer, field).casefold()
     wanted = [name.casefold() for name in names]
-    return not wanted or any(n in value if field == "region" else n == value for n in wanted)
+    return any(name in value for name in wanted) if field == "region" else value in wanted
 
 
 MIXED: tuple[Precision, ...] = ("amp_bf16", "amp_fp16")
@@ -236,20 +232,17 @@ MIXED: tuple[Precision, ...] = ("amp_bf16", "amp_fp16")
 class MatchRequest(TrainingRequest, kw_only=True):
     """Request to rank servers for a training, with its limits on time and money."""
 
-    requires = ("samples|tokens", "epochs|max_steps")
+    requires = "samples|tokens epochs|max_steps"
+    groups = (
+        "GPUs: gpu provider region machines max_nodes; "
+        "Goal and limits: by deadline budget spot; "
+        "Parallelism and memory: checkpointing"
+    )
 
-    samples: Annotated[
-        int | None, Field("Samples per epoch: 1281167, 1.28M.", AT_LEAST_1, group=Group.LENGTH)
-    ] = None
+    samples: Annotated[int | None, Field("Samples per epoch: 1281167, 1.28M.", AT_LEAST_1)] = None
     tokens: Tokens = None
     max_steps: Annotated[
-        int | None,
-        Field(
-            "Optimizer updates, in place of `epochs`.",
-            AT_LEAST_1,
-            excludes=("epochs",),
-            group=Group.LENGTH,
-        ),
+        int | None, Field("Optimizer updates, in place of `epochs`.", AT_LEAST_1, excludes="epochs")
     ] = None
     global_batch: Annotated[
         int | None,
@@ -257,32 +250,22 @@ class MatchRequest(TrainingRequest, kw_only=True):
             "Samples per update, on every server.  [default: the task's loader's or trainer's, or"
             " 256]",
             AT_LEAST_1,
-            group=Group.BATCH,
         ),
     ] = None
     precision: Annotated[
         tuple[Precision, ...],
         Field(
-            "Allowed number formats; each card uses its fastest.  [default: one, as in forecast]",
-            group=Group.MODEL,
+            "Allowed number formats; each card uses its fastest.  [default: one, as in forecast]"
         ),
     ] = ()
-    by: Annotated[Literal["cost", "hours"], Field("What to rank by.", group=Group.CHOICE)] = "cost"
-    deadline: Annotated[
-        float | None, Field("Time available: 24h, 3 days.", DURATION, group=Group.CHOICE)
-    ] = None
-    budget: Annotated[
-        float | None, Field("Money available: 500, $2k.", USD, group=Group.CHOICE)
-    ] = None
+    by: Annotated[Literal["cost", "hours"], Field("What to rank by.")] = "cost"
+    deadline: Annotated[float | None, Field("Time available: 24h, 3 days.", DURATION)] = None
+    budget: Annotated[float | None, Field("Money available: 500, $2k.", USD)] = None
     provider: Providers = ()
     region: Regions = ()
     gpu: Gpus = ()
-    max_nodes: Annotated[
-        int, Field("Join up to this many servers of a kind.", DEVICES, group=Group.GPUS)
-    ] = 4
-    spot: Annotated[
-        bool, Field("Also spot prices, with the cost of preemption.", group=Group.CHOICE)
-    ] = False
+    max_nodes: Annotated[int, Field("Join up to this many servers of a kind.", DEVICES)] = 4
+    spot: Annotated[bool, Field("Also spot prices, with the cost of preemption.")] = False
     preempted_every: Annotated[
         float | None,
         Field(
@@ -294,16 +277,16 @@ class MatchRequest(TrainingRequest, kw_only=True):
         Field(
             "Provider that holds the data; leaving a cloud costs egress.",
             metavar="PROVIDER",
-            needs=("data_gb",),
+            needs="data_gb",
         ),
     ] = ""
     loader_rate: Annotated[
         float | None, Field("Samples per second that one CPU thread prepares.", RATE)
     ] = None
     machines: MachinesFile = None
-    only_machines: Annotated[
-        bool, Field("Rank only those.", needs=("machines",), overrides=("gpu",))
-    ] = False
+    only_machines: Annotated[bool, Field("Rank only those.", needs="machines", overrides="gpu")] = (
+        False
+    )
     hardware: HardwareFile = None
     host: Annotated[
         str | None,
@@ -315,12 +298,9 @@ class MatchRequest(TrainingRequest, kw_only=True):
     journal: JournalPlace = None
     no_journal: Annotated[bool, Field("Ignore measurements in the journal.")] = False
     channels_last: ChannelsLast = False
-    compile: Annotated[bool, Field("Run under torch.compile.", group=Group.MODEL)] = False
+    compile: Annotated[bool, Field("Run under torch.compile.")] = False
     checkpointing: Annotated[
-        bool,
-        Field(
-            "Recompute the activations of repeated blocks, block by block.", group=Group.PARALLEL
-        ),
+        bool, Field("Recompute the activations of repeated blocks, block by block.")
     ] = False
     evidence: Evidence = "nearest"
 
@@ -440,11 +420,15 @@ def _server_json(choice: Match | Rejected, today: datetime.date) -> dict[str, An
     }
 
 
+FORECAST_COLUMNS = (
+    "precision batch step_time_ms step_time_ms_low step_time_ms_high peak_memory_gib provenance"
+    " warnings notes"
+).split()
+"""Columns that a row of `match` has in common with one of `forecast`."""
+
+
 def _match_json(m: Match, today: datetime.date, rank: int | None = None) -> dict[str, Any]:
-    f, time = m.forecast, m.time
-    assert f.step is not None
-    assert f.step_time_interval_ms is not None
-    assert f.memory is not None
+    f, time, row = m.forecast, m.time, forecast_row(m.forecast)
     price = m.offer.spot_price_usd_per_hour if m.spot else m.offer.price_usd_per_hour
     return {
         "rank": rank,
@@ -452,15 +436,11 @@ def _match_json(m: Match, today: datetime.date, rank: int | None = None) -> dict
         "spot": m.spot,
         "pareto": m.on_front,
         "price_usd_per_hour": None if price is None else price * m.nodes,
-        "precision": f.execution.precision,
-        "batch": f.execution.micro_batch,
+        **{name: row[name] for name in FORECAST_COLUMNS},
         "accumulation": f.execution.accumulation,
         "zero_stage": f.execution.zero_stage,
         "shard_size": f.execution.shard_size,
         "steps": time.steps,
-        "step_time_ms": f.step.total_ms,
-        "step_time_ms_low": f.step_time_interval_ms.low,
-        "step_time_ms_high": f.step_time_interval_ms.high,
         "usd_per_step": _finite(m.mean_usd / time.steps),
         "hours": _finite(m.mean_hours),
         "hours_low": _finite(m.hours.low),
@@ -478,11 +458,7 @@ def _match_json(m: Match, today: datetime.date, rank: int | None = None) -> dict
             for name in time.__struct_fields__
             if name.endswith("_s")
         },
-        "peak_memory_gib": f.memory.allocated_gib,
         "capacity_gib": f.capacity_gib,
-        "provenance": f.provenance,
-        "warnings": list(f.warnings),
-        "notes": list(f.notes),
     }
 
 
@@ -492,13 +468,10 @@ def _finite(value: float) -> float | None:
 
 def run(request: MatchRequest, progress: Progress) -> Matches:
     """Rank all servers on offer for a job, and add picks, evidence and caveats."""
-    # Offers are read while the model is being traced.
-    with workload_started(request, progress) as traced:
-        offers, devices = _offers_for(request, progress)
-        workload = traced()
+    offers, devices = _offers_for(request, progress)
+    workload = workload_of(request, progress)
     r = request.resolved(workload)
-    recording = recording_of(r.model)
-    loader = None if recording is None or r.loader_rate is not None else loader_of(recording)
+    recording, loader = recorded(r.model, r.loader_rate)
     job = _job(r, workload, loader)
     names = {offer.device for offer in offers}
     with consulted_journal(r.journal, r.no_journal, names, {workload.model}) as journal:
@@ -507,11 +480,11 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
             by: Literal["usd", "hours"] = "usd" if r.by == "cost" else "hours"
             ranking = rank(workload, offers, devices, job, by, knowledge)
             chosen = picks(ranking.matches)
-            mixed = None
+            mixed: list[Match] = []
             if chosen and not r.precision and "amp" in workload.forms:
                 cheapest = [chosen[0].match.offer]
                 job_in_mixed = replace(job, precisions=MIXED)
-                mixed = rank(workload, cheapest, devices, job_in_mixed, "usd", knowledge)
+                mixed = rank(workload, cheapest, devices, job_in_mixed, "usd", knowledge).matches
     corrected = ""
     if knowledge is not None and knowledge.devices:
         cards = _cards(knowledge.devices)
@@ -527,8 +500,8 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
             r.evidence, ((workload, m.forecast.execution, devices[m.offer.device]) for m in first)
         ),
         picks=chosen,
-        mixed=next(iter(mixed.matches), None) if mixed else None,
-        recorded=_recorded(recording, loader),
+        mixed=mixed[0] if mixed else None,
+        recorded=recorded_notes(recording, "" if loader is None else _loading(loader)),
         usual_batch=request.global_batch is None and r.global_batch == USUAL_GLOBAL_BATCH,
     )
 
@@ -549,23 +522,16 @@ def _offers_for(r: MatchRequest, progress: Progress) -> tuple[list[Offer], dict[
 
 
 def _job(r: MatchRequest, workload: Workload, loader: RecordedLoader | None) -> Job:
-    assert r.global_batch is not None
     length = r.sequence_length
     work = epoch_of(r.samples, r.tokens, length, workload, epochs=r.epochs, max_steps=r.max_steps)
     return Job(
+        **common_fields(r, Job) | {"software": software_of(r)},
         schedule=work,
-        global_batch=r.global_batch,
         precisions=r.precision,
         most_nodes=r.max_nodes,
-        spot=r.spot,
-        data_from=r.data_from,
         deadline_s=r.deadline,
         budget_usd=r.budget,
-        channels_last=r.channels_last,
-        compile=r.compile,
-        checkpointing=r.checkpointing,
         clip_gradients=bool(workload.settings.get("clip_gradients", False)),
-        software=software_of(r),
         conditions=r.conditions(
             samples_per_cpu_s=r.loader_rate if loader is None else loader.samples_per_core_s,
             preemption_mean_h=None
@@ -575,12 +541,9 @@ def _job(r: MatchRequest, workload: Workload, loader: RecordedLoader | None) -> 
     )
 
 
-def _recorded(recording: Recording | None, loader: RecordedLoader | None) -> tuple[str, ...]:
-    notes = () if recording is None else sentences_of(caveats(recording))
-    if loader is None:
-        return notes
+def _loading(loader: RecordedLoader) -> str:
     each = format_number(loader.samples_per_core_s)
-    return (f"Assuming one loader worker on every core: {each} samples/s each.", *notes)
+    return f"Assuming one loader worker on every core: {each} samples/s each."
 
 
 def _cards(names: Sequence[str]) -> str:

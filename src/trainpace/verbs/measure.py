@@ -1,23 +1,10 @@
-"""`measure`: time real steps of one or several models, on this machine or as a Slurm job array.
-
-Each array task measures all batch sizes of its model on one node. Points from several machines
-would not form one curve. A task counts as done if its result file exists, and a later call does not
-repeat it. The submitting process stores the results in the user's journal, because many nodes must
-not write to one file. Tasks run as `python -m trainpace.verbs.measure REQUEST.json RESULT.json`.
-"""
+"""`measure`: time real steps of one or several models on this machine."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import os
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -27,7 +14,7 @@ from trainpace.core.errors import TrainpaceError, UserCodeError
 from trainpace.core.execution import Execution
 from trainpace.core.hardware import Cluster, Device, find_device
 from trainpace.core.outcome import FailedProbe, Forecast, Jump, Measurement
-from trainpace.core.records import Record, cannot_write_into, write_whole
+from trainpace.core.records import Record, common_fields
 from trainpace.core.units import format_duration
 from trainpace.measure import SuiteItem, SweepAnalysis, SweepPlan, analyse, run_sweep, suite
 from trainpace.verbs.places import (
@@ -38,7 +25,7 @@ from trainpace.verbs.places import (
     known_of,
     opened_journal,
     own_devices,
-    profile_here,
+    target_here,
 )
 from trainpace.verbs.request import (
     BATCHES,
@@ -46,12 +33,10 @@ from trainpace.verbs.request import (
     DURATION,
     Argument,
     Field,
-    Group,
     Misuse,
     Progress,
     Request,
     Rows,
-    Silent,
 )
 from trainpace.verbs.traced import (
     PRECISION_HELP,
@@ -64,10 +49,9 @@ from trainpace.verbs.training import default_precision
 from trainpace.workload import ModelSpec, Variant, form_of, stored_precision
 
 if TYPE_CHECKING:
-    from trainpace.forecast import Forecaster, Grid
+    from trainpace.forecast import Forecaster
     from trainpace.journal import Journal, RecordedSweep
     from trainpace.measure import Conditions
-    from trainpace.run import Job
 
 
 DEFAULT_BATCHES = (8, 16, 32)
@@ -81,33 +65,29 @@ class MeasureRequest(Request):
     `command` is stored in the journal; "" means none.
     """
 
-    requires = ("model|suite",)
+    requires = "model|suite"
+    groups = (
+        "Model: optimizer sequence_length precision compile suite; "
+        "Batch: batch until_oom; "
+        "GPUs: device; "
+        "Goal and limits: seconds repeats noise_scale fresh"
+    )
 
     model: Annotated[str | None, Argument("The model, as in trainpace forecast.")] = None
     batch: Annotated[
         tuple[int, ...] | None,
-        Field(
-            "Batch sizes: 32, or 1,2,4, or 1:70, or 8:64:8.  [default: 8,16,32]",
-            BATCHES,
-            group=Group.BATCH,
-        ),
+        Field("Batch sizes: 32, or 1,2,4, or 1:70, or 8:64:8.  [default: 8,16,32]", BATCHES),
     ] = None
     every: Annotated[
         bool, Field("Measure every size of a long range, not only the most informative ones.")
     ] = False
     repeats: Annotated[
-        int | None,
-        Field(
-            "Probes of each size.  [default: 2; 3 for one or two sizes]", COUNT, group=Group.CHOICE
-        ),
+        int | None, Field("Probes of each size.  [default: 2; 3 for one or two sizes]", COUNT)
     ] = None
     until_oom: Annotated[
-        bool,
-        Field(
-            "Find the largest batch that fits (up to the largest of `batch`).", group=Group.BATCH
-        ),
+        bool, Field("Find the largest batch that fits (up to the largest of `batch`).")
     ] = False
-    precision: Annotated[Precision | None, Field(PRECISION_HELP, group=Group.MODEL)] = None
+    precision: Annotated[Precision | None, Field(PRECISION_HELP)] = None
     optimizer: Optimizer = None
     accumulate: Annotated[int, Field("Micro-batches per update.", COUNT)] = 1
     device: Annotated[
@@ -115,35 +95,27 @@ class MeasureRequest(Request):
         Field(
             "Device to train on: cpu, cuda (also for ROCm), xpu, mps, or another that torch knows.",
             metavar="KIND",
-            group=Group.GPUS,
         ),
     ] = "cpu"
     sequence_length: SequenceLength = None
     image_size: ImageSize = None
     channels_last: ChannelsLast = False
-    compile: Annotated[bool, Field("Under torch.compile.", group=Group.MODEL)] = False
-    seconds: Annotated[float, Field("Training time of a probe.", DURATION, group=Group.CHOICE)] = (
-        2.0
-    )
+    compile: Annotated[bool, Field("Under torch.compile.")] = False
+    seconds: Annotated[float, Field("Training time of a probe.", DURATION)] = 2.0
     timeout: Annotated[float, Field("Give up on a probe after this.", DURATION)] = 600.0
     memory_limit: Annotated[
         float | None, Field("Memory limit of a probe on the CPU.", metavar="GIB")
     ] = None
     noise_scale: Annotated[
         bool,
-        Field(
-            "Also measure the gradient noise scale of FILE.py:FUNCTION at the largest batch.",
-            group=Group.CHOICE,
-        ),
+        Field("Also measure the gradient noise scale of FILE.py:FUNCTION at the largest batch."),
     ] = False
     no_forecast: Annotated[bool, Field("Do not show a forecast beside the measurements.")] = False
     journal: JournalPlace = None
     no_journal: Annotated[
         bool, Field("Save nothing in the journal; an interrupted sweep is then lost.")
     ] = False
-    fresh: Annotated[
-        bool, Field("Start again instead of resuming an interrupted sweep.", group=Group.CHOICE)
-    ] = False
+    fresh: Annotated[bool, Field("Start again instead of resuming an interrupted sweep.")] = False
     notes: Annotated[str, Field("A note stored with the runs.")] = ""
     keep_identity: KeepIdentity = False
     command: str = ""
@@ -232,17 +204,11 @@ def sweep_of(
     r, conditions = request, _conditions(request, device)
     plan = _plan(r)
     forecaster = None if r.no_forecast else _forecaster(conditions, device, journal, progress)
-    execution = conditions.execution(
-        plan.batches[0], "" if forecaster is None else forecaster.workload.optimizer
-    )
-    causes = () if forecaster is None else _forecast_jumps(forecaster, plan, execution)
+    optimizer = forecaster.workload.optimizer if forecaster else ""
+    execution = conditions.execution(plan.batches[0], optimizer)
+    causes = _forecast_jumps(forecaster, plan, execution)
     recorded = _record(r, conditions, plan, device, journal, forecaster, causes, progress)
-    measured = [o for o in recorded.outcomes if isinstance(o, Measurement)]
-    measured.sort(key=lambda m: m.execution.micro_batch)
-    failed = tuple(o for o in recorded.outcomes if isinstance(o, FailedProbe))
-    if not measured:
-        reasons = [f"batch {probe.execution.micro_batch}: {probe.reason}" for probe in failed[:3]]
-        raise UserCodeError(f"Nothing could be measured ({'; '.join(reasons)}).")
+    measured, failed = _separated(recorded)
     if r.noise_scale:
         from trainpace.measure import measure_noise_scale
 
@@ -252,16 +218,32 @@ def sweep_of(
     analysis = analyse(recorded.outcomes, () if r.batch is None else plan.batches)
     forecasts: list[Forecast] = []
     if forecaster is not None:
+        from trainpace.forecast import Grid
+
         sizes = [point.batch for point in analysis.points]
         forecasts = forecaster.at(Grid.vary(execution, micro_batch=sizes)).forecasts()
     return MeasuredSweep(
         measurements=tuple(measured),
-        failed=failed,
+        failed=tuple(failed),
         analysis=analysis,
         forecasts={f.execution.micro_batch: f for f in forecasts if f.step is not None},
         causes=causes,
         sweep=recorded.id or None,
     )
+
+
+def _separated(recorded: RecordedSweep) -> tuple[list[Measurement], list[FailedProbe]]:
+    """Return (measurements, failures) in order of batch size.
+
+    Raises:
+        UserCodeError: Nothing could be measured.
+    """
+    measured = [o for o in recorded.outcomes if isinstance(o, Measurement)]
+    failed = [o for o in recorded.outcomes if isinstance(o, FailedProbe)]
+    if not measured:
+        reasons = [f"batch {probe.execution.micro_batch}: {probe.reason}" for probe in failed[:3]]
+        raise UserCodeError(f"Nothing could be measured ({'; '.join(reasons)}).")
+    return sorted(measured, key=lambda m: m.execution.micro_batch), failed
 
 
 def _plan(r: MeasureRequest) -> SweepPlan:
@@ -304,16 +286,8 @@ def _conditions(r: MeasureRequest, device: str) -> Conditions:
     assert r.model is not None
     precision = r.precision or _default_precision(r.model, r.device, device)
     return Conditions(
-        model=r.model,
-        device=r.device,
-        precision=precision,
-        optimizer=r.optimizer,
+        **common_fields(replace(r, precision=precision), Conditions),
         accumulation=r.accumulate,
-        sequence_length=r.sequence_length,
-        image_size=r.image_size,
-        channels_last=r.channels_last,
-        compile=r.compile,
-        seconds=r.seconds,
         timeout_s=r.timeout,
         memory_limit_gib=r.memory_limit,
     )
@@ -335,15 +309,14 @@ def _forecaster(
     c: Conditions, device: str, journal: Journal | None, progress: Progress
 ) -> Forecaster | None:
     """Return a forecaster for this machine. If there is none, note the reason and return None."""
-    from trainpace.forecast import CalibratedKernels, Forecaster, Target
+    from trainpace.forecast import Forecaster, Target
     from trainpace.workload import load_workload
 
     try:
         if c.device == "cpu":
-            profile = profile_here(progress)
-            if profile is None:
+            target = target_here(progress)
+            if target is None:
                 raise TrainpaceError("Run trainpace calibrate first.")
-            target = Target(Cluster(device=profile.device), CalibratedKernels(profile.kernels))
         else:
             target = Target(Cluster(device=find_device(device, own_devices(None))))
         variant = Variant(c.optimizer, c.sequence_length, c.image_size, cpu=c.device == "cpu")
@@ -358,10 +331,10 @@ def _forecaster(
 
 
 def _forecast_jumps(
-    forecaster: Forecaster, plan: SweepPlan, execution: Execution
+    forecaster: Forecaster | None, plan: SweepPlan, execution: Execution
 ) -> tuple[Jump, ...]:
     """Return the jumps of the forecast. The sweep probes both sides of each jump first."""
-    if not plan.adaptive or forecaster.target.kernels.traces_cpu:
+    if forecaster is None or not plan.adaptive or forecaster.target.kernels.traces_cpu:
         return ()
     return forecaster.jumps(execution, plan.batches)
 
@@ -424,104 +397,45 @@ def _commit() -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-MOST_IN_AN_ARRAY = 1000
-"""Maximum tasks per array. Slurm's MaxArraySize is 1001 by default."""
-
-
-ON_SLURM = ("launcher=slurm",)
-
-
 class SuiteRequest(MeasureRequest):
-    """Request to measure one model or a suite, here or as a Slurm job array."""
+    """Request to measure one model or a suite."""
 
     suite: Annotated[
         str | None,
         Field(
             "Measure a list of models: classic, small, or a FILE.toml.",
             metavar="NAME",
-            excludes=("model",),
-            overrides=("batch",),
-            group=Group.MODEL,
+            excludes="model",
+            overrides="batch",
         ),
     ] = None
-    launcher: Annotated[
-        Literal["here", "slurm"],
-        Field("slurm: a job array with one task and one node for each model.", group=Group.CHOICE),
-    ] = "here"
-    at_once: Annotated[
-        int | None,
-        Field("Most tasks of the array that run at the same time.", COUNT, needs=ON_SLURM),
-    ] = None
-    cpus: Annotated[int | None, Field("Cores per task.  [default: 1]", COUNT, needs=ON_SLURM)] = (
-        None
-    )
-    limit: Annotated[
-        float | None, Field("Time limit of a task.  [default: 1h]", DURATION, needs=ON_SLURM)
-    ] = None
-    partition: Annotated[str | None, Field("Slurm partition.", metavar="NAME", needs=ON_SLURM)] = (
-        None
-    )
-    account: Annotated[str | None, Field("Slurm account.", metavar="NAME", needs=ON_SLURM)] = None
-    sbatch: Annotated[
-        tuple[str, ...],
-        Field("Another option for sbatch: --sbatch=--qos=debug.", metavar="TEXT", needs=ON_SLURM),
-    ] = ()
-    out: Annotated[
-        str | None,
-        Field(
-            "Folder for the array's results and logs.  [default: NAME-measured]",
-            metavar="FOLDER",
-            needs=ON_SLURM,
-        ),
-    ] = None
-
-    @property
-    def is_one_model_here(self) -> bool:
-        return self.suite is None and self.launcher == "here"
 
 
 class MeasuredSuite(Record):
-    """Number of models, and of successfully measured ones.
-
-    `device` is this machine's device, or None for a job array.
-    """
+    """Number of models, of successfully measured ones, and this machine's device."""
 
     models: int
     measured: int
-    device: str | None = None
+    device: str
 
 
 def check_suite(request: SuiteRequest) -> None:
-    r = request
-    if r.noise_scale and not r.is_one_model_here:
+    if request.noise_scale and request.suite:
         raise Misuse(
-            "`noise_scale` is for one model on this machine; trainpace journal export has the suite's runs."
+            "`noise_scale` is for one model; trainpace journal export has the suite's runs."
         )
 
 
 def run_suite(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
-    """Measure every model into the journal. Failures are reported and skipped.
-
-    Raises:
-        TrainpaceError: Slurm was requested, but it is not installed or rejects the array.
-    """
-    check_suite(request)
-    if request.launcher == "slurm":
-        return _on_nodes(request, progress)
+    """Measure every model into the journal. Failures are reported and skipped."""
     assert request.suite is not None
     items = suite(request.suite)
     limited, device = prepared(request, progress)
     failed, begin = 0, time.monotonic()
     with opened_journal(request.journal, request.no_journal) as journal:
         for i, item in enumerate(items):
-            left = (
-                ""
-                if not i
-                else (
-                    f", about {format_duration((time.monotonic() - begin) / i * (len(items) - i))}"
-                    " left"
-                )
-            )
+            left_s = (time.monotonic() - begin) / max(i, 1) * (len(items) - i)
+            left = f", about {format_duration(left_s)} left" if i else ""
             progress.note(f"{item.spec} ({i + 1} of {len(items)}{left})")
             try:
                 best = sweep_of(_one(item, limited), device, journal, progress).analysis.best.best
@@ -546,142 +460,3 @@ def _one(item: SuiteItem, request: MeasureRequest) -> MeasureRequest:
             "sequence_length": item.sequence_length or request.sequence_length,
         }
     )
-
-
-def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
-    """Measure the models as a Slurm job array, and collect the results."""
-    from trainpace.run import Slurm, SlurmOptions, failure_file, file_name
-
-    r = request
-    if r.suite is not None:
-        items, name = suite(r.suite), Path(r.suite).stem
-    else:
-        assert r.model is not None
-        items, name = (
-            (SuiteItem(spec=r.model, batches=DEFAULT_BATCHES, precision=r.precision or "fp32"),),
-            r.model,
-        )
-    # Other programs on the node would slow the measurement down.
-    extra = ("--exclusive", *r.sbatch)
-    launcher = Slurm(
-        options=SlurmOptions(
-            partition=r.partition, account=r.account, extra=extra, at_once=r.at_once
-        )
-    )
-    launcher.check()
-    folder = Path(r.out or f"{file_name(name)}-measured").absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        jobs = [_job(item, i, folder, r) for i, item in enumerate(items)]
-    except OSError as error:
-        raise cannot_write_into(folder, error) from None
-    todo = [job for job in jobs if not Path(job.result).exists()]
-    if len(todo) < len(jobs):
-        progress.note(
-            f"{len(jobs) - len(todo)} of {len(jobs)} were measured by an earlier call; --fresh"
-            " measures them again."
-        )
-
-    def tell(line: str) -> None:
-        if line.startswith("slurm:"):  # The rest is in each task's log.
-            progress.note(line)
-
-    try:
-        for i in range(0, len(todo), MOST_IN_AN_ARRAY):
-            array = todo[i : i + MOST_IN_AN_ARRAY]
-            for job, end in zip(array, launcher.run_all(array, tell), strict=True):
-                if end.state != "done":
-                    written = failure_file(job.result)
-                    reason = written.read_text() if written.is_file() else end.reason
-                    progress.note(f"  {job.name} skipped: {reason} Its log: {end.log}")
-    except KeyboardInterrupt:
-        progress.note("\nCancelled. Measurements are saved; the same command continues from there.")
-        raise
-    finally:
-        done = _collect(jobs, r)
-    return MeasuredSuite(models=len(jobs), measured=done)
-
-
-def _job(item: SuiteItem, number: int, folder: Path, request: SuiteRequest) -> Job:
-    """Write the request file of one model and return its task.
-
-    The file name changes with options, code and versions.
-    """
-    from trainpace.run import Job, failure_file, file_name, fingerprint
-
-    r, code = request, ""
-    with contextlib.suppress(
-        TrainpaceError
-    ):  # The task reports the same error, and the other models are still measured.
-        code = fingerprint(item.spec)
-    probes = replace(_one(item, r), fresh=False, journal=None, no_journal=False, command="")
-    versions = {package: version(package) for package in ("trainpace", "torch")}
-    question = {"request": msgspec.to_builtins(probes), "code": code, "versions": versions}
-    name = f"{number}-{file_name(item.spec)}-{hashlib.sha256(json.dumps(question).encode()).hexdigest()[:8]}"
-    written, result = folder / f"{name}.request.json", folder / f"{name}.json"
-    if r.fresh:
-        for old in (result, Path(f"{result}.db")):
-            old.unlink(missing_ok=True)
-    failure_file(str(result)).unlink(missing_ok=True)
-    write_whole(written, json.dumps(msgspec.to_builtins(replace(probes, command=r.command))))
-    return Job(
-        name=name,
-        program=("-m", "trainpace.verbs.measure", str(written), str(result)),
-        folder=str(folder),
-        result=str(result),
-        cpus_per_process=r.cpus or 1,
-        gpus_per_node=int(r.device != "cpu"),
-        timeout_s=r.limit or 3600.0,
-    )
-
-
-def _collect(jobs: Sequence[Job], request: SuiteRequest) -> int:
-    """Store the results in the journal and return their number. Each run is stored once."""
-    from trainpace.journal import Journal, import_file
-
-    results = [Path(job.result) for job in jobs if Path(job.result).exists()]
-    if results and not request.no_journal:
-        with Journal.open(request.journal) as journal:
-            for result in results:
-                import_file(journal, result, "trainpace")
-    return len(results)
-
-
-class _Log(Silent):
-    def note(self, text: str) -> None:
-        sys.stderr.write(f"{text}\n")
-
-
-def task() -> int:
-    """Measure one model of a suite on this machine and return the exit code.
-
-    Probes go into a separate journal next to the result file. A task that is requeued or cancelled
-    then continues where it stopped. The result file is the export of that journal, written
-    atomically at the end. If the task fails, a file next to it holds the reason in one sentence.
-    """
-    from trainpace.journal import Journal, export
-    from trainpace.run import failure_file
-
-    request, result, log = (
-        msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=MeasureRequest),
-        sys.argv[2],
-        _Log(),
-    )
-    try:
-        request, device = prepared(request, log)
-        with Journal.open(f"{result}.db") as journal:
-            sweep_of(request, device, journal, log)
-            export(Path(result), (*journal.sweeps(), *journal.every()))
-    except TrainpaceError as error:
-        write_whole(failure_file(result), str(error))
-        Path(f"{result}.db").unlink(missing_ok=True)  # A later call then tries again.
-        log.note(f"Error: {error}")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    code = task()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -7,13 +7,21 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.core.hardware import Device, HostCPU, catalogue_name, find_host, parse_catalogue
+from trainpace.core.hardware import (
+    Cluster,
+    Device,
+    HostCPU,
+    catalogue_name,
+    find_host,
+    parse_catalogue,
+)
 from trainpace.core.host import user_folder
 from trainpace.core.intake import read_text
 from trainpace.core.records import load
 from trainpace.verbs.request import Field, Progress
 
 if TYPE_CHECKING:
+    from trainpace.forecast import Target
     from trainpace.journal import Journal, Knowledge
     from trainpace.measure import Machine, MachineProfile
     from trainpace.workload import Workload
@@ -159,3 +167,13 @@ def profile_here(progress: Progress) -> MachineProfile | None:
             )
             return None
     return profile
+
+
+def target_here(progress: Progress) -> Target | None:
+    """Return this machine's CPU as a target of forecasts, or None without a profile."""
+    from trainpace.forecast import CalibratedKernels, Target
+
+    profile = profile_here(progress)
+    if profile is None:
+        return None
+    return Target(Cluster(device=profile.device), CalibratedKernels(profile.kernels))

@@ -6,7 +6,7 @@ from the request, from settings files and from a recording.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -41,10 +41,10 @@ from trainpace.verbs.request import (
     EXISTING_FILE,
     USD,
     Field,
-    Group,
     Misuse,
     Progress,
     Unit,
+    fields_of,
     within,
 )
 from trainpace.verbs.settings import SettingsSource, kinds_of, limits_of, texts_of
@@ -86,16 +86,8 @@ REPLACES_FILES = frozenset({"activation_checkpointing", "offload_optimizer", "of
 """Fields of `Execution` for which the request may override the files."""
 ENGINE_FILES = frozenset(("DeepSpeed", "accelerate"))
 """Kinds of new files that set more than the number of processes."""
-CLUSTER_KEYS = {
-    "gpu": str,
-    "num_gpus": int,
-    "nodes": int,
-    "network_gb_per_s": float,
-    "host": str,
-    "price": float,
-}
-
-
+CLUSTER_KEYS = ("gpu", "num_gpus", "nodes", "network_gb_per_s", "host", "price")
+"""Keys of a cluster file."""
 EXECUTION_NOW = (
     *("batch", "accumulate", "precision", "zero", "tp", "pp", "cp"),
     *("checkpointing", "offload", "compile", "channels_last"),
@@ -119,11 +111,17 @@ class PlanRequest(RequestNow):
     Options describe the cluster, the current setup, and the limits of the search.
     """
 
-    gpu: Annotated[str | None, Field("GPU of the cluster, by name.", group=Group.GPUS)] = None
-    num_gpus: Annotated[
-        int | None, Field("GPUs per node.  [default: 1]", DEVICES, group=Group.GPUS)
-    ] = None
-    nodes: Annotated[int | None, Field("Nodes.  [default: 1]", DEVICES, group=Group.GPUS)] = None
+    groups = (
+        "GPUs: gpu num_gpus nodes network cluster; "
+        "Training length: price; "
+        "How it trains now: config command watched accumulate precision compile tp pp zero"
+        " checkpointing; "
+        "Goal and limits: allow_global_batch allow_fp8 keep fastest"
+    )
+
+    gpu: Annotated[str | None, Field("GPU of the cluster, by name.")] = None
+    num_gpus: Annotated[int | None, Field("GPUs per node.  [default: 1]", DEVICES)] = None
+    nodes: Annotated[int | None, Field("Nodes.  [default: 1]", DEVICES)] = None
     network: Network = None
     host: HostName = None
     cluster: Annotated[
@@ -131,30 +129,18 @@ class PlanRequest(RequestNow):
         Field(
             "The cluster from a file: gpu, num_gpus, nodes, network_gb_per_s, host, price.",
             metavar="FILE.toml",
-            overrides=("gpu",),
-            group=Group.GPUS,
+            overrides="gpu",
         ),
     ] = None
     hardware: HardwareFile = None
-    price: Annotated[float | None, Field("Dollars per GPU and hour.", USD, group=Group.LENGTH)] = (
-        None
-    )
+    price: Annotated[float | None, Field("Dollars per GPU and hour.", USD)] = None
     config: Annotated[
         tuple[str, ...],
-        Field(
-            "A settings file of the training; repeat for several.", metavar="FILE", group=Group.NOW
-        ),
+        Field("A settings file of the training; repeat for several.", metavar="FILE"),
     ] = ()
-    command: Annotated[
-        str | None, Field("Its launch command.", metavar="TEXT", group=Group.NOW)
-    ] = None
+    command: Annotated[str | None, Field("Its launch command.", metavar="TEXT")] = None
     watched: Annotated[
-        str | None,
-        Field(
-            "A recording of it (trainpace watch), with its loader.",
-            metavar="FOLDER",
-            group=Group.NOW,
-        ),
+        str | None, Field("A recording of it (trainpace watch), with its loader.", metavar="FOLDER")
     ] = None
     global_batch: GlobalBatch = None
     gpus_now: Annotated[
@@ -164,15 +150,15 @@ class PlanRequest(RequestNow):
         None
     )
     workers: Annotated[
-        int | None, Field("Loader workers now.", COUNT, needs=("sample_ms|loader|watched",))
+        int | None, Field("Loader workers now.", COUNT, needs="sample_ms|loader|watched")
     ] = None
     sample_ms: Annotated[
         float | None,
         Field(
             "Milliseconds that one core takes to prepare a sample (trainpace loader measures it).",
             within("ms", ABOVE_0, 1e9),
-            needs=("cores|watched", WORKERS),
-            excludes=("loader",),
+            needs=f"cores|watched {WORKERS}",
+            excludes="loader",
         ),
     ] = None
     offline_share: Annotated[
@@ -181,8 +167,8 @@ class PlanRequest(RequestNow):
             "Share of a sample's preparation that is the same in every epoch, from 0 to 1"
             " (trainpace loader reports it).  [default: 1, assumed]",
             within("share", 0, 1),
-            needs=("sample_ms|watched",),
-            excludes=("loader",),
+            needs="sample_ms|watched",
+            excludes="loader",
         ),
     ] = None
     loader: Annotated[
@@ -192,29 +178,22 @@ class PlanRequest(RequestNow):
             " `offline_share`.",
             EXISTING_FILE,
             metavar="FILE.json",
-            needs=(WORKERS,),
+            needs=WORKERS,
         ),
     ] = None
     cores: Annotated[
         int | None,
-        Field("Cores per node for its loaders.", AT_LEAST_1, needs=("sample_ms|loader|watched",)),
+        Field("Cores per node for its loaders.", AT_LEAST_1, needs="sample_ms|loader|watched"),
     ] = None
-    samples: Annotated[
-        int | None, Field("Samples per epoch.", AT_LEAST_1, needs=(LENGTH,), group=Group.LENGTH)
-    ] = None
+    samples: Annotated[int | None, Field("Samples per epoch.", AT_LEAST_1, needs=LENGTH)] = None
     tokens: Tokens = None
     max_steps: Annotated[
         int | None,
-        Field(
-            "Updates, in place of `epochs` or as their limit.",
-            AT_LEAST_1,
-            overrides=("epochs",),
-            group=Group.LENGTH,
-        ),
+        Field("Updates, in place of `epochs` or as their limit.", AT_LEAST_1, overrides="epochs"),
     ] = None
-    allow_global_batch: Annotated[
-        bool, Field("Also consider multiples of the global batch.", group=Group.CHOICE)
-    ] = False
+    allow_global_batch: Annotated[bool, Field("Also consider multiples of the global batch.")] = (
+        False
+    )
     noise_scale: Annotated[
         str | None,
         Field(
@@ -222,25 +201,23 @@ class PlanRequest(RequestNow):
             " --noise-scale --output FILE.json, or the ladder.json of trainpace run).",
             Unit("samples", str),
             metavar="SAMPLES|FILE.json",
-            needs=("allow_global_batch",),
+            needs="allow_global_batch",
         ),
     ] = None
-    allow_fp8: Annotated[bool, Field("Also consider FP8.", group=Group.CHOICE)] = False
+    allow_fp8: Annotated[bool, Field("Also consider FP8.")] = False
     keep: Annotated[
         tuple[str, ...],
         Field(
             "A setting to leave as it is: GPUs, precision, compile, 'micro-batch', ...; repeat for"
             " several.",
             metavar="SETTING",
-            group=Group.CHOICE,
         ),
     ] = ()
     fastest: Annotated[
         bool,
         Field(
             "Go to the fastest choice, even if a simpler one is as fast within the forecast's"
-            " error.",
-            group=Group.CHOICE,
+            " error."
         ),
     ] = False
     journal: JournalPlace = None
@@ -308,16 +285,13 @@ def run(
             plan = plan_changes(problem, start, paths, space, to="fastest" if r.fastest else "best")
         here = problem.on_part(cluster.nodes, cluster.devices_per_node)
         corrected = "" if knowledge is None else knowledge.in_words(here)
-    share_known = r.offline_share is not None or r.loader is not None
-    assumed = [] if share_known or len(paths) == 1 else [ALL_OFFLINE]
-    assumed += [runs.words] if problem.software != TODAY or ", " in runs.words else []
     recorded = caveats(present.recording) if present.recording else ()
     end = plan.start if plan.best is None else plan.end
     return Planned(
         plan=replace(
             plan,
             model=r.model_name,
-            assumed=(*plan.assumed, *assumed),
+            assumed=(*plan.assumed, *_assumed(r, problem, len(paths), runs.words)),
             corrected=corrected,
             cautions=(*plan.cautions, *recorded),
             in_code=is_in_code(r, present, new, workload),
@@ -326,6 +300,13 @@ def run(
         script_changes=tuple(script_changes(present, start, problem.schedule)),
         evidence=evidence_for(r.evidence, [(workload, end, cluster.device)]),
     )
+
+
+def _assumed(r: PlanRequest, problem: Problem, data_paths: int, software: str) -> Iterator[str]:
+    if data_paths > 1 and r.offline_share is None and r.loader is None:
+        yield ALL_OFFLINE
+    if problem.software != TODAY or ", " in software:
+        yield software
 
 
 def _checked(r: PlanRequest) -> Present:
@@ -435,35 +416,39 @@ class Present(NamedTuple):
         Raises:
             Contradiction: The numbers disagree, or need more devices than the cluster has.
         """
-        nodes, processes = self.files.world(request.nodes_now, request.gpus_now)
-        if nodes is None and processes is None and self.rank is not None:
-            processes = min(self.rank.world_size, cluster.devices_per_node)
-            nodes = -(-self.rank.world_size // cluster.devices_per_node)
-        nodes, processes = nodes or cluster.nodes, processes or cluster.devices_per_node
-        if nodes > cluster.nodes or processes > cluster.devices_per_node:
-            raise Contradiction(
-                f"It trains on {nodes} x {processes} GPUs (nodes x GPUs per node) now, and the"
-                f" cluster has {cluster.nodes} x {cluster.devices_per_node}.",
-                "Give the whole cluster with `nodes` and `num_gpus`.",
-            )
+        nodes, processes = self._size(request, cluster)
         values = self._values(request, workload, cluster.device)
         accumulation = values.pop("accumulation", None)
         start = Execution(
             nnodes=nodes, nproc_per_node=processes, optimizer=workload.optimizer, **values
         )
         total = self.pick("global_batch", request.global_batch)
-        if total is not None:
-            needed = accumulation_for_global_batch(
-                total, start.micro_batch, start.data_parallel_size
+        if total is None:
+            return replace(start, accumulation=accumulation or 1)
+        needed = accumulation_for_global_batch(total, start.micro_batch, start.data_parallel_size)
+        if accumulation not in (None, needed):
+            raise Contradiction(
+                f"Global batch {total} is not micro-batch {start.micro_batch} x accumulation"
+                f" {accumulation} x data-parallel size {start.data_parallel_size}.",
+                "Leave one of them out.",
             )
-            if accumulation not in (None, needed):
-                raise Contradiction(
-                    f"Global batch {total} is not micro-batch {start.micro_batch} x accumulation"
-                    f" {accumulation} x data-parallel size {start.data_parallel_size}.",
-                    "Leave one of them out.",
-                )
-            accumulation = needed
-        return replace(start, accumulation=accumulation or 1)
+        return replace(start, accumulation=needed)
+
+    def _size(self, request: PlanRequest, cluster: Cluster) -> tuple[int, int]:
+        """Return (nodes, processes per node) of the current training."""
+        most = (cluster.nodes, cluster.devices_per_node)
+        nodes, processes = self.files.world(request.nodes_now, request.gpus_now)
+        if nodes is None and processes is None and self.rank is not None:
+            processes = min(self.rank.world_size, most[1])
+            nodes = -(-self.rank.world_size // most[1])
+        nodes, processes = nodes or most[0], processes or most[1]
+        if nodes > most[0] or processes > most[1]:
+            raise Contradiction(
+                f"It trains on {nodes} x {processes} GPUs (nodes x GPUs per node) now, and the"
+                f" cluster has {most[0]} x {most[1]}.",
+                "Give the whole cluster with `nodes` and `num_gpus`.",
+            )
+        return nodes, processes
 
     def precision(self, request: PlanRequest, device: Device) -> Precision:
         """Return the current precision.
@@ -477,29 +462,19 @@ class Present(NamedTuple):
         )
 
     def _values(self, request: PlanRequest, workload: Workload, device: Device) -> dict[str, Any]:
+        """Return the fields of the current execution that the request, files or recording set."""
         sharded = self.files.value("sharding") == "fsdp"
         values: dict[str, Any] = {"micro_batch": USUAL_BATCH, "zero_stage": 3 if sharded else 0}
         # Defaults from the task's own trainer or loader, as in forecast.
-        own: Mapping[str, Any] = workload.settings
-        values |= {
-            name: value
-            for name, value in own.items()
-            if name in EXECUTION_FIELDS and name != "precision"
-        }
+        own: dict[str, Any] = dict(workload.settings)
+        own_precision = own.pop("precision", None)
+        values |= {name: own[name] for name in own.keys() & EXECUTION_FIELDS.keys()}
         if self.pick("global_batch", request.global_batch) is not None:
             values.pop("accumulation", None)
-        recorded = {}
-        if self.rank is not None:
-            from trainpace.watch import batches_per_step
-
-            batches = batches_per_step(self.rank)
-            recorded["accumulation"] = max(1, round(batches))
-            if self.rank.samples_per_step:
-                recorded["micro_batch"] = max(1, round(self.rank.samples_per_step / batches))
-        stated = execution_values(request, workload)
-        for name in ("nnodes", "nproc_per_node"):  # `nodes` and `num_gpus` describe the cluster
-            stated.pop(name)
-        for name, value in stated.items():
+        recorded = self._recorded_batch()
+        for name, value in execution_values(request, workload).items():
+            if name in ("nnodes", "nproc_per_node"):  # `nodes` and `num_gpus` describe the cluster.
+                continue
             if name in REPLACES_FILES:
                 picked = normal(name, self.files.value(name)) if value is None else value
             else:  # An unset flag can still come from the files or the recording.
@@ -507,12 +482,20 @@ class Present(NamedTuple):
             if picked is not None:
                 values[name] = picked
         precision = self.precision(request, device)
-        if (
-            self.pick("precision", request.precision) is None
-            and form_of(own.get("precision", precision)) in workload.forms
-        ):
-            precision = own.get("precision", precision)
+        is_open = self.pick("precision", request.precision) is None
+        if is_open and own_precision and form_of(own_precision) in workload.forms:
+            precision = own_precision
         return values | {"precision": precision}
+
+    def _recorded_batch(self) -> dict[str, int]:
+        """Return the recorded micro-batch and accumulation."""
+        if self.rank is None:
+            return {}
+        from trainpace.watch import batches_per_step
+
+        batches = batches_per_step(self.rank)
+        sizes = {"accumulation": batches, "micro_batch": self.rank.samples_per_step / batches}
+        return {name: max(1, round(size)) for name, size in sizes.items() if size}
 
 
 def cluster_of(request: PlanRequest, present: Present) -> Cluster:
@@ -520,32 +503,40 @@ def cluster_of(request: PlanRequest, present: Present) -> Cluster:
 
     Without sizes, it is the cluster of the current training.
     """
-    r = request
-    fleet = _cluster_file(r.cluster) if r.cluster else {}
-    given = {
-        "gpu": r.gpu,
-        "num_gpus": r.num_gpus,
-        "nodes": r.nodes,
-        "network_gb_per_s": r.network,
-        "host": r.host,
-        "price": r.price,
-    }
-    for key, value in given.items():
-        if value is not None:
-            if fleet.get(key, value) != value:
-                raise Contradiction(
-                    f"{key} is {fleet[key]} in {r.cluster} and {value} on the command line."
-                )
-            fleet[key] = value
-    if not fleet.get("gpu"):
+    r = _with_cluster_file(request)
+    if not r.gpu:
         raise Misuse("Give the GPU with `gpu`, or a cluster file with `cluster`.")
     nodes, processes = present.files.world(r.nodes_now, r.gpus_now)
-    per_node, count = fleet.get("num_gpus", processes or 1), fleet.get("nodes", nodes or 1)
-    network = fleet.get("network_gb_per_s")
-    if network is not None and not 1e-6 <= network <= 1e6:
-        raise TrainpaceError(f"A network of {network} GB/s is out of range: give 1e-6 to 1e6.")
-    device, host = find_device(fleet["gpu"], own_devices(r.hardware)), named_host(fleet.get("host"))
-    return cluster_with(device, per_node, count, network, fleet.get("price"), host=host)
+    return cluster_with(
+        find_device(r.gpu, own_devices(r.hardware)),
+        r.num_gpus or processes or 1,
+        r.nodes or nodes or 1,
+        r.network,
+        r.price,
+        host=named_host(r.host),
+    )
+
+
+def _with_cluster_file(request: PlanRequest) -> PlanRequest:
+    """Return the request with the options in its cluster file."""
+    path, values = request.cluster, {}
+    if path is None:
+        return request
+    for key, value in toml_of(read_text(path), path).items():
+        if key not in CLUSTER_KEYS:
+            raise UnreadableInput(
+                f"{path} has an unknown key {key!r}.", f"Known: {', '.join(CLUSTER_KEYS)}."
+            )
+        name = key.removesuffix("_gb_per_s")
+        field = fields_of(PlanRequest)[name]
+        try:
+            values[name] = field.read(value if field.about.unit else str(value))
+        except TrainpaceError as error:
+            raise UnreadableInput(f"{key} in {path}: {error.message}", error.hint) from None
+        given = getattr(request, name)
+        if given not in (None, values[name]):
+            raise Contradiction(f"{key} is {value} in {path} and {given} on the command line.")
+    return replace(request, **values)
 
 
 def loader_paths(
@@ -563,17 +554,13 @@ def loader_paths(
     recorded = rank.loader.workers if rank and rank.loader else None
     now = present.pick("dataloader_workers", r.workers, recorded)
     cost, share, cores = _loader_cost(r, rank, start.micro_batch)
-    if cost is None or now is None:
-        if r.workers is not None or r.cores is not None or share is not None:
+    if cost is None or now is None or cores is None:
+        if any(given is not None for given in (cost, share, r.workers, r.cores)):
             raise Misuse(
-                "`workers`, `cores` and `offline_share` need `sample_ms`, `loader`, or a recording"
-                " with a loader."
+                "The loader needs the number of its `workers` now, its `cores` per node, and"
+                " `sample_ms`, `loader`, or a recording with a loader."
             )
-        if cost is not None:
-            raise Misuse("Give the number of loader workers now with `workers`.")
         return (NO_WAIT,)
-    if cores is None:
-        raise Misuse("`sample_ms` needs `cores`, the cores of a node that its loaders may use.")
     cores_per_rank = max(1.0, cores / cluster.devices_per_node)
     sent = replace(
         cost, send_ms=cost.send_ms or SEND_MS, handover_ms=cost.handover_ms or HANDOVER_MS
@@ -613,75 +600,42 @@ def noise_scale_of(request: PlanRequest) -> float | None:
 
     The request gives a number, or a file from `trainpace measure` or `trainpace run` (ladder.json).
     """
-    given = request.noise_scale
+    given: Any = request.noise_scale
     if given is None:
         return None
-    if not given.endswith(".json"):
-        try:
-            return float(
-                within("number of samples", ABOVE_0, MOST_SAMPLES, parse_count).read(given)
+    if given.endswith(".json"):
+        scales = [
+            samples
+            for scale in _values_of("noise_scale", read_json(given))
+            for samples in _values_of("samples", scale)
+        ]
+        if not scales:
+            raise TrainpaceError(
+                f"{given} has no gradient noise scale.",
+                "Measure it: trainpace measure --noise-scale.",
             )
-        except TrainpaceError as error:
-            raise Misuse(f"`noise_scale`: {error.message}", error.hint) from None
+        given = scales[-1]
     try:
-        read = read_json(given)
-        if isinstance(read, dict):
-            tried = [
-                t["measured"]
-                for r in (read["baseline"], *read["rungs"])
-                for t in r["tried"]
-                if t["measured"]
-            ]
-            samples = next(
-                (n for m in tried if (n := m.get("noise_scale", {}).get("samples"))), None
-            )
-        else:
-            scales = [entry["noise_scale"] for entry in read if entry.get("noise_scale")]
-            samples = scales[-1]["scale"]["samples"] if scales else None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UnreadableInput(
-            f"{given} is not a file of measurements.",
-            "trainpace measure --output writes one, and trainpace run a ladder.json.",
-        ) from None
-    if (
-        isinstance(samples, bool)
-        or not isinstance(samples, (int, float))
-        or not 0 < samples <= MOST_SAMPLES
-    ):
-        raise TrainpaceError(
-            f"{given} has no gradient noise scale.", "Measure it: trainpace measure --noise-scale."
-        )
-    return float(samples)
+        return float(within("number of samples", ABOVE_0, MOST_SAMPLES, parse_count).read(given))
+    except TrainpaceError as error:
+        raise Misuse(f"`noise_scale`: {error.message}", error.hint) from None
 
 
-def _cluster_file(path: str) -> dict[str, Any]:
-    fleet = toml_of(read_text(path), path)
-    for key, value in fleet.items():
-        kind = CLUSTER_KEYS.get(key)
-        if kind is None:
-            raise UnreadableInput(
-                f"{path} has an unknown key {key!r}.", f"Known: {', '.join(CLUSTER_KEYS)}."
-            )
-        if isinstance(value, bool) or not isinstance(
-            value, (int, float) if kind is float else kind
-        ):
-            raise UnreadableInput(
-                f"{key} in {path} is {value!r}; it should be"
-                f" {'text' if kind is str else 'a number'}."
-            )
-    return fleet
+def _values_of(key: str, data: Any) -> Iterator[Any]:
+    """Yield every value of a key in nested JSON."""
+    if isinstance(data, dict):
+        if data.get(key) is not None:
+            yield data[key]
+        data = list(data.values())
+    for one in data if isinstance(data, list) else ():
+        yield from _values_of(key, one)
 
 
 def _samples(request: PlanRequest, present: Present) -> int | None:
     """Return the samples per epoch from the request, or else from the recorded dataset."""
-    rank = present.rank
-    if (
-        request.samples is None
-        and request.tokens is None
-        and rank is not None
-        and rank.loader is not None
-    ):
-        return rank.loader.samples_in_dataset
+    loader = present.rank and present.rank.loader
+    if request.samples is None and request.tokens is None and loader:
+        return loader.samples_in_dataset
     return request.samples
 
 

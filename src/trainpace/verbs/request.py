@@ -15,7 +15,7 @@ spelling.
 import os
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
@@ -58,13 +58,30 @@ T = TypeVar("T")
 R = TypeVar("R", bound="Request")
 
 
+class Group(StrEnum):
+    """Option groups of `--help`, in order. Options without a group appear only in `--help-all`."""
+
+    MODEL = "Model"
+    GPUS = "GPUs"
+    NOW = "How it trains now"
+    BATCH = "Batch"
+    PARALLEL = "Parallelism and memory"
+    LENGTH = "Training length"
+    CHOICE = "Goal and limits"
+    OPTIONS = "Options"
+    OUTPUT = "Output"
+
+
 class Request(Record):
     """Base class of all requests.
 
     `requires` lists conditions that every request must meet, in the format of `Field.needs`.
+    `groups` lists the fields under each heading of `--help`, as in "GPUs: gpu nodes; Batch: batch".
+    Fields that few people need are under none.
     """
 
-    requires: ClassVar[tuple[str, ...]] = ()
+    requires: ClassVar[str] = ""
+    groups: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         kind = type(self)
@@ -226,20 +243,6 @@ EXISTING_FILE = _path(
 EXISTING_FOLDER = _path("directory", (os.path.isdir, "Directory {path!r} does not exist."))
 
 
-class Group(StrEnum):
-    """Option groups of `--help`, in order. Options without a group appear only in `--help-all`."""
-
-    MODEL = "Model"
-    GPUS = "GPUs"
-    NOW = "How it trains now"
-    BATCH = "Batch"
-    PARALLEL = "Parallelism and memory"
-    LENGTH = "Training length"
-    CHOICE = "Goal and limits"
-    OPTIONS = "Options"
-    OUTPUT = "Output"
-
-
 @dataclass(frozen=True)
 class Field:
     """Metadata of a field for the interfaces, in addition to its type and default.
@@ -248,11 +251,10 @@ class Field:
         help: A line of help. It may end with "  [default: ...]".
         option: Option name on the command line if it differs from the field's name, such as "from".
         alone: Value of the option if it is given without a value.
-        group: Heading in `--help`; "" for options that few people need.
-        needs: Conditions that must hold if this field is given. "samples|tokens" requires one of
-            the two fields, and "zero=3" requires that `zero` is 3. Alternatives that a request does
-            not have are ignored.
-        excludes: Fields that cannot be given together with this one.
+        needs: Conditions that must hold if this field is given, separated by spaces.
+            "samples|tokens" requires one of the two fields, and "zero=3" requires that `zero` is 3.
+            Alternatives that a request does not have are ignored.
+        excludes: Fields that cannot be given together with this one, separated by spaces.
         overrides: Fields that the command line may combine with this one. If only one of them is on
             the command line, it replaces the other's default from the project file.
     """
@@ -263,10 +265,9 @@ class Field:
     option: str = ""
     alone: Any = None
     show_default: bool = True
-    group: str = ""
-    needs: tuple[str, ...] = ()
-    excludes: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
+    needs: str = ""
+    excludes: str = ""
+    overrides: str = ""
 
 
 @dataclass(frozen=True)
@@ -292,6 +293,7 @@ class ResolvedField:
     about: Field
     choices: tuple[str, ...]
     several: bool
+    group: str = ""
 
     @property
     def required(self) -> bool:
@@ -327,10 +329,12 @@ class ResolvedField:
     def help(self, fields: Mapping[str, "ResolvedField"]) -> str:
         """Return the help text, including relations to other fields of the same request."""
         text, bracket, default = self.about.help.partition("  [")
-        needs = [in_words(n, fields) for n in self.about.needs if n.count("|") < MOST_NAMED]
+        needs = [in_words(n, fields) for n in self.about.needs.split() if n.count("|") < MOST_NAMED]
         relations = [f"Without a value: {self.about.alone}."] if self.about.alone else []
         relations += [f"Needs {need}." for need in needs if need]
-        relations += [f"Not with `{other}`." for other in self.about.excludes if other in fields]
+        relations += [
+            f"Not with `{other}`." for other in self.about.excludes.split() if other in fields
+        ]
         return " ".join((text, *relations)) + bracket + default
 
     def is_given(self, value: Any) -> bool:
@@ -338,16 +342,17 @@ class ResolvedField:
 
     def read_one(self, value: Any) -> Any:
         """Check and convert one value. Raises TrainpaceError if it is invalid."""
-        if isinstance(value, bool):
-            raise TrainpaceError(f"Takes a value, not {value}.")
+        if self.is_flag != isinstance(value, bool):
+            need = (
+                f"{value!r} is not True or False."
+                if self.is_flag
+                else f"Takes a value, not {value}."
+            )
+            raise TrainpaceError(need)
         if self.about.unit is not None:
             return self.about.unit.read(value)
         if self.choices:
-            if str(value) not in self.choices:
-                near = nearest_names(str(value), self.choices, limit=3)
-                hint = f"Nearest: {', '.join(near)}." if near else ""
-                raise TrainpaceError(f"{value!r} is not one of {', '.join(self.choices)}.", hint)
-            return get_args(self.kind)[self.choices.index(str(value))]
+            return self._choice(value)
         if self.kind in (int, float):
             try:
                 return self.kind(value)
@@ -356,6 +361,13 @@ class ResolvedField:
                 raise TrainpaceError(f"{value!r} is not {number}.") from None
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
+    def _choice(self, value: Any) -> Any:
+        if str(value) not in self.choices:
+            near = nearest_names(str(value), self.choices, limit=3)
+            hint = f"Nearest: {', '.join(near)}." if near else ""
+            raise TrainpaceError(f"{value!r} is not one of {', '.join(self.choices)}.", hint)
+        return get_args(self.kind)[self.choices.index(str(value))]
+
     def read(self, value: Any) -> Any:
         """Convert a value from Python code.
 
@@ -363,10 +375,6 @@ class ResolvedField:
         """
         if value is None or (value is False and not self.is_flag):
             return None if self.required else self.default
-        if self.is_flag:
-            if not isinstance(value, bool):
-                raise TrainpaceError(f"{value!r} is not True or False.")
-            return value
         if value is True and self.about.alone is not None:
             return self.about.alone
         if not self.several:
@@ -382,24 +390,35 @@ def fields_of(request: type[Request]) -> dict[str, ResolvedField]:
     Skips attributes without a `Field`.
     """
     hints = get_type_hints(request, include_extras=True)
-    resolved = {}
+    groups = {
+        name: Group(heading)
+        for kind in reversed(request.__mro__)
+        for heading, _, names in (
+            g.partition(": ") for g in vars(kind).get("groups", "").split("; ")
+        )
+        for name in names.split()
+    }
     declared = {
         name: i
         for i, kind in reversed([*enumerate(request.__mro__)])
         for name in vars(kind).get("__annotations__", ())
     }
-    for info in sorted(msgspec.structs.fields(request), key=lambda info: declared[info.name]):
-        hint = hints[info.name]
-        about = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Field)), None)
-        if about is None:
-            continue
-        kind = _without_none(hint)
-        several = get_origin(kind) is tuple and not (about.unit and about.unit.is_list)
-        if several:
-            kind = _without_none(get_args(kind)[0])
-        choices = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
-        resolved[info.name] = ResolvedField(info.name, kind, info.default, about, choices, several)
-    return resolved
+    infos = sorted(msgspec.structs.fields(request), key=lambda info: declared[info.name])
+    return {
+        info.name: _resolved(info, hints[info.name], about, groups.get(info.name, ""))
+        for info in infos
+        for about in getattr(hints[info.name], "__metadata__", ())
+        if isinstance(about, Field)
+    }
+
+
+def _resolved(info: Any, hint: Any, about: Field, group: str) -> ResolvedField:
+    kind = _without_none(hint)
+    several = get_origin(kind) is tuple and not (about.unit and about.unit.is_list)
+    if several:
+        kind = _without_none(get_args(kind)[0])
+    choices = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
+    return ResolvedField(info.name, kind, info.default, about, choices, several, group)
 
 
 def _holds(
@@ -429,25 +448,21 @@ def in_words(condition: str, names: Collection[str]) -> str:
 
 
 def check_relations(
-    fields: Mapping[str, ResolvedField],
-    value_of: Callable[[str], Any],
-    requires: Iterable[str] = (),
+    fields: Mapping[str, ResolvedField], value_of: Callable[[str], Any], requires: str = ""
 ) -> None:
     """Raise Misuse for the first violated relation between fields.
 
     Relations are `requires`, `Field.needs` and `Field.excludes`.
     """
-    for condition in requires:
+    for condition in requires.split():
         if not _holds(condition, fields, value_of):
             raise Misuse(f"Give {in_words(condition, fields)}.")
-    for name, field in fields.items():
-        about = field.about
-        if not (about.needs or about.excludes) or not field.is_given(value_of(name)):
-            continue
-        for other in about.excludes:
-            if other in fields and fields[other].is_given(value_of(other)):
+    given = {name: f.about for name, f in fields.items() if f.is_given(value_of(name))}
+    for name, about in given.items():
+        for other in about.excludes.split():
+            if other in given:
                 raise Misuse(f"`{name}` cannot be combined with `{other}`.", "Leave one out.")
-        for condition in about.needs:
+        for condition in about.needs.split():
             if not _holds(condition, fields, value_of):
                 raise Misuse(f"`{name}` needs {in_words(condition, fields)}.")
 
@@ -456,7 +471,7 @@ def rivals_of(fields: Mapping[str, ResolvedField], given: Iterable[str]) -> set[
     """Return the fields that exclude or override a given field, or that a given field does."""
     given, rivals = set(given), set()
     for name, field in fields.items():
-        others = {*field.about.excludes, *field.about.overrides}
+        others = {*field.about.excludes.split(), *field.about.overrides.split()}
         if name in given:
             rivals |= others
         if others & given:
@@ -482,7 +497,7 @@ def inapplicable(
         unmet = {
             name
             for name in values.keys() - given.keys()
-            if not all(_holds(need, fields, value_of) for need in fields[name].about.needs)
+            if not all(_holds(need, fields, value_of) for need in fields[name].about.needs.split())
         }
         if not unmet:
             return dropped
@@ -524,6 +539,8 @@ def _without_none(hint: Any) -> Any:
 
 
 class Work(Protocol):
+    """Display of how far long work is."""
+
     def to(
         self, done: float, total: float | None = None, words: str = "", new: float | None = None
     ) -> None:
@@ -535,9 +552,11 @@ class Work(Protocol):
             words: Name of the current item.
             new: Part of `done` that this run did; by default all of it.
         """
+        return
 
     def say(self, line: str) -> None:
         """Print a line that stays on the screen."""
+        return
 
 
 class Progress(Protocol):
@@ -545,30 +564,21 @@ class Progress(Protocol):
 
     def note(self, text: str) -> None:
         """Print a note. It is not part of the answer."""
+        return
 
     def work(
         self, what: str, total: float | None = None, unit: str = ""
     ) -> AbstractContextManager[Work]:
         """Start long work, as in `with progress.work("tracing") as work:`."""
+        return nullcontext(_Unseen())
 
 
-class Silent:
-    """A `Progress`, and its `Work`, that print nothing."""
+class _Unseen(Work):
+    pass
 
-    def note(self, text: str) -> None:
-        pass
 
-    @contextmanager
-    def work(self, what: str, total: float | None = None, unit: str = "") -> Iterator[Work]:
-        yield self
-
-    def to(
-        self, done: float, total: float | None = None, words: str = "", new: float | None = None
-    ) -> None:
-        pass
-
-    def say(self, line: str) -> None:
-        pass
+class Silent(Progress):
+    """Receiver that prints nothing."""
 
 
 def forwarded(asked: Request | None, into: type[Request], but: Collection[str] = ()) -> list[str]:

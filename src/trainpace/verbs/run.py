@@ -57,17 +57,7 @@ from trainpace.verbs.places import (
     profile_here,
     profile_or_brief,
 )
-from trainpace.verbs.request import (
-    ABOVE_0_S,
-    COUNT,
-    USD,
-    Argument,
-    Field,
-    Group,
-    Progress,
-    Request,
-    Work,
-)
+from trainpace.verbs.request import ABOVE_0_S, COUNT, USD, Argument, Field, Progress, Request, Work
 from trainpace.verbs.settings import SettingsSource
 from trainpace.workload import ModelSpec
 
@@ -77,32 +67,29 @@ STATE = "ladder.json"
 class RunRequest(Request):
     """Request to try the changes of a ladder or a plan with real steps."""
 
+    groups = (
+        "Model: task command config; "
+        "GPUs: launcher device; "
+        "Goal and limits: out seconds steps price stop_early fresh"
+    )
+
     ladder: Annotated[
         str, Argument("A ladder.toml, or a plan from trainpace plan --output.", metavar="LADDER")
     ]
     task: Annotated[
         str | None,
-        Field(
-            "FILE.py:FUNCTION or a model, in place of the one in the file.",
-            metavar="SPEC",
-            group=Group.MODEL,
-        ),
+        Field("FILE.py:FUNCTION or a model, in place of the one in the file.", metavar="SPEC"),
     ] = None
     command: Annotated[
         str | None,
-        Field(
-            "Launch command of an unchanged script to run instead of a task.",
-            metavar="TEXT",
-            group=Group.MODEL,
-        ),
+        Field("Launch command of an unchanged script to run instead of a task.", metavar="TEXT"),
     ] = None
     config: Annotated[
         tuple[str, ...],
         Field(
             "A settings file that the script reads; repeat for several.",
             metavar="FILE",
-            needs=("command",),
-            group=Group.MODEL,
+            needs="command",
         ),
     ] = ()
     precompute: Annotated[
@@ -110,17 +97,11 @@ class RunRequest(Request):
     ] = ""
     out: Annotated[
         str | None,
-        Field(
-            "Folder for state, logs and shards.  [default: NAME-run]",
-            metavar="FOLDER",
-            group=Group.CHOICE,
-        ),
+        Field("Folder for state, logs and shards.  [default: NAME-run]", metavar="FOLDER"),
     ] = None
     launcher: Annotated[
         Literal["auto", "process", "torchrun", "slurm"],
-        Field(
-            "auto: one process, torchrun for several, Slurm for several nodes.", group=Group.GPUS
-        ),
+        Field("auto: one process, torchrun for several, Slurm for several nodes."),
     ] = "auto"
     partition: Annotated[str | None, Field("Slurm partition.", metavar="NAME")] = None
     account: Annotated[str | None, Field("Slurm account.", metavar="NAME")] = None
@@ -129,45 +110,29 @@ class RunRequest(Request):
     ] = ()
     device: Annotated[
         str | None,
-        Field(
-            "Device to train on, as in measure.  [default: the file's]",
-            metavar="KIND",
-            group=Group.GPUS,
-        ),
+        Field("Device to train on, as in measure.  [default: the file's]", metavar="KIND"),
     ] = None
     seconds: Annotated[
-        float | None,
-        Field(
-            "Training time of a trial.  [default: the file's, or 8s]", ABOVE_0_S, group=Group.CHOICE
-        ),
+        float | None, Field("Training time of a trial.  [default: the file's, or 8s]", ABOVE_0_S)
     ] = None
     steps: Annotated[
         int | None,
-        Field(
-            "Steps of a trial, in place of `seconds`.  [default for a script: 30]",
-            COUNT,
-            group=Group.CHOICE,
-        ),
+        Field("Steps of a trial, in place of `seconds`.  [default for a script: 30]", COUNT),
     ] = None
     timeout: Annotated[
         float, Field("Time limit of a trial, after which its change is undone.", ABOVE_0_S)
     ] = 600.0
     price: Annotated[
-        float | None,
-        Field("Dollars per node and hour.  [default: the file's]", USD, group=Group.CHOICE),
+        float | None, Field("Dollars per node and hour.  [default: the file's]", USD)
     ] = None
     allow_global_batch: Annotated[
         bool, Field("Allow rungs to change the global batch, which changes the training.")
     ] = False
-    stop_early: Annotated[
-        bool, Field("Stop after the first rung that does not help.", group=Group.CHOICE)
-    ] = False
+    stop_early: Annotated[bool, Field("Stop after the first rung that does not help.")] = False
     no_forecast: Annotated[
         bool, Field("Do not forecast, which saves examining machine, model and samples.")
     ] = False
-    fresh: Annotated[
-        bool, Field("Start again instead of resuming an earlier run.", group=Group.CHOICE)
-    ] = False
+    fresh: Annotated[bool, Field("Start again instead of resuming an earlier run.")] = False
     journal: JournalPlace = None
     no_journal: Annotated[bool, Field("Save nothing in the journal.")] = False
     keep_identity: KeepIdentity = False

@@ -23,7 +23,7 @@ from trainpace.verbs.request import Misuse
 
 if TYPE_CHECKING:
     from trainpace.configs import Rewritten
-    from trainpace.plan import Change, Plan
+    from trainpace.plan import Change, DataPath, Plan
     from trainpace.verbs.plan import PlanRequest
 
 
@@ -134,10 +134,7 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
     if plan.best is None or not (plan.changes or new):
         return None
     texts = texts_of(request)
-    end = plan.changes[-1].data if plan.changes else plan.best.choice.data
-    now = plan.now.choice.data if plan.now is not None else end
-    workers = end.workers if end.workers != now.workers else None
-    prepared = {PREPARED: OFFLINE} if end.precomputed and not now.precomputed else {}
+    workers, prepared = _data_changes(plan, plan.best.choice.data)
     limit_s = 60 * math.ceil(1.2 * plan.best.job_s / 60)  # 20% more than the forecast
     added = configs.new_files(kinds_of(new), plan.end, texts, workers, limit_s)
     wrote = {name for f in added for name in f.wrote}
@@ -149,6 +146,14 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
     files = configs.rewrite(texts, changes)
     _refuse({name: why for name, why in files.left.items() if name not in wrote})
     return configs.Rewritten(files=(*files.files, *added), left=prepared)
+
+
+def _data_changes(plan: Plan, end: DataPath) -> tuple[int | None, dict[str, str]]:
+    """Return the new number of loader workers, and what the training's code must do."""
+    end = plan.changes[-1].data if plan.changes else end
+    now = plan.now.choice.data if plan.now is not None else end
+    workers = end.workers if end.workers != now.workers else None
+    return workers, {PREPARED: OFFLINE} if end.precomputed and not now.precomputed else {}
 
 
 def _left_by_new(added: Sequence[configs.Written], plan: Plan) -> dict[str, str]:
@@ -169,25 +174,21 @@ def changes_in_code(plan: Plan, files: Rewritten | None) -> list[tuple[int, Chan
 
     These are the changes that the written files do not fully express.
     """
-    numbered = list(enumerate(plan.changes, 1))
-    if plan.in_code:
-        return numbered
     left = {} if files is None else files.left
-    found, before, data = [], plan.start, plan.now.choice.data if plan.now is not None else None
-    for n, change in numbered:
-        differs = {
-            name
-            for name in EXECUTION_FIELDS
-            if getattr(before, name) != getattr(change.execution, name)
-        }
-        if data is not None and change.data.workers != data.workers:
-            differs |= {"dataloader_workers"}
-        if change.data.precomputed and not (data and data.precomputed):
-            differs |= {PREPARED}
-        if differs & left.keys():
+    found, before = [], _settings(plan.start, plan.now.choice.data if plan.now else None)
+    for n, change in enumerate(plan.changes, 1):
+        after = _settings(change.execution, change.data)
+        if plan.in_code or any(before[name] != after[name] for name in left if name in after):
             found.append((n, change))
-        before, data = change.execution, change.data
+        before = after
     return found
+
+
+def _settings(execution: Execution, data: DataPath | None) -> dict[str, Any]:
+    values = {name: getattr(execution, name) for name in EXECUTION_FIELDS}
+    if data is None:
+        return values | {"dataloader_workers": None, PREPARED: False}
+    return values | {"dataloader_workers": data.workers, PREPARED: data.precomputed}
 
 
 def _refuse(left: dict[str, str]) -> None:
@@ -195,8 +196,8 @@ def _refuse(left: dict[str, str]) -> None:
         which = "; ".join(f"{name} ({why})" for name, why in left.items())
         raise Misuse(
             f"Nothing was written: none of the files can express {which}.",
-            "Fix the setting with `keep`, pass the file that sets it with `config`, or leave `write`"
-            " out.",
+            "Fix the setting with `keep`, pass the file that sets it with `config`, or leave"
+            " `write` out.",
         )
 
 
@@ -218,19 +219,25 @@ def save_all(files: Rewritten) -> dict[str, str]:
     return {f.file: backup for f, backup in backups if backup is not None}
 
 
-_DOUBLED = {
+_TITLES = {
     "nnodes": "another number of nodes",
     "nproc_per_node": "another number of GPUs per node",
     "micro_batch": "another micro-batch",
     "accumulation": "another accumulation",
-}
-_FLAGS = {
+    **PARALLELISM,
+    "precision": "{}",
+    "zero_stage": "ZeRO-{}",
+    "offload_optimizer": "the optimizer's offload",
+    "offload_parameters": "the parameters' offload",
+    "activation_checkpointing": "{} recomputation",
     "compile": "torch.compile",
     "channels_last": "channels_last",
     "sequence_parallel": "sequence parallelism",
     "async_tensor_parallel": "asynchronous tensor parallelism",
     "reshard_after_forward": "parameters kept until the backward pass",
 }
+"""Settings that a plan may change, with the name of the change to a value."""
+_OFF = {"ZeRO-0": "no sharding", "none recomputation": "no recomputation"}
 _ALONE = ("DeepSpeed", "accelerate")
 """Kinds of new files that work without another file."""
 
@@ -272,80 +279,55 @@ def limits_of(
         return tuple(limits), ""
     if not texts:
         return (*limits, *_limits_of_new(new, start)), ""
-    inexpressible = _Inexpressible(texts, new, start)
-    return (*limits, *inexpressible.limits()), inexpressible.why(
-        "dataloader_workers", configs.Changes(before=start, after=start, workers=1)
+
+    workers = configs.Changes(before=start, after=start, workers=1)
+    fixed_workers = _why_not_written("dataloader_workers", workers, texts, new)
+    return (*limits, *_inexpressible(texts, new, start)), fixed_workers
+
+
+def _why_not_written(
+    field: str, changes: configs.Changes, texts: Mapping[str, str], new: Mapping[str, str]
+) -> str:
+    """Return why neither an old nor a new file can express a setting, or "" if one can."""
+    why = configs.rewrite(texts, changes).left.get(field, "")
+    made = (configs.new_file(kind, changes.after, file).wrote for file, kind in new.items())
+    return "" if why and any(field in wrote for wrote in made) else why
+
+
+def _inexpressible(
+    texts: Mapping[str, str], new: Mapping[str, str], start: Execution
+) -> Iterator[Limit]:
+    """Yield a limit for every value of a setting that no file can express.
+
+    A count must then keep its current value.
+    """
+    wider = replace(start, nproc_per_node=2 * start.nproc_per_node)
+    stage = start.zero_stage
+    for field, title in _TITLES.items():
+        now, choices = getattr(start, field), EXECUTION_FIELDS[field].choices
+        values = choices or (not now if isinstance(now, bool) else 2 * now,)
+        for value in (value for value in values if value != now):
+            before = wider if field in PARALLELISM else start
+            needed: dict[str, Any] = {}
+            if field == "offload_optimizer":
+                needed = {"zero_stage": stage}
+            if field == "offload_parameters":
+                needed = {"zero_stage": 3, "offload_optimizer": not start.offload_optimizer}
+            changes = configs.Changes(
+                before=before, after=replace(before, **needed, **{field: value})
+            )
+            if why := _why_not_written(field, changes, texts, new):
+                others = tuple(choice for choice in choices if choice != value) or (now,)
+                name = title.format(value)
+                yield Limit(title=_OFF.get(name, name), field=field, values=others, why=why)
+            elif field == "zero_stage":
+                stage = max(stage, value)
+    yield Limit(
+        title="virtual stages",
+        field="virtual_stages",
+        values=(start.virtual_stages,),
+        why=configs.NO_KEY,
     )
-
-
-class _Inexpressible:
-    """Settings that none of a training's files (old or new) can express, with the reasons."""
-
-    def __init__(self, texts: Mapping[str, str], new: Mapping[str, str], start: Execution) -> None:
-        self._texts, self._new, self._start = texts, new, start
-
-    def why(self, field: str, changes: configs.Changes) -> str:
-        why = configs.rewrite(self._texts, changes).left.get(field, "")
-        if not why or any(
-            field in configs.new_file(kind, changes.after, file).wrote
-            for file, kind in self._new.items()
-        ):
-            return ""
-        return why
-
-    def limits(self) -> Iterator[Limit]:
-        start = self._start
-        wider = replace(start, nproc_per_node=2 * start.nproc_per_node)
-        for field, title in _DOUBLED.items():
-            yield from self._limit(field, title, start, **{field: 2 * getattr(start, field)})
-        for field, title in PARALLELISM.items():
-            yield from self._limit(field, title, wider, **{field: 2 * getattr(start, field)})
-        for precision in EXECUTION_FIELDS["precision"].choices:
-            yield from self._limit("precision", precision, start, precision=precision)
-        stages = [start.zero_stage]
-        for stage in EXECUTION_FIELDS["zero_stage"].choices:
-            limits = list(
-                self._limit(
-                    "zero_stage",
-                    f"ZeRO-{stage}" if stage else "no sharding",
-                    start,
-                    zero_stage=stage,
-                )
-            )
-            stages += [] if limits else [stage]
-            yield from limits
-        offloads: dict[str, Any] = {
-            "zero_stage": max(stages),
-            "offload_optimizer": not start.offload_optimizer,
-        }
-        yield from self._limit("offload_optimizer", "the optimizer's offload", start, **offloads)
-        offloads |= {"zero_stage": 3, "offload_parameters": not start.offload_parameters}
-        yield from self._limit("offload_parameters", "the parameters' offload", start, **offloads)
-        for kind in EXECUTION_FIELDS["activation_checkpointing"].choices:
-            title = "no recomputation" if kind == "none" else f"{kind} recomputation"
-            yield from self._limit(
-                "activation_checkpointing", title, start, activation_checkpointing=kind
-            )
-        for field, title in _FLAGS.items():
-            yield from self._limit(field, title, start, **{field: not getattr(start, field)})
-        yield Limit(
-            title="virtual stages",
-            field="virtual_stages",
-            values=(start.virtual_stages,),
-            why=configs.NO_KEY,
-        )
-
-    def _limit(self, field: str, title: str, before: Execution, **changes: Any) -> Iterator[Limit]:
-        """Yield a limit if no file can express the value that `changes` give to a field.
-
-        A count must then keep its current value.
-        """
-        after = replace(before, **changes)
-        now, value = getattr(before, field), getattr(after, field)
-        if now != value and (why := self.why(field, configs.Changes(before=before, after=after))):
-            choices = EXECUTION_FIELDS[field].choices
-            others = tuple(choice for choice in choices if choice != value) if choices else (now,)
-            yield Limit(title=title, field=field, values=others, why=why)
 
 
 def _limits_of_new(new: Mapping[str, str], start: Execution) -> Iterator[Limit]:

@@ -6,9 +6,8 @@ public measurements, and the recording that the workload comes from.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
@@ -19,16 +18,7 @@ from trainpace.core.execution import optimizer_called
 from trainpace.core.outcome import Forecast, forecast_row
 from trainpace.core.records import Record, save
 from trainpace.core.units import format_number
-from trainpace.verbs.request import (
-    AT_LEAST_1,
-    DURATION,
-    Argument,
-    Field,
-    Group,
-    Misuse,
-    Progress,
-    Request,
-)
+from trainpace.verbs.request import AT_LEAST_1, DURATION, Argument, Field, Misuse, Progress, Request
 from trainpace.workload import (
     AS_IT_IS,
     Adaptation,
@@ -41,7 +31,6 @@ from trainpace.workload import (
     load_workload,
     load_workloads,
     nearest_multiple,
-    workload_on_its_way,
 )
 
 if TYPE_CHECKING:
@@ -55,13 +44,10 @@ Optimizer = Annotated[
     str | None,
     Field(
         "sgd, adamw, lion, muon, ...  [default: the task's own, else adamw for tokens and"
-        " sgd_momentum for the rest]",
-        group=Group.MODEL,
+        " sgd_momentum for the rest]"
     ),
 ]
-SequenceLength = Annotated[
-    int | None, Field("Tokens per sample, for transformers.", AT_LEAST_1, group=Group.MODEL)
-]
+SequenceLength = Annotated[int | None, Field("Tokens per sample, for transformers.", AT_LEAST_1)]
 ImageSize = Annotated[int | None, Field("Side in pixels, for image models.", AT_LEAST_1)]
 ChannelsLast = Annotated[bool, Field("NHWC tensors (memory_format=torch.channels_last).")]
 Model = Annotated[
@@ -80,6 +66,8 @@ EVERY_FORM: tuple[Form, ...] = ("fp32", "amp", "half")
 class TracedRequest(Request):
     """Request about a model. `save_workload` is a file for the workload in all number formats."""
 
+    groups = "Model: optimizer sequence_length precision compile"
+
     model: Model
     optimizer: Optimizer = None
     sequence_length: SequenceLength = None
@@ -89,13 +77,13 @@ class TracedRequest(Request):
         Field("Train small adapters beside frozen weights, as peft does."),
     ] = None
     lora_rank: Annotated[
-        int | None, Field("Rank of the adapters.  [default: 16]", AT_LEAST_1, needs=("adapter",))
+        int | None, Field("Rank of the adapters.  [default: 16]", AT_LEAST_1, needs="adapter")
     ] = None
     lora_targets: Annotated[
         str | None,
         Field(
             "Linear layers that get adapters: q_proj,v_proj, ...  [default: all but the head]",
-            needs=("adapter",),
+            needs="adapter",
         ),
     ] = None
     weights: Annotated[
@@ -103,7 +91,7 @@ class TracedRequest(Request):
         Field(
             "Format of frozen weights, as in bitsandbytes; double: with 8-bit scales too; gptq: 4"
             " bits as in AutoGPTQ.",
-            needs=("adapter",),
+            needs="adapter",
         ),
     ] = None
     fp32_weights: Annotated[
@@ -112,7 +100,7 @@ class TracedRequest(Request):
             "Other weights that stay in fp32: all as after peft's prepare_model_for_kbit_training,"
             " norms as in TRL's SFTTrainer in bf16, none as under FSDP.  [default: all; none with"
             " gptq]",
-            needs=("weights",),
+            needs="weights",
         ),
     ] = None
     whole_modules: Annotated[
@@ -120,7 +108,7 @@ class TracedRequest(Request):
         Field(
             "Modules trained in full beside the adapters (peft's modules_to_save):"
             " embed_tokens,lm_head.",
-            needs=("adapter",),
+            needs="adapter",
         ),
     ] = None
     timeout: Annotated[float, Field("Give up tracing after this.", DURATION)] = 300.0
@@ -185,57 +173,67 @@ def workload_of(
 
     Uses the request's forms and variant unless others are given.
     """
-    with workload_started(request, progress, forms, variant) as workload:
-        return workload()
+    (workload,) = workloads_of(request, (), progress, forms, variant).values()
+    return workload
 
 
-@contextlib.contextmanager
-def workload_started(
+def workloads_of(
     request: TracedRequest,
+    lengths: Sequence[int],
     progress: Progress,
     forms: Sequence[Form] | None = None,
     variant: Variant | None = None,
-) -> Iterator[Callable[[], Workload]]:
-    """Start tracing the request's model in the background.
+) -> dict[int | None, Workload]:
+    """Return the workload of the request's model at each sequence length.
 
-    Yields a function that waits for the workload. The verb can do other work in the meantime.
+    Without `lengths`, the length is that of the variant. The key None is the model's usual length.
 
     Raises:
+        Misuse: Several workloads, or one that is saved already, would be saved.
         Contradiction: A saved workload was traced with settings that differ from the request's.
+        TrainpaceError: The model has a fixed length.
     """
-    model, variant = request.model, variant or request.variant
+    model, variant, timeout_s = request.model, variant or request.variant, request.timeout
     forms = EVERY_FORM if request.save_workload else request.forms if forms is None else forms
     spec = ModelSpec.of(model)
     name = spec.in_words
-    if spec.is_saved and request.save_workload:
+    if request.save_workload and spec.is_saved:
         raise Misuse(f"`save_workload` needs a model to trace; {name} is already a saved workload.")
-    with workload_on_its_way(model, forms, variant, request.timeout) as traced:
+    if request.save_workload and len(lengths) > 1:
+        raise Misuse(
+            "`save_workload` saves the trace of one sequence length; this forecast needs several."
+        )
 
-        def workload() -> Workload:
-            with progress.work(f"tracing {request.model_name}"):
-                result = traced()
-            if spec.is_saved:
-                check_agrees(name, result, request)
-            # A forecast applies recomputation to repeated blocks. A model without them must be
-            # traced with it.
-            able = result.checkpointed or all(
-                form.blocks is not None for form in result.forms.values()
+    def found(variant: Variant) -> dict[int | None, Workload]:
+        if lengths:
+            return dict(load_workloads(model, forms, variant, lengths, timeout_s).items())
+        return {variant.sequence_length: load_workload(model, forms, variant, timeout_s)}
+
+    at = f" at {len(lengths)} lengths" if len(lengths) > 1 else ""
+    with progress.work(f"tracing {request.model_name}{at}"):
+        workloads = found(variant)
+    first = next(iter(workloads.values()))
+    if spec.is_saved:
+        check_agrees(name, first, request)
+    if request.resolved(first).recomputes and not all(map(_can_recompute, workloads.values())):
+        if spec.is_saved:
+            raise Contradiction(
+                f"{name} was traced without activation checkpointing and has no repeated blocks to"
+                " recompute.",
+                "`checkpointing` needs a new trace, from the model.",
             )
-            if request.resolved(result).recomputes and not able:
-                if spec.is_saved:
-                    raise Contradiction(
-                        f"{name} was traced without activation checkpointing and has no repeated"
-                        " blocks to recompute.",
-                        "`checkpointing` needs a new trace, from the model.",
-                    )
-                result = load_workload(
-                    model, forms, variant._replace(checkpointing=True), request.timeout
-                )
-            if request.save_workload:
-                save(result, request.save_workload)
-            return result
+        workloads = found(variant._replace(checkpointing=True))
+    if request.save_workload:
+        save(next(iter(workloads.values())), request.save_workload)
+    return workloads
 
-        yield workload
+
+def _can_recompute(workload: Workload) -> bool:
+    """Return True if a forecast can apply recomputation, which needs repeated blocks.
+
+    Other models must be traced with it.
+    """
+    return workload.checkpointed or all(f.blocks is not None for f in workload.forms.values())
 
 
 def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
@@ -246,66 +244,22 @@ def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
         "sequence_length": workload.sequence_length,
         "image_size": workload.image_side,
     }
+    adaptation = adaptation_of(request).in_words
+    found: list[tuple[str, str, Any]] = [
+        (workload.adaptation or "no adapters", adaptation, adaptation)
+    ]
     for setting, was in traced.items():
         value = getattr(request, setting, None)
         value = next(iter(value), None) if isinstance(value, tuple) else value
         value = optimizer_called(value) if setting == "optimizer" and value else value
-        if value is None or value == was:
-            continue
-        shown = was if was is not None else f"none ({workload.sample})"
-        raise Contradiction(
-            f"{name} was traced with `{setting}` {shown}, and `{setting}` {value} needs a new"
-            " trace, from the model.",
-            "Leave the option out, or give the model.",
-        )
-    wanted = adaptation_of(request).in_words
-    if wanted and wanted != workload.adaptation:
-        raise Contradiction(
-            f"{name} was traced with {workload.adaptation or 'no adapters'}, and {wanted} needs a"
-            " new trace, from the model.",
-            "Leave the option out, or give the model.",
-        )
-
-
-def workloads_of(
-    request: TracedRequest, lengths: Sequence[int], progress: Progress, variant: Variant
-) -> tuple[tuple[int | None, Workload], ...]:
-    """Return the workload of the request's model at each sequence length.
-
-    The key is None for the model's usual length.
-
-    Raises:
-        Misuse: Several workloads would be saved to one file.
-        TrainpaceError: The model has a fixed length.
-    """
-    if len(lengths) < 2:
-        length = lengths[0] if lengths else None
-        return (
-            (
-                length,
-                workload_of(request, progress, variant=variant._replace(sequence_length=length)),
-            ),
-        )
-    if request.save_workload:
-        raise Misuse(
-            "`save_workload` saves the trace of one sequence length; this forecast needs several."
-        )
-
-    def found(variant: Variant) -> dict[int, Workload]:
-        with progress.work(f"tracing {request.model_name} at {len(lengths)} lengths"):
-            return load_workloads(request.model, request.forms, variant, lengths, request.timeout)
-
-    workloads = found(variant)
-    able = all(
-        form.blocks is not None
-        for workload in workloads.values()
-        for form in workload.forms.values()
-    )
-    if not able and request.resolved(workloads[lengths[0]]).recomputes:
-        workloads = found(
-            variant._replace(checkpointing=True)
-        )  # A model without repeated blocks is traced with recomputation
-    return tuple(workloads.items())
+        shown = f"none ({workload.sample})" if was is None else was
+        found.append((f"`{setting}` {shown}", f"`{setting}` {value}", value))
+    for was, wanted, value in found:
+        if value and was != wanted:
+            raise Contradiction(
+                f"{name} was traced with {was}, and {wanted} needs a new trace, from the model.",
+                "Leave the option out, or give the model.",
+            )
 
 
 PADDED_TO = 32
@@ -434,21 +388,23 @@ def _lengths_in(path: Path) -> Counter[int]:
     from trainpace.forecast import read_table  # Imported late: most forecasts read no table.
 
     columns, rows = read_table(path)
-    names = [column.strip().casefold() for column in columns]
-    at = next((names.index(name) for name in LENGTH_COLUMNS if name in names), None)
-    counted = next((names.index(name) for name in COUNT_COLUMNS if name in names), None)
+    by_name = {column.strip().casefold(): column for column in columns}
+    lengths, counts = (
+        next((by_name[name] for name in names if name in by_name), None)
+        for names in (LENGTH_COLUMNS, COUNT_COLUMNS)
+    )
     found: Counter[int] = Counter()
-    if at is None:  # A text file of numbers has no header, so its first line is a number.
-        if len(columns) > 1 or not columns or not _is_count(columns[0]):
+    if lengths is None:  # A text file of numbers has no header, so its first line is a number.
+        if len(columns) != 1 or not _is_count(columns[0]):
             raise UnreadableInput(
                 f"{path} has no column of token counts: {', '.join(columns[:8]) or 'it is empty'}.",
                 f"Name it {', '.join(LENGTH_COLUMNS)}, or give one number per line.",
             )
-        found[int(float(columns[0]))] += 1
-        at = 0
+        (lengths,) = columns
+        found[int(float(lengths))] += 1
     for number, row in enumerate(rows, 2):
-        times = 1 if counted is None else _count(path, number, row.get(columns[counted]))
-        found[_count(path, number, row.get(columns[at]))] += times
+        times = 1 if counts is None else _count(path, number, row.get(counts))
+        found[_count(path, number, row.get(lengths))] += times
     if not any(length > 0 and times > 0 for length, times in found.items()):
         raise UnreadableInput(f"{path} has no token count above 0.")
     return found
@@ -613,5 +569,16 @@ def caveats(recording: Recording) -> tuple[str, ...]:
     return tuple(found)
 
 
-def sentences_of(clauses: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{clause[:1].upper()}{clause[1:]}." for clause in clauses)
+def recorded(
+    model: str | Workload, loader_rate: float | None
+) -> tuple[Recording | None, RecordedLoader | None]:
+    """Return the recording next to a saved workload, and its loader unless a rate is given."""
+    recording = recording_of(model)
+    return recording, loader_of(recording) if recording and loader_rate is None else None
+
+
+def recorded_notes(recording: Recording | None, loading: str) -> tuple[str, ...]:
+    """Return sentences about a recording: `loading` (about its loader), then its caveats."""
+    clauses = () if recording is None else caveats(recording)
+    sentences = [f"{clause[:1].upper()}{clause[1:]}." for clause in clauses]
+    return (loading, *sentences) if loading else tuple(sentences)

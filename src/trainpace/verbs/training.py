@@ -38,7 +38,6 @@ from trainpace.verbs.request import (
     LOAD,
     MOST_DEVICES,
     Field,
-    Group,
     Misuse,
     Request,
     Unit,
@@ -59,24 +58,14 @@ ATTENTION = Unit("kernels", parse_attention)
 LENGTH = "epochs|max_steps|config|command|watched"
 """Options of any verb that can give the length of a training."""
 Network = Annotated[
-    float | None,
-    Field("Bandwidth of a node in GB/s: 50 for 400 Gbit/s.", GB_PER_S, group=Group.GPUS),
+    float | None, Field("Bandwidth of a node in GB/s: 50 for 400 Gbit/s.", GB_PER_S)
 ]
 Tokens = Annotated[
     int | None,
-    Field(
-        "Tokens per epoch, such as 300B.",
-        AT_LEAST_1,
-        needs=(LENGTH,),
-        excludes=("samples",),
-        group=Group.LENGTH,
-    ),
+    Field("Tokens per epoch, such as 300B.", AT_LEAST_1, needs=LENGTH, excludes="samples"),
 ]
 GlobalBatch = Annotated[
-    int | None,
-    Field(
-        "Samples per update over all GPUs, in place of `accumulate`.", AT_LEAST_1, group=Group.BATCH
-    ),
+    int | None, Field("Samples per update over all GPUs, in place of `accumulate`.", AT_LEAST_1)
 ]
 USUAL_BATCH = 32
 """Default samples per GPU."""
@@ -122,7 +111,7 @@ class SoftwareRequest(TracedRequest):
         Fp8Recipe | None,
         Field(
             "What shares a scale in FP8.  [default: per_tensor]",
-            needs=("precision=fp8|allow_fp8|config|command|watched",),
+            needs="precision=fp8|allow_fp8|config|command|watched",
         ),
     ] = None
 
@@ -130,25 +119,24 @@ class SoftwareRequest(TracedRequest):
 class TrainingRequest(SoftwareRequest):
     """Request about a whole training: its length, checkpoints, failures and data."""
 
+    groups = "Training length: epochs max_steps samples tokens; Batch: global_batch"
+
     epochs: Annotated[
-        float | None,
-        Field(
-            "Passes over the data.", EPOCHS, needs=("samples|tokens|watched",), group=Group.LENGTH
-        ),
+        float | None, Field("Passes over the data.", EPOCHS, needs="samples|tokens|watched")
     ] = None
     startup: Annotated[
         float | None,
-        Field("Time until the first step.  [default: 60s, assumed]", DURATION, needs=(LENGTH,)),
+        Field("Time until the first step.  [default: 60s, assumed]", DURATION, needs=LENGTH),
     ] = None
     evaluation_samples: Annotated[
-        int, Field("Samples evaluated after every epoch.", COUNT, needs=(LENGTH,))
+        int, Field("Samples evaluated after every epoch.", COUNT, needs=LENGTH)
     ] = 0
     checkpoint_every: Annotated[
         float | None,
         Field(
             "Time between checkpoints.  [default: the one that loses the least time]",
             ABOVE_0_S,
-            needs=(LENGTH,),
+            needs=LENGTH,
         ),
     ] = None
     mtbf: Annotated[
@@ -156,34 +144,30 @@ class TrainingRequest(SoftwareRequest):
         Field(
             "Mean time between failures of one GPU.  [default: 50000h, arXiv:2407.21783]",
             ABOVE_0_S,
-            needs=(LENGTH,),
+            needs=LENGTH,
         ),
     ] = None
     step_variation: Annotated[
         float,
-        Field(
-            "Relative deviation of a node's step: 0.03.", within("share", 0, 10), needs=(LENGTH,)
-        ),
+        Field("Relative deviation of a node's step: 0.03.", within("share", 0, 10), needs=LENGTH),
     ] = 0.0
     data_gb: Annotated[
-        float, Field("Data to copy to the servers first.", within("GB", 0, 1e9), needs=(LENGTH,))
+        float, Field("Data to copy to the servers first.", within("GB", 0, 1e9), needs=LENGTH)
     ] = 0.0
     download: Annotated[
         float | None,
-        Field("Speed of that copy.  [default: 0.125, assumed]", GB_PER_S, needs=(LENGTH,)),
+        Field("Speed of that copy.  [default: 0.125, assumed]", GB_PER_S, needs=LENGTH),
     ] = None
     sample_bytes: Annotated[
         int,
-        Field(
-            "Bytes read per sample; slow storage then shows as data wait.", BYTES, needs=(LENGTH,)
-        ),
+        Field("Bytes read per sample; slow storage then shows as data wait.", BYTES, needs=LENGTH),
     ] = 0
     storage: Annotated[
         float | None,
         Field(
             "Speed of shared storage (checkpoints, samples).  [default: 1, assumed]",
             GB_PER_S,
-            needs=(LENGTH,),
+            needs=LENGTH,
         ),
     ] = None
 
@@ -220,45 +204,44 @@ EXECUTED_AS = {
 }
 """Options that are named differently from the field of `Execution` that they set."""
 EXECUTION_OPTIONS: dict[str, dict[str, Any]] = {
-    "num_gpus": {"unit": DEVICES, "group": Group.GPUS},
-    "nodes": {"unit": DEVICES, "group": Group.GPUS},
+    "num_gpus": {"unit": DEVICES},
+    "nodes": {"unit": DEVICES},
     "accumulate": {
         "default": None,
         "help": "Micro-batches per update.  [default: the task's, or 1]",
-        "group": Group.BATCH,
     },
-    "precision": {"default": None, "help": PRECISION_HELP, "group": Group.MODEL},
+    "precision": {"default": None, "help": PRECISION_HELP},
     "channels_last": {},
-    "compile": {"group": Group.MODEL},
-    "tp": {"group": Group.PARALLEL},
-    "pp": {"group": Group.PARALLEL},
+    "compile": {},
+    "tp": {},
+    "pp": {},
     "cp": {},
-    "sequence_parallel": {"needs": ("tp",)},
-    "partition_activations": {"needs": ("tp", "checkpointing=full")},
-    "async_tp": {"needs": ("tp",)},
+    "sequence_parallel": {"needs": "tp"},
+    "partition_activations": {"needs": "tp checkpointing=full"},
+    "async_tp": {"needs": "tp"},
     "clip_gradients": {},
-    "pure_16_bit": {"needs": ("zero|tp|pp",)},
+    "pure_16_bit": {"needs": "zero|tp|pp"},
     "pipeline": {},
     "virtual_stages": {},
     "ep": {},
-    "expert_tp": {"needs": ("ep",)},
-    "expert_exchange": {"needs": ("ep",)},
-    "expert_nodes": {"needs": ("ep", "expert_exchange")},
-    "expert_load": {"unit": LOAD, "needs": ("ep",)},
-    "engine": {"needs": ("num_gpus|nodes",)},
-    "zero": {"group": Group.PARALLEL},
-    "shard_size": {"needs": ("zero",)},
+    "expert_tp": {"needs": "ep"},
+    "expert_exchange": {"needs": "ep"},
+    "expert_nodes": {"needs": "ep expert_exchange"},
+    "expert_load": {"unit": LOAD, "needs": "ep"},
+    "engine": {"needs": "num_gpus|nodes"},
+    "zero": {},
+    "shard_size": {"needs": "zero"},
     "keep_gathered": {
         "default": False,
         "help": "Keep gathered parameters until the backward pass (FSDP without resharding).",
-        "needs": ("zero=3",),
+        "needs": "zero=3",
     },
     "offload": {
         "kind": Literal["none", "optimizer", "parameters", "both"],
         "default": "none",
         "help": "Part of the training state that is kept in host memory.",
     },
-    "checkpointing": {"default": None, "alone": "full", "group": Group.PARALLEL},
+    "checkpointing": {"default": None, "alone": "full"},
 }
 """Options for fields of `Execution`, with overrides of the field's type, default, unit or help.
 """
@@ -273,7 +256,7 @@ def _execution_option(name: str, now: bool) -> tuple[str, Any, Any]:
     kind, default = about.pop("kind", None), about.pop("default")
     kind = kind or _KINDS.get(field.kind) or Literal[field.choices]
     if now:
-        about |= {"needs": (), "alone": None, "group": Group.NOW if "group" in about else ""}
+        about |= {"needs": "", "alone": None}
         default = default if kind is bool else None
     kind = kind if default is not None else kind | None
     return name, Annotated[kind, Field(**about)], default
@@ -306,13 +289,19 @@ else:
 class ExecutedRequest(ExecutionRequest):
     """Request with all options for the execution of a training's steps."""
 
+    groups = (
+        "GPUs: num_gpus nodes network; "
+        "Batch: batch accumulate; "
+        "Parallelism and memory: tp pp zero checkpointing"
+    )
+
     network: Network = None
     network_latency: Annotated[
         float | None,
         Field(
             "Latency of one small message between two nodes.  [default: 2.5us, InfiniBand's]",
             ABOVE_0_S,
-            needs=("nodes",),
+            needs="nodes",
         ),
     ] = None
     host_copy: Annotated[
@@ -325,11 +314,7 @@ class ExecutedRequest(ExecutionRequest):
     ] = None
     batch: Annotated[
         tuple[int, ...] | None,
-        Field(
-            "Samples per GPU: 32, or 1:70, or 8,16,32.  [default: the task's, or 32]",
-            BATCHES,
-            group=Group.BATCH,
-        ),
+        Field("Samples per GPU: 32, or 1:70, or 8,16,32.  [default: the task's, or 32]", BATCHES),
     ] = None
     global_batch: GlobalBatch = None
 
@@ -365,14 +350,11 @@ class ExecutedRequest(ExecutionRequest):
         if self.global_batch is None:
             return self.batch or (own_batch,), self.accumulate or own_accumulation
         ranks = self.num_gpus * self.nodes // (self.tp * self.pp * self.cp) or 1
-        share = self.global_batch // ranks
-        if self.batch is None and share and self.global_batch % ranks == 0:
-            usual = share // self.accumulate if self.accumulate else own_batch
-            batches: tuple[int, ...] = (
-                max(n for n in range(1, max(1, min(usual, share)) + 1) if share % n == 0),
-            )
-        else:
-            batches = self.batch or (own_batch,)
+        batches = self.batch or (own_batch,)
+        if self.batch is None and self.global_batch % ranks == 0:
+            share = self.global_batch // ranks
+            most = max(1, min(share // self.accumulate if self.accumulate else own_batch, share))
+            batches = (max(n for n in range(1, most + 1) if share % n == 0),)
         if len(batches) > 1:
             raise Misuse(
                 "`global_batch` needs a single `batch`; several batch sizes would each need another"

@@ -55,7 +55,7 @@ class WatchRequest(Request):
             "Show a recording instead of running a command.",
             metavar="FOLDER",
             option="from",
-            excludes=("command",),
+            excludes="command",
         ),
     ] = None
     stdout: int | None = None
@@ -116,15 +116,16 @@ def record(
             if task.reports or task.is_node:
                 raise
             return _reported_elsewhere(command, folder, error.exit_code)
-    if (busy := busy_words()) and (task is None or task.reports):
+    reports, busy = task is None or task.reports, busy_words()
+    if busy and reports:
         progress.note(f"note: {busy}")
     code = watch(command, folder, trials, stdout, task, busy=busy)
-    if task is not None and not task.reports:
-        if task.is_node:  # The user of this node does not see the output of node 0.
-            progress.note(f"note: node 0 prints the report for all nodes; recorded in {folder}")
-        return _reported_elsewhere(command, folder, code)
-    with ending_with(code):
-        return Watched(recording=read_recording(folder), folder=folder, exit_code=code)
+    if reports:
+        with ending_with(code):
+            return Watched(recording=read_recording(folder), folder=folder, exit_code=code)
+    if task is not None and task.is_node:  # This node's user does not see the output of node 0.
+        progress.note(f"note: node 0 prints the report for all nodes; recorded in {folder}")
+    return _reported_elsewhere(command, folder, code)
 
 
 def _task(command: Sequence[str], output: str | None, with_trials: bool) -> Task | None:

@@ -4,7 +4,6 @@ import contextlib
 import sys
 import traceback
 from collections.abc import AsyncIterator, Callable
-from importlib.metadata import version
 from typing import Any, NamedTuple, get_type_hints
 
 import anyio.to_thread
@@ -63,7 +62,6 @@ class Page(NamedTuple):
     title: str
     question: type[Record]
     answer: Callable[[State, Any], Record]
-    record: type[Record]
 
 
 def _whatif(state: State, request: WhatIfRequest) -> WhatIfAnswer:
@@ -74,15 +72,14 @@ def _whatif(state: State, request: WhatIfRequest) -> WhatIfAnswer:
 
 
 def _of_journal(path: str, title: str, answer: Callable[[Journal, Any], Record]) -> Page:
-    """Make a page from a function of (journal, query). Its type hints give the records."""
-    hints = get_type_hints(answer)
-    return Page(path, title, hints["q"], lambda state, q: answer(state.journal, q), hints["return"])
+    """Make a page from a function of (journal, query). Its type hints give the query's record."""
+    question = get_type_hints(answer)["q"]
+    return Page(path, title, question, lambda state, q: answer(state.journal, q))
 
 
 def _of_public(path: str, title: str, answer: Callable[[Any], Record]) -> Page:
     """Make a page from a function of a query, for packaged data."""
-    hints = get_type_hints(answer)
-    return Page(path, title, hints["q"], lambda state, q: answer(q), hints["return"])
+    return Page(path, title, get_type_hints(answer)["q"], lambda state, q: answer(q))
 
 
 PAGES = (
@@ -95,7 +92,7 @@ PAGES = (
     _of_public("/public", "Public journal", pages.public_page),
     _of_public("/public_run", "Public run", pages.public_run_page),
     _of_public("/accuracy", "Accuracy", pages.accuracy_page),
-    Page("/whatif", "What if", WhatIfRequest, _whatif, WhatIfAnswer),
+    Page("/whatif", "What if", WhatIfRequest, _whatif),
 )
 
 
@@ -105,12 +102,10 @@ def application(
     """Create the application for a journal, without access control."""
     devices = (*own_devices, *(d for d in catalogue() if d.kind == "gpu"))
     state = State(journal, models, devices, offers)
-    described = msgspec.json.encode(openapi(version("trainpace")))
     routes = [
         Route("/", lambda request: RedirectResponse("/runs", 303)),
         *(Route(page.path, _html(page, state)) for page in PAGES),
         *(Route(f"{page.path}.json", _json(page, state)) for page in PAGES),
-        Route("/openapi.json", lambda request: Response(described, media_type="application/json")),
         Route("/static/{name}", _static),
     ]
     return Starlette(
@@ -192,10 +187,6 @@ def _static(request: Request) -> Response:
     file = FILES.get(request.path_params["name"])
     if file is None:
         raise HTTPException(404)
-    if request.headers.get("if-none-match") == file.headers["etag"]:
-        return Response(
-            status_code=304, headers={"etag": file.headers["etag"], "cache-control": "no-cache"}
-        )
     return file
 
 
@@ -210,43 +201,3 @@ def _not_found(request: Request, error: Exception) -> Response:
     return _error(
         error.status_code if isinstance(error, HTTPException) else 404, "There is no such page."
     )
-
-
-def openapi(version: str) -> dict[str, Any]:
-    """Return the OpenAPI description of the JSON pages."""
-    error = {
-        "description": "One sentence about the error.",
-        "content": {
-            "application/json": {"schema": {"type": "object", "required": ["message", "status"]}}
-        },
-    }
-    # Requests that are refused before any page sees them (too long, not allowed) get a page with
-    # one sentence.
-    refused = {"description": "Refused.", "content": {"text/html": {"schema": {"type": "string"}}}}
-    paths = {}
-    for page in PAGES:
-        answer = {
-            "type": "object",
-            "required": ["record", "schema_version", *page.record.__struct_fields__],
-        }
-        responses = {
-            "200": {"description": page.title, "content": {"application/json": {"schema": answer}}},
-            **dict.fromkeys(("400", "404", "422", "500", "503"), error),
-            "default": refused,
-        }
-        get = {
-            "summary": page.title,
-            "parameters": _parameters(page.question),
-            "responses": responses,
-        }
-        paths[f"{page.path}.json"] = {"get": get}
-    return {"openapi": "3.1.0", "info": {"title": "Trainpace", "version": version}, "paths": paths}
-
-
-def _parameters(question: type[Record]) -> list[dict[str, Any]]:
-    (schema,), components = msgspec.json.schema_components([question])
-    own = components[schema["$ref"].rsplit("/", 1)[-1]] if "$ref" in schema else schema
-    return [
-        {"name": name, "in": "query", "required": name in own.get("required", ()), "schema": shape}
-        for name, shape in own["properties"].items()
-    ]

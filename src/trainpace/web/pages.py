@@ -9,7 +9,7 @@ from trainpace import report
 from trainpace.core.errors import TrainpaceError, UnknownName
 from trainpace.core.execution import Precision
 from trainpace.core.outcome import Measurement
-from trainpace.core.records import Record
+from trainpace.core.records import Record, common_fields
 from trainpace.core.units import format_number
 from trainpace.forecast import PublicRun, public_runs
 from trainpace.journal import (
@@ -173,20 +173,13 @@ class ScorePage(Record):
 
 
 def runs_page(journal: Journal, q: RunsQuestion) -> RunsPage:
-    query = Query(
-        model=q.model,
-        device=q.device,
-        precision=q.precision,
-        kind=q.kind,
-        outcome=q.outcome,
-        micro_batch=q.batch,
-        since=q.since,
-        sweep=q.sweep,
-        text=q.text,
-        mode=q.mode,
-        source=q.source,
+    listed = page(
+        journal,
+        Query(micro_batch=q.batch, **common_fields(q, Query)),
+        *ORDERS[q.order],
+        q.after,
+        PAGE,
     )
-    listed = page(journal, query, *ORDERS[q.order], q.after, PAGE)
     models, devices = (
         names_of(journal, column, MOST_NAMES_SHOWN) for column in ("model", "device")
     )
@@ -202,27 +195,13 @@ def runs_page(journal: Journal, q: RunsQuestion) -> RunsPage:
 
 
 def line_of(e: Entry) -> RunLine:
-    i, x = e.interval_ms, e.execution
     return RunLine(
-        id=e.id,
-        created_at=e.created_at,
-        kind=e.kind,
-        outcome=e.outcome,
-        model=e.model,
-        device=e.device,
-        num_devices=e.num_devices,
-        micro_batch=x.micro_batch,
-        accumulation=x.accumulation,
-        precision=x.precision,
-        optimizer=x.optimizer,
-        step_time_ms=e.step_time_ms,
-        step_time_ms_low=None if i is None else i.low,
-        step_time_ms_high=None if i is None else i.high,
+        **common_fields(e, RunLine),
+        **common_fields(e.execution, RunLine),
+        step_time_ms_low=None if e.interval_ms is None else e.interval_ms.low,
+        step_time_ms_high=None if e.interval_ms is None else e.interval_ms.high,
         samples_per_second=e.samples_per_second,
-        peak_memory_gib=e.peak_memory_gib,
-        forecast_ms=e.forecast_ms,
         forecast_error_pct=error_pct(e),
-        sweep=e.sweep,
     )
 
 
@@ -326,11 +305,7 @@ def score_page(journal: Journal, q: ScoreQuestion) -> ScorePage:
 
 def _sweep_chart(a: SweepAnalysis, entries: list[Entry]) -> report.Chart:
     chart = report.measured_sweep(a, {})
-    foreseen = {
-        e.execution.micro_batch: e
-        for e in entries
-        if e.forecast_ms and e.forecast_low_ms is not None
-    }
+    foreseen = {e.execution.micro_batch: e for e in entries if e.forecast_low_ms is not None}
     if len(foreseen) < report.FEWEST:
         return chart
     forecast = [foreseen[batch] for batch in sorted(foreseen)]
@@ -439,15 +414,7 @@ class AccuracyPage(Record):
 
 
 def public_page(q: PublicQuestion) -> PublicPage:
-    query = Query(
-        model=q.model,
-        device=q.device,
-        precision=q.precision,
-        micro_batch=q.batch,
-        mode=q.mode,
-        source=q.source,
-        text=q.text,
-    )
+    query = Query(**common_fields(q, Query) | {"kind": ""}, micro_batch=q.batch)
     found = matching(query, q.kind)
     start = (q.page - 1) * PAGE
     return PublicPage(

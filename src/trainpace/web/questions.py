@@ -4,6 +4,7 @@ The query string holds the whole state of a page, so an address can be shared. A
 error of one sentence.
 """
 
+from collections.abc import Mapping
 from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl, urlencode
 
@@ -34,29 +35,33 @@ def read_question(kind: type[Q], query: str) -> Q:
         raise BadQuestion("The address is not UTF-8.") from None
     except ValueError:
         raise BadQuestion(f"More than {MOST_PARAMETERS} parameters.") from None
-    given: dict[str, str] = {}
+    given = {name: value.strip() for name, value in pairs if value.strip()}
     fields = kind.__struct_fields__
     for name, value in pairs:
         if name not in fields:
             near = nearest_names(name[:40], fields)
             raise BadQuestion(
                 f"This page has no parameter {name[:40]!r}.",
-                f"It has {', '.join(fields)}." if not near else f"Nearest: {near[0]}.",
+                f"Nearest: {near[0]}." if near else f"It has {', '.join(fields)}.",
             )
-        if name in given:
-            raise BadQuestion(f"{name} is given twice.")
         if "\x00" in value:
             raise BadQuestion(f"{name} is not valid text.")
-        given[name] = value.strip()
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise BadQuestion("A parameter is given twice.")
     try:
-        return msgspec.convert({k: v for k, v in given.items() if v}, kind, strict=False)
+        return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
-        name = where.rstrip("`")
-        choices = [str(c) for c in _choices(get_type_hints(kind).get(name)) if c]
-        what = f"it is one of {', '.join(choices)}" if choices else _plain(what)
-        sentence = f"{name} = {given.get(name, '')[:60]!r}: {what}" if name else what
-        raise BadQuestion(f"{sentence[0].lower()}{sentence[1:]}.".replace("`", "")) from None
+        raise _bad_value(kind, given, str(error)) from None
+
+
+def _bad_value(kind: type[Record], given: Mapping[str, str], error: str) -> BadQuestion:
+    """Convert an error of msgspec to a sentence."""
+    what, _, where = error.partition(" - at `$.")
+    name = where.rstrip("`")
+    choices = [str(c) for c in _choices(get_type_hints(kind).get(name)) if c]
+    what = f"it is one of {', '.join(choices)}" if choices else _plain(what)
+    sentence = f"{name} = {given.get(name, '')[:60]!r}: {what}" if name else what
+    return BadQuestion(f"{sentence[0].lower()}{sentence[1:]}.".replace("`", ""))
 
 
 def _choices(hint: object) -> list[object]:

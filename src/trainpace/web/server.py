@@ -15,13 +15,12 @@ import html
 import ipaddress
 import secrets
 import socket
-from collections import Counter
-from operator import attrgetter
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import uvicorn
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
+from starlette.requests import Request
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -121,10 +120,11 @@ class Guarded:
 
 def refusal(scope: Scope, policy: Policy) -> Refusal | None:
     """Return the reason to refuse a request, or None if it is allowed."""
-    headers = Headers(scope=scope)
+    request = Request(scope)
+    headers = request.headers
     checks = (_bad_shape(scope, headers), _bad_host(headers, policy), _bad_origin(headers))
     refused = next(filter(None, checks), None)
-    if refused is None and policy.token is not None and not _shows_token(scope, headers, policy):
+    if refused is None and policy.token is not None and not _shows_token(request, policy):
         reason = "Open the address that trainpace serve printed: it has the token for this server."
         return Refusal(401, reason, {"www-authenticate": "Bearer"})
     return refused
@@ -195,9 +195,10 @@ def _first_use(scope: Scope, policy: Policy) -> HTMLResponse | None:
     The page reloads itself. With an HTTP redirect, the browser would not send a strict cookie after
     a link from another site.
     """
-    if policy.token is None or not _names_token(scope, policy):
+    query = Request(scope).query_params
+    if policy.token is None or not _names_token(query, policy):
         return None
-    rest = urlencode([(k, v) for k, v in _query(scope) if k != TOKEN])
+    rest = urlencode([(k, v) for k, v in query.multi_items() if k != TOKEN])
     address = quote(scope["path"], safe="/._-") + (f"?{rest}" if rest else "")
     # Two slashes at the start would name another host.
     address = "/" + address.lstrip("/")
@@ -208,36 +209,17 @@ def _first_use(scope: Scope, policy: Policy) -> HTMLResponse | None:
     return HTMLResponse(page("Welcome", "One moment.", address), headers={"set-cookie": cookie})
 
 
-def _query(scope: Scope) -> list[tuple[str, str]]:
-    try:
-        return parse_qsl(
-            scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=100
-        )
-    except ValueError:
-        return []
+def _names_token(query: QueryParams, policy: Policy) -> bool:
+    return any(_same(value, policy.token or "") for value in query.getlist(TOKEN))
 
 
-def _names_token(scope: Scope, policy: Policy) -> bool:
-    return any(_same(value, policy.token or "") for key, value in _query(scope) if key == TOKEN)
-
-
-def _shows_token(scope: Scope, headers: Headers, policy: Policy) -> bool:
+def _shows_token(request: Request, policy: Policy) -> bool:
     """Return True if the token is in the address, a header or the cookie."""
-    bearers = (text.partition("Bearer ") for text in headers.getlist("authorization"))
-    # http.cookies drops all cookies after one that it cannot parse. Other programs on this host may
-    # set such cookies.
-    cookies = (
-        part.strip().partition("=")
-        for value in headers.getlist("cookie")
-        for part in value.split(";")
-    )
+    bearers = request.headers.getlist("authorization")
     return (
-        _names_token(scope, policy)
-        or any(not before and _same(given, policy.token or "") for before, _, given in bearers)
-        or any(
-            name == policy.cookie_name and _same(given, policy.cookie_value)
-            for name, _, given in cookies
-        )
+        _names_token(request.query_params, policy)
+        or any(_same(text, f"Bearer {policy.token}") for text in bearers)
+        or _same(request.cookies.get(policy.cookie_name, ""), policy.cookie_value)
     )
 
 
@@ -299,10 +281,6 @@ class Connection(H11Protocol):
         """True if no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
-    @property
-    def address(self) -> str:
-        return self.client[0] if self.client else ""
-
     def _wait_for_request(self) -> None:
         self.free_since_s = self.loop.time()
         self._allow(ANSWER_S if self.transport.get_write_buffer_size() else ASK_S)
@@ -314,21 +292,10 @@ class Connection(H11Protocol):
 
 
 def make_room(connections: set[Any]) -> None:
-    """Close one free connection.
-
-    Connections without any request come first, then those of the address with the most connections,
-    then the one that has been free the longest.
-    """
+    """Close one free connection: one without any request, or else the one that is free longest."""
     free = [c for c in connections if c.is_free]
     if free:
-        never = [c for c in free if c.cycle is None] or free
-        # This is skipped if all come from one address. Such a crowd gets here hundreds of times per
-        # second.
-        if len({c.address for c in never}) > 1:
-            held = Counter(c.address for c in connections)
-            most = max(held[c.address] for c in never)
-            never = [c for c in never if held[c.address] == most]
-        first = min(never, key=attrgetter("free_since_s"))
+        first = min(free, key=lambda c: (c.cycle is not None, c.free_since_s))
         connections.discard(first)
         first.transport.abort()
 

@@ -10,7 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
 from msgspec import Meta
 from msgspec.structs import replace
 
@@ -21,17 +20,16 @@ from trainpace.core.outcome import Forecast, Interval, Jump
 from trainpace.core.records import Record, load
 from trainpace.core.software import Attention
 from trainpace.core.units import format_duration, format_number, format_usd
-from trainpace.forecast import Forecaster, ForecastTable, Grid, Target
+from trainpace.forecast import Forecaster, Grid, Target
 from trainpace.job import ASSUMED, Schedule, assumed_in_words, with_job
 from trainpace.offers import Offer, cheapest_offer
 from trainpace.report import (
-    BATCH,
     Axis,
     BarChart,
     Chart,
     Mark,
-    Series,
     Timed,
+    forecast_sweep,
     memory_at_peak,
     step_breakdown,
 )
@@ -107,8 +105,7 @@ class Price(Record):
 
 
 class BatchCurve(NamedTuple):
-    sizes: list[int]
-    forecasts: ForecastTable
+    rows: list[Forecast]
     jumps: tuple[Jump, ...]
 
 
@@ -188,9 +185,8 @@ def run(
         if every_size and swept.timed.all()
         else ()
     )
-    return WhatIf(
-        r, forecast, price, BatchCurve(sizes, swept, jumps) if swept.timed.all() else None
-    )
+    curve = BatchCurve(swept.forecasts(), jumps) if swept.timed.all() else None
+    return WhatIf(r, forecast, price, curve)
 
 
 def sizes_around(batch: int) -> list[int]:
@@ -263,7 +259,8 @@ class Models:
             raise TrainpaceError(f"{file.name} does not exist.") from None
         if stat.st_size > MOST_BYTES:
             raise TrainpaceError(
-                f"{file.name} is larger than {MOST_BYTES // 2**20} MiB, the limit for a workload file."
+                f"{file.name} is larger than {MOST_BYTES // 2**20} MiB, the limit for a"
+                " workload file."
             )
         return _read(file, stat.st_mtime_ns, stat.st_size)
 
@@ -329,71 +326,28 @@ def _verdict(f: Forecast) -> tuple[str, ...]:
         lines.append(f"Does not fit: {need} GiB of {capacity}; {fitting}.")
     time, interval_s = f.training_time, f.training_time_interval_s
     if time is not None and interval_s is not None:
-        dollars = (
-            ""
-            if f.cost_usd is None or f.cost_interval_usd is None
-            else f" and {format_usd(f.cost_usd)}"
-        )
+        dollars = "" if f.cost_usd is None else f" and {format_usd(f.cost_usd)}"
         would = "It would take" if f.fits is False else "The training takes"
-        lines.append(f"{would} {format_duration(time.total_s)}{dollars}.")
-    if interval_s is not None:
         low, high = format_duration(interval_s.low), format_duration(interval_s.high)
-        lines.append(f"90% interval: {low} to {high}.")
-    if time is not None:
-        lines.append(assumed_in_words(time.assumed))
-    return tuple(line for line in lines if line)
+        lines += [
+            f"{would} {format_duration(time.total_s)}{dollars}.",
+            f"90% interval: {low} to {high}.",
+            assumed_in_words(time.assumed),
+        ]
+    return tuple(filter(None, lines))
 
 
-def _chart(curve: BatchCurve, forecast: Forecast) -> Chart:
-    assert forecast.step is not None
-    sizes, table, execution = curve.sizes, curve.forecasts, forecast.execution
-    marks = [
-        Mark(
-            axis="x",
-            at=jump.batch - 0.5,
-            tone="jump",
-            text=", ".join(
-                filter(
-                    None,
-                    (f"jump at {jump.batch}: +{format_number(jump.excess_ms)} ms", jump.mechanism),
-                )
-            ),
-        )
-        for jump in curve.jumps
-    ]
-    fitting = int(table.fits.sum())
-    if fitting < len(sizes):
-        after = sizes[fitting] - 0.5 if fitting else 0.5
-        marks.append(Mark(axis="x", at=after, text="out of memory from here", tone="limit"))
-    chosen, step_ms = execution.micro_batch, forecast.step.total_ms
-    marks.append(
-        Mark(axis="point", at=float(chosen), y=step_ms, text=f"batch {chosen}", tone="measured")
+def _chart(curve: BatchCurve, forecast: Forecast) -> Chart | None:
+    """Draw step time over batch size, with a mark at the chosen batch size."""
+    chart = forecast_sweep(curve.rows, {forecast.device: curve.jumps})
+    if chart is None or forecast.step is None:
+        return None
+    chosen = forecast.execution.micro_batch
+    mark = Mark(
+        axis="point",
+        at=float(chosen),
+        y=forecast.step.total_ms,
+        text=f"batch {chosen}",
+        tone="measured",
     )
-    finding = f"At batch {chosen} a step takes {format_number(step_ms)} ms. "
-    if fitting:
-        rates = np.where(table.fits, np.array(sizes) / table.step_ms, 0.0)
-        best = int(rates.argmax())
-        rate = 1e3 * rates[best] * execution.accumulation * execution.data_parallel_size
-        finding += (
-            f"Of the sizes that fit, {sizes[best]} has the best throughput, {format_number(rate)}"
-            " samples/s."
-        )
-    else:
-        finding += "No batch size fits in memory."
-    line = Series(
-        name="forecast, with its 90% interval",
-        kind="line",
-        tone="forecast",
-        x=tuple(map(float, sizes)),
-        y=tuple(table.step_ms.tolist()),
-        low=tuple(table.low_ms.tolist()),
-        high=tuple(table.high_ms.tolist()),
-    )
-    return Chart(
-        title="Step time against the batch size",
-        finding=finding,
-        x=BATCH,
-        y=STEP_TIME,
-        series=(line,),
-        marks=tuple(marks),
-    )
+    return replace(chart, marks=(*chart.marks, mark))
