@@ -88,13 +88,13 @@ def _observed(row: HeldOut, case: Case, spreads: Spreads) -> Observed:
     assert case.measured_ms is not None
     e = case.execution
     log_sd = math.hypot(
-        deviation(spreads, row.shares, row.seen) * spreads.high / Z_95, row.outside_sd
+        float(deviation(spreads, row.shares, row.seen)) * spreads.high / Z_95, row.outside_sd
     )
     variant = repr(
         (case.variant, e.precision, e.optimizer, e.channels_last, e.compile, case.software)
     )
     model = f"{case.spec}, {case.variant.mode}"
-    card_sd = 0.0 if row.seen else card_deviation(spreads, row.shares, "")
+    card_sd = 0.0 if row.seen else float(card_deviation(spreads, row.shares, ""))
     run = Run(
         model,
         case.cluster.device.name,

@@ -91,7 +91,9 @@ def fit_spreads(
 def with_quantiles(spreads: Spreads, errors: Sequence[Error]) -> Spreads:
     """Quantiles of the errors in each step's own deviations, with the finite-sample correction; the same to either side, since
     the sign of an error is a matter of the few cards that were left out."""
-    standard = np.array([abs(_standard(e, deviation(spreads, e.shares, e.seen))) for e in errors])
+    standard = np.array(
+        [abs(_standard(e, float(deviation(spreads, e.shares, e.seen)))) for e in errors]
+    )
     order = np.argsort(standard)
     weight = weights(errors)[order]
     position = np.cumsum(weight) / weight.sum()
