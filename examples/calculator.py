@@ -1,8 +1,9 @@
 """The Training Cost Calculator's own experiment by one command (`python examples/calculator.py`).
 
-Step times of five image networks over batch sizes 1 to 70: measured on this machine, and forecast on the Calculator's four cards.
-Is the step linear in the batch, where does it jump and why, which batch is best? All runs are kept in a journal, published ones
-beside them; it predicts a card that it has no run of, and names the best server for a whole training.
+Step times of five image networks over batch sizes 1 to 70: measured on this machine, and forecast
+on the Calculator's four cards. Is the step linear in the batch, where does it jump and why, which
+batch is best? All runs are kept in a journal, published ones beside them; it predicts a card that
+it has no run of, and names the best server for a whole training.
 """
 
 import argparse

@@ -263,21 +263,6 @@ def jobs_of(tmp_path, number, **more):
     ]
 
 
-def test_an_array_has_a_result_for_each_task(fake, tmp_path):
-    jobs = jobs_of(tmp_path, 3)
-    rows = "; ".join(
-        row(state, code=256 * (i == 1), number=f"7_{i}")
-        for i, state in enumerate(("COMPLETED", "FAILED", "RUNNING"))
-    )
-    later = "; ".join(
-        row(state, code=256 * (i == 1), number=f"7_{i}")
-        for i, state in enumerate(("COMPLETED", "FAILED", "COMPLETED"))
-    )
-    fake.answers(leaving(jobs[0], rows), leaving(jobs[2], later))
-    assert [ended.state for ended in LAUNCHER.run_all(jobs)] == ["done", "failed", "done"]
-    assert "#SBATCH --array=0-2\n" in (fake.folder / "script").read_text()
-
-
 def test_options_reach_the_script(job):
     text = Slurm(options=SlurmOptions(partition="gpu", python="py")).text(job)
     assert "#SBATCH --partition=gpu\n" in text

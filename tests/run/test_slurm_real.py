@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from interrupting import interrupt_when, is_written, may_leave_a_file_open
 
@@ -156,16 +155,6 @@ def test_ctrl_c_cancels(tmp_path):
         LAUNCHER.run(job)
     assert queue() == ""
     assert not Path("/proc", pid.read_text()).exists()
-
-
-@pytest.mark.usefixtures("cluster")
-def test_an_array_of_four_one_of_which_fails(tmp_path):
-    jobs = [job_of(tmp_path, f"{WRITES}\nprint({i}, flush=True)", f"trial {i}") for i in range(4)]
-    jobs[2] = replace(jobs[2], program=("-c", "raise ValueError('this one')"))
-    ended = LAUNCHER.run_all(jobs)
-    assert [e.state for e in ended] == ["done", "done", "failed", "done"]
-    assert ended[2].reason == "ValueError: this one"
-    assert [Path(e.log).read_text() for e in ended if e.state == "done"] == ["0\n", "1\n", "3\n"]
 
 
 @pytest.mark.usefixtures("cluster")

@@ -12,7 +12,7 @@ from trainpace.configs.shell import read_sbatch
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.units import parse_duration_s
 from trainpace.run.job import Job
-from trainpace.run.slurm import SlurmOptions, array_script, batch_script, time_limit
+from trainpace.run.slurm import SlurmOptions, batch_script, time_limit
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -40,7 +40,6 @@ ASKED = SlurmOptions(
     qos="high",
     extra=("--constraint=a100", "--exclusive"),
     setup=("module load cuda/12.4",),
-    at_once=2,
     python="/opt/env/bin/python",
 )
 LIGHTNING = replace(
@@ -64,14 +63,6 @@ SCRIPTS = {
     ),
     "one.sbatch": batch_script(ONE, SlurmOptions(), "python"),
     "many.sbatch": batch_script(MANY, ASKED, "/opt/env/bin/python"),
-    "array.sbatch": array_script(
-        [
-            replace(ONE, name=f"trial {i}", folder=f"/shared/{i}", environment={"TRIAL": str(i)})
-            for i in range(3)
-        ],
-        ASKED,
-        "python",
-    ),
 }
 
 
@@ -170,23 +161,6 @@ def test_ranks_get_their_words_and_addresses(tmp_path):
 
 
 @pytest.mark.usefixtures("commands")
-def test_a_task_of_an_array_runs_its_own_job_into_its_own_log(tmp_path, monkeypatch):
-    jobs = [
-        replace(ONE, name=f"t {i}", folder=str(tmp_path / "my logs"), program=("-c", f"print({i})"))
-        for i in range(3)
-    ]
-    (tmp_path / "my logs").mkdir()
-    script = array_script(jobs, SlurmOptions(), "python3")
-    for i in (2, 0):
-        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(i))
-        subprocess.run(("bash",), input=script, text=True, check=True)
-    assert {p.name: p.read_text() for p in (tmp_path / "my logs").iterdir()} == {
-        "t-2.log": "2\n",
-        "t-0.log": "0\n",
-    }
-
-
-@pytest.mark.usefixtures("commands")
 def test_the_exit_code_is_the_jobs():
     for nodes in (1, 2):
         script = batch_script(
@@ -208,7 +182,6 @@ def test_threads_are_the_cores_of_a_process():
         {"extra": ("constraint=a100",)},
         {"extra": ("--a\nrm",)},
         {"extra": ("--a\rrm",)},
-        {"at_once": 0},
         {"partition": "gpu\nrm -rf x"},
         {"account": "a\rb"},
         {"qos": "\x1b[2J"},
