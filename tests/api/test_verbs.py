@@ -149,7 +149,6 @@ def test_importing_trainpace_imports_nothing_else():
     assert {n for n in loaded if n.startswith("trainpace")} <= {
         "trainpace",
         "trainpace.core",
-        "trainpace.core.lazy",
         "trainpace.verbs",
     }
     assert not loaded & {"torch", "numpy", "msgspec", "click", "rich"}

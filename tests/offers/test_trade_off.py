@@ -10,7 +10,7 @@ from trainpace.core.hardware import find_device
 from trainpace.core.outcome import Interval
 from trainpace.job import Schedule
 from trainpace.offers import Job, Offer, picks, rank
-from trainpace.offers.trade_off import knee
+from trainpace.offers.match import knee
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ from trainpace.core.errors import UnknownName
 from trainpace.core.records import save
 from trainpace.journal import Journal, JournalUnusable
 from trainpace.verbs.request import fields_of
-from trainpace.web.app import application
-from trainpace.web.render import render
+from trainpace.web.app import application, render
 from trainpace.web.whatif import BUILT_IN, MOST_LISTED, Models, WhatIfRequest
 
 

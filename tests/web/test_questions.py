@@ -6,14 +6,16 @@ from hypothesis import strategies as st
 
 from trainpace.core.execution import PRECISIONS
 from trainpace.web.pages import (
+    BadQuestion,
     CompareQuestion,
     RunQuestion,
     RunsQuestion,
     ScoreQuestion,
     SweepQuestion,
     SweepsQuestion,
+    query_of,
+    read_question,
 )
-from trainpace.web.questions import BadQuestion, query_of, read_question
 from trainpace.web.whatif import WhatIfRequest
 
 KINDS = (
