@@ -1,4 +1,4 @@
-"""Padding, by the masks of real steps."""
+"""Padding is measured from the attention masks of real steps."""
 
 import sys
 
@@ -34,7 +34,7 @@ for _ in range(STEPS):
     ],
 )
 @pytest.mark.parametrize(("steps", "seen"), [(3, 0), (8, 5), (40, 20)])
-def test_positions_that_a_mask_leaves_out_are_padding(tmp_path, mask, tokens, steps, seen):
+def test_masked_positions_count_as_padding(tmp_path, mask, tokens, steps, seen):
     (tmp_path / "train.py").write_text(SCRIPT.replace("MASK", mask).replace("STEPS", str(steps)))
     assert watch([sys.executable, str(tmp_path / "train.py")], tmp_path / "recording") == 0
     (rank,) = read_recording(tmp_path / "recording").ranks
