@@ -27,7 +27,7 @@ from trainpace.report import (
 )
 from trainpace.report.match import cheapest_and_fastest, server
 from trainpace.report.phrases import duration, interval, number, plural, usd
-from trainpace.report.sections import Column, Lines, Named, Next, Table, words
+from trainpace.report.sections import Column, Lines, Next, Table, named, words
 from trainpace.report.steps import jumps_in_words
 from trainpace.verbs.request import BATCHES
 
@@ -154,7 +154,7 @@ def measured_here(options) -> None:
         text = page(sweep_title(sweep), sweep_sections(sweep), sweep_json(sweep))
         write_whole(options.journal.parent / f"{Path(model).stem}_measured.html", text)
     columns = [*sweep_columns(options.sizes), Column("least jump seen", 1)]
-    show([Table([*columns, words("failing", 2, least=4)], rows), Named("", said)])
+    show([Table([*columns, words("failing", 2, least=4)], rows), named("", said)])
 
 
 def forecast_on_cards(options) -> None:

@@ -131,7 +131,7 @@ def test_cpu_profile_is_used_only_for_cpu_device(monkeypatch):
     def profile(progress):
         raise AssertionError("the CPU's profile was asked for")
 
-    monkeypatch.setattr(verbs.machine, "profile_here", profile)
+    monkeypatch.setattr(verbs.places, "profile_here", profile)
     assert verbs.machine._expected(None, "cuda", None, None) is None
     with pytest.raises(AssertionError, match="was asked for"):
         verbs.machine._expected(None, "cpu", None, None)
