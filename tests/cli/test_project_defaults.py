@@ -195,7 +195,7 @@ def test_defaults_do_not_filter_the_journal(ask):
         ("[validate]\nrun_code = true", "forecast", "must not set"),
         ("html = '../.bashrc'", "forecast", "must not set"),
         ("[serve]\nhost = '0.0.0.0'", "serve", "unknown key 'host'"),
-        ("journal = 'postgresql://u:p@evil.example/db'", "journal", "must not be a server"),
+        ("journal = 'postgresql://u:p@evil.example/db'", "journal", "cannot name a server"),
         ("journal = '../../x.db'", "journal", "is outside the folder of ../trainpace.toml"),
         ("journal = '/etc/passwd'", "journal", "is outside the folder"),
         ("hardware = '/etc/shadow'", "forecast", "is outside the folder"),

@@ -354,7 +354,7 @@ def _check_example(example: Any, tensors: Sequence[Any], loss: Any, mode: str) -
     is_dict = isinstance(example, dict)
     if not isinstance(example, dict | tuple | list) or len({len(t) for t in tensors}) != 1:
         raise TrainpaceError(
-            "A live model needs `example`: a batch as in training, (input, ..., target) or a dict"
+            "An nn.Module needs `example`: a batch as in training, (input, ..., target) or a dict"
             " of tensors.",
             "Every tensor's first dimension is the batch.",
         )
@@ -362,7 +362,8 @@ def _check_example(example: Any, tensors: Sequence[Any], loss: Any, mode: str) -
         return
     if loss is None and not is_dict:
         raise TrainpaceError(
-            "A live model needs `loss`, which takes (output, target).", "Or use mode='inference'."
+            "An nn.Module needs a loss to train.",
+            "Pass `loss`, a function of (output, target), or mode='inference'.",
         )
     if loss is not None and is_dict and "labels" not in example:
         raise TrainpaceError(

@@ -297,7 +297,7 @@ def _check_write(request: verbs.plan.PlanRequest, view: PlanView) -> None:
         if Path(file).suffix not in verbs.settings.NEW:
             raise Misuse(
                 f"Cannot tell the format of {file} from its extension.",
-                f"Known: {', '.join(verbs.settings.NEW)}.",
+                f"Known extensions: {', '.join(verbs.settings.NEW)}.",
             )
 
 

@@ -258,7 +258,7 @@ def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
         raise UnreadableInput(f"{source} has no [[gpu]] entries.")
     sources, figure_sources = data.get("sources", {}), data.get("figure_sources", {})
     if not isinstance(sources, dict) or not isinstance(figure_sources, dict):
-        raise UnreadableInput(f"{source}: sources and figure_sources must be tables.")
+        raise UnreadableInput(f"{source}: `sources` and `figure_sources` must be TOML tables.")
     devices = tuple(_device(entry, sources, figure_sources, source) for entry in entries)
     _check_names(devices, source)
     return devices

@@ -181,7 +181,9 @@ def written_aside(path: str | os.PathLike[str]) -> Iterator[Path]:
         target = Path(os.path.realpath(path))
         mode = target.stat().st_mode if target.exists() else None
         if mode is not None and not stat.S_ISREG(mode):
-            raise UnreadableInput(f"cannot write {target}: not a regular file.", "Give a file.")
+            raise UnreadableInput(
+                f"cannot write {target}: not a regular file.", "Give the path of a file."
+            )
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         os.close(handle)
         aside = Path(name)
@@ -219,4 +221,4 @@ def decode_array(kind: type, value: object) -> object:
         if array.dtype.kind not in "biuf":
             raise TypeError("not an array of numbers")
         return array
-    raise TypeError(f"cannot read a {kind.__name__} from JSON")
+    raise TypeError(f"the type {kind.__name__} cannot be read from JSON")

@@ -279,7 +279,9 @@ def _prepare_file(path: Path, create: bool) -> None:
     if path.exists():
         # SQLite would report this error only after it has waited for locks.
         if first_bytes(path, len(SQLITE)) not in (b"", SQLITE):
-            raise UnreadableInput(f"{path} is not a journal.", "A journal is an SQLite database.")
+            raise UnreadableInput(
+                f"{path} is not a journal.", "Give an SQLite database that Trainpace made."
+            )
     elif not create:
         raise UnreadableInput(f"there is no journal at {path}.")
     make_folder(path.parent)

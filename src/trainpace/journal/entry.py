@@ -101,7 +101,9 @@ class Entry(Record):
         if self.kind not in KINDS or self.outcome not in OUTCOMES:
             raise TrainpaceError(f"unknown kind {self.kind!r} or outcome {self.outcome!r}.")
         if (self.outcome == "ok") != (self.step_time_ms is not None):
-            raise TrainpaceError("a run must have a step time if its outcome is ok, and only then.")
+            raise TrainpaceError(
+                "a run has a step time if its outcome is ok; any other run has none."
+            )
         if not 0 < self.forecast_factor < _LARGEST:
             raise TrainpaceError(f"the forecast factor {self.forecast_factor} is not above 0.")
         _check_plain(self)

@@ -654,7 +654,7 @@ def format_of(path: Path) -> str:
     """
     unknown = UnreadableInput(
         f"{path} is not in a known format.",
-        f"Known: {', '.join((*FORMATS, SHARED))}; see --format.",
+        f"Known formats: {', '.join((*FORMATS, SHARED))}; see --format.",
     )
     if path.is_dir():
         if is_mlruns(path):

@@ -126,7 +126,9 @@ class SharedRun(Record, omit_defaults=True):
     def __post_init__(self) -> None:
         _check_counts(self.execution)
         if (self.outcome == "ok") != (self.step_time_ms is not None):
-            raise TrainpaceError("a run must have a step time if its outcome is ok, and only then.")
+            raise TrainpaceError(
+                "a run has a step time if its outcome is ok; any other run has none."
+            )
         if self.low_ms is not None and self.high_ms is not None and self.low_ms > self.high_ms:
             raise TrainpaceError("the interval ends before it begins.")
         try:

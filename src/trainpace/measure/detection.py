@@ -365,7 +365,7 @@ def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES
                 "Free some space, probe another folder, or use a smaller size.",
             ) from None
         reason = f"cannot probe the storage of {folder}: {os_reason(error)}."
-        raise TrainpaceError(reason, "Name a folder that can be written to.") from None
+        raise TrainpaceError(reason, "Give a folder that you can write to.") from None
     return Storage(
         filesystem=filesystem,
         size_bytes=size_bytes,

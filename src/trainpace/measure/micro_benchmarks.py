@@ -323,7 +323,7 @@ def _step_factors(model: MachineModel, device: Device, end: float) -> Iterator[f
         forecast = Forecaster(workload, target).forecast(Execution(micro_batch=batch))
         if forecast.step is None:
             raise TrainpaceError(
-                f"calibration failed: the reference network {task.name} cannot be forecast"
+                f"calibration failed: the reference model {task.name} cannot be forecast"
                 f" ({forecast.reason})"
             )
         yield _step_ms(build(), batch) / forecast.step.total_ms

@@ -109,8 +109,9 @@ def profile_sections(
         else ""
     )
     yield Headline(
-        f"The machine was {steady}. Repeated passes differ by {percent(profile.spread)} (median),"
-        f" and the machine drifted by {percent(profile.drift)}.{shaky}"
+        f"The machine's speed was {steady}. Repeated measurements differ by"
+        f" {percent(profile.spread)} (median), the first pass and the last by"
+        f" {percent(profile.drift)}.{shaky}"
     )
     yield Table((words("measured"), Column("")), rows)
     if m.step_factors:

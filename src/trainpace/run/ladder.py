@@ -122,9 +122,9 @@ class Rung(Record):
                 )
         if len(self.alternatives()) > MOST_ALTERNATIVES:
             raise TrainpaceError(
-                f"the rung {self.title!r} has {len(self.alternatives())} alternatives; at most"
-                f" {MOST_ALTERNATIVES} are possible.",
-                "Try fewer values, or spread them over several rungs.",
+                f"the rung {self.title!r} has {len(self.alternatives())} combinations of values;"
+                f" at most {MOST_ALTERNATIVES} are allowed.",
+                "Give fewer values, or divide them among several rungs.",
             )
 
     @property

@@ -264,8 +264,8 @@ class Slurm(Launcher):
             raise TrainpaceError(
                 f"Slurm commands not found: {', '.join(absent)}.",
                 (
-                    "Run this on a machine of the cluster where jobs are submitted, or launch "
-                    "with torchrun."
+                    "Run this on a login node of the cluster, where sbatch works, or launch with"
+                    " torchrun."
                 ),
             )
 

@@ -217,7 +217,10 @@ def _computed(
         )
     number, parts = shards.part_of(r.part)
     if r.again and parts > 1:
-        raise Misuse("`again` cannot be combined with one part.", "Empty the folder first.")
+        raise Misuse(
+            "`again` computes all parts anew and cannot be combined with `part`.",
+            f"Delete {r.out}, and compute each part.",
+        )
     own = {"target": target, "workers": workers, "part": number, "repair": repair}
     given = common_fields(r, shards.Settings) | own
     settings = shards.Settings(**given, folder=r.out, parts=parts)

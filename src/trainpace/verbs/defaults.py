@@ -236,7 +236,8 @@ def _file_in(found: Found, value: str) -> str:
     """
     if "://" in value:
         raise TrainpaceError(
-            "It must not be a server.", "Set $TRAINPACE_JOURNAL or give --journal."
+            "A project file cannot name a server.",
+            "Set $TRAINPACE_JOURNAL to its URL, or give --journal URL.",
         )
     try:
         folder, file = os.path.realpath(found.folder), os.path.realpath(found.folder / value)

@@ -95,7 +95,8 @@ def run_hosts(request: CalibrateRequest, network_gb_per_s: float | None) -> Host
     file = request.profile_file
     if not file.exists():
         raise TrainpaceError(
-            f"There is no profile at {file} to add the links to.", "Run trainpace calibrate first."
+            f"Measured host links are stored in the machine's profile, but {file} does not exist.",
+            "Run trainpace calibrate first.",
         )
     profile = load(file, MachineProfile)
     links = measure_host_links(network_gb_per_s)

@@ -422,7 +422,7 @@ class MeasuredSuite(Record):
 def check_suite(request: SuiteRequest) -> None:
     if request.noise_scale and request.suite:
         raise Misuse(
-            "`noise_scale` is for one model; trainpace journal export has the suite's runs."
+            "`noise_scale` measures one model, not a suite. Leave out `suite` or `noise_scale`."
         )
 
 

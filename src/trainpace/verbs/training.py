@@ -486,8 +486,8 @@ def cluster_with(
         )
     if nodes > 1 and network is None and links is None:
         raise Misuse(
-            f"{nodes} nodes need a network between them.",
-            "Add `network` GB/S; 1 Gbit/s Ethernet is 0.125.",
+            f"The network between {nodes} nodes is unknown.",
+            "Give `network` in GB/s per node; 1 Gbit/s Ethernet is 0.125.",
         )
     return Cluster(
         device=device,

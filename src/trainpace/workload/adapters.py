@@ -164,7 +164,8 @@ def adapted(task: Task, how: Adaptation) -> Task:
 def _check(how: Adaptation) -> None:
     if how.weights and how.adapter == "dora":
         raise TrainpaceError(
-            f"{how.in_words} cannot be forecast: DoRA's norms of whole weights are not traced.",
+            f"{how.in_words} cannot be forecast: the norms of full weight matrices, which DoRA"
+            " computes, are not traced.",
             "Use lora.",
         )
     if how.weights and not how.adapter:

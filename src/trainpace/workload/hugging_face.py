@@ -328,9 +328,9 @@ def _image_classifier(
 ) -> Task:
     if "ImageClassification" not in name:
         raise TrainpaceError(
-            f"{name} takes images, and its loss needs more than their classes.",
-            "Choose an architecture for classes (...ForImageClassification) or CLIPModel, or write"
-            " a function of your own (FILE.py:FUNCTION).",
+            f"{name} takes images, and its loss needs more than class labels (boxes, masks).",
+            "Choose an image classifier (...ForImageClassification) or CLIPModel, or write the task"
+            " as a function (FILE.py:FUNCTION).",
         )
     if sequence_length is not None:
         raise TrainpaceError(

@@ -315,7 +315,7 @@ def at_most(seconds: float) -> Iterator[None]:
     """Raise TimeoutError after `seconds` on the main thread. Other threads have no limit."""
 
     def late(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"tracing the model takes longer than {seconds:g} s")
+        raise TimeoutError(f"tracing the model took longer than {seconds:g} s and was stopped")
 
     try:
         before = signal.signal(signal.SIGALRM, late)
