@@ -121,49 +121,6 @@ _CLIP: Values = {
     "vision_config": _PICTURE,
     "text_config": _WIDTHS | {"max_position_embeddings": 16, "eos_token_id": 2},
 }
-_SAM: Values = {
-    "vision_config": _PICTURE
-    | {
-        "image_size": 64,
-        "output_channels": 32,
-        "mlp_dim": 64,
-        "window_size": 2,
-        "global_attn_indexes": [1, 3],
-        "num_pos_feats": 16,
-    },
-    "prompt_encoder_config": {
-        "hidden_size": 32,
-        "image_size": 64,
-        "patch_size": 8,
-        "mask_input_channels": 4,
-    },
-    "mask_decoder_config": {
-        "hidden_size": 32,
-        "mlp_dim": 64,
-        "num_attention_heads": 4,
-        "iou_head_hidden_dim": 32,
-    },
-}
-_RT_DETR: Values = {
-    "d_model": 32,
-    "encoder_hidden_dim": 32,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "decoder_layers": 2,
-    "num_queries": 20,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "decoder_in_channels": [32, 32, 32],
-    "image_size": 64,
-    "encoder_in_channels": [32, 64, 128],
-    "backbone_config": {
-        "model_type": "rt_detr_resnet",
-        "embedding_size": 8,
-        "hidden_sizes": [16, 32, 64, 128],
-        "depths": [1, 1, 1, 1],
-        "out_indices": [2, 3, 4],
-    },
-}
 
 TRANSFORMERS: dict[str, tuple[str, Values, Values]] = {
     "llama": ("LlamaForCausalLM", {}, _GROUPED),
@@ -234,8 +191,6 @@ TRANSFORMERS: dict[str, tuple[str, Values, Values]] = {
     "whisper": ("WhisperForConditionalGeneration", {}, _WHISPER),
     "vit": ("ViTForImageClassification", {}, _PICTURE),
     "clip": ("CLIPModel", {}, _CLIP),
-    "sam": ("SamModel", {}, _SAM),
-    "rt_detr": ("RTDetrForObjectDetection", {}, _RT_DETR),
     "mistral, flash attention": (
         "MistralForCausalLM",
         FLASH,
@@ -416,7 +371,7 @@ def architectures(folder: Path, tiny: bool = False) -> Iterator[Architecture]:
 
 
 def _tokens(name: str, tiny: bool) -> int | None:
-    if name in ("vit", "clip", "sam", "rt_detr"):
+    if name in ("vit", "clip"):
         return None
     if "attention" in name:
         return TINY_LONG if tiny else LONG

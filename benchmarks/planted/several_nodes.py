@@ -172,7 +172,7 @@ def diagnosed_by_torchrun(
     if (
         any(process.returncode for process in started)
         or said[1][0]
-        or "the report for all nodes is printed on node 0" not in said[1][1]
+        or "node 0 prints the report for all nodes" not in said[1][1]
     ):
         raise RuntimeError(
             f"torchrun ended with {[process.returncode for process in started]}:\n{said}"

@@ -8,8 +8,8 @@ import pytest
 
 from configs.test_readers import DS, HF, LIGHTNING, ds, hf, notes, settings
 from trainpace.configs import parse_command, parse_config
+from trainpace.configs.accelerate import NAMES as ACCELERATE_NAMES
 from trainpace.configs.deepspeed import REMOVED, TOP_LEVEL, ZERO
-from trainpace.configs.huggingface import NAMES as ACCELERATE_NAMES
 from trainpace.core.errors import UnreadableInput
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n"

@@ -30,7 +30,7 @@ def test_doctor_finds_this_machine_in_order(tmp_path):
     assert run.returncode == 0, run.stdout + run.stderr
     assert "is in order, and measuring works on it." in run.stdout
     for part in ("torch", "products", "memory", "step", "watch", "loader", "storage"):
-        assert f"\n  {part} " in run.stdout
+        assert f"\n{part} " in run.stdout
     assert list(tmp_path.iterdir()) == []
 
 

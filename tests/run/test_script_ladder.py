@@ -490,7 +490,7 @@ def test_hugging_face_script_climb_keeps_checkpoints(folder):
     first, second = found.rungs
     assert first.losses.verdict == "ok", first.losses
     assert first.best.setup.execution.global_batch == 16
-    assert "do not take channels_last" in second.reason
+    assert "channels_last" in second.reason
     assert "channels_last" in done.stdout
 
 
@@ -536,7 +536,7 @@ def test_script_that_ignores_its_settings_is_an_error(folder):
     )
     done = climb(folder)
     assert done.returncode == 2
-    assert "the settings say 16 samples a step, and the script took 8" in done.stderr
+    assert "the settings say 16 samples per step, but the script used 8" in done.stderr
 
 
 def test_training_arguments_in_code_are_read_and_kept(folder):

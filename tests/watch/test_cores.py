@@ -11,10 +11,10 @@ from trainpace.watch.inside import observers
 BUSY = "while True: pass"
 MEASURED = """
 import time
-from trainpace.watch.inside import cores
-before, end = cores.scheduled(), time.process_time() + 0.5
+from trainpace.watch.inside import observers
+before, end = observers.scheduled(), time.process_time() + 0.5
 while time.process_time() < end: pass
-print(cores.delayed_share(before))
+print(observers.delayed_share(before))
 """
 
 pytestmark = pytest.mark.skipif(observers.scheduled() is None, reason="the kernel does not say")

@@ -658,9 +658,7 @@ def test_every_rank_of_torchrun_is_recorded(tmp_path, monkeypatch):
     code, recording, _ = watched(path, monkeypatch, *launcher)
     assert code == 0
     assert [r.rank for r in recording.ranks] == [0, 1]
-    assert all(
-        r.world_size == 2 and r.wrapped == "DistributedDataParallel" for r in recording.ranks
-    )
+    assert all(r.world_size == 2 for r in recording.ranks)
     assert recording.ranks[0].ddp["avg_backward_comm_time"] > 0
 
 

@@ -198,7 +198,7 @@ def test_model_without_checkpointing_support_is_rejected(tmp_path):
     pytest.importorskip("transformers")
     model = of_class(tmp_path, "resnet", "ResNetForImageClassification")
     with pytest.raises(TrainpaceError, match="does not support activation checkpointing"):
-        trace(model, ("fp32",), Variant("sgd", checkpointing=True))
+        trace(model, ("fp32",), Variant("sgd", image_size=64, checkpointing=True))
 
 
 @pytest.mark.parametrize("mode", ["train", "inference"])

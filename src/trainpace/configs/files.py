@@ -444,7 +444,8 @@ def _backup(written: Written) -> str | None:
     try:
         shutil.copy(target, backup)
     except OSError as error:
-        Path(backup).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only file system refuses this, too
+            Path(backup).unlink(missing_ok=True)
         raise UnreadableInput(f"cannot write {backup}: {os_reason(error)}.") from None
     return backup
 
