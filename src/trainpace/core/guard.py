@@ -5,22 +5,22 @@ Killing a process group is not enough, because torchrun gives every rank its own
 the guard adopts orphans (prctl(2), PR_SET_CHILD_SUBREAPER), so it can reach every descendant. On
 other systems it ends its own process group.
 
-The guard also ends a command that uses up the memory or starts too many processes. Limits of the
-kernel cannot do this. A limit on address space does not work: CUDA reserves terabytes of it, and
-torch maps memory that it may never touch. The limit on processes counts all processes of a user,
-not those of one command. Therefore the guard reads the free memory twice a second, and more often
-as it shrinks. It walks through the command's processes only if little memory is left or many
-threads have appeared.
+The guard also ends a command that uses up the memory or starts too many processes. The kernel's
+resource limits (setrlimit) cannot do this. A limit on address space does not work: CUDA reserves
+terabytes of it, and torch maps memory that it may never touch. The limit on processes counts all
+processes of a user, not those of one command. Therefore the guard reads the free memory twice a
+second, and more often as it shrinks. It walks through the command's processes only if little memory
+is left or many threads have appeared.
 
 This file is a script that only needs the standard library. It starts the command before it imports
 other modules, to avoid a delay:
 
     python guard.py LIFELINE LIMITS COMMAND...
 
-LIFELINE is the file descriptor of a socket (or of a pipe, without limits) whose other end the
-starter keeps open. LIMITS are the numbers of a `child.Limits`, such as 1,2, or "" for no limits. If
-the command exceeds a limit, the guard ends it and sends the numbers of a `child.Overstep` over the
-socket.
+LIFELINE is the file descriptor of a socket. The process that starts the guard keeps the other end
+open. Without limits, a pipe is enough. LIMITS is "least_free_bytes,most_processes" (see
+`child.Limits`), or "" for no limits. If the command exceeds a limit, the guard ends it and sends
+the numbers of a `child.Overstep` over the socket.
 """
 
 import os
@@ -32,12 +32,15 @@ if TYPE_CHECKING:
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGPIPE, _SIGXFSZ = 13, 25
-"""Signals that Python ignores. The guard restores them, because the command would inherit this."""
-_POLL_S = 0.1
-BLAMED_FROM_BYTES = 256 << 20
-"""Memory use up to which a command is not ended when the machine's memory is full.
+"""Signals that Python ignores.
 
-If the limit for free memory is smaller, that limit is used.
+The guard gives them their default action for the command, which would inherit the ignored signals.
+"""
+_POLL_S = 0.1
+LEAST_BYTES_TO_BLAME = 256 << 20
+"""Smallest memory use at which a command is ended when the machine runs out of memory.
+
+If `least_free_bytes` is smaller, that number is used. A smaller command is not the cause.
 """
 _LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 0.5, 0.02
 _FASTEST_BYTES_PER_S = 20e9
@@ -87,7 +90,8 @@ def _wait(child: int, lifeline: int, watch: "Watch | None") -> int | None:
     """Wait until the child ends, the lifeline is cut or a limit is exceeded.
 
     Returns:
-        The child's exit code, negative for a signal. None if the child has not ended itself.
+        The child's exit code, negative for a signal. None if the lifeline was cut or a limit was
+        exceeded, so that the child still has to be ended.
     """
     import contextlib
     import select
@@ -122,6 +126,9 @@ def end_descendants(at_once: bool = True) -> None:
     """Kill descendants until none is left.
 
     One pass is not enough, because a dying process may start another.
+
+    Args:
+        at_once: Also send SIGKILL after a moment on systems without /proc. No effect on Linux.
     """
     import signal
     import time
@@ -140,7 +147,8 @@ def end_descendants(at_once: bool = True) -> None:
                 continue
         time.sleep(0.005)
     try:
-        # reap them even if a process above this one also adopts orphans
+        # Reap the dead children here. Otherwise the next ancestor that adopts orphans gets them,
+        # and it may leave them as zombies.
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
@@ -193,7 +201,7 @@ class Watch:
     ) -> None:
         self._least_free, self._most_processes = least_free_bytes, most_processes
         self._descendants, self._root = descendants, root
-        self._threads = _threads(root)
+        self._threads_at_start = _threads(root)
         self.pause_s = _SHORTEST_PAUSE_S
 
     def overstep(self) -> "tuple[int, int, int] | None":
@@ -206,10 +214,10 @@ class Watch:
         self.pause_s = min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, spare / _FASTEST_BYTES_PER_S))
         if left is not None and spare < 0:
             held = sum(_resident_bytes(process) for process in self._descendants())
-            if held >= min(BLAMED_FROM_BYTES, self._least_free):
+            if held >= min(LEAST_BYTES_TO_BLAME, self._least_free):
                 return 0, held, left
         # the number of threads of the machine is quick to read, that of the command is not
-        if _threads(self._root) - self._threads > self._most_processes:
+        if _threads(self._root) - self._threads_at_start > self._most_processes:
             count = len(self._descendants())
             if count > self._most_processes:
                 return count, 0, 0

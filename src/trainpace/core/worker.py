@@ -2,8 +2,8 @@
 
 A worker either reads one request from a JSON file and writes its answer to another file (`serve`),
 or it answers many requests as JSON lines (`serve_lines`). An answer contains a result or one
-sentence about the error. The answer decides about success, never the exit code alone. Output of
-users' code goes to stderr.
+sentence about the error. A run succeeded if its answer contains a result; the exit code alone never
+decides. Output of users' code goes to stderr.
 """
 
 from __future__ import annotations
@@ -53,13 +53,15 @@ _MEMORY_WORDS = (
 _PYTHON = (sys.executable, "-P", "-m")
 """Command to run a module with Python, without the current folder on the import path.
 
-A file torch.py or random.py there could hide the real module. A user's FILE.py adds its own folder.
+A file torch.py or random.py there could hide the real module. `load_name` later adds the folder of
+a user's FILE.py.
 """
 _NOT_THE_USERS = ("/torch/", "/trainpace/", "/lightning/", "/deepspeed/", "<frozen", "runpy")
 _POLL_S = 0.02
 _SIZE_POLL_S = 0.5
 """Seconds between checks of an answer's size."""
 PATIENCE_S = 60.0
+"""Seconds without an answer after which a pool tells that it is still waiting."""
 LIMITS: Limits | None = None
 """Limits of every worker. None means the default limits (`child.usual_limits`)."""
 _WAITING_ANSWERS = 1000
@@ -77,12 +79,12 @@ def serve(work: Callable[[dict[str, Any]], str]) -> None:
     answer: Answer
     aside = f"{sys.argv[2]}.aside"
     # keep the original functions, because users' code may replace them
-    written, dumps, replace = open, json.dumps, os.replace
+    open_file, dumps, replace = open, json.dumps, os.replace
     try:
         answer = {"result": work(json.loads(Path(sys.argv[1]).read_text()))}
     except BaseException as error:  # users' code can raise any exception
         answer = failure_of(error)
-    with written(aside, "w", encoding="utf-8") as file:
+    with open_file(aside, "w", encoding="utf-8") as file:
         file.write(dumps(answer))
     replace(aside, sys.argv[2])
     end()
@@ -118,7 +120,8 @@ def failure_of(
 ) -> Answer:
     """Return the answer for an exception: one sentence about the error, and a hint.
 
-    The keys `out_of_memory` and `misuse` are set if they apply.
+    `out_of_memory` is True for out of memory. `misuse` is True if trainpace itself raised the
+    error, for example because the request is wrong.
 
     Args:
         error: The exception.
@@ -191,7 +194,7 @@ def explain(error: BaseException, who: str = "the model's code") -> str:
 
 
 class DiskFull(TrainpaceError):
-    """Error for a full disk. Finished files are not deleted."""
+    """The disk is full. Files that were already complete are kept."""
 
 
 def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: str) -> str:
@@ -227,7 +230,7 @@ def started_isolated(
             deadline = time.monotonic() + timeout_s
             while worker.wait(min(_SIZE_POLL_S, max(0.0, deadline - time.monotonic()))) is None:
                 if time.monotonic() >= deadline:
-                    raise _late(what, timeout_s)
+                    raise _timed_out(what, timeout_s)
                 _check_size(folder, what)
             return _answer_of(worker, folder, what)
 
@@ -260,7 +263,7 @@ def run_ranks(module: str, requests: Sequence[dict[str, Any]], timeout_s: float,
             for rank, (_, folder) in enumerate(workers):
                 _check_size(folder, f"rank {rank} of {what}")
             time.sleep(_POLL_S)
-    raise _late(what, timeout_s)
+    raise _timed_out(what, timeout_s)
 
 
 class Pool:
@@ -320,13 +323,16 @@ class Pool:
                 worker, answer = self._answers.get(timeout=PATIENCE_S)
             except queue.Empty:
                 doing = sorted({what(worker) for worker in range(self._count)})
-                self._note(f"no sample for {format_duration(PATIENCE_S)} ({'; '.join(doing)})")
+                self._note(
+                    f"no worker has answered for {format_duration(PATIENCE_S)} ({'; '.join(doing)})"
+                )
                 continue
             if answer is None:
                 ending = ending_of(self._workers[worker].wait() or 0)
                 _raise_overstep(self._workers[worker], what(worker), "Try fewer --workers.")
                 raise UserCodeError(
-                    f"a worker {ending} while {what(worker)}.", "Finished files stay."
+                    f"a worker {ending} while {what(worker)}.",
+                    "Files that were already complete are kept.",
                 )
             _raise_error_of(answer)
             yield worker, answer
@@ -344,7 +350,7 @@ class Pool:
 def _started(module: str, request: dict[str, Any]) -> Iterator[tuple[Child, Path]]:
     """Yield a started worker, and the folder with its request and answer.
 
-    The folder is also the worker's temporary folder. A killed process could not remove its own.
+    The worker also puts its temporary files there, so they are removed even if it is killed.
     """
     with tempfile.TemporaryDirectory(prefix="trainpace-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -354,9 +360,9 @@ def _started(module: str, request: dict[str, Any]) -> Iterator[tuple[Child, Path
             output = sys.stderr.fileno()
         except (OSError, AttributeError, ValueError):  # sys.stderr is not a real file
             output = subprocess.DEVNULL
-        around = {**os.environ, **temporary_environment(name)}
+        environment = {**os.environ, **temporary_environment(name)}
         with Child(
-            [*_PYTHON, module, *files], around, None, LIMITS or usual_limits(), stdout=output
+            [*_PYTHON, module, *files], environment, None, LIMITS or usual_limits(), stdout=output
         ) as worker:
             yield worker, folder
 
@@ -375,6 +381,7 @@ def _answer_of(worker: Child, folder: Path, what: str) -> str:
     assert code is not None
     _raise_overstep(worker, what)
     if not file.exists():
+        # The guard reports its own kills. Another SIGKILL is most likely the kernel's, for memory.
         kind = OutOfMemory if code == 128 + signal.SIGKILL else UserCodeError
         raise kind(f"{what} gave no answer: it {ending_of(code)}.")
     try:
@@ -429,7 +436,7 @@ def _line_of(line: bytes) -> Answer:
         return {"error": f"a worker's answer is damaged: {error.message}", "hint": ""}
 
 
-def _late(what: str, timeout_s: float) -> TimedOut:
+def _timed_out(what: str, timeout_s: float) -> TimedOut:
     return TimedOut(f"{what} took longer than {timeout_s:g} s.", "Allow more with --timeout.")
 
 
@@ -459,7 +466,7 @@ def load_name(path: Path, name: str, what: str = "name") -> Any:
     except SyntaxError:  # the import below reports it, with its line
         nodes = []
     sys.path.insert(0, str(path.resolve().parent))
-    module = _as_part_of_a_package(path.resolve(), nodes) or _alone(path)
+    module = _import_in_package(path.resolve(), nodes) or _import_file(path)
     if not hasattr(module, name):
         raise _unknown_name(module, nodes, f"{what} in {path}", name)
     return getattr(module, name)
@@ -477,21 +484,23 @@ def _unknown_name(
     return UnknownName(what, name, own, hidden if name in mentioned else "")
 
 
-_MACHINES = ("sitecustomize.py", "usercustomize.py")
+_STARTUP_FILES = ("sitecustomize.py", "usercustomize.py")
 """Files that Python loads at startup. They do not count as users' files."""
 
 
 @functools.cache
 def is_users(file: str) -> bool:
     """Return True for a user's own file, which is not part of a library, Python or trainpace."""
-    if file.startswith(("~", "<")) or not file or os.path.basename(file) in _MACHINES:
+    # cProfile names built-in functions "~". Code that is not from a file has names like "<string>".
+    if file.startswith(("~", "<")) or not file or os.path.basename(file) in _STARTUP_FILES:
         return False
     return Path(file) != Path(sys.executable) and not _is_installed(
         os.path.dirname(os.path.abspath(file))
     )
 
 
-def _alone(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
+    """Import a file as a top-level module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -501,7 +510,12 @@ def _alone(path: Path) -> ModuleType:
     return module
 
 
-def _as_part_of_a_package(path: Path, nodes: Sequence[ast.AST]) -> ModuleType | None:
+def _import_in_package(path: Path, nodes: Sequence[ast.AST]) -> ModuleType | None:
+    """Import a file with relative imports as a module of its package, or return None.
+
+    The package is as deep as the deepest relative import, such as ``from ...x``. It also includes
+    all further parent folders that have an ``__init__.py``.
+    """
     depth = max((node.level for node in nodes if isinstance(node, ast.ImportFrom)), default=0)
     if not depth:
         return None
