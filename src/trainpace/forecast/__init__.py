@@ -67,9 +67,9 @@ if TYPE_CHECKING:
         step_factor,
     )
     from trainpace.forecast.uncertainty import (
-        AT_A_MEASURED_BATCH_SD,
         LARGEST_RATIO,
         PARTS,
+        REPEAT_SD,
         Knowledge,
         Measured,
         Observed,
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
         Variant,
         observe,
         observe_elsewhere,
-        run_beside,
+        run_of_stored,
     )
     from trainpace.forecast.validation import (
         PAGEABLE_COPY_GB_PER_S,

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from trainpace.core.execution import Engine
 from trainpace.core.hardware import Cluster
 from trainpace.forecast.collectives import Collective, collective_ms, pcie_gb_per_s
-from trainpace.forecast.grid import Copies, Grid, Groups, Stages
+from trainpace.forecast.grid import Grid, Groups, ParameterGroups, Stages
 from trainpace.workload import GROUPED, Blocks, Counts, Flags, Floats, Mode, TracedForm
 
 BUCKET_BYTES = 25 * 2**20
@@ -309,7 +309,7 @@ class Communication(NamedTuple):
             """Return the number of pieces that are sent: FSDP's units, or buckets."""
             return np.where(fully, blocks + 1, np.maximum(1.0, np.ceil(whole / BUCKET_BYTES)))
 
-        def gathered(payload: Floats, group: Copies) -> Floats:
+        def gathered(payload: Floats, group: ParameterGroups) -> Floats:
             shard, inside = group.shard[:, None], group.shard_inside[:, None]
             return self.ms("all_gather", payload, shard, inside)
 
@@ -345,7 +345,7 @@ class Communication(NamedTuple):
         gradients = times * (behind - gathered_backward) + afterwards
         return StepCommunication(gradients, parameters, offload)
 
-    def _reduced(self, bucket: Floats, groups: Copies) -> Floats:
+    def _reduced(self, bucket: Floats, groups: ParameterGroups) -> Floats:
         """Return the time to sum a bucket of gradients over the ranks of a group.
 
         Sharded gradients are reduce-scattered, and then summed over the replicas.

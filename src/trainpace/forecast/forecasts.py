@@ -28,7 +28,7 @@ from trainpace.forecast.explanations import (
     peak_flop_per_s,
     roofline_of,
 )
-from trainpace.forecast.grid import Facts, Grid, alone, contradiction, fewer_ranks
+from trainpace.forecast.grid import Facts, Grid, contradiction, fewer_ranks, on_one_device
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.forecast.memory import RankMemory, fit_probability, fits
 from trainpace.forecast.ranks import RankTable
@@ -394,7 +394,7 @@ class ForecastTable:
         if execution.world_size == 1:
             return None, None
         forecaster, cluster = self.forecaster, self.forecaster.target.cluster
-        many = [alone(execution), *fewer_ranks(execution, cluster.devices_per_node)]
+        many = [on_one_device(execution), *fewer_ranks(execution, cluster.devices_per_node)]
         capacity = cluster.device.memory_gib
         fitting = (
             e for e in many if capacity is None or fits(forecaster.memory(e), capacity.value)

@@ -135,8 +135,9 @@ class Grid:
     @property
     def data_parallel_size(self) -> Counts:
         """Number of data-parallel ranks, or 0 if tp * pp * cp does not divide the world size."""
-        shards = self.tp * self.pp * self.cp
-        return np.where(self.world_size % shards == 0, self.world_size // shards, 0)
+        ranks_per_copy = self.tp * self.pp * self.cp
+        divides = self.world_size % ranks_per_copy == 0
+        return np.where(divides, self.world_size // ranks_per_copy, 0)
 
     @property
     def experts_tp(self) -> Counts:
@@ -151,11 +152,10 @@ class Grid:
 
     @property
     def collects_gradients(self) -> Flags:
-        """Mask of executions that run FSDP (ZeRO 3) in a pipeline.
+        """Mask of executions that reduce gradients only once per step: FSDP (ZeRO 3) in a pipeline.
 
-        They accumulate gradients locally and reduce-scatter them once per step. Parameters stay
-        gathered after a backward pass, as in torch's pipelines
-        (PipelineStage.backward_maybe_with_nosync).
+        They accumulate gradients locally, then reduce-scatter them. Parameters stay gathered after
+        a backward pass, as in torch's pipelines (PipelineStage.backward_maybe_with_nosync).
         """
         return (self.zero_stage >= 3) & (self.pp > 1)
 
@@ -171,8 +171,8 @@ class Grid:
     def casts_shards(self) -> Flags:
         """Mask of executions with FSDP's MixedPrecision: fp32 weights and 16-bit matmuls.
 
-        FSDP casts the shards to 16 bits before the all-gather. Autocast therefore makes no copies
-        of the weights.
+        FSDP casts the shards to 16 bits before the all-gather. The gathered weights are already
+        16-bit, so autocast does not copy them.
         """
         autocasts = np.array([NUMBER_FORMATS[name].autocasts for name in PRECISIONS])
         return np.asarray((self.zero_stage >= 3) & autocasts[self.precision])
@@ -201,7 +201,7 @@ class Grid:
         return np.asarray(self.micro_batch * self.accumulation * self.data_parallel_size)
 
 
-class Copies(NamedTuple):
+class ParameterGroups(NamedTuple):
     """Sizes of the process groups that hold the same parameters. All arrays have shape (n,).
 
     Attributes:
@@ -229,13 +229,13 @@ class Groups(NamedTuple):
 
     Attributes:
         whole: Groups for parameters outside experts. They include context-parallel ranks.
-        experts: Groups for the experts of a rank. ep and expert_tp divide the experts.
+        experts: Groups for parameters of experts, which are divided over ep * expert_tp ranks.
         tensor_inside: Tensor-parallel ranks of one group that share a node. The other `_inside`
             fields count the same for context, pipeline, expert and expert-tensor parallelism.
     """
 
-    whole: Copies
-    experts: Copies
+    whole: ParameterGroups
+    experts: ParameterGroups
     tensor_inside: Counts
     context_inside: Counts
     pipeline_inside: Counts
@@ -258,17 +258,18 @@ def groups_of(grid: Grid, devices_per_node: int) -> Groups:
         """Return how many of `size` ranks share a node if their numbers differ by `stride`."""
         return np.minimum(np.maximum(devices_per_node // stride, 1), size)
 
-    def copies(data: Counts, shard: Counts, stride: Counts) -> Copies:
+    def copies(data: Counts, shard: Counts, stride: Counts) -> ParameterGroups:
         replicas = np.maximum(data // shard, 1)
         apart = ((data, stride), (shard, stride), (replicas, stride * shard))
-        return Copies(data, shard, replicas, *(inside(*group) for group in apart))
+        return ParameterGroups(data, shard, replicas, *(inside(*group) for group in apart))
 
-    experts_of_one = grid.ep * grid.experts_tp
-    of_experts = np.maximum(data * grid.tp // experts_of_one, 1)
-    divided = np.maximum(np.minimum(shard * grid.tp // experts_of_one, of_experts), 1)
+    # Ranks that together hold one copy of all experts, number of copies, and shards of each copy.
+    expert_ranks = grid.ep * grid.experts_tp
+    expert_copies = np.maximum(data * grid.tp // expert_ranks, 1)
+    expert_shards = np.maximum(np.minimum(shard * grid.tp // expert_ranks, expert_copies), 1)
     return Groups(
         whole=copies(data, shard, grid.tp),
-        experts=copies(of_experts, divided, experts_of_one),
+        experts=copies(expert_copies, expert_shards, expert_ranks),
         tensor_inside=inside(grid.tp, one),
         context_inside=inside(grid.cp, grid.tp),
         # The slowest link between neighboring stages sets the pace. If there are several nodes,
@@ -301,8 +302,9 @@ class Stages(NamedTuple):
         has_last: 1 if the stage holds the layers after the blocks, otherwise 0.
         parameters: Parameters of one tensor-parallel rank of the stage.
         mean_share: Mean blocks of the middle stages, divided by the blocks of the fullest one.
-        expert_share: Share of the parameters that belongs to experts. 0 if expert parallelism
-            and tensor parallelism divide parameters by the same number.
+        expert_share: Share of the parameters that belongs to experts, if they are divided
+            differently from the other parameters. Otherwise 0, because the share then does not
+            matter.
     """
 
     number: Floats
@@ -329,6 +331,7 @@ def has_vocabulary_head(blocks: Blocks) -> bool:
 
     Text classifiers have an embedding, but not this matmul.
     """
+    # A column-parallel matmul outside the blocks (count 0) is the head.
     return any(
         role == "column" and not count
         for role, count in zip(blocks.roles, blocks.operator_counts, strict=True)
@@ -338,7 +341,8 @@ def has_vocabulary_head(blocks: Blocks) -> bool:
 def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
     """Return the stages of every execution, and the parameter count of the whole model.
 
-    A model without blocks gets a parameter count of 1, in its only stage.
+    Without blocks, the parameter count is unknown. The whole model then counts as 1, in its only
+    stage.
     """
     pp, tp = grid.pp.astype(np.float64), grid.tp.astype(np.float64)
     one, zero = np.ones_like(pp), np.zeros_like(pp)
@@ -376,8 +380,8 @@ def _held_blocks(grid: Grid, blocks: Blocks, number: Floats) -> tuple[Floats, Fl
         pp == 2, blocks.count - most, np.floor(blocks.count / chunks) * grid.virtual_stages
     )
     first = np.minimum(most, blocks.count)
-    # With more chunks than blocks, the last chunk holds only the head. With two more, the first
-    # chunk also holds only the embedding.
+    # With one chunk more than blocks, the last chunk holds the head and no block. With two more,
+    # the first chunk in addition holds the embedding and no block.
     more = chunks - blocks.count
     first = np.where((pp > 1) & (more > 1), most - 1, first)
     least = np.where((pp > 1) & (more > 0), most - 1, least)
@@ -391,7 +395,7 @@ def _held_blocks(grid: Grid, blocks: Blocks, number: Floats) -> tuple[Floats, Fl
 
 MOST_SHOWN = 64
 """Largest size that an error message suggests."""
-ENDS = 2
+STAGES_WITHOUT_BLOCKS = 2
 """Number of stages that may hold no block: one for the embedding and one for the head."""
 
 
@@ -419,7 +423,7 @@ class Facts(NamedTuple):
         return cls(cluster, workload.sequence_length, *shape)
 
 
-def _shards(e: Any) -> Any:
+def _ranks_per_copy(e: Any) -> Any:
     return e.tp * e.pp * e.cp
 
 
@@ -432,9 +436,8 @@ def _tp_hint(e: Execution, f: Facts) -> str:
 
 
 def _stages_in_words(e: Execution) -> str:
-    if e.virtual_stages == 1:
-        return f"pp {e.pp}"
-    return f"pp {e.pp} x virtual_stages {e.virtual_stages} = {e.pp * e.virtual_stages}"
+    virtual = "" if e.virtual_stages == 1 else f" x virtual_stages {e.virtual_stages}"
+    return f"{e.pp * e.virtual_stages} pipeline stages (pp {e.pp}{virtual})"
 
 
 RULES = (
@@ -451,7 +454,7 @@ RULES = (
     *EXECUTION_RULES,
     Rule(
         "no blocks",
-        lambda e, f: (_shards(e) > 1) & (not f.has_blocks),
+        lambda e, f: (_ranks_per_copy(e) > 1) & (not f.has_blocks),
         lambda e, f: (
             f"tp {e.tp}, pp {e.pp} and cp {e.cp} need a model with repeated blocks, and this one"
             " has none.",
@@ -477,16 +480,18 @@ RULES = (
         lambda e, f: (
             f"tp {e.tp} and the model's {f.key_value_heads} key-value heads do not divide each"
             " other.",
-            "Every rank needs the same number of them, or copies of one.",
+            "Use a tp that divides the number of key-value heads, or a multiple of that number.",
         ),
     ),
     Rule(
         "pp",
-        lambda e, f: e.pp * e.virtual_stages > max(1, f.blocks) + ENDS * (e.pp > 1),
         lambda e, f: (
-            f"{_stages_in_words(e)} stages need a block each, except the embedding's and the"
-            f" head's; the model has {f.blocks} blocks.",
-            f"Use at most {f.blocks + ENDS} stages.",
+            e.pp * e.virtual_stages > max(1, f.blocks) + STAGES_WITHOUT_BLOCKS * (e.pp > 1)
+        ),
+        lambda e, f: (
+            f"{_stages_in_words(e)} are too many for {f.blocks} blocks: only the first and the"
+            " last stage may have none.",
+            f"Use at most {f.blocks + STAGES_WITHOUT_BLOCKS} stages.",
         ),
     ),
     Rule(
@@ -510,7 +515,9 @@ RULES = (
     ),
     Rule(
         "engine",
-        lambda e, f: e.has("engine", "data_parallel") & ((_shards(e) > 1) | (e.zero_stage > 0)),
+        lambda e, f: (
+            e.has("engine", "data_parallel") & ((_ranks_per_copy(e) > 1) | (e.zero_stage > 0))
+        ),
         lambda e, f: (
             f"nn.DataParallel cannot run tp {e.tp}, pp {e.pp}, cp {e.cp} and ZeRO stage"
             f" {e.zero_stage}.",
@@ -547,8 +554,8 @@ RULES = (
         "whole step",
         lambda e, f: f.whole_step & (e.accumulation > 1),
         lambda e, f: (
-            "the model's step makes its own updates, so it cannot run under accumulation"
-            f" {e.accumulation}.",
+            "the model's step calls the optimizer itself, so gradients cannot be accumulated around"
+            f" it (accumulation is {e.accumulation}).",
             "Accumulate in the step itself.",
         ),
     ),
@@ -583,6 +590,13 @@ def contradiction(clash: int, grid: Grid, i: int, facts: Facts) -> TrainpaceErro
     return Contradiction(*RULES[clash - 1].words(execution, facts))
 
 
+SEARCHED_RULES = ("offload_parameters", "accumulation", "shard_size")
+"""Rules that depend only on the execution. `usable` also checks them.
+
+A search combines their settings without looking at the rules.
+"""
+
+
 def usable(grid: Grid, start: Execution) -> Flags:
     """Return a mask of the executions that are worth trying in a search from `start`, shape (n,).
 
@@ -593,6 +607,7 @@ def usable(grid: Grid, start: Execution) -> Flags:
     # DeepSpeed ZeRO 2 with offload is useful even on one GPU: each gradient moves to the host as
     # soon as it is computed.
     offloads_in_stage_2 = grid.offload_optimizer & (stage == 2)
+    # These rules read neither the model nor the cluster, so they need no facts.
     broken = [rule.is_broken(grid, None) for rule in RULES if rule.name in SEARCHED_RULES]
     wrong = [
         # Sharding over a single rank has no effect.
@@ -609,9 +624,6 @@ def usable(grid: Grid, start: Execution) -> Flags:
     ]
     return np.asarray(~np.any(wrong, axis=0))
 
-
-SEARCHED_RULES = ("offload_parameters", "accumulation", "shard_size")
-"""Names of the rules that `usable` also checks. A search combines their settings freely."""
 
 AUTOCAST_EXPERTS = (
     "autocast leaves grouped matmuls of experts in fp32, which is not forecast: use bf16, or FSDP's"
@@ -639,7 +651,7 @@ def unsupported(
         yield from _impossible_updates(grid, workload.optimizer)
     if form.blocks is not None:
         return
-    divided = (_shards(grid) > 1) | (grid.ep > 1)
+    divided = (_ranks_per_copy(grid) > 1) | (grid.ep > 1)
     yield (
         divided,
         f"{workload.model} has no repeated blocks, which tensor, pipeline, context and expert"
@@ -664,14 +676,14 @@ def _impossible_updates(grid: Grid, optimizer: str) -> Iterator[tuple[Flags, str
     if kind is None or not kind.whole_matrices:
         return
     if optimizer == "muon":
-        needs = "muon needs whole matrices, and ranks hold parts under"
-        yield grid.tp > 1, f"{needs} tensor parallelism. Use zero 1 or 2."
-        yield grid.zero_stage >= 3, f"{needs} FSDP or ZeRO 3. Use zero 1 or 2."
+        needs = "muon needs whole matrices, but each rank holds only a part of them with"
+        yield grid.tp > 1, f"{needs} tensor parallelism. Use ZeRO 1 or 2."
+        yield grid.zero_stage >= 3, f"{needs} FSDP or ZeRO 3. Use ZeRO 1 or 2."
     else:
         yield (
             (grid.zero_stage == 1) | (grid.zero_stage == 2),
-            f"{optimizer} factors matrices, and shards of ZeRO 1 and 2 are flat. Use zero 3"
-            " (FSDP2).",
+            f"{optimizer} works on rows and columns of matrices, but ZeRO 1 and 2 shard flat"
+            " vectors. Use ZeRO 3 (FSDP2).",
         )
 
 
@@ -686,7 +698,7 @@ def doublings(most: int) -> list[int]:
     return [*(2**i for i in range(most.bit_length()) if 2**i < most), most]
 
 
-def alone(execution: Execution) -> Execution:
+def on_one_device(execution: Execution) -> Execution:
     """Return the same execution on one device, the usual baseline of scaling efficiency."""
     return replace(
         execution,
@@ -712,21 +724,22 @@ def alone(execution: Execution) -> Execution:
 def fewer_ranks(execution: Execution, devices_per_node: int) -> list[Execution]:
     """Return the execution with fewer data-parallel ranks, smallest first.
 
-    These executions are baselines of scaling efficiency if one device cannot hold the model. A run
-    on one device is then impossible, and the efficiency relative to its forecast could exceed 1.
+    These executions are baselines of scaling efficiency if one device cannot hold the model. A
+    forecast for one device would then be of a run that does not fit into memory, and the efficiency
+    relative to it could exceed 1.
 
     If an execution needs several nodes, it uses all devices of each node.
     """
     smaller = []
     for ranks in divisors(execution.data_parallel_size)[:-1]:
-        world = _shards(execution) * ranks
+        world = _ranks_per_copy(execution) * ranks
         nodes = -(-world // devices_per_node)
         shard = None if execution.shard_size is None else min(execution.shard_size, ranks)
         experts = execution.pp * execution.ep * execution.experts_tp
-        whole = (nodes == 1 or world % devices_per_node == 0) and (
+        is_possible = (nodes == 1 or world % devices_per_node == 0) and (
             execution.ep == 1 or world % experts == 0
         )
-        if whole and (shard is None or ranks % shard == 0):
+        if is_possible and (shard is None or ranks % shard == 0):
             smaller.append(
                 replace(execution, nnodes=nodes, nproc_per_node=world // nodes, shard_size=shard)
             )

@@ -18,9 +18,9 @@ is shared with other steps:
 - with measurements of the same model,
 - with the same run at other batch sizes, on the same device and on others.
 
-`Relatedness` has the share of each in the variance. Errors of one user, device or model are
-correlated if two steps consist of similar parts. They are correlated even more if the steps also
-take about as long.
+`Relatedness` says which share of the variance each of these errors has. Errors of one user, device
+or model are correlated if two steps consist of similar parts. They are correlated even more if the
+steps also take about as long.
 
 The correction and the remaining error are those of a Gaussian process (Rasmussen and Williams 2006,
 section 2.2). A loosely related measurement changes a forecast only a little. Many measurements
@@ -58,7 +58,6 @@ from trainpace.workload import (
 )
 
 if TYPE_CHECKING:
-    from trainpace.core.hardware import Device
     from trainpace.forecast.forecaster import Forecaster
     from trainpace.forecast.target import KernelModel
 
@@ -66,10 +65,10 @@ COVERAGE = 0.9
 EXPERTS_SD = 0.28
 """Extra standard deviation of log(step time) for models with expert layers.
 
-With it, 90 of 100 measured steps with expert parallelism lie in their intervals. If it is fitted
-without the models of the same maker, 88 do (`python -m benchmarks experts`; most were vendors'
-recipes on Hopper and Blackwell, 25.11 to 26.08). The cause is unknown. It may be routing, hosts or
-software releases.
+With it, 90 of 100 measured steps with expert parallelism lie in their intervals. With the models of
+one maker left out of the fit, 88 of 100 of their steps do (`python -m benchmarks experts`). Most of
+these runs were vendors' recipes on Hopper and Blackwell, in NVIDIA containers 25.11 to 26.08. The
+cause is unknown. It may be routing, hosts or software releases.
 """
 Part = Literal[
     "16-bit matmuls",
@@ -101,15 +100,19 @@ class Relatedness(Record):
     """Shares of the error variance that different steps have in common. The shares add up to 1.
 
     Attributes:
-        user: Share that all measurements of one user have in common, if steps consist of the same
-            parts. device and model are the shares for one device and one model.
-        user_near: Further share if two steps also take about as long. device_near and model_near
-            likewise.
-        run: Share that one run has in common on one device, over batch sizes.
-        run_elsewhere: Share that one run has in common on all devices, over batch sizes.
+        user: Share common to all measurements of one user. `user`, `device` and `model` count fully
+            only if two steps consist of the same parts.
+        device: Share common to measurements on one device.
+        model: Share common to measurements of one model.
+        user_near: Further share for one user if two steps also take about as long.
+        device_near: The same for one device.
+        model_near: The same for one model.
+        run: Share common to one run on one device, over batch sizes.
+        run_elsewhere: Share common to one run on all devices, over batch sizes.
         batch_scale: Difference of log(batch size) at which errors of one run are correlated by 1/e.
         time_scale: Difference of log(step time) at which the `_near` shares fall to 1/sqrt(e).
-        shares_scale: Distance between two vectors of shares at which they fall to 1/sqrt(e).
+        shares_scale: Distance between the parts of two steps at which the `_near` shares fall to
+            1/sqrt(e).
     """
 
     user: float
@@ -132,7 +135,8 @@ class Spreads(Record):
         devices: Cards with runs in the fit.
         parts: Standard deviations by part of the step.
         model_sd: Standard deviation that every step has, from its model and software.
-        low: Lower quantile of the error, in units of a step's standard deviation. high likewise.
+        low: Lower quantile of errors divided by their step's standard deviation (negative).
+        high: Upper quantile of these errors.
         n: Number of runs in the fit.
         relatedness: Correlation of errors between steps.
     """
@@ -205,13 +209,14 @@ def deviation(spreads: Spreads, shares: Floats | Sequence[float], seen: bool) ->
 
 
 def card_deviation(spreads: Spreads, shares: Floats | Sequence[float], device: str) -> Floats:
-    """Return the standard deviations that a card without runs in the fit adds, or 0.
+    """Return how much standard deviation is added if the card has no runs in the fit, else 0.
 
     Shapes are those of `deviation`.
     """
     if device in spreads.devices:
         return np.zeros(np.shape(shares)[:-1])
     new, seen = (deviation(spreads, shares, known) for known in (False, True))
+    # `high` deviations reach the end of the interval. A normal error reaches it at Z_95.
     return np.asarray(np.sqrt(new**2 - seen**2) * spreads.high / Z_95)
 
 
@@ -223,6 +228,7 @@ def interval_deviations(
     `outside_sd` is a further standard deviation that no part of the step accounts for.
     """
     sd = deviation(spreads, shares, device in spreads.devices)
+    # hypot makes both ends positive, so their mean is half the width of the interval.
     ends = [np.hypot(end * sd, Z_95 * outside_sd) for end in (spreads.low, spreads.high)]
     return np.asarray((ends[0] + ends[1]) / (2 * Z_95))
 
@@ -253,17 +259,17 @@ def widened(spread: Spread, log_sd: float) -> Spread:
 
 LARGEST_RATIO = 5.0
 """Ratio of measured and forecast time above which the measurement must be of another workload."""
-AT_A_MEASURED_BATCH_SD = 0.03
+REPEAT_SD = 0.03
 """Standard deviation of log(step time) between two measurements of the same step.
 
 It was measured with ten models on one CPU.
 """
-MEASURING_SD = AT_A_MEASURED_BATCH_SD / math.sqrt(2)
+MEASURING_SD = REPEAT_SD / math.sqrt(2)
 """Standard deviation of log(step time) of a single measurement."""
 SURPRISE = 2.0
-"""Largest plausible error of a measurement, in standard deviations of its forecast.
+"""Number of standard deviations of the forecast that a measured error may plausibly reach.
 
-If an error is larger, the standard deviation is raised until the error is this large.
+If an error is larger, the standard deviation is raised until the error equals this many.
 """
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
 
@@ -290,7 +296,7 @@ class Run(NamedTuple):
     Attributes:
         model: Name of the model.
         device: Name of the device.
-        variant: Key of the run, apart from model, device and batch.
+        variant: Everything else that identifies the run (see `Variant`).
         batch: Global batch.
         shares: Composition of the step, in the order of `PARTS`.
         log_sd: Standard deviation of log(measured / forecast) without measurements.
@@ -328,7 +334,8 @@ class Observed(NamedTuple):
 class Runs(NamedTuple):
     """n runs as arrays of shape (n,). `shares` has shape (n, parts).
 
-    Models, devices and variants are the numbers of `Posterior.number`.
+    Models, devices and variants are the integers that `Posterior.number` gives them (-1 if not
+    measured).
     """
 
     model: Counts
@@ -342,8 +349,9 @@ class Runs(NamedTuple):
 
     @property
     def variances(self) -> Floats:
-        """Variances of the forecasts, without the part of a new card and measurement noise."""
+        """Variances of the forecasts, without those of an unknown card and of measurement noise."""
         known_card = self.log_sd**2 - self.card_sd**2
+        # At most three quarters are subtracted as noise, so that no variance vanishes.
         return np.maximum(np.maximum(known_card - MEASURING_SD**2, 0.25 * known_card), 1e-6)
 
     def same_run(self, other: Runs) -> Flags:
@@ -367,10 +375,11 @@ class Posterior:
         self.known = known
         self._runs = self.runs_of([o.run for o in known])
         self._ratios = np.array([o.log_ratios for o in known])
-        self._noise, self._repeat_sd = (np.array([o[i] for o in known]) for i in (2, 3))
+        self._noise = np.array([o.noise_sd for o in known])
+        self._repeat_sd = np.array([o.repeat_sd for o in known])
         # Forecasts of a run at other batch sizes are assumed to have errors as large as this one.
         self._surprises = (self._ratios[:, 0] / SURPRISE) ** 2
-        self.least_variance = self._no_surprise()
+        self.least_variance = self._least_plausible_variance()
         self._known_variances = self._variances(self._runs, self.least_variance)
         between = self._between(self.least_variance)
         self._factor, self._weights = (
@@ -388,11 +397,12 @@ class Posterior:
             self._noise**2
         )
 
-    def _no_surprise(self) -> float:
+    def _least_plausible_variance(self) -> float:
         """Return the smallest variance of forecasts that makes all measured errors plausible.
 
         The errors of one user may be larger than the fitted standard deviations predict.
         """
+        # The sum of n squared normalized errors is n on average. One of them may be a surprise.
         errors, most = self._ratios[:, 0], len(self.known) - 1 + SURPRISE**2
         low, high = 0.0, max(float((errors**2).max()), 1e-6)
 
@@ -506,11 +516,11 @@ def run_of(plain: Forecast, shares: Floats, variant: Hashable) -> Run:
     assert plain.step is not None
     device, batch = plain.device, plain.execution.global_batch
     deviations = _log_sd(interval), _card_sd(plain.provenance, shares, device)
-    made_of = tuple(shares.tolist())
-    return Run(plain.model, device, variant, batch, made_of, *deviations, plain.step.total_ms)
+    composition = tuple(shares.tolist())
+    return Run(plain.model, device, variant, batch, composition, *deviations, plain.step.total_ms)
 
 
-def run_beside(
+def run_of_stored(
     kernels: KernelModel,
     device: Device,
     model: str,
@@ -523,9 +533,9 @@ def run_beside(
 
     The kernel model gives the standard deviation for these shares.
     """
-    made_of = np.asarray(shares)
-    spread = kernels.spread(made_of, device, np.zeros(1), np.zeros(1))
-    deviations = _log_sd(spread), _card_sd(kernels.provenance, made_of, device.name)
+    composition = np.asarray(shares)
+    spread = kernels.spread(composition, device, np.zeros(1), np.zeros(1))
+    deviations = _log_sd(spread), _card_sd(kernels.provenance, composition, device.name)
     return Run(model, device.name, variant, batch, tuple(shares), *deviations, step_ms)
 
 
@@ -607,7 +617,7 @@ def observe_elsewhere(measurement: Measurement, there: Forecaster) -> Observed:
 
 
 class Measured(NamedTuple):
-    """Measurements that are used for every target."""
+    """A `Knowledge` that uses the same measurements for every target."""
 
     observed: tuple[Observed, ...]
     words: str
@@ -625,7 +635,9 @@ def _log_sd(ends: Interval | Spread) -> float:
 
 def _card_sd(provenance: Provenance, shares: Floats, device: str) -> float:
     """Return `Run.card_sd`. Only the fitted kernel model can lack runs of a card."""
-    return float(card_deviation(fitted_spreads(), shares, device)) * (provenance == "fitted")
+    if provenance != "fitted":
+        return 0.0
+    return float(card_deviation(fitted_spreads(), shares, device))
 
 
 def _directions(shares: Floats) -> Floats:
@@ -638,7 +650,7 @@ def _log_ratios(
 ) -> tuple[float, float, float, float]:
     """Return `Observed.log_ratios` of a step.
 
-    The time outside of the phases is distributed over the phases by their shares.
+    Time that belongs to no phase is split over the phases in proportion to their times.
     """
     ratio = measured_ms / forecast.total_ms
     expected = [getattr(forecast, name) for name in PHASES]

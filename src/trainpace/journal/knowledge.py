@@ -28,7 +28,7 @@ from trainpace.forecast import (
     Target,
     Variant,
     observe,
-    run_beside,
+    run_of_stored,
 )
 from trainpace.journal.entry import anonymous, default_place
 from trainpace.workload import ModelSpec, Workload, form_of
@@ -244,7 +244,7 @@ def _beside(entry: Entry, plain: Forecaster) -> Observed | None:
     variant = Variant(
         replace(e, micro_batch=1, accumulation=1), entry.image_size, entry.sequence_length
     )
-    run = run_beside(
+    run = run_of_stored(
         plain.target.kernels,
         device,
         entry.model,

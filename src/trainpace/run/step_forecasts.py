@@ -26,7 +26,7 @@ from trainpace.core.hardware import Cluster, HostLinks, find_device
 from trainpace.core.host import allowed_cores, usable_cores
 from trainpace.core.outcome import Forecast, Interval
 from trainpace.core.records import Record, load, save
-from trainpace.forecast import AT_A_MEASURED_BATCH_SD, CalibratedKernels, Forecaster, Target
+from trainpace.forecast import REPEAT_SD, CalibratedKernels, Forecaster, Target
 from trainpace.job import state_bytes
 from trainpace.measure import (
     AllReduce,
@@ -232,9 +232,7 @@ def _between_batches(known: MeasuredCompute, setup: Setup) -> float:
     It is the standard deviation of the logarithm.
     """
     return math.hypot(
-        AT_A_MEASURED_BATCH_SD,
-        PER_LOG_BATCH_SD * _log_batches(known.setup, setup),
-        COLD_SD * known.waiting,
+        REPEAT_SD, PER_LOG_BATCH_SD * _log_batches(known.setup, setup), COLD_SD * known.waiting
     )
 
 
