@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import trainpace
-from trainpace.cli import forecasting, keeping, measuring
+from trainpace.cli import forecasting, journal_commands, measuring
 from trainpace.core.execution import EXECUTION_FIELDS
 from trainpace.verbs.defaults import SETTABLE
 from trainpace.verbs.forecast import ForecastRequest
@@ -20,7 +20,7 @@ from trainpace.verbs.training import EXECUTED_AS, EXECUTION_OPTIONS
 def every_command():
     """Return the fields of each command's request and view by the command's name."""
     found = {}
-    for module in (forecasting, keeping, measuring):
+    for module in (forecasting, journal_commands, measuring):
         for name, function in vars(module).items():
             if not isinstance(function, FunctionType) or function.__module__ != module.__name__:
                 continue

@@ -1,17 +1,17 @@
-"""Commands for the journal, in the terminal and in the browser."""
+"""The commands `trainpace journal ...` and `trainpace serve` (the journal in the browser)."""
 
 import runpy
 import shlex
 
 import click
 
-from trainpace import report, verbs
+from trainpace import report
 from trainpace.cli.command import Reply, View, command_of, typed_words
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import Record, to_jsonable
 from trainpace.journal import Entry, Scores
 from trainpace.report import tell
-from trainpace.verbs import journal as verb
+from trainpace.verbs import journal as journal_verbs
 from trainpace.verbs.request import Request
 
 
@@ -34,9 +34,9 @@ def journal(context: click.Context) -> int:
     return 0
 
 
-def _list(request: verb.ListRequest, view: View) -> Reply:
+def _list(request: journal_verbs.ListRequest, view: View) -> Reply:
     """List runs, newest first."""
-    listing = verb.list_runs(request)
+    listing = journal_verbs.list_runs(request)
     if request.public:
         public = listing.public
         return Reply(public, report.public_runs_sections(public, listing.total))
@@ -46,61 +46,67 @@ def _list(request: verb.ListRequest, view: View) -> Reply:
     return Reply(runs, report.entries_sections(runs, listing.total, listing.place, request))
 
 
-def show(request: verb.ShowRequest, view: View) -> Reply:
+def show(request: journal_verbs.ShowRequest, view: View) -> Reply:
     """Show one run. ID is its id or the first digits of it; public:ID is a run of the public
     journal."""
-    run = verb.show(request)
+    run = journal_verbs.show(request)
     if isinstance(run, Entry):
         return Reply(run, report.entry_sections(run, request))
     return Reply(run, report.public_run_sections(run, request))
 
 
-def compare(request: verb.CompareRequest, view: View) -> Reply:
+def compare(request: journal_verbs.CompareRequest, view: View) -> Reply:
     """Compare two runs or two sweeps: differences, parts of the step, and whether the ratio is
     beyond the noise.
 
-    public:ID is a run of the public journal, and mine your newest run that is most similar to the
-    other one. Exit code 1 if no batch size was timed on both sides.
+    public:ID means a run of the public journal. The word mine means your run of the same model that
+    is most similar to the other run (of several, the newest). The exit code is 1 if no batch size
+    was timed on both sides.
     """
-    comparison = verb.compare_runs(request)
+    comparison = journal_verbs.compare_runs(request)
     code = 0 if comparison.ratios else 1
     return Reply(comparison, report.comparison_sections(comparison), code)
 
 
-def _import(request: verb.ImportRequest, view: View) -> Reply:
+def _import(request: journal_verbs.ImportRequest, view: View) -> Reply:
     """Import runs from elsewhere; existing runs are not duplicated.
 
     FILE is an export of a journal, runs that others shared (see share), what `measure --output`
     wrote, a table with the columns of `trainpace validate`, timm's benchmark CSV, Hugging Face's
-    all_results.json or trainer_state.json, MLflow's folder mlruns or its mlflow.db. An unreadable
-    file is skipped completely, and the exit code is 2; 1 if a file has no runs. Shared runs are
-    checked first: their format, whether their card could have done it, duplicates, and the distance
-    from the forecast of this version.
+    all_results.json or trainer_state.json, MLflow's folder mlruns or its mlflow.db. If a
+    file cannot be read, nothing of it is imported, and the exit code is 2. If a file contains no
+    runs, the exit code is 1.
+
+    Shared runs are checked before they are imported: their format, whether the GPU can be that
+    fast, whether they are duplicates, and how far they are from this version's own forecast.
     """
-    imports, place = verb.import_runs(request, report.TerminalProgress())
-    for refused in () if view.json else imports.refused:
-        tell(f"trainpace: nothing imported: {refused.reason}", err=True)
-    is_empty = not all(one.new + one.already_there for one in imports.files)
+    imports, place = journal_verbs.import_runs(request, report.TerminalProgress())
+    if not view.json:
+        for refused in imports.refused:
+            tell(f"trainpace: nothing imported: {refused.reason}", err=True)
+    some_file_has_no_runs = not all(one.new + one.already_there for one in imports.files)
     return Reply(
         imports,
         report.imported_sections(imports.files, place, request),
-        2 if imports.refused else int(is_empty),
+        2 if imports.refused else int(some_file_has_no_runs),
+        # Inside another record, files have no record name and schema version. Add them.
         data=lambda: to_jsonable(imports) | {"files": to_jsonable(imports.files)},
     )
 
 
-def export(request: verb.ExportRequest, view: View) -> Reply:
+def export(request: journal_verbs.ExportRequest, view: View) -> Reply:
     """Write runs to a file, oldest first; without filters, all runs and sweeps. Importing the file
     restores them.
 
-    With --to, runs go into an experiment tracker; runs with a known id are not added again.
+    With --to, runs are added to an experiment tracker. Runs whose id the tracker already has are
+    skipped.
 
     \b
     trainpace journal export runs.parquet
     trainpace journal export --to mlflow mlruns
     WANDB_MODE=offline trainpace journal export --to wandb my-project
     """
-    done = verb.export_runs(request)
+    done = journal_verbs.export_runs(request)
     into = (
         f"{done.records:,} runs added to {request.to}'s"
         if request.to
@@ -109,7 +115,7 @@ def export(request: verb.ExportRequest, view: View) -> Reply:
     return _done(done, f"{into} {done.file}")
 
 
-def share(request: verb.ShareRequest, view: View) -> int:
+def share(request: journal_verbs.ShareRequest, view: View) -> int:
     """Show, and with --output write, your own runs as an anonymous file. Nothing is sent anywhere.
 
     RUNS are ids of runs or sweeps; without them the filters choose. The file has numbers, settings,
@@ -121,7 +127,7 @@ def share(request: verb.ShareRequest, view: View) -> int:
     trainpace journal share --device T4
     trainpace journal share --output mine.json
     """
-    shared = verb.share_runs(request)
+    shared = journal_verbs.share_runs(request)
     runs, written = len(shared.shared.runs), request.output is not None
     if view.json:
         tell(shared.text, nl=False)
@@ -132,34 +138,34 @@ def share(request: verb.ShareRequest, view: View) -> int:
         sections = report.shared_sections(shared.text, runs, shared.left_out, written, again)
         report.show(sections)
     if request.output:
-        verb.write_shared(shared, request.output)
+        journal_verbs.write_shared(shared, request.output)
         report.tell(f"Written to {request.output}.", err=True)
     return 0
 
 
-def merge(request: verb.MergeRequest, view: View) -> Reply:
+def merge(request: journal_verbs.MergeRequest, view: View) -> Reply:
     """Merge all runs and sweeps of another journal, OTHER, a path or URL; existing runs do not
     change."""
-    done = verb.merge(request)
+    done = journal_verbs.merge(request)
     words = f"{done.new:,} new from {done.source}, {done.already_there:,} were there already"
     return _done(done, words)
 
 
-def annotate(request: verb.AnnotateRequest, view: View) -> Reply:
+def annotate(request: journal_verbs.AnnotateRequest, view: View) -> Reply:
     """Replace the notes of a run with TEXT."""
-    entry = verb.annotate(request)
+    entry = journal_verbs.annotate(request)
     return _done(entry, f"{entry.id[:8]}: {entry.notes}")
 
 
-def delete(request: verb.DeleteRequest, view: View) -> Reply:
+def delete(request: journal_verbs.DeleteRequest, view: View) -> Reply:
     """Delete runs permanently."""
-    done = verb.delete(request)
+    done = journal_verbs.delete(request)
     return _done(done, f"deleted {', '.join(id_[:8] for id_ in done.deleted)}")
 
 
-def path(request: verb.JournalRequest, view: View) -> Reply:
+def path(request: journal_verbs.JournalRequest, view: View) -> Reply:
     """Show the journal's place, schema version and number of runs."""
-    facts = verb.path(request)
+    facts = journal_verbs.path(request)
     words = (
         f"{facts.journal} ({facts.database}, schema version {facts.database_version},"
         f" {facts.runs:,} runs)"
@@ -167,13 +173,15 @@ def path(request: verb.JournalRequest, view: View) -> Reply:
     return _done(facts, words)
 
 
-def score(request: verb.ScoreRequest, view: View) -> Reply:
-    """Score the forecasts that were made before their runs. Exit code 1 if there are none.
+def score(request: journal_verbs.ScoreRequest, view: View) -> Reply:
+    """Compare forecasts that were made before a run with what the run then measured.
+
+    The exit code is 1 if there are no such runs.
 
     With --public, score this version's forecasts of the public journal's runs, each under the
     conditions of its run.
     """
-    scores = verb.score(request, report.TerminalProgress())
+    scores = journal_verbs.score(request, report.TerminalProgress())
     code = 0 if scores.overall.n else 1
     if isinstance(scores, Scores):
         return Reply(scores, report.scores_sections(scores, request), code)
@@ -200,18 +208,19 @@ for function in (
     journal.add_command(command_of(function))
 
 
-def serve(request: verbs.journal.ServeRequest, view: Request) -> int:
-    """Show the journal and what-if in the browser.
+def serve(request: journal_verbs.ServeRequest, view: Request) -> int:
+    """Show the journal in the browser, with a page for trying other settings (what-if).
 
-    Listens on loopback, so that only this machine reaches it, and only reads the journal. Models
-    are the built-in ones and the workloads from `trainpace forecast --save-workload` in the data
-    folder's workloads/.
+    Listens on loopback, so that only this machine reaches it, and only reads the journal. It offers
+    the built-in models and the workloads that `trainpace forecast --save-workload` saved in the
+    folder workloads/ of the data folder.
 
     \b
     trainpace serve
     trainpace serve --port 9000 --journal team.db
     """
-    try:  # A separate program, because interfaces do not import each other.
+    # `view` is a plain Request, because this command has no options such as --json.
+    try:  # Run it as a module, because the command line may not import the web interface.
         runpy.run_module("trainpace.web.server", {"REQUEST": request}, run_name="__main__")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("trainpace"):

@@ -15,7 +15,7 @@ from trainpace.verbs import SUMMARIES as VERBS
 
 MODULES = {
     "forecasting": ("forecast", "match", "offers", "gpus", "plan", "validate", "schedule"),
-    "keeping": ("journal", "serve"),
+    "journal_commands": ("journal", "serve"),
 }
 """Modules of the commands. All other commands are in `measuring`."""
 GARBAGE_EVERY = 100_000

@@ -28,6 +28,7 @@ _WORD_OF = {precision: word for word, precision in LIGHTNING_PRECISIONS.items()}
 """Lightning's name for each precision. If there are several, the last one is the current name."""
 _NOT_FORECAST = ("64", "64-true", "transformer-engine-float16")
 _PLAIN = r"auto|single_device|ddp(_spawn|_fork|_notebook)?(_find_unused_parameters_(true|false))?"
+"""Names of strategies for one device or plain data parallelism."""
 _KEYS: dict[SettingName, str] = {
     "nnodes": "trainer.num_nodes",
     "accumulation": "trainer.accumulate_grad_batches",
@@ -35,19 +36,31 @@ _KEYS: dict[SettingName, str] = {
 _STRATEGY = "trainer.strategy"
 LACKS = {
     "pp": "Lightning has no pipeline parallelism",
-    "cp": "Lightning has no context parallelism: the model's code does it",
+    "cp": "Lightning has no context parallelism; the model's own code has to implement it",
 }
-NO_TP = "Lightning shards matmuls only with ModelParallelStrategy, by the model's own plan"
+"""Kinds of parallelism that Lightning does not have, with the reason to show."""
+NO_TP = (
+    "Lightning has tensor parallelism only with ModelParallelStrategy, and the model's code decides"
+    " how layers are split"
+)
 _CANNOT = LACKS | {
     "partition_activations": DEEPSPEEDS_OWN,
     "activation_checkpointing": "the model's code turns it on; Lightning has no argument for it",
     "compile": "the code compiles the model; Lightning has no argument for it",
 }
+"""Settings that a Lightning file cannot state, with the reason to show."""
 _NOT_FP8 = "Lightning's sharded strategies do not support transformer-engine"
 _FSDP = ("fsdp", "fsdp_cpu_offload", "modelparallel")
 _DATA = {"micro_batch": ("batch_size", "train_batch_size"), "dataloader_workers": ("num_workers",)}
-_OFF = {"limit_train_batches": (1.0,), "overfit_batches": (0, 0.0), "fast_dev_run": (0, 0.0, False)}
-"""Limits of an epoch, with the values that have no effect. 1.0 is all batches, and 1 is one."""
+_SHORTENING = {
+    "limit_train_batches": (1.0,),
+    "overfit_batches": (0, 0.0),
+    "fast_dev_run": (0, 0.0, False),
+}
+"""Trainer arguments that shorten every epoch, with the values that turn them off.
+
+The float 1.0 means all batches, and the integer 1 means one batch.
+"""
 _DEEPSPEED_CLASS = "lightning.pytorch.strategies.DeepSpeedStrategy"
 
 
@@ -64,14 +77,14 @@ def read_lightning(data: dict[str, Any], file: str) -> ConfigFile:
     reading = Reading(file, "Lightning CLI")
     trainer = reading.section(data.get("trainer"), "trainer")
     reading.warn_unknown(
-        trainer, TRAINER, "not a Trainer argument; Lightning stops at it", "trainer."
+        trainer, TRAINER, "not an argument of Trainer; Lightning refuses to start", "trainer."
     )
     _read_devices(reading, trainer.get("devices"))
     reading.read_keys(data, _KEYS)
     if trainer.get("num_nodes") not in (None, 1):
         reading.note("trainer.devices", "the number per node, not over all nodes")
     _read_length(reading, trainer)
-    for key in _OFF:
+    for key in _SHORTENING:
         _read_limit(reading, key, trainer.get(key))
     _read_precision(reading, trainer.get("precision"))
     _read_strategy(reading, trainer.get("strategy"))
@@ -135,7 +148,7 @@ def _read_length(reading: Reading, trainer: dict[str, Any]) -> None:
 
 def _read_limit(reading: Reading, key: str, value: Any) -> None:
     """Warn about a limit that shortens every epoch."""
-    if value is None or any(type(value) is type(off) and value == off for off in _OFF[key]):
+    if value is None or any(type(value) is type(off) and value == off for off in _SHORTENING[key]):
         return
     is_flag = isinstance(value, bool) and key != "fast_dev_run"
     if not isinstance(value, int | float) or value < 0 or is_flag:
@@ -145,7 +158,7 @@ def _read_limit(reading: Reading, key: str, value: Any) -> None:
 
 
 def _bare(class_path: str) -> str:
-    """Return a strategy's or optimizer's plain name: "deepspeed" for DeepSpeedStrategy."""
+    """Return a strategy's lower-case name without its module: "deepspeed" for DeepSpeedStrategy."""
     return class_path.rpartition(".")[2].removesuffix("Strategy").casefold()
 
 
@@ -195,7 +208,7 @@ def _read_deepspeed(
         reading.note(key, text, leaves_open="zero_stage")
     if offload:
         reading.put("offload_optimizer", True, key)
-        if stage == "3":  # Lightning uses one name for both offloads.
+        if stage == "3":  # deepspeed_stage_3_offload offloads the optimizer and the parameters.
             reading.put("offload_parameters", True, key)
     for name in OFFLOADS:
         reading.read(name, arguments.get(name), f"{key}.init_args.{name}")
@@ -268,7 +281,7 @@ def write_lightning(draft: Draft) -> None:
     _write_precision(draft)
     section = "data.init_args" if draft.get("data.init_args") is not None else "data"
     for name, keys in _DATA.items():
-        # Add nothing: Lightning fails for an argument that the data module does not have.
+        # Change only keys that exist: Lightning fails for an argument that the data module lacks.
         if not any(draft.place(name, f"{section}.{key}", adds=False) for key in keys):
             why = "the data module does not state it, and the name of its argument is unknown"
             draft.leave(why, name)
@@ -321,17 +334,19 @@ def _write_accumulation(draft: Draft) -> None:
 
 
 def _write_strategy(draft: Draft) -> None:
+    """Write ZeRO stage and offloading: by the strategy's name, its arguments, or not at all."""
     stated, plain = draft.get(_STRATEGY), _strategy(draft)
-    wanted = draft.sharding
+    stage, *offloads = draft.sharding
     if plain in _FSDP:
-        _keep_fsdp(draft, plain, int(draft.want["zero_stage"]), any(wanted[1:]))
-    elif wanted[0] and draft.get("trainer.precision") == _WORD_OF["fp8"]:
+        _write_fsdp_file(draft, plain, int(draft.want["zero_stage"]), any(offloads))
+    elif stage and draft.get("trainer.precision") == _WORD_OF["fp8"]:
         draft.leave(_NOT_FP8, *SHARDING)
     elif stated is None and "zero_stage" not in draft.may_add:
+        # This file has no strategy, and another file states the sharding.
         draft.leave(ELSEWHERE, *SHARDING)
     elif isinstance(stated, dict) and plain.startswith("deepspeed"):
         _write_deepspeed_arguments(draft)
-    elif isinstance(stated, dict) and any(wanted):
+    elif isinstance(stated, dict) and (stage or any(offloads)):
         draft.leave(f"the strategy is {plain} with arguments of its own", *SHARDING)
     else:
         _write_name(draft, plain)
@@ -379,14 +394,20 @@ def _write_name(draft: Draft, plain: str) -> None:
                 draft.put(_argument_key(name), draft.want[name])
 
 
-def _keep_fsdp(draft: Draft, plain: str, stage: int, offload: bool) -> None:
-    can_stop = stage == 0 and plain == "fsdp" and isinstance(draft.get(_STRATEGY), str)
-    if can_stop:
+def _write_fsdp_file(draft: Draft, plain: str, stage: int, offload: bool) -> None:
+    """Write the sharding into a file whose strategy is FSDP.
+
+    Replace the strategy by ddp if sharding is not wanted, or leave it as it is. Otherwise record
+    why neither is possible.
+    """
+    can_switch_to_ddp = stage == 0 and plain == "fsdp" and isinstance(draft.get(_STRATEGY), str)
+    if can_switch_to_ddp:
         draft.put(_STRATEGY, "ddp")
-    if can_stop or stage == 3:
+    if can_switch_to_ddp or stage == 3:
         draft.keep("zero_stage")
     else:
-        draft.leave(f"{plain} shards here; ZeRO stage {stage} needs another strategy", "zero_stage")
+        why = f"the strategy is {plain}; ZeRO stage {stage} needs another strategy"
+        draft.leave(why, "zero_stage")
     if offload or plain == "fsdp_cpu_offload":
         why = "FSDP offloads parameters, gradients and optimizer together (cpu_offload)"
         draft.leave(why, *OFFLOADS)
