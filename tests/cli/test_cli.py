@@ -408,7 +408,7 @@ def test_help_shows_common_options_and_help_all_shows_every_option(verb, monkeyp
         ),
         (
             ("journal", "list"),
-            ["Runs to leave out first.  [default: 0]", "Runs to show.  [default: 20]"],
+            ["Number of newest runs to skip.  [default: 0]", "Runs to show.  [default: 20]"],
         ),
         (("schedule", "--help-all"), ["Time of one evaluation.  [default: 0s]", "Nodes."]),
     ],

@@ -18,7 +18,7 @@ from trainpace.run.ladder import Ladder, LauncherChoice, Rung, Setup
 from trainpace.run.results import Attempt, measured_of
 from trainpace.run.slurm import SlurmOptions
 from trainpace.run.step_forecasts import StepForecast
-from trainpace.verbs.run import RunRequest, _keeper
+from trainpace.verbs.run import RunRequest, _journal_writer
 
 TASK = """
 import torch
@@ -100,7 +100,7 @@ def test_journal_stores_the_device_of_the_measurement(tmp_path):
     options = RunRequest(ladder="ladder.toml", launcher="slurm")
     climb, kept = replace(ladder(), device="cuda"), []
     with Journal.open(str(tmp_path / "j.db")) as journal:
-        keep = _keeper(climb, options, journal)
+        keep = _journal_writer(climb, options, journal)
         for measured in (
             None,
             measured_of(

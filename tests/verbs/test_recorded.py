@@ -114,7 +114,8 @@ def test_plan_and_forecast_repeat_the_recording_caveats(without, tmp_path):
 
 def test_long_quiet_recording_has_only_the_cpu_caveat(with_workers):
     assert caveats(recording_of(with_workers)) == (
-        "the script was recorded on a CPU: its loader counts here, the time of its steps does not",
+        "the script was recorded on a CPU, so only the speed of its loader is used, not the time"
+        " of its steps",
     )
     assert loader_of(recording_of(with_workers)).workers == 2
 

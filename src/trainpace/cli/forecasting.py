@@ -294,10 +294,10 @@ def _check_write(request: verbs.plan.PlanRequest, view: PlanView) -> None:
     for file in view.new:
         if Path(file).exists():
             raise Misuse(f"{file} already exists.", "To change it, pass it with `config`.")
-        if Path(file).suffix not in verbs.settings.NEW:
+        if Path(file).suffix not in verbs.settings.KIND_OF_NEW_FILE:
             raise Misuse(
                 f"Cannot tell the format of {file} from its extension.",
-                f"Known extensions: {', '.join(verbs.settings.NEW)}.",
+                f"Known extensions: {', '.join(verbs.settings.KIND_OF_NEW_FILE)}.",
             )
 
 

@@ -51,9 +51,9 @@ class LoaderRequest(Request):
         float | None,
         Field("Step time without loading.  [default: measured for a task]", MILLISECONDS),
     ] = None
-    seconds: Annotated[float, Field("Timed part of one run of the loader.", DURATION)] = 0.5
+    seconds: Annotated[float, Field("How long to time each run of the loader.", DURATION)] = 0.5
     repeats: Annotated[int, Field("Runs of each setting.", COUNT)] = 3
-    timeout: Annotated[float, Field("Give up after this.", DURATION)] = 600.0
+    timeout: Annotated[float, Field("Time limit of each measurement.", DURATION)] = 600.0
     compare: Annotated[
         str | None,
         Field("A second loader to compare, such as the test set's.", metavar="FILE.py:NAME"),
@@ -76,7 +76,7 @@ def time_loader(request: LoaderRequest, progress: Progress) -> MeasuredLoader:
     from trainpace.measure import advise, compare_loaders
 
     measurement = _measured(request, request.target, progress)
-    if request.compare is not None:
+    if request.compare is not None:  # Only loaders are compared, so no step is measured.
         other = _measured(request, request.compare, progress)
         comparison = compare_loaders(measurement, other)
         return MeasuredLoader(
@@ -94,7 +94,11 @@ def time_loader(request: LoaderRequest, progress: Progress) -> MeasuredLoader:
 
 
 def loader_file(path: str) -> tuple[LoaderCost, float, int]:
-    """Read (cost, share that can be offline, cores) from a file of `trainpace loader`."""
+    """Read a file written by `trainpace loader --json`.
+
+    Returns:
+        The cost per sample, the share of it that can be computed offline, and the number of cores.
+    """
     from trainpace.measure import LoaderCost
 
     try:
@@ -116,7 +120,9 @@ def _measured(request: LoaderRequest, target: str, progress: Progress) -> Loader
         batch_size=request.batch,
         timeout_s=request.timeout,
     )
-    progress.note("measuring the loader alone, for about half a minute; let nothing else run")
+    progress.note(
+        "measuring the loader alone for about half a minute; do not run anything else now"
+    )
     with progress.work(f"measuring {target}"):
         return measure_loader(conditions)
 
@@ -124,9 +130,11 @@ def _measured(request: LoaderRequest, target: str, progress: Progress) -> Loader
 def _compute(
     request: LoaderRequest, batch_size: int, progress: Progress
 ) -> tuple[float | None, float]:
-    """Measure (step time without data loading in ms, busy cores).
+    """Measure the training of the task.
 
-    The step time is None if the task cannot train by itself.
+    Returns:
+        The step time without data loading in ms, and the number of cores that it keeps busy. The
+            step time is None if the task cannot train by itself.
     """
     from trainpace.measure import Conditions, measure
 
@@ -170,7 +178,7 @@ class PrecomputeRequest(Request):
 
 
 class Verified(Record):
-    """Result of checking a folder of shards: their expected number, and the damaged ones."""
+    """Result of checking a folder of shards: the planned number of shards, and the damaged ones."""
 
     shards: int
     damaged: tuple[Damage, ...]
@@ -192,7 +200,7 @@ def precompute(request: PrecomputeRequest, progress: Progress) -> Precomputed | 
     if r.verify or not damaged:
         return Verified(shards=plan.shards, damaged=tuple(damaged))
     for shard in damaged:
-        progress.note(f"{shard.file}: {shard.problem}; computed again")
+        progress.note(f"{shard.file}: {shard.problem}; it will be computed again")
     target = r.target or plan.target
     if not Path(ModelSpec.of(target).path).is_file():
         raise Misuse(

@@ -67,8 +67,8 @@ from trainpace.verbs.traced import (
     evidence_for,
     evidence_json,
     padded_batch,
-    recorded,
     recorded_notes,
+    recording_and_loader,
     workloads_of,
 )
 from trainpace.verbs.training import (
@@ -303,7 +303,7 @@ def _resolve(r: ForecastRequest, progress: Progress) -> _Question:
     if not r.gpu and not r.calibrated:
         r = replace(r, gpu=USUAL_GPUS)
     check_pure_16_bit(r)
-    recording, loader = recorded(r.model, r.loader_rate)
+    recording, loader = recording_and_loader(r.model, r.loader_rate)
     conditions = r.conditions(price_usd_per_device_hour=r.price, samples_per_cpu_s=r.loader_rate)
     workers = r.workers
     if loader is not None:  # One process per GPU, each with its own loader.

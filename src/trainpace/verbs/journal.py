@@ -54,7 +54,11 @@ AnyRunId = Annotated[
     str, Argument("A run's id, or its first digits; public:ID for a public run.", metavar="ID")
 ]
 Public = Annotated[
-    bool, Field("Of the public journal: packaged measurements of others, each with its source.")
+    bool,
+    Field(
+        "List the public journal instead: measurements by others that come with trainpace, each"
+        " with its source."
+    ),
 ]
 
 
@@ -62,6 +66,7 @@ class JournalRequest(Request):
     journal: places.JournalPlace = None
 
     def opened(self) -> Journal:
+        """Open the journal. A journal that the user names must exist."""
         return Journal.open(self.journal, create=self.journal is None)
 
 
@@ -77,12 +82,12 @@ class FilteredRequest(JournalRequest, kw_only=True):
     kind: Annotated[str, Field("measure, watch, run or import.")] = ""
     outcome: Annotated[str, Field("ok, out_of_memory, timeout or crashed.")] = ""
     mode: Annotated[str, Field("train, forward_backward or inference.")] = ""
-    source: Annotated[str, Field("A part of the name of where an imported run came from.")] = ""
+    source: Annotated[str, Field("A part of an imported run's source, such as a file name.")] = ""
     sweep: Annotated[
         str, Field("Runs of this sweep; the first digits of its id are enough.", metavar="ID")
     ] = ""
     since: Annotated[str, Field("Runs from this time on (UTC): 2026-11-21.", metavar="DATE")] = ""
-    text: Annotated[str, Field("In names, notes, reasons, commands and sources.")] = ""
+    text: Annotated[str, Field("Text to find in names, notes, reasons, commands and sources.")] = ""
 
     def query(self, with_forecast: bool = False) -> Query:
         filters = common_fields(self, Query)
@@ -94,7 +99,7 @@ THE_PUBLIC = "the public journal"
 
 class ListRequest(FilteredRequest, kw_only=True):
     limit: Annotated[int, Field("Runs to show.", COUNT)] = 20
-    offset: Annotated[int, Field("Runs to leave out first.", COUNT)] = 0
+    offset: Annotated[int, Field("Number of newest runs to skip.", COUNT)] = 0
     sweeps: Annotated[bool, Field("List sweeps instead of runs.", excludes="public")] = False
     public: Public = False
 
@@ -102,7 +107,8 @@ class ListRequest(FilteredRequest, kw_only=True):
 class Listing(Record):
     """A page of own runs, public runs or sweeps.
 
-    `total` is the number of matching runs in the journal at `place`.
+    `total` is the number of matching runs in the journal at `place`, including those on other
+    pages. It is 0 for sweeps.
     """
 
     runs: tuple[Entry, ...] = ()
@@ -113,7 +119,8 @@ class Listing(Record):
 
 
 def list_runs(request: ListRequest) -> Listing:
-    """List own runs, public runs or sweeps that match the filters."""
+    """List own or public runs that match the filters, or all sweeps."""
+    # Databases reject integers of more than 64 bits.
     limit, offset = (min(number, 2**31) for number in (request.limit, request.offset))
     if request.public:
         found = matching(request.query())
@@ -144,7 +151,11 @@ def show(request: ShowRequest) -> Entry | PublicRun:
 class CompareRequest(JournalRequest, kw_only=True):
     a: Annotated[str, Argument("A run or a sweep; public:ID for a public run.", metavar="A")]
     b: Annotated[
-        str, Argument("Another one, or mine: the newest own run most like A.", metavar="B")
+        str,
+        Argument(
+            "Another run or sweep. The word mine means your run that is most similar to A.",
+            metavar="B",
+        ),
     ]
 
 
@@ -155,15 +166,15 @@ def compare_runs(request: CompareRequest) -> Comparison:
 
 class ImportRequest(JournalRequest, kw_only=True):
     files: Annotated[tuple[str, ...], Argument("Files with runs.", metavar="FILE...")]
-    format: Annotated[Format, Field("What they are.")] = "auto"
-    device: Annotated[str, Field("Where they ran, if they do not say.")] = ""
-    precision: Annotated[str, Field("Their precision, if they do not say.")] = ""
+    format: Annotated[Format, Field("Format of the files.")] = "auto"
+    device: Annotated[str, Field("Device of the runs, if the files do not name it.")] = ""
+    precision: Annotated[str, Field("Precision of the runs, if the files do not name it.")] = ""
     keep_identity: Annotated[bool, Field("Keep paths, user and host names.")] = False
     accept_odd: Annotated[
         bool,
         Field(
-            "Take shared runs too that are 3 times off the forecast or more, which otherwise stay"
-            " apart."
+            "Also import shared runs whose step time differs from the forecast by a factor of 3 or"
+            " more. By default they are skipped."
         ),
     ] = False
 
@@ -183,7 +194,7 @@ def import_runs(request: ImportRequest, progress: Progress) -> tuple[Imports, st
     precision = as_precision(request.precision) if request.precision else None
     given = Given(request.device, precision, request.keep_identity, request.accept_odd)
     imported, refused = [], []
-    with Journal.open(request.journal) as journal:
+    with Journal.open(request.journal) as journal:  # Creates a missing journal for the new runs.
         for file in request.files:
             try:
                 with progress.work("reading and checking"):
@@ -200,8 +211,8 @@ class ExportRequest(FilteredRequest, kw_only=True):
     to: Annotated[
         Literal["mlflow", "wandb"] | None,
         Field(
-            "Into a tracker in place of a file: PLACE is MLflow's folder or address, or a project"
-            " of Weights & Biases."
+            "Export to an experiment tracker instead of a file. PLACE is MLflow's folder or"
+            " address, or a project of Weights & Biases."
         ),
     ] = None
 
@@ -232,11 +243,16 @@ def export_runs(request: ExportRequest) -> Export:
 class ShareRequest(FilteredRequest, kw_only=True):
     runs: Annotated[
         tuple[str, ...],
-        Argument("Runs or sweeps, by their ids; all own runs without.", metavar="[RUNS]..."),
+        Argument(
+            "Ids of runs or sweeps. Without ids, all of your runs that match the filters.",
+            metavar="[RUNS]...",
+        ),
     ] = ()
     output: Annotated[
         str | None,
-        Field("Write the file; without, it is only shown.", NEW_FILE, metavar="FILE.json"),
+        Field(
+            "File to write. Without it, the content is only shown.", NEW_FILE, metavar="FILE.json"
+        ),
     ] = None
 
 
@@ -291,7 +307,7 @@ class Merge(Record):
 def merge(request: MergeRequest) -> Merge:
     """Merge the runs and sweeps of another journal."""
     with (
-        Journal.open(request.journal) as journal,
+        Journal.open(request.journal) as journal,  # Creates a missing journal for the new runs.
         Journal.open(request.other, create=False) as source,
     ):
         if source.place == journal.place:
@@ -356,8 +372,8 @@ class ScoreRequest(FilteredRequest, kw_only=True):
     public: Annotated[
         bool,
         Field(
-            "Score this version on the public journal instead, forecast anew in about half a"
-            " minute."
+            "Forecast the runs of the public journal with this version, and score these forecasts"
+            " instead. Takes about half a minute."
         ),
     ] = False
 
@@ -365,14 +381,14 @@ class ScoreRequest(FilteredRequest, kw_only=True):
 def score(request: ScoreRequest, progress: Progress) -> "Scores | Score":
     """Score the forecasts of own runs, or of public runs with this version."""
     if request.public:
-        from trainpace.forecast import (
-            score as score_public,  # This imports forecasts, which the other commands do not need.
-        )
+        # Imported late, because it loads the forecasting code.
+        from trainpace.forecast import score as score_public
 
         if request.query() != Query():
             raise Misuse("`public` cannot be combined with filters; it scores every public run.")
         with progress.work("forecasting the public runs", unit="runs") as work:
-            # The first runs wait until traces are read. An early estimate would be hours too long.
+            # Report every 50 runs. The first runs take long because they load traces, and the
+            # remaining time estimated from them would be hours too long.
             return score_public(
                 lambda done, of: work.to(done, of) if done % 50 == 0 or done == of else None
             )
@@ -384,7 +400,10 @@ class ServeRequest(Request):
     host: Annotated[str, Field("The address to listen on; any but loopback needs a token.")] = (
         "127.0.0.1"
     )
-    port: Annotated[int, Field("0 takes a free one.", within("port", 0, 65535, parse_count))] = 8765
+    port: Annotated[
+        int,
+        Field("Port to listen on; 0 means any free port.", within("port", 0, 65535, parse_count)),
+    ] = 8765
     name: Annotated[
         tuple[str, ...], Field("Another name (DNS) that this server is called by; needs a token.")
     ] = ()

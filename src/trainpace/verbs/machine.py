@@ -71,7 +71,7 @@ def calibrate_machine(
     from trainpace.measure import calibrate
 
     machine = machine or machine_of(request, progress)
-    progress.note(f"measuring for about {request.seconds:.0f} s; let nothing else run")
+    progress.note(f"measuring for about {request.seconds:.0f} s; do not run anything else now")
     with progress.work("calibrating"):
         profile = calibrate(request.seconds, machine)
     if request.ranks is not None:

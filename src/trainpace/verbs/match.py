@@ -67,8 +67,8 @@ from trainpace.verbs.traced import (
     RecordedLoader,
     evidence_for,
     evidence_json,
-    recorded,
     recorded_notes,
+    recording_and_loader,
     workload_of,
 )
 from trainpace.verbs.training import (
@@ -471,7 +471,7 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
     offers, devices = _offers_for(request, progress)
     workload = workload_of(request, progress)
     r = request.resolved(workload)
-    recording, loader = recorded(r.model, r.loader_rate)
+    recording, loader = recording_and_loader(r.model, r.loader_rate)
     job = _job(r, workload, loader)
     names = {offer.device for offer in offers}
     with consulted_journal(r.journal, r.no_journal, names, {workload.model}) as journal:

@@ -266,7 +266,7 @@ def run(
         new: Names of settings files to create.
     """
     r, present = request, _checked(request)
-    for text in present.files.unread:
+    for text in present.files.unread_notes:
         progress.note(text)
     problem, start = _problem(r, present, progress)
     space, paths = _choices(

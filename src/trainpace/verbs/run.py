@@ -1,4 +1,8 @@
-"""`run`: try a ladder or a plan of changes, one step at a time."""
+"""`run`: try changes one after another with short trainings, and keep those that help.
+
+The changes come from a ladder or a plan. Each change is a rung, which may have several
+alternatives. A trial is one short training, and an attempt is an alternative with its result.
+"""
 
 import contextlib
 import fcntl
@@ -130,7 +134,8 @@ class RunRequest(Request):
     ] = False
     stop_early: Annotated[bool, Field("Stop after the first rung that does not help.")] = False
     no_forecast: Annotated[
-        bool, Field("Do not forecast, which saves examining machine, model and samples.")
+        bool,
+        Field("Skip the forecasts. The machine, the model and the samples are not examined then."),
     ] = False
     fresh: Annotated[bool, Field("Start again instead of resuming an earlier run.")] = False
     journal: JournalPlace = None
@@ -153,16 +158,16 @@ def run(request: RunRequest, progress: Progress) -> LadderResult:
     Measurements are saved at once in the request's folder. A later call resumes from there.
     """
     ladder = _ladder(request)
-    _note_unread(ladder, progress)
+    _tell_unread(ladder, progress)
     request.launchers.check(ladder)
     folder = request.folder
     make_folder(folder)
     with (
-        _alone(folder),
+        _locked(folder),
         opened_journal(request.journal, request.no_journal) as journal,
         progress.work(f"running {Path(request.ladder).name}") as work,
     ):
-        before = _before(folder, request)
+        before = _earlier_result(folder, request)
         actions = _actions(ladder, request, journal, before, progress, work)
         try:
             climbed = climb(ladder, actions, before, request.stop_early)
@@ -181,9 +186,9 @@ def run(request: RunRequest, progress: Progress) -> LadderResult:
 def dry_run(request: RunRequest, progress: Progress) -> tuple[list[RungPreview], list[list[str]]]:
     """Return the setups, forecasts and commands of all rungs without training."""
     ladder, folder = _ladder(request), request.folder
-    _note_unread(ladder, progress)
+    _tell_unread(ladder, progress)
     make_folder(folder)
-    with _alone(folder), progress.work(f"running {Path(request.ladder).name}") as work:
+    with _locked(folder), progress.work(f"running {Path(request.ladder).name}") as work:
         previews = preview(ladder, _actions(ladder, request, None, None, progress, work))
         return previews, [_commands(rung, ladder, request) for rung in previews]
 
@@ -206,7 +211,7 @@ def _ladder(request: RunRequest) -> Ladder:
         allow_global_batch=ladder.allow_global_batch or request.allow_global_batch,
         **changes,
     )
-    if ladder.job is not None:
+    if ladder.job is not None:  # Raises TrainpaceError if the job has no length.
         total_steps(ladder.job, ladder.start.execution)
     if ladder.script is not None and request.launcher in ("process", "torchrun"):
         raise Contradiction(
@@ -216,15 +221,17 @@ def _ladder(request: RunRequest) -> Ladder:
     return ladder
 
 
-def _note_unread(ladder: Ladder, progress: Progress) -> None:
+def _tell_unread(ladder: Ladder, progress: Progress) -> None:
+    """Show which settings in the Python files of a script could not be read."""
     script = ladder.script
     if script is not None:
         files = tuple(str(Path(script.folder, file)) for file in script.configs)
-        for text in SettingsSource.read(files, None).unread:
+        for text in SettingsSource.read(files, None).unread_notes:
             progress.note(text)
 
 
-def _before(folder: Path, request: RunRequest) -> LadderResult | None:
+def _earlier_result(folder: Path, request: RunRequest) -> LadderResult | None:
+    """Return the saved result of an earlier run in the folder, or None to start from scratch."""
     if request.fresh or not (folder / STATE).exists():
         return None
     try:
@@ -249,10 +256,12 @@ def _actions(
         profile = profile_here(progress)
         return None if profile is None else profile.host_links
 
+    # Number of trials. The baseline has two, to learn the spread of its loss.
     expected = 2 + sum(len(rung.alternatives()) for rung in ladder.rungs)
-    there = done = 0 if before is None else 2 + sum(len(result.tried) for result in before.rungs)
-    gathered = None if before is None else noise_scale_of(before)
-    noise = [] if gathered is None else [gathered[1]]  # The noise scale is measured only once.
+    done_before = 0 if before is None else 2 + sum(len(result.tried) for result in before.rungs)
+    done = done_before
+    # The noise scale is measured only once.
+    has_noise_scale = before is not None and noise_scale_of(before) is not None
     forecasts = LadderForecasts(
         folder,
         ladder.device,
@@ -264,10 +273,10 @@ def _actions(
     )
 
     def try_it(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
-        nonlocal done
-        # Trials with results too close to decide are repeated. These come on top of the expected
-        # ones.
-        work.to(done, max(expected, done + 1), name, done - there)
+        nonlocal done, has_noise_scale
+        # Trials whose results are too close to call are repeated, so there can be more than
+        # expected.
+        work.to(done, max(expected, done + 1), name, done - done_before)
         done += 1
         try:
             launcher = request.launchers.over(ladder.slurm).of(setup.execution)
@@ -277,7 +286,7 @@ def _actions(
                 return run_script(script_trial, folder / "trials" / name, request.timeout, slurm)
             trial = _trial(ladder, setup, seed)
             gather = (
-                not noise
+                not has_noise_scale
                 and ModelSpec.of(setup.task).runs_code
                 and not why_no_noise_scale(trial.engine, setup.execution)
             )
@@ -288,7 +297,7 @@ def _actions(
                 request.timeout,
             )
             if isinstance(outcome, TrialResult) and outcome.noise_scale:
-                noise.append(outcome.noise_scale)
+                has_noise_scale = True
             return outcome
         except TrainpaceError as error:
             return FailedTrial(kind="misuse", reason=str(error))
@@ -308,7 +317,7 @@ def _actions(
         tell=work.say,
         precompute=lambda spec: make_shards(spec, folder, usable_cores(), work.say),
         keep=lambda climbed: save(climbed, folder / STATE),
-        journal=_keeper(ladder, request, journal),
+        journal=_journal_writer(ladder, request, journal),
     )
 
 
@@ -325,7 +334,7 @@ def _trial(ladder: Ladder, setup: Setup, seed: int) -> Any:
 def _commands(rung: RungPreview, ladder: Ladder, request: RunRequest) -> list[str]:
     """Return the commands of a rung. For a script, also return the changes to its settings files.
 
-    Request files that a command names are written, so that it can be started by hand.
+    Also writes the request files that the commands refer to, so that a user can run them by hand.
     """
     commands = []
     for i, attempt in enumerate(rung.attempts):
@@ -350,21 +359,15 @@ def _commands(rung: RungPreview, ladder: Ladder, request: RunRequest) -> list[st
     return commands
 
 
-def _keeper(
+def _journal_writer(
     ladder: Ladder, request: RunRequest, journal: Journal | None
 ) -> Callable[[Attempt], None]:
+    """Return a function that adds an attempt to the journal, if there is one."""
     if journal is None:
         return lambda _: None
-    local = request.launchers.of(ladder.start.execution).name != "slurm"
-    device = (
-        device_of(ladder.device, detect())
-        if local
-        else ladder.device.upper()
-        if ladder.device != "cuda"
-        else "NVIDIA GPU"
-    )
+    device = _assumed_device(ladder, request)
 
-    def keep(one: Attempt) -> None:
+    def write(one: Attempt) -> None:
         nonlocal device  # A failed trial gets the device of the latest successful one.
         device = (device_in(one.measured.environment) if one.measured is not None else "") or device
         entry = entry_of_trial(one, device, ladder.seed, ladder.name)
@@ -374,11 +377,18 @@ def _keeper(
             )
         )
 
-    return keep
+    return write
+
+
+def _assumed_device(ladder: Ladder, request: RunRequest) -> str:
+    """Return the name of the device until a trial has reported it."""
+    if request.launchers.of(ladder.start.execution).name != "slurm":
+        return device_of(ladder.device, detect())
+    return "NVIDIA GPU" if ladder.device == "cuda" else ladder.device.upper()
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Lock the folder, because two runs in it would overwrite each other's state.
 
     The operating system releases the lock when the process ends.

@@ -27,17 +27,18 @@ if TYPE_CHECKING:
     from trainpace.verbs.plan import PlanRequest
 
 
-NEW = {
+KIND_OF_NEW_FILE = {
     ".json": "DeepSpeed",
     ".yaml": "accelerate",
     ".yml": "accelerate",
     ".sh": "torchrun",
     ".sbatch": "sbatch",
 }
+"""Kind of a new settings file by its suffix."""
 COMMAND = "command.sh"
-"""File name of a launch command in the diff. It is shown, and never saved."""
+"""File name under which the user's launch command is shown in the diff. It is not saved."""
 PREPARED = "samples prepared offline"
-OFFLINE = "trainpace precompute makes them, and the training's code reads them"
+OFFLINE = "run trainpace precompute to make them, and change the training's code to read them"
 
 
 class SettingsSource(NamedTuple):
@@ -94,7 +95,7 @@ class SettingsSource(NamedTuple):
         return (total // divisor, processes) if processes else (divisor, total // divisor)
 
     @property
-    def unread(self) -> list[str]:
+    def unread_notes(self) -> list[str]:
         """Return notes about settings in Python code that could not be read."""
         notes = () if self.combined is None else self.combined.notes
         return [
@@ -120,12 +121,14 @@ def texts_of(request: PlanRequest) -> dict[str, str]:
 
 def kinds_of(new: Sequence[str]) -> dict[str, str]:
     """Return the kind of each new settings file by its name."""
-    return {file: NEW[Path(file).suffix] for file in new}
+    return {file: KIND_OF_NEW_FILE[Path(file).suffix] for file in new}
 
 
 def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten | None:
     """Return the settings files and the `new` ones with all changes of the plan.
 
+    If an old file has to change, the old and new files together must state each change, except
+    samples prepared offline. Otherwise `left` of the result has what the new files cannot state.
     Returns None if there is nothing to change.
 
     Raises:
@@ -139,7 +142,7 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
     added = configs.new_files(kinds_of(new), plan.end, texts, workers, limit_s)
     wrote = {name for f in added for name in f.wrote}
     left = _left_by_new(added, plan)
-    if not plan.changes or not texts:
+    if not plan.changes or not texts:  # No old file has to change.
         left = {name: why for name, why in left.items() if name not in wrote}
         return configs.Rewritten(files=added, left=prepared | left)
     changes = configs.Changes(before=plan.start, after=plan.end, workers=workers)
@@ -148,9 +151,12 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
     return configs.Rewritten(files=(*files.files, *added), left=prepared)
 
 
-def _data_changes(plan: Plan, end: DataPath) -> tuple[int | None, dict[str, str]]:
-    """Return the new number of loader workers, and what the training's code must do."""
-    end = plan.changes[-1].data if plan.changes else end
+def _data_changes(plan: Plan, best: DataPath) -> tuple[int | None, dict[str, str]]:
+    """Return the new number of loader workers, and what the training's code must do.
+
+    The number is None if it does not change.
+    """
+    end = plan.changes[-1].data if plan.changes else best
     now = plan.now.choice.data if plan.now is not None else end
     workers = end.workers if end.workers != now.workers else None
     return workers, {PREPARED: OFFLINE} if end.precomputed and not now.precomputed else {}
@@ -164,6 +170,7 @@ def _left_by_new(added: Sequence[configs.Written], plan: Plan) -> dict[str, str]
     """
     wanted = configs.settings_of(plan.end)
     for f in added:
+        # A template may state a value that contradicts the plan.
         left = {name: why for name, why in f.left.items() if configs.still_says(f, name, wanted)}
         _refuse({name: f"{f.file}: {why}" for name, why in left.items()})
     return {name: f"{f.file}: {why}" for f in added for name, why in f.left.items()}
@@ -196,13 +203,13 @@ def _refuse(left: dict[str, str]) -> None:
         which = "; ".join(f"{name} ({why})" for name, why in left.items())
         raise Misuse(
             f"Nothing was written: none of the files can express {which}.",
-            "Fix the setting with `keep`, pass the file that sets it with `config`, or leave"
-            " `write` out.",
+            "Keep the setting unchanged with `keep`, pass the file that sets it with `config`, or"
+            " leave `write` out.",
         )
 
 
 def save_all(files: Rewritten) -> dict[str, str]:
-    """Write the files. Returns {file: backup}, with "" for a new file.
+    """Write the files. Returns the backup of each written file, or "" if the file is new.
 
     Raises:
         Contradiction: The files disagree. Nothing is written then.
@@ -214,6 +221,7 @@ def save_all(files: Rewritten) -> dict[str, str]:
             f"Nothing was written, because the files would contradict each other: {text}",
             "Change the rest by hand first.",
         )
+    # The user's launch command has an old text, unlike a new file of the same name.
     written = [f for f in files.files if f.file != COMMAND or not f.before]
     backups = zip(written, configs.save_all(written), strict=True)
     return {f.file: backup for f, backup in backups if backup is not None}
@@ -236,7 +244,7 @@ _TITLES = {
     "async_tensor_parallel": "asynchronous tensor parallelism",
     "reshard_after_forward": "parameters kept until the backward pass",
 }
-"""Settings that a plan may change, with the name of the change to a value."""
+"""Name of a change of each setting that a plan may change. {} stands for the new value."""
 _OFF = {"ZeRO-0": "no sharding", "none recomputation": "no recomputation"}
 _ALONE = ("DeepSpeed", "accelerate")
 """Kinds of new files that work without another file."""
@@ -280,6 +288,7 @@ def limits_of(
     if not texts:
         return (*limits, *_limits_of_new(new, start)), ""
 
+    # Any number of workers shows whether the files can state one.
     workers = configs.Changes(before=start, after=start, workers=1)
     fixed_workers = _why_not_written("dataloader_workers", workers, texts, new)
     return (*limits, *_inexpressible(texts, new, start)), fixed_workers
@@ -297,18 +306,20 @@ def _why_not_written(
 def _inexpressible(
     texts: Mapping[str, str], new: Mapping[str, str], start: Execution
 ) -> Iterator[Limit]:
-    """Yield a limit for every value of a setting that no file can express.
+    """Yield a limit for each value of a setting that no file can express.
 
-    A count must then keep its current value.
+    A setting without a list of choices is tried with one other value, such as twice a count. If no
+    file can express that value, the setting must keep its current one.
     """
+    # Twice the processes, so that each parallelism can double.
     wider = replace(start, nproc_per_node=2 * start.nproc_per_node)
-    stage = start.zero_stage
+    stage = start.zero_stage  # Becomes the highest stage that the files can express.
     for field, title in _TITLES.items():
         now, choices = getattr(start, field), EXECUTION_FIELDS[field].choices
         values = choices or (not now if isinstance(now, bool) else 2 * now,)
         for value in (value for value in values if value != now):
             before = wider if field in PARALLELISM else start
-            needed: dict[str, Any] = {}
+            needed: dict[str, Any] = {}  # Settings that offloading depends on.
             if field == "offload_optimizer":
                 needed = {"zero_stage": stage}
             if field == "offload_parameters":

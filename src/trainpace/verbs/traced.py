@@ -1,7 +1,7 @@
-"""Requests about a model, and its workload: traced now or saved earlier.
+"""Base class of requests about a model, and the workload of such a request.
 
-The module also has what several verbs share about a workload: documents packed into rows, nearby
-public measurements, and the recording that the workload comes from.
+The workload is traced now or was saved earlier. Several verbs also use the rest of this module:
+forecasts of packed documents, nearby public measurements, and the recording of a workload.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ PRECISION_HELP = (
     " TF32 convolutions]"
 )
 EVERY_FORM: tuple[Form, ...] = ("fp32", "amp", "half")
+"""All number formats (forms) in which a model is traced."""
 
 
 class TracedRequest(Request):
@@ -97,9 +98,9 @@ class TracedRequest(Request):
     fp32_weights: Annotated[
         Literal["all", "norms", "none"] | None,
         Field(
-            "Other weights that stay in fp32: all as after peft's prepare_model_for_kbit_training,"
-            " norms as in TRL's SFTTrainer in bf16, none as under FSDP.  [default: all; none with"
-            " gptq]",
+            "Which weights that are not quantized stay in fp32: all (as with peft's"
+            " prepare_model_for_kbit_training), norms (as in TRL's SFTTrainer in bf16) or none (as"
+            " under FSDP).  [default: all; none with gptq]",
             needs="weights",
         ),
     ] = None
@@ -111,7 +112,7 @@ class TracedRequest(Request):
             needs="adapter",
         ),
     ] = None
-    timeout: Annotated[float, Field("Give up tracing after this.", DURATION)] = 300.0
+    timeout: Annotated[float, Field("Time limit of tracing.", DURATION)] = 300.0
     save_workload: str | None = None
 
     @property
@@ -132,12 +133,15 @@ class TracedRequest(Request):
         )
 
     def resolved(self, workload: Workload) -> Self:
-        """Fill open options from the settings of the workload's own trainer or loader."""
+        """Return the request with open options filled in from the workload's own settings.
+
+        This class has no such options. Subclasses override the method.
+        """
         return self
 
     @property
     def recomputes(self) -> bool:
-        """True if full activation checkpointing is requested."""
+        """True if full activation checkpointing is requested. Subclasses override this."""
         return False
 
     @property
@@ -189,7 +193,8 @@ def workloads_of(
     Without `lengths`, the length is that of the variant. The key None is the model's usual length.
 
     Raises:
-        Misuse: Several workloads, or one that is saved already, would be saved.
+        Misuse: `save_workload` is given, but there are several workloads, or the model is already
+            a saved workload.
         Contradiction: A saved workload was traced with settings that differ from the request's.
         TrainpaceError: The model has a fixed length.
     """
@@ -222,7 +227,7 @@ def workloads_of(
             raise Contradiction(
                 f"{name} was traced without activation checkpointing and has no repeated blocks to"
                 " recompute.",
-                "`checkpointing` needs a new trace, from the model.",
+                "Give the model instead of the saved workload, to trace it with `checkpointing`.",
             )
         workloads = found(variant._replace(checkpointing=True))
     if request.save_workload:
@@ -231,9 +236,10 @@ def workloads_of(
 
 
 def _can_recompute(workload: Workload) -> bool:
-    """Return True if a forecast can apply recomputation, which needs repeated blocks.
+    """Return True if the workload was traced with checkpointing or has repeated blocks.
 
-    Other models must be traced with it.
+    Forecasts can add recomputation to repeated blocks. Other models must be traced with
+    checkpointing.
     """
     return workload.checkpointed or all(f.blocks is not None for f in workload.forms.values())
 
@@ -252,15 +258,16 @@ def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
     ]
     for setting, was in traced.items():
         value = getattr(request, setting, None)
-        value = next(iter(value), None) if isinstance(value, tuple) else value
+        if isinstance(value, tuple):  # A saved workload has been asked for at most one length.
+            value = next(iter(value), None)
         value = optimizer_called(value) if setting == "optimizer" and value else value
         shown = f"none ({workload.sample})" if was is None else was
         found.append((f"`{setting}` {shown}", f"`{setting}` {value}", value))
     for was, wanted, value in found:
         if value and was != wanted:
             raise Contradiction(
-                f"{name} was traced with {was}, and {wanted} needs a new trace, from the model.",
-                "Leave the option out, or give the model.",
+                f"{name} was traced with {was}, not with {wanted}.",
+                "Leave the option out, or give the model to trace it again.",
             )
 
 
@@ -284,11 +291,13 @@ class PaddedBatch(Record):
     Attributes:
         documents: Documents in the padded micro-batch of one GPU.
         length: Tokens to which the documents are padded.
-        padding: Share of padding tokens in the padded batch; `packed_padding` is that of packed
-            rows.
-        packed_tokens: Document tokens in the packed micro-batch of one GPU. `padded_tokens`
-            differs, because a padded batch holds whole documents.
-        packed: Forecast of packed rows; `padded` is that of the padded batch.
+        padding: Share of padding tokens in the padded batch.
+        packed_padding: Share of padding tokens in packed rows.
+        packed_tokens: Tokens of documents, without padding, in the packed micro-batch of one GPU.
+        padded_tokens: The same for the padded micro-batch. It differs from `packed_tokens`, because
+            a padded batch holds whole documents.
+        packed: Forecast of packed rows.
+        padded: Forecast of the padded batch.
     """
 
     documents: int
@@ -437,7 +446,7 @@ Evidence = Annotated[
 ]
 MOST_DEVICES = 3
 """Maximum number of devices with measurements. More would make the list longer than the answer."""
-ALONE = 3
+RUNS_FOR_ONE_DEVICE = 3
 """Measurements to show for a single device. With several devices, each shows the nearest one."""
 
 Asked = tuple["Workload", "Execution", "Device"]
@@ -458,7 +467,7 @@ def evidence_for(
         return ()
     from trainpace.forecast import nearest
 
-    most = ALONE if len(of_gpus) == 1 else 1
+    most = RUNS_FOR_ONE_DEVICE if len(of_gpus) == 1 else 1
     return tuple(nearest(*one, most=most) for one in of_gpus[:MOST_DEVICES])
 
 
@@ -500,7 +509,8 @@ class RecordedLoader(NamedTuple):
     """Speed of a recorded data loader.
 
     Attributes:
-        workers: Workers of one process. With 0, loading happens between steps.
+        workers: Workers of one training process. With 0, the process loads its batches itself,
+            between steps.
         cores: CPU cores of the recording's machine.
         samples_per_s: Rate of one process with its workers.
         samples_per_core_s: Rate of one core.
@@ -565,13 +575,13 @@ def caveats(recording: Recording) -> tuple[str, ...]:
         found.append(f"the recording has only {first.steps} steps, so its times are rough")
     if not first.accelerator:
         found.append(
-            "the script was recorded on a CPU: its loader counts here, the time of its steps"
-            " does not"
+            "the script was recorded on a CPU, so only the speed of its loader is used, not the"
+            " time of its steps"
         )
     return tuple(found)
 
 
-def recorded(
+def recording_and_loader(
     model: str | Workload, loader_rate: float | None
 ) -> tuple[Recording | None, RecordedLoader | None]:
     """Return the recording next to a saved workload, and its loader unless a rate is given."""

@@ -1,4 +1,8 @@
-"""Turn a model into a table of operators: model specs, tasks, and tracing on the meta device."""
+"""Turn a model into a table of operators: model specs, tasks, and tracing on the meta device.
+
+The imports below are for type checkers. `exports` reads their text, and imports a name when it is
+first used.
+"""
 
 from typing import TYPE_CHECKING
 
