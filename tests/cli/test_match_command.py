@@ -104,7 +104,7 @@ def test_only_machines_ranks_own_machines(run, tmp_path):
     [
         ("nodes = 2", "cannot be joined"),
         ("count = 2", "no price"),
-        ("electricity_usd_per_kwh = 0.3", "its cost counts as 0"),
+        ("electricity_usd_per_kwh = 0.3", "only its electricity is counted"),
     ],
 )
 def test_missing_fields_of_own_machines_are_reported(run, tmp_path, fields, said):

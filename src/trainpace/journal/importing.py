@@ -1,12 +1,14 @@
 """Import of runs from files: Trainpace's own, tables, timm, Hugging Face and MLflow.
 
-A format is a function that yields the runs of a file, and a line in FORMATS. It translates each row
-to the columns of a measured run, which `trainpace validate` reads too.
+To add a format, write a function that yields the runs of a file, and add it to FORMATS. The
+function translates each row to the fields of `MeasuredRun`. `trainpace validate` reads tables with
+the same columns.
 
 An MLflow store is a folder ``mlruns`` (meta.yaml, params/, metrics/) or a file ``mlflow.db``. Both
 are read without mlflow. A run is imported if it states a model, a batch size and a precision. It
-must also have logged a step time or a throughput under one of the names below. The loggers of
-Hugging Face, Lightning and Trainpace use these names. Only the last component of a name counts.
+must also have logged a step time or a throughput under a name in _STEP_MS, _STEPS_PER_S or
+_SAMPLES_PER_S. The loggers of Hugging Face, Lightning and Trainpace use these names. Only the last
+component of a name counts.
 """
 
 import contextlib
@@ -185,7 +187,7 @@ def columns_and_rows(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
 
 LARGEST_META = 1 << 20
 """Maximum number of characters that are read of a meta.yaml file."""
-_MLFLOW = {
+_MLFLOW_PARAMS = {
     "model": "model_name_or_path model_name _name_or_path model architecture arch backbone",
     "batch_per_gpu": (
         "per_device_train_batch_size micro_batch_size micro_batch train_batch_size batch_size"
@@ -197,7 +199,10 @@ _MLFLOW = {
     "seq_len": "max_seq_length sequence_length seq_len block_size",
     "img_size": "image_size img_size",
 }
-"""Names of MLflow params for each column of a measured run, the most reliable first."""
+"""Names of MLflow params for each column of a measured run, the most reliable first.
+
+Names are separated by spaces, also in the names of metrics below.
+"""
 _STEP_MS = "step_time_ms train_step_time_ms"
 _STEPS_PER_S = "train_steps_per_second steps_per_second steps_per_sec"
 _SAMPLES_PER_S = "train_samples_per_second samples_per_second samples_per_sec"
@@ -236,7 +241,9 @@ def read_mlflow(path: Path, given: Given) -> Iterator[Item]:
 def _mlflow_entry(path: Path, logged: Logged, given: Given) -> Entry:
     params = {_last(key): value for key, value in sorted(logged.params.items())}
     metrics = {_last(key): values for key, values in sorted(logged.metrics.items())}
-    row: dict[str, Any] = {column: _first(params, names) for column, names in _MLFLOW.items()}
+    row: dict[str, Any] = {
+        column: _first(params, names) for column, names in _MLFLOW_PARAMS.items()
+    }
     optimizer = row["optimizer"].removesuffix("_torch")
     if steps_per_s := _median(metrics, _STEPS_PER_S):
         row["step_time_ms"] = 1e3 / steps_per_s
@@ -252,6 +259,7 @@ def _mlflow_entry(path: Path, logged: Logged, given: Given) -> Entry:
         raise TrainpaceError("the run's start is not a valid time.") from None
     facts = {"created_at": utc_text(moment), "seed": _whole(number(_first(params, "seed")))}
     entry = entry_of_run(run_of(path, 0, row), given, content_id(row["file"]), **facts)
+    # Store the logged name. `execution_of` maps it to a known optimizer, such as lamb to adamw.
     return replace(entry, execution=replace(entry.execution, optimizer=optimizer or UNKNOWN))
 
 
@@ -355,10 +363,11 @@ _ENVIRONMENT = ("framework", "framework_version", "interconnect")
 _OUT_OF_MEMORY = re.compile(r"\bOOM\b|out[ -]of[ -]memory", re.IGNORECASE)
 SHARED = "shared"
 """Format of files from `trainpace journal share`. Their runs are checked before the import."""
-_ROUNDED_BELOW = 0.1
-"""Smallest steps per second that are precise enough to use.
+_LEAST_STEPS_PER_S = 0.1
+"""Smallest number of steps per second that is precise enough to use.
 
-They are rounded to three decimals. Below this value, the error exceeds half a percent.
+Hugging Face rounds steps per second to three decimals. Below this value, the rounding error exceeds
+half a percent.
 """
 
 
@@ -366,7 +375,7 @@ def read_own(path: Path, given: Given) -> Iterator[Item]:
     """Yield the runs and sweeps of an export. A measurement becomes a run with a hash as its id.
 
     Raises:
-        UnreadableInput: If a record is damaged. No file is then imported in part.
+        UnreadableInput: If a record is damaged. Nothing of the file is imported then.
     """
     _, rows = columns_and_rows(path)
     id_of = content_ids()
@@ -391,7 +400,10 @@ def read_own(path: Path, given: Given) -> Iterator[Item]:
 
 
 def _record_of(row: dict[str, Any], path: Path, where: str) -> dict[str, Any]:
-    """Return the JSON object of a record, which is a column of an exported table."""
+    """Return a record as a JSON object.
+
+    In an exported table (CSV, Parquet), it is text in the column `record`. Elsewhere it is the row.
+    """
     if path.suffix not in (".csv", ".parquet"):
         return row
     data = json_of(str(row.get("record")), where)
@@ -400,10 +412,10 @@ def _record_of(row: dict[str, Any], path: Path, where: str) -> dict[str, Any]:
     return data
 
 
-def read_published(path: Path, given: Given) -> Iterator[Item]:
+def read_runs_table(path: Path, given: Given) -> Iterator[Item]:
     """Yield one run per row of a table.
 
-    An invalid number rejects the whole file. A row without a required field is skipped.
+    If a number is invalid, the whole file is rejected. A row without a required field is skipped.
     """
     columns, rows = columns_and_rows(path)
     if not {"model_spec", "model"} & set(columns):
@@ -444,6 +456,7 @@ def read_name(name: str) -> FileName:
         elif part in ("dynamo", "compile", "inductor"):
             compiled = True
         elif version := re.fullmatch(r"pt(1)(\d\d)|pt([2-9])(\d)(\d)", part):
+            # pt112 is 1.12, and pt210 is 2.1.0.
             environment["torch"] = ".".join(digits for digits in version.groups() if digits)
         elif version := re.fullmatch(r"cu(\d\d)(\d)", part):
             environment["cuda"] = ".".join(version.groups())
@@ -541,7 +554,7 @@ def _huggingface_entry(path: Path, data: dict[str, Any], given: Given, id_: str)
     accumulation = max(1, round(step_samples / micro)) if micro else 1
     notes = ["wall clock of the whole run over its steps, with evaluation and checkpoints"]
     if not micro:
-        notes.append("the batch is samples per step, over all devices and accumulation")
+        notes.append("the batch size is that of a whole step, over all devices and micro-batches")
     if accumulation > 1:
         notes.append(f"{accumulation} micro-batches per step, accumulated or on several devices")
     run = MeasuredRun(
@@ -576,7 +589,7 @@ def _huggingface_ms(summary: dict[str, Any], data: dict[str, Any]) -> float:
     """
     per_second, runtime = map(number, map(summary.get, ("train_steps_per_second", "train_runtime")))
     steps = number(data.get("global_step"))
-    if per_second and (per_second >= _ROUNDED_BELOW or not steps):
+    if per_second and (per_second >= _LEAST_STEPS_PER_S or not steps):
         return 1e3 / per_second
     if not (runtime and steps):
         raise TrainpaceError("the file states no steps per second.")
@@ -614,7 +627,10 @@ class Imported(Record):
 def import_file(
     journal: Journal, path: Path, format_: str = "auto", given: Given | None = None
 ) -> Imported:
-    """Import a file or an MLflow folder into the journal, completely or not at all."""
+    """Import a file or an MLflow folder into the journal.
+
+    All runs that are not skipped are added together. If an error occurs, none is added.
+    """
     name = format_of(path) if format_ == "auto" else format_
     if name not in (*FORMATS, SHARED):
         raise UnknownName("format", name, (*FORMATS, SHARED))
@@ -679,6 +695,7 @@ def format_of(path: Path) -> str:
         "hf": is_huggingface(dict.fromkeys(columns)),
         "runs": bool({"model_spec", "model"} & named),
     }
+    # A file can match several formats. The first one is used.
     for name, matches in formats.items():
         if matches:
             return name
@@ -687,7 +704,7 @@ def format_of(path: Path) -> str:
 
 FORMATS: dict[str, Callable[[Path, Given], Iterator[Item]]] = {
     "trainpace": read_own,
-    "runs": read_published,
+    "runs": read_runs_table,
     "timm": read_timm,
     "hf": read_huggingface,
     "mlflow": read_mlflow,

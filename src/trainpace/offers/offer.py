@@ -82,7 +82,7 @@ class Offer(Record):
         network_gb_per_s: Bandwidth to other nodes of this type in one direction. None if nodes
             cannot be joined.
         host: Name of the CPU. Empty if unknown.
-        most_nodes: Largest number of nodes, or None without a limit.
+        most_nodes: Maximum number of nodes, or None without a limit.
         electricity_usd_per_kwh: Price of electricity, paid in addition. Only for own machines.
         idle_watts: Power of an own machine that is on but idle.
         boot_s: Start time of an own machine.
@@ -248,7 +248,7 @@ class Machine(Record):
     """Own machines of one kind, as a [[machine]] entry of a TOML file.
 
     The price may be per hour, or a purchase price spread over years of full use. Without a price,
-    the machine counts as paid for.
+    only the electricity of the machine costs money.
 
         [[machine]]
         name = "lab"
@@ -258,9 +258,9 @@ class Machine(Record):
         network_gb_per_s = 1.25         # between them, or network_gbit_per_s = 10;
                                         # without it, machines cannot be joined
         host = "EPYC 7742"              # the CPU; by default one typical of such GPUs
-        price = 1.20                    # dollars per hour of one machine, or price_usd_per_hour;
-        purchase_usd = 12000            # or, instead of a price per hour: purchase price
-        years = 4                       # over which the purchase price is spread
+        price = 1.20                    # dollars per hour of one machine, or price_usd_per_hour
+        purchase_usd = 12000            # purchase price, instead of a price per hour
+        years = 4                       # years over which the purchase price is spread
         electricity_usd_per_kwh = 0.30  # for the power of the GPUs
         idle_watts = 60                 # of one machine that is on but idle
         boot_s = 120                    # time to start after it was switched off
@@ -297,7 +297,7 @@ class Machine(Record):
             raise TrainpaceError(f"machine {self.name}: purchase_usd and years need each other.")
         if self.years is not None and not 0 < self.years <= 50:
             raise TrainpaceError(
-                f"machine {self.name}: years is {self.years}; it must be from 0 to 50."
+                f"machine {self.name}: years is {self.years}; it must be above 0 and at most 50."
             )
 
     def offer(self, source: str) -> Offer:
@@ -368,9 +368,11 @@ def notes_on(machines: Sequence[Offer]) -> list[str]:
             )
         if not offer.price_usd_per_hour:
             counted = (
-                "without electricity its cost" if offer.electricity_usd_per_kwh else "its cost"
+                "only its electricity is counted"
+                if offer.electricity_usd_per_kwh
+                else "it is counted as free"
             )
-            notes.append(f"machine {offer.instance_type}: no price: {counted} counts as 0.")
+            notes.append(f"machine {offer.instance_type}: no price given, so {counted}.")
         if offer.idle_watts is not None:
             notes.append(_idle(offer, offer.idle_watts))
     return notes
@@ -379,9 +381,9 @@ def notes_on(machines: Sequence[Offer]) -> list[str]:
 def _idle(offer: Offer, watts: float) -> str:
     """Return a note with the cost of an idle machine.
 
-    The note also says after how much idle time it saves energy to switch the machine off. That is
-    the start time, since a starting machine draws at least as much power as an idle one. Slurm
-    waits SuspendTime before it suspends a node (slurm.conf(5)).
+    The note also says how long a machine must be idle before switching it off saves energy. That is
+    at least its start time, because a starting machine draws at least as much power as an idle one.
+    Slurm waits SuspendTime before it suspends a node (slurm.conf(5)).
     """
     kwh = watts * 24 / 1000
     boot = f"{BOOT_S:g} s (assumed; set boot_s)" if offer.boot_s is None else f"{offer.boot_s:g} s"
@@ -392,8 +394,8 @@ def _idle(offer: Offer, watts: float) -> str:
     )
     return (
         f"machine {offer.instance_type}: an idle one draws {watts:g} W: {kwh:.3g} kWh{cost} per"
-        " day. Slurm can switch idle nodes off (SuspendProgram and SuspendTime in slurm.conf). That"
-        f" saves energy after {boot}, the time to start again."
+        f" day. Switching it off saves energy if it stays idle for longer than {boot}, its start"
+        " time. Slurm can do this (SuspendProgram and SuspendTime in slurm.conf)."
     )
 
 
@@ -436,10 +438,10 @@ def offers_of(items: Iterable[Any], today: datetime.date) -> tuple[tuple[Offer, 
     Returns:
         The offers, and the number of servers per GPU that is missing from the hardware catalogue.
     """
-    usual, spot = _cheapest_items(items)
+    on_demand, spot = _cheapest_items(items)
     unknown: Counter[str] = Counter()
     offers = []
-    for key, item in usual.items():
+    for key, item in on_demand.items():
         device = _device_name(item.gpu_name, item.gpu_memory)
         if device is None:
             unknown[item.gpu_name] += 1
@@ -470,17 +472,17 @@ _Items = dict[tuple[str, str, str], Any]
 
 def _cheapest_items(items: Iterable[Any]) -> tuple[_Items, _Items]:
     """Return the cheapest on-demand item and the cheapest spot item of each server."""
-    usual: _Items = {}
+    on_demand: _Items = {}
     spot: _Items = {}
     for item in items:
         if not (item.gpu_name and item.gpu_count and item.price and item.price > 0):
             continue
         provider = GPUHUNT_PROVIDERS.get(item.provider, item.provider)
         key = (provider, item.instance_name, item.location or "")
-        kind = spot if item.spot else usual
+        kind = spot if item.spot else on_demand
         if key not in kind or item.price < kind[key].price:
             kind[key] = item
-    return usual, spot
+    return on_demand, spot
 
 
 def _device_name(name: str, memory_gib: float | None) -> str | None:

@@ -1,6 +1,6 @@
 """Detection of the files that a dataset reads.
 
-Dropping these files from the page cache allows to time reading and computing separately.
+After these files are dropped from the page cache, reading can be timed separately from computing.
 
 Python's audit event "open" (PEP 578) reports files that Python code opens, including PIL and numpy.
 /proc shows files that stay open. Files that a C++ library opens (OpenCV, torchvision.io, lmdb) are
@@ -20,7 +20,9 @@ from trainpace.core.host import drop_from_cache, filesystem_of, share_in_cache
 _CODE = (".py", ".pyc", ".so", ".pyd", ".pth")
 _WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _CACHED_SHARE = 0.1
-_LOOKED_AT = 16
+"""Share of the checked files that may stay cached."""
+_CHECKED_FILES = 16
+"""Approximate number of files to check."""
 _recording: list[str] | None = None
 _hooked = False
 
@@ -40,7 +42,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 def recorded() -> Iterator[list[str]]:
     """Yield a list that collects the paths that this process opens for reading, in order.
 
-    At the end of the context, paths of code are removed from the list.
+    At the end of the context, only paths of regular files that are not code are left.
     """
     global _recording, _hooked
     if not _hooked:
@@ -58,7 +60,7 @@ def recorded() -> Iterator[list[str]]:
 def held_open() -> set[str]:
     """Return the paths of files that this process has open or mapped.
 
-    Files that appear when a dataset is loaded, such as an HDF5 file or an archive, are its data.
+    Call it before and after a dataset is loaded. The new files, such as an HDF5 file, are its data.
     """
     paths = set()
     with contextlib.suppress(OSError):
@@ -87,12 +89,12 @@ def drop(paths: Iterable[str]) -> str:
     """Drop files from the page cache.
 
     Returns:
-        "" on success, or a sentence that explains why the next read will not use the storage.
+        "" on success, or a sentence on why the next read would still come from the cache.
     """
     files = list(dict.fromkeys(paths))
     for path in files:
         drop_file(path)
-    looked_at = files[:: max(1, len(files) // _LOOKED_AT)]
+    looked_at = files[:: max(1, len(files) // _CHECKED_FILES)]
     still_cached = 0
     for path in looked_at:
         with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
