@@ -244,7 +244,7 @@ def test_ladder_chart_counts_kept_changes():
             {"title": "c", "total": 1.5, "kept": False},
         )
     )
-    assert [bar.said for bar in made.groups[0].bars] == ["1.00x", "2.00x", "1.50x, undone"]
+    assert [bar.end_label for bar in made.groups[0].bars] == ["1.00x", "2.00x", "1.50x, undone"]
     assert made.finding == "1 of 2 changes was kept; it makes a step 2.0 times as fast."
     none = speedups(ladder_of(baseline, {"title": "a", "total": 0.5, "kept": False}))
     assert none.finding == "None of 1 change was kept."

@@ -1,6 +1,6 @@
-"""Charts as data, and drawing without a browser.
+"""Chart records, their colors, and drawing with matplotlib and with characters.
 
-Pages (charts.js, figures.html) and matplotlib draw the same records. Each color has a meaning. All
+Pages draw the same records with charts.js and figures.html. Each color has a meaning. All
 colors are distinguishable for color-blind readers, on light and dark pages. The hues are those of
 Okabe and Ito (2008, "Color Universal Design"). They are darkened or lightened to a contrast of at
 least 3:1 against the page (WCAG 2.2, 1.4.11), which tests/report/test_palette.py computes.
@@ -33,6 +33,7 @@ INK = ("#1b2530", "#e8edf2")
 SOFT = ("#566270", "#a3b0bd")
 LINE = ("#dde3e9", "#36414c")
 
+# Meanings that share a color (separated by spaces), with the color on a light and a dark page.
 _HUES = (
     ("measured first forward parameters", ("#0063a8", "#58b4f0")),
     ("forecast second", ("#b85c00", "#f0a030")),
@@ -54,8 +55,7 @@ TEXTURES = {
     "states": "dots",
     "host_overhead": "dots",
 }
-"""Textures for tones that resemble their neighbor to color-blind readers or on gray paper.
-"""
+"""Textures for tones that resemble their neighbor to color-blind readers or on gray paper."""
 TONES = {tone: pair for tones, pair in _HUES for tone in tones.split()}
 """Colors by meaning, as (on a light page, on a dark page)."""
 SERIES_TONES = ("first", "second", "third", "fourth", "fifth", "sixth")
@@ -84,7 +84,8 @@ class Series(Record, kw_only=False):
 
     x must be ascending for lines and areas. A line can have an interval from `low` to `high`.
     Points can have a spread from `low` to `high`, `labels`, and `sizes` as shares of the largest
-    point's area. An area is filled between `low` and `high`. The creator of the chart stacks areas.
+    point's area. An area is filled between `low` and `high`. Areas are not stacked when they are
+    drawn: their values must already be stacked.
     """
 
     name: str
@@ -107,7 +108,11 @@ class Series(Record, kw_only=False):
 
 
 class Mark(Record, kw_only=False):
-    """Labeled place: a vertical line at x, a horizontal line at y, or a point (`at`, `y`)."""
+    """Labeled line or point.
+
+    Depending on `axis`, it is a vertical line at x = `at`, a horizontal line at y = `at`, or the
+    point (`at`, `y`).
+    """
 
     axis: Literal["x", "y", "point"]
     at: float
@@ -121,8 +126,8 @@ class Chart(Record):
 
     Attributes:
         finding: Sentence that describes the chart, also for screen readers.
-        nearest: "x" if the pointer reads all values at the nearest x, "point" if it reads the
-            nearest point.
+        nearest: Values that a pointer over the chart shows: all values at the nearest x, or those
+            of the nearest point.
         note: Source of the numbers.
     """
 
@@ -147,12 +152,12 @@ class Segment(Record, kw_only=False):
 class Bar(Record, kw_only=False):
     """Horizontal bar made of segments.
 
-    Its interval is `low` to `high`, and `said` is the text at its end.
+    Its interval is `low` to `high`, and `end_label` is the text at its end.
     """
 
     label: str
     segments: Sequence[Segment]
-    said: str
+    end_label: str
     low: float | None = None
     high: float | None = None
 
@@ -189,7 +194,7 @@ class BarChart(Record):
     note: str = ""
 
     @property
-    def key(self) -> dict[str, str]:
+    def legend(self) -> dict[str, str]:
         """Tone of every part above 0 by its name, in order of appearance."""
         bars = [bar for group in self.groups for bar in group.bars]
         return {s.name: s.tone for bar in bars for s in bar.segments if s.value > 0}
@@ -197,7 +202,7 @@ class BarChart(Record):
     def longest(self, group: BarGroup) -> float:
         """Return the value that fills the width of the chart.
 
-        Wide intervals are truncated, because they would flatten the bars.
+        Wide intervals are truncated, because they would make the bars tiny.
         """
         bars = [bar for g in (self.groups if self.one_scale else (group,)) for bar in g.bars]
         most = max((bar.total for bar in bars), default=0.0) or 1.0
@@ -231,16 +236,19 @@ def series(
 
 
 def ideal_line(points: Iterable[tuple[float, float]]) -> Series:
-    return series("ideal: in proportion", "line", "ideal", points, dashed=True)
+    return series("ideal (proportional)", "line", "ideal", points, dashed=True)
 
 
 def bar(
-    label: str, said: str, parts: Iterable[tuple[str, str, float]], interval: Interval | None = None
+    label: str,
+    end_label: str,
+    parts: Iterable[tuple[str, str, float]],
+    interval: Interval | None = None,
 ) -> Bar:
     """Return a bar with the parts (name, tone, value). `interval` is that of the whole bar."""
     segments = tuple(Segment(name=name, tone=tone, value=value) for name, tone, value in parts)
     low, high = (None, None) if interval is None else (interval.low, interval.high)
-    return Bar(label=label, said=said, segments=segments, low=low, high=high)
+    return Bar(label=label, end_label=end_label, segments=segments, low=low, high=high)
 
 
 def tick_step(span: float, most: int) -> float:
@@ -269,8 +277,8 @@ WIDTH_IN, HEIGHT_IN = 6.4, 3.7
 DOTS_PER_INCH = 200
 BAR_IN = 0.27
 """Height of a bar's row, in inches."""
-ONE_POWER = 16.0
-"""A logarithmic axis over a smaller ratio gets ticks between the powers of ten."""
+FEW_POWERS_RATIO = 16.0
+"""Ratio of the ends of a logarithmic axis below which it gets ticks between the powers of ten."""
 HATCHES = {"stripes": "////", "dots": "xxxx"}
 """Hatches of matplotlib by texture. matplotlib's own dots would make an SVG of 250 KB."""
 NO_DATE: dict[str, dict[str, Any]] = {
@@ -374,17 +382,17 @@ def chart_figure(chart: Chart) -> Figure:
     return figure
 
 
-def _scale(drawn: Any, axis: Axis, rescale: Any, limits: Any) -> None:
-    """Give an axis its scale and its tick labels."""
+def _scale(mpl_axis: Any, axis: Axis, set_scale: Any, get_limits: Any) -> None:
+    """Give an axis of matplotlib its scale and its tick labels."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if axis.scale != "linear":
-        rescale("log", base=2 if axis.scale == "log2" else 10)
-        drawn.set_minor_formatter(NullFormatter())
-        low, high = limits()
-        if axis.scale == "log10" and high < ONE_POWER * low:
-            drawn.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 6, 8)))
-    drawn.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
+        set_scale("log", base=2 if axis.scale == "log2" else 10)
+        mpl_axis.set_minor_formatter(NullFormatter())
+        low, high = get_limits()
+        if axis.scale == "log10" and high < FEW_POWERS_RATIO * low:
+            mpl_axis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 6, 8)))
+    mpl_axis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
 
 
 def _legend(figure: Figure, ncols: int, **options: Any) -> None:
@@ -429,7 +437,10 @@ _PLACES = {
 
 
 def _mark(axes: Any, mark: Mark, taken: list[Any], ringed: bool) -> None:
-    """Draw a mark, and its label if there is room inside the axes and between other labels."""
+    """Draw a mark, and its label if there is room inside the axes and between other labels.
+
+    If `ringed` is True, a point gets a ring around it.
+    """
     from matplotlib.patheffects import withStroke
 
     color = TONES[mark.tone][0]
@@ -482,8 +493,8 @@ def bars_figure(chart: BarChart) -> Figure:
     axes.tick_params(axis="y", length=0)
     axes.set(xlim=(0, longest * 1.3), ylim=(len(names) - 0.4, -0.6), xticks=[])
     axes.spines[:].set_visible(False)
-    if len(chart.key) > 1:
-        parts = [Patch(label=name, **_filled(tone)) for name, tone in chart.key.items()]
+    if len(chart.legend) > 1:
+        parts = [Patch(label=name, **_filled(tone)) for name, tone in chart.legend.items()]
         _legend(figure, ncols=4, handles=parts)
     return figure
 
@@ -499,7 +510,7 @@ def _bar(axes: Any, at: int, bar: Bar, scale: float, longest: float) -> None:
         axes.errorbar([end], [at], xerr=spread, color=INK[0], elinewidth=1, capsize=2)
         end = max(end, high)
     label = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7}
-    axes.annotate(bar.said, (end, at), **label)
+    axes.annotate(bar.end_label, (end, at), **label)
 
 
 PLOT_ROWS, WIDEST, LEAST = 13, 92, 24
@@ -543,9 +554,9 @@ def plot(
         cells[round(y / (ticks * step) * rows)][column(x)] = "▲" if x in marked else "●"
     indent = " " * (margin + 2)
     named = {column(x): format_number(x) for x in _ticks(left, right)}
-    below = [along(named, columns, 0.5)]
+    below = [label_line(named, columns, 0.5)]
     if marked:
-        below.append(along({column(x): f"▲{format_number(x)}" for x in marked}, columns, 0.0))
+        below.append(label_line({column(x): f"▲{format_number(x)}" for x in marked}, columns, 0.0))
     return [title, *_scaled(cells, labels, margin), *(indent + text for text in below)]
 
 
@@ -561,9 +572,10 @@ def _scaled(cells: list[list[str]], labels: dict[int, str], margin: int) -> list
 
 
 def _curve(points: Points, columns: int, rows: int) -> list[list[str]]:
-    """Return rows of cells, bottom row first, with a curve through shares of width and height.
+    """Draw a curve of braille dots. Return rows of cells, bottom row first.
 
-    Each height is drawn in the middle of its cell, at the position of marks.
+    Points are fractions of the width and height. The curve runs through the middle of the cells in
+    which `plot` puts its points.
     """
     dots: set[tuple[int, int]] = set()
     wide = ACROSS * (columns - 1) + 1
@@ -572,6 +584,7 @@ def _curve(points: Points, columns: int, rows: int) -> list[list[str]]:
         last = round(y0)
         for x in range(x0, x1 + 1):
             y = round(y0 + (y1 - y0) * (x - x0) / max(x1 - x0, 1))
+            # Fill the column between this dot and the last one, so that the curve has no gaps.
             dots |= {(x, between) for between in range(min(last + 1, y), max(last - 1, y) + 1)} | {
                 (x, y)
             }
@@ -591,14 +604,14 @@ def _ticks(left: float, right: float) -> Iterator[float]:
     yield left
     if right > left:
         step = max(1.0, tick_step(right - left, MOST_TICKS))
-        x = math.ceil(left / step + 0.5) * step
+        x = math.ceil(left / step + 0.5) * step  # At least half a step from the left end.
         while x < right - step / 2:
             yield x
             x += step
         yield right
 
 
-def along(named: dict[int, str], columns: int, anchor: float) -> str:
+def label_line(named: dict[int, str], columns: int, anchor: float) -> str:
     """Return a line with labels at their columns.
 
     With `anchor` 0 a label starts at its column, and with 0.5 it is centered there. The first and

@@ -183,8 +183,8 @@ def _bars_table(group: BarGroup, chart: BarChart) -> Table:
     bars, unit = group.bars, given(chart.unit, " ({})")
     columns: list[tuple[str, Sequence[Any]]] = [("", [bar.label for bar in bars])]
     parts = [{s.name: s.value for s in bar.segments} for bar in bars]
-    columns += [(name, [values.get(name) for values in parts]) for name in chart.key]
-    columns += [("together", [bar.total for bar in bars])] if len(chart.key) > 1 else []
+    columns += [(name, [values.get(name) for values in parts]) for name in chart.legend]
+    columns += [("together", [bar.total for bar in bars])] if len(chart.legend) > 1 else []
     columns += [(name, [getattr(bar, end) for bar in bars]) for name, end in ENDS]
     return _table(f"{given(group.title, '{}: ')}{chart.label}{unit}", columns)
 

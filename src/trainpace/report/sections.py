@@ -25,12 +25,12 @@ class Column(NamedTuple):
 
     Attributes:
         cell: Attribute of a record to show, such as "offer.device", a format such as "{.batch:,}",
-            or a function that returns the cell. For `tabulate`.
+            or a function that returns the cell. Only `tabulate` uses it.
         form: Format of the attribute. By default, numbers are formatted by `number`. Without a
             value, the cell is "-".
         rank: If the terminal is too narrow, columns with the highest rank are hidden first. Rank 0
             is never hidden.
-        least: Minimum width to which text may be wrapped and bars shortened. 0 marks numbers, which
+        least: Minimum width of a column of text or bars. 0 means that the column has numbers, which
             are never wrapped.
     """
 
@@ -41,7 +41,7 @@ class Column(NamedTuple):
     form: Callable[[Any], Any] | None = None
 
     @property
-    def words(self) -> bool:
+    def is_text(self) -> bool:
         """True if the cells are text. Text is aligned left and wrapped if necessary."""
         return self.least > 0
 
@@ -65,6 +65,7 @@ def words(
     cell: str | Callable[[Any], str | float] = "",
     form: Callable[[Any], Any] | None = None,
 ) -> Column:
+    """Return a column of text or bars."""
     return Column(name, rank, least, cell, form)
 
 
@@ -83,7 +84,10 @@ class Section(Record, kw_only=True):
 
     @property
     def size(self) -> int | None:
-        """Number of rows, or None if it has no rows. Sections with 0 rows are not drawn."""
+        """Number of rows or lines. Sections with 0 are not drawn.
+
+        None for sections that have neither, such as Headline.
+        """
         names = {"rows", "lines"}.intersection(self.__struct_fields__)
         return len(getattr(self, names.pop())) if names else None
 
@@ -114,9 +118,11 @@ class Verbatim(Section, kw_only=False):
 
 
 class Table(Section, kw_only=False):
-    """Table. A numeric cell is a share of the whole. The terminal draws it as a bar.
+    """Table. Cells are text, also those with numbers.
 
-    `keep` lists the rows that are cut last. `best` lists the rows that a page highlights.
+    A cell of type float is a share of the whole, from 0 to 1. The terminal draws it as a bar. If
+    the table is too long, the rows with indices in `keep` are cut last. `best` has the indices of
+    the rows that a page highlights.
     """
 
     columns: Sequence[Column]
@@ -176,7 +182,7 @@ def brief(*sections: S) -> Iterator[S]:
 
 
 def pictures_of(sections: Iterable[Section]) -> list[Picture | None]:
-    """Return every chart of an answer, the most informative first."""
+    """Return every chart of an answer, in the order of the sections."""
     return [chart for part in sections if isinstance(part, Charts) for chart in part.draw()]
 
 

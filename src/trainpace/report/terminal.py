@@ -308,7 +308,7 @@ def _grid(
     for i, width in chosen.widths.items():
         # Headers align to the rule. `vertical="bottom"` would lower the cells too.
         name = Text("\n" * (tallest - names[i].count("\n")) + names[i])
-        justify: Literal["left", "right"] = "left" if columns[i].words else "right"
+        justify: Literal["left", "right"] = "left" if columns[i].is_text else "right"
         table.add_column(name, justify=justify, width=width, overflow="fold")
     longest = {i: max([1, *(cell_len(row[i]) for row in rows)]) for i in chosen.widths}
     for row in rows:
@@ -388,7 +388,7 @@ def _sizes(column: Column, cells: Sequence[str]) -> Sizes:
     widest = max([1, *map(cell_len, cells)])
     folded = max(widest, _longest_word(column.name))
     longest = max(map(_longest_word, (column.name, *cells)))
-    least = min(folded, max(column.least, min(longest, LONGEST_WORD))) if column.words else folded
+    least = min(folded, max(column.least, min(longest, LONGEST_WORD))) if column.is_text else folded
     return Sizes(max(widest, cell_len(column.name)), folded, least)
 
 
