@@ -10,7 +10,7 @@ from made_logs import simple_run, write_process, write_worker
 from trainpace.core.records import to_jsonable
 from trainpace.report import page, show
 from trainpace.report.watch import (
-    LOOK,
+    APPEARANCE,
     cells,
     findings,
     recording_sections,
@@ -39,9 +39,9 @@ def printed(timeline, capsys, monkeypatch, width):
 
 
 def test_every_part_has_unique_letter_and_color():
-    assert {*PARTS, "fetch"} == set(LOOK)
-    letters, colours, words = zip(*LOOK.values(), strict=True)
-    assert len(set(letters)) == len(set(colours)) == len(set(words)) == len(LOOK)
+    assert {*PARTS, "fetch"} == set(APPEARANCE)
+    letters, colours, words = zip(*APPEARANCE.values(), strict=True)
+    assert len(set(letters)) == len(set(colours)) == len(set(words)) == len(APPEARANCE)
 
 
 def test_cells_show_their_largest_part(waiting):

@@ -16,7 +16,7 @@ from trainpace.core.outcome import Interval
 from trainpace.core.units import format_duration
 from trainpace.diagnose import WORTH, clocks_in_words, unseen_in_words, workers_beside
 from trainpace.journal import Guarded, Pace
-from trainpace.report.charts import along, tick_step
+from trainpace.report.charts import label_line, tick_step
 from trainpace.report.diagnosis import recorded_ranks_sections, saved_ms
 from trainpace.report.pages import asset, rendered
 from trainpace.report.phrases import (
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from trainpace.offers import Match
 
 WAITING = "data"
-LOOK = {
+APPEARANCE = {
     "data": (".", "#b3261e", "waiting for data"),
     "loader_start": ("s", "#d98a92", "starting the loader"),
     "host_to_device": ("h", "#35748a", "copies to the device"),
@@ -91,10 +91,15 @@ LOOK = {
 NEXT_BATCH = "="
 """Letter of every second batch of a worker, to distinguish adjacent batches."""
 WIDTH, RIGHT, TOP = 920, 16, 34
+"""Width, right margin and top margin of the SVG in pixels."""
 ROW, BAR, GROUP_GAP = 26, 20, 30
+"""Heights of a row and of a bar, and the gap between ranks, in pixels."""
 DOT = 0.5
+"""Width in pixels below which adjacent bars are merged."""
 LETTER_FROM = 13.0
+"""Width in pixels from which a bar gets a letter."""
 MOST_RANKS = 8
+"""Maximum number of ranks with a column of their own."""
 
 
 def recording_sections(recording: Recording, folder: str = "") -> Iterator[Section]:
@@ -107,7 +112,9 @@ def recording_sections(recording: Recording, folder: str = "") -> Iterator[Secti
     first, step_ms = ranks[0], fmean(r.step_ms for r in ranks)
     trained = given(" ".join(recording.command), "{}: trained") or "Trained"
     yield say(f"{trained} {trained_on(first)}{given(folder, ', recorded in {}')}")
-    means = [(LOOK[part][2], fmean([r.parts_ms[part] for r in ranks]), part) for part in PARTS]
+    means = [
+        (APPEARANCE[part][2], fmean([r.parts_ms[part] for r in ranks]), part) for part in PARTS
+    ]
     parts = sorted(means, key=lambda mean: -mean[1])
     largest, ms, _ = parts[0]
     yield Headline(
@@ -139,16 +146,16 @@ def trained_on(rank: Rank) -> str:
 
 
 def guarded_sections(guarded: Guarded) -> Iterator[Section]:
-    """Report if the training became slower than its baseline."""
+    """Report whether the training became slower than its baseline."""
     ratio, between, faster = guarded.ratio, "", ""
     if ratio.low is not None and ratio.high is not None:
         between = f" ({change(ratio.low, 1).removesuffix('%')} to {change(ratio.high, 1)})"
         faster = f", {1 / ratio.ratio:.3g} times as fast" if ratio.high < 1 else ""
     yield Headline(
         f"{'Regressed' if guarded.regressed else 'No regression'}: the median step takes"
-        f" {_pace(guarded.now)}, and {_pace(guarded.baseline)} in {guarded.baseline.run}:"
-        f" {change(ratio.ratio, 1)}{between}{faster}; up to {100 * guarded.tolerance:g}%"
-        " beyond the noise is tolerated.",
+        f" {_pace(guarded.now)}, compared with {_pace(guarded.baseline)} in the baseline"
+        f" {guarded.baseline.run}: {change(ratio.ratio, 1)}{between}{faster}. A slowdown of up to"
+        f" {100 * guarded.tolerance:g}% beyond the noise is accepted.",
         good=not guarded.regressed,
     )
 
@@ -183,7 +190,9 @@ def _remarks(recording: Recording, step_ms: float) -> list[str]:
     top = next((line for line in first.lines if line.part == "other"), None)
     after = {part: first.after_last_ms.get(part, 0.0) for part in ("evaluation", "checkpoint")}
     shown = [
-        f"{duration(ms / 1000)} of {LOOK[part][2]}" for part, ms in after.items() if ms > step_ms
+        f"{duration(ms / 1000)} of {APPEARANCE[part][2]}"
+        for part, ms in after.items()
+        if ms > step_ms
     ]
     lines = [
         given(step_in_words(first), "A step is {}."),
@@ -206,7 +215,7 @@ def _doubts(recording: Recording) -> Iterator[str]:
     if code:
         yield f"The command {ending_of(code)}."
     elif code is None or not all(r.complete for r in recording.ranks):
-        yield "A process was killed; its work until then is counted."
+        yield "A process was killed. What it recorded before that is included."
     if seen < first.world_size:
         yield f"{seen} of {first.world_size} ranks were recorded here."
     if first.no_workload:
@@ -222,7 +231,7 @@ def part_words(part: str, timeline: Timeline) -> str:
     """
     if part == WAITING and not has_workers(timeline):
         return "loading data in the main process"
-    return LOOK[part][2]
+    return APPEARANCE[part][2]
 
 
 def has_workers(timeline: Timeline) -> bool:
@@ -277,7 +286,7 @@ def ticks(duration_ms: float, at_most: int) -> list[float]:
 
 def parts_of(timeline: Timeline) -> list[str]:
     drawn = {bar.part for lane in timeline.lanes for bar in lane.bars}
-    return [part for part in LOOK if part in drawn]
+    return [part for part in APPEARANCE if part in drawn]
 
 
 def heading(timeline: Timeline) -> str:
@@ -304,7 +313,7 @@ def timeline_sections(timeline: Timeline, only_page: bool = False) -> Iterator[S
     parts = [
         (lane, ms, part_words(part, timeline))
         for lane in training
-        for ms, part in sorted(((lane.ms_of(part), part) for part in LOOK), reverse=True)
+        for ms, part in sorted(((lane.ms_of(part), part) for part in APPEARANCE), reverse=True)
         if ms
     ]
     columns = (
@@ -337,7 +346,7 @@ def _timeline_text(timeline: Timeline, width: int) -> Iterator[Any]:
         yield Text(" " * indent + line)
     key, used = Text(), 0
     for part in parts_of(timeline):
-        letters = f"{LOOK[part][0]}{NEXT_BATCH}" if part == "fetch" else LOOK[part][0]
+        letters = f"{APPEARANCE[part][0]}{NEXT_BATCH}" if part == "fetch" else APPEARANCE[part][0]
         name = f" {part_words(part, timeline)}   "
         used += len(letters) + len(name)
         if used > width:
@@ -350,10 +359,13 @@ def _timeline_text(timeline: Timeline, width: int) -> Iterator[Any]:
 
 
 def _style(part: str) -> str:
-    """Return the style of a part. Waiting and other code have no background, so gaps show."""
+    """Return the style of a part.
+
+    Waiting for data and the script's own code have no background color, so they look like gaps.
+    """
     if part in ("", "other"):
         return "dim"
-    return LOOK[WAITING][1] if part == WAITING else f"#ffffff on {LOOK[part][1]}"
+    return APPEARANCE[WAITING][1] if part == WAITING else f"#ffffff on {APPEARANCE[part][1]}"
 
 
 def cells(lane: Lane, duration_ms: float, width: int) -> list[tuple[str, str]]:
@@ -361,7 +373,7 @@ def cells(lane: Lane, duration_ms: float, width: int) -> list[tuple[str, str]]:
     size = duration_ms / width
     spent: list[dict[tuple[str, str], float]] = [defaultdict(float) for _ in range(width)]
     for i, bar in enumerate(lane.bars):
-        letter = NEXT_BATCH if bar.part == "fetch" and i % 2 else LOOK[bar.part][0]
+        letter = NEXT_BATCH if bar.part == "fetch" and i % 2 else APPEARANCE[bar.part][0]
         for cell in range(int(bar.start_ms / size), min(width, math.ceil(bar.end_ms / size))):
             ms = min(bar.end_ms, (cell + 1) * size) - max(bar.start_ms, cell * size)
             spent[cell][letter, bar.part] += max(0.0, ms)
@@ -388,7 +400,8 @@ def _axis(duration_ms: float, width: int) -> tuple[str, str]:
     at = [min(width - 1, int(ms / duration_ms * width)) for ms in marked]
     labels = dict(zip(at, map(number, marked), strict=True))
     labels[at[-1]] += " ms"
-    return "".join("+" if i in labels else "-" for i in range(width)), along(labels, width + 2, 0.0)
+    line = "".join("+" if i in labels else "-" for i in range(width))
+    return line, label_line(labels, width + 2, 0.0)
 
 
 def timeline_svg(timeline: Timeline) -> Markup:
@@ -433,12 +446,12 @@ def timeline_svg(timeline: Timeline) -> Markup:
 def _paint(part: str, odd: bool = False) -> str:
     if part == WAITING:
         return 'fill="url(#timeline-waiting)"'
-    colour = "var(--rest)" if part == "other" else LOOK[part][1]
+    colour = "var(--rest)" if part == "other" else APPEARANCE[part][1]
     return f'fill="{colour}"' + (' opacity="0.72"' if odd else "")
 
 
 def _letter(part: str) -> str:
-    return "" if part in (WAITING, "other", "fetch") else LOOK[part][0]
+    return "" if part in (WAITING, "other", "fetch") else APPEARANCE[part][0]
 
 
 def _bars(
@@ -477,11 +490,13 @@ def _key(
 
 MOST_CAUSES = 4
 MOST_CHANGES = 3
+ENOUGH_STEPS = 8
+"""Number of steps below which a longer recording is recommended."""
 LEAST_SHARE = 0.02
 """Minimum share of a step for a cause to be listed."""
 NOTHING_SEEN = (
-    f"Nothing seen here saves {percent(WORTH)} of a step. trainpace diagnose tries more than a look"
-    " can; a lower precision or a faster device may help too."
+    f"No change that this recording suggests would save {percent(WORTH)} of a step or more."
+    " trainpace diagnose also runs experiments; a lower precision or a faster device may help too."
 )
 
 
@@ -494,7 +509,7 @@ def look_sections(looked: Looked, asked: LookRequest | None = None) -> Iterator[
     step = Interval(low=d.step_ms_low, high=d.step_ms_high, coverage=0.9, basis="blocks of steps")
     yield Headline(f"{_whole(looked)} A step takes {number(d.step_ms)} ms{bracketed(step)}.")
     yield Lines(_conditions(looked))
-    # Without an intervention, launching operators cannot be distinguished from computing.
+    # Only the experiments of diagnose can tell launching operators from computing.
     named = {"compute": "forward and backward"}
     causes = [(named.get(s.cause, s.in_words), s.ms) for s in d.shares if s.share >= LEAST_SHARE]
     yield shares_table("where a step's time goes", causes[:MOST_CAUSES], d.step_ms)
@@ -504,8 +519,10 @@ def look_sections(looked: Looked, asked: LookRequest | None = None) -> Iterator[
     why = "proves the cause by removing one suspect at a time"
     yield Next(["trainpace", "diagnose", *command], why)
     yield Lines([f"Recorded in {from_home(looked.watched.folder)}"])
-    if (steps := recording.ranks[0].steps) < 2 * MOST_CAUSES:
-        yield Lines([f"Only {plural(steps, 'step')} were counted; --for 60s would say more."])
+    if (steps := recording.ranks[0].steps) < ENOUGH_STEPS:
+        was = "was" if steps == 1 else "were"
+        more = "--for 60s gives a more precise answer."
+        yield Lines([f"Only {plural(steps, 'step')} {was} recorded. {more}"])
 
 
 def _advice(looked: Looked) -> Section:
@@ -561,7 +578,7 @@ def _conditions(looked: Looked) -> list[str]:
 
 
 def _length_in_words(looked: Looked) -> Iterator[str]:
-    """Yield the source of the training's length, and what it contains without having been seen."""
+    """Yield the source of the training's length, and the occasional parts that it omits."""
     length = looked.length
     if length.of == "steps":
         yield "The number of steps is unknown. Pass --max-steps N."
@@ -571,13 +588,13 @@ def _length_in_words(looked: Looked) -> Iterator[str]:
         if length.words and length.words != "as given":
             yield f"Length by {length.words}."
         if unseen := unseen_in_words(looked.watched.recording.ranks[0]):
-            yield f"{sentence(unseen)} is counted, because none was seen."
+            yield f"The estimated time includes {unseen}, because none was recorded."
 
 
 def _elsewhere(looked: Looked) -> Iterator[Section]:
     """Show the same training on rented GPUs."""
     if not looked.elsewhere:
-        yield Lines([f"On cards for rent: {looked.not_elsewhere}"])
+        yield Lines([f"No forecast for rented GPUs: {looked.not_elsewhere}"])
         return
 
     def hours(m: Match) -> str:
@@ -595,7 +612,10 @@ def _elsewhere(looked: Looked) -> Iterator[Section]:
     )
     yield tabulate(looked.elsewhere, columns)
     startup_s = looked.elsewhere[0].match.time.startup_s
-    line = "Forecasts. Times include {} to start, steps include waiting for data."
+    line = (
+        "These are forecasts. Times include {} for starting the machine. Step times include waiting"
+        " for data."
+    )
     yield say(given(startup_s and duration(startup_s), line))
     slowest = max(step.total_ms for c in looked.elsewhere if (step := c.match.forecast.step))
     if looked.loading_ms is not None and looked.loading_ms > slowest:
@@ -623,10 +643,11 @@ def restored_notes(recording: Recording, folder: Path) -> Iterator[str]:
             " been restored."
         )
     if recording.left:
-        was, their = ("was", "its") if len(recording.left) == 1 else ("were", "their")
+        one = len(recording.left) == 1
+        was, them, their = ("was", "it", "Its") if one else ("were", "them", "Their")
         yield (
-            f"Another program may be writing {_files(recording.left)}, which {was} not restored;"
-            f" {their} earlier content is in {from_home(folder / NOT_RESTORED)}."
+            f"{_files(recording.left)} {was} not restored, because another program may be writing"
+            f" to {them}. {their} earlier content is in {from_home(folder / NOT_RESTORED)}."
         )
 
 

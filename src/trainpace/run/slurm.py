@@ -2,13 +2,13 @@
 
 Only Slurm's own commands are used. `sbatch --wait` polls too rarely (42 s for a job of 12 s), so
 squeue is polled instead. ``--states=all`` shows an ended job for MinJobAge (five minutes by
-default). It reads the same memory as ``scontrol show job``. A job is done if its result file
+default). squeue then shows the same as ``scontrol show job``. A job is done if its result file
 exists. The file must be visible both here and on the nodes.
 
 srun starts one task per rank, instead of one torchrun per node. Slurm then sees every rank, ends
 all ranks when one fails, and logs each one's output. There is no second rendezvous that could hang,
 and no agent that hides an exit code. Only a user's own torchrun command is started once per node.
-It finds the other nodes by torchrun's variables (PET_NODE_RANK, ...).
+There, torchrun finds the other nodes by its own variables (PET_NODE_RANK, ...).
 
 Sources: the manuals of sbatch, srun and squeue, 22.05 to 24.11.
 """
@@ -93,11 +93,12 @@ class SlurmOptions(Record):
 def batch_script(job: Job, options: SlurmOptions, python: str) -> str:
     """Return the batch script for one job."""
     head = _head(job, options, [f"--output={_pattern(str(job.log))}"])
-    own = [] if job.starts == "python" else ["began=$(date +%s.%N)"]
+    # A complete command writes no result file. The script writes its start time as the result.
+    begin = [] if job.starts == "python" else ["began=$(date +%s.%N)"]
     end = "" if job.starts == "python" else f' && echo "$began" > {shlex.quote(job.result)}'
     words = f"words=({shlex.join(_words(job, python))})"
     return "\n".join(
-        [*head, *own, *_exports(job.environment), *_ADDRESS, words, f"{_start(job)}{end}\n"]
+        [*head, *begin, *_exports(job.environment), *_ADDRESS, words, f"{_start(job)}{end}\n"]
     )
 
 
@@ -133,7 +134,6 @@ def _head(job: Job, options: SlurmOptions, own: Sequence[str]) -> list[str]:
         value = getattr(options, name)
         wanted[name] = value and shlex.quote(value)
     words = [f"--{name}={value}" for name, value in wanted.items() if value]
-    # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
     threads = job.cpus_per_process or "${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
     return [
         "#!/bin/bash",
@@ -165,39 +165,41 @@ def _cores_of_a_task(job: Job) -> int:
 
 
 def _start(job: Job) -> str:
-    """Return the srun command. It survives the loss of a node, so that Slurm requeues the job.
+    """Return the srun command, with a shell around each rank.
 
-    A rank that fails exits one second later. srun stops reading output when it kills the other
-    ranks, and the line that explains the failure would be lost (14 of 20 jobs). Slurm sends its
-    signals to every process of a step. The shell ignores the signals, so that the rank handles
-    them. A complete command gets a temporary folder per node, because the recorder may end the
-    command before it cleans up.
+    If a node is lost, srun keeps waiting, so that Slurm finds the job still running and requeues
+    it. If a rank fails, its shell waits one second before it exits. Otherwise srun would kill the
+    other ranks and stop reading output at once, and the line that explains the failure would be
+    lost (in 14 of 20 jobs). Slurm sends its signals to every process of a step. The shell ignores
+    the signals, so that the rank handles them. A complete command (not a Python program of
+    Trainpace) gets its own TMPDIR, which is removed afterwards, because Trainpace's recorder may
+    end the command before it cleans up.
     """
+    # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
     cores = f" --cpus-per-task={_cores_of_a_task(job)}" if job.cpus_per_process else ""
-    whole = job.starts != "python"
+    make, remove = ("", "") if job.starts == "python" else (_MAKE_TMPDIR, _REMOVE_TMPDIR)
+    variables = _RANK_VARIABLES[job.starts].format(local=job.nproc_per_node)
     shell = (
-        f"trap : TERM USR1 USR2; export {_RANK_OF[job.starts].format(local=job.nproc_per_node)}; "
-    )
-    shell += (
-        f'{_OWN_FOLDER if whole else ""}"$@"; ended=$?; {_REMOVED if whole else ""}[ $ended = 0 ]'
-        " || sleep 1; exit $ended"
+        f"trap : TERM USR1 USR2; export {variables}; "
+        f'{make}"$@"; ended=$?; {remove}[ $ended = 0 ] || sleep 1; exit $ended'
     )
     return f"srun --kill-on-bad-exit=1{cores} bash -c '{shell}' rank \"${{words[@]}}\""
 
 
-_OF_A_RANK = (
+_VARIABLES_OF_A_RANK = (
     "RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={local}"
 )
-_RANK_OF: dict[Starts, str] = {
-    "python": _OF_A_RANK,
-    "rank": _OF_A_RANK,
+_RANK_VARIABLES: dict[Starts, str] = {
+    "python": _VARIABLES_OF_A_RANK,
+    "rank": _VARIABLES_OF_A_RANK,
     "node": "PET_NODE_RANK=$SLURM_PROCID PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT",
 }
-_OWN_FOLDER = (
+"""Variables that tell each task its rank, or torchrun its node."""
+_MAKE_TMPDIR = (
     "export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-${TMPDIR:-/tmp}/torchinductor_$(id"
     " -un)} TMPDIR=$(mktemp -d -t trainpace-trial-XXXXXX); "
 )
-_REMOVED = 'rm -rf "$TMPDIR"; '
+_REMOVE_TMPDIR = 'rm -rf "$TMPDIR"; '
 
 
 def _exports(environment: dict[str, str]) -> list[str]:
@@ -240,7 +242,7 @@ _ENDED = (
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED"
     " REVOKED TIMEOUT".split()
 )
-_NEVER = {
+_WILL_NEVER_START = {
     "BadConstraints": "no node has the requested resources",
     "InvalidAccount": "unknown account",
     "InvalidQOS": "unknown QOS",
@@ -249,6 +251,7 @@ _NEVER = {
     "JobHeldAdmin": "an administrator has put it on hold",
     "launch_failed_requeued_held": "it could not be started on its nodes",
 }
+"""Slurm's reasons for which a job will never start, in words."""
 
 
 class Slurm(Launcher):
@@ -286,7 +289,7 @@ class Slurm(Launcher):
         try:
             return _follow(followed, self.poll_s)
         except BaseException:
-            _cancel(followed)
+            _cancel_and_wait(followed)
             raise
 
     def _submit(self, job: Job, on_line: OnLine) -> _Followed:
@@ -320,7 +323,7 @@ class _Followed:
         self._state_of_cancelled: State = "failed"
         self._changed_at = self._result_at = self._cancelled_at = float("inf")
 
-    def look(self, status: JobStatus, now: float) -> None:
+    def update(self, status: JobStatus, now: float) -> None:
         """Update the job from its status in squeue at time `now` (monotonic clock, seconds)."""
         if status.state != self._state:
             self._state, self._changed_at = status.state, now
@@ -358,6 +361,7 @@ class _Followed:
             with contextlib.suppress(OSError):  # Refresh a network file system.
                 os.listdir(Path(self.job.result).parent)
             return
+        # If the result exists, the job is done, and this state and reason are ignored.
         self._end(
             state_of(status),
             sentence_of(status, self.job.name, first_error(self.job.log)),
@@ -377,7 +381,8 @@ class _Followed:
     def _tell_news(self, status: JobStatus) -> None:
         """Report when a job starts to wait or to run."""
         news = f"waits in the queue ({status.reason})" if status.waits and status.reason else ""
-        # A job that is COMPLETING is in its previous attempt, but Slurm already counts the next.
+        # While a job is COMPLETING, its old attempt is still ending, but RestartCnt already
+        # includes the next.
         if not (status.waits or status.has_ended or status.state == "COMPLETING"):
             news = f"runs, attempt {status.restarts + 1}" if status.restarts else "runs"
         if news and news != self._news:
@@ -392,7 +397,7 @@ def _follow(followed: _Followed, poll_s: float) -> Ended:
         status, now = _status(followed.number), time.monotonic()
         if status is not None:
             heard_at = now
-            followed.look(status, now)
+            followed.update(status, now)
         elif now - heard_at > CONTROLLER_S:
             raise TrainpaceError(
                 f"Slurm's controller has not answered for {format_duration(CONTROLLER_S)}."
@@ -422,7 +427,7 @@ def _status(number: str) -> JobStatus | None:
     return parse_queue(answer.stdout).get(number, GONE)
 
 
-def _cancel(followed: _Followed) -> None:
+def _cancel_and_wait(followed: _Followed) -> None:
     """Cancel a job, and wait until it holds no node. Stop waiting if Slurm does not answer."""
     if followed.ended is not None:
         return
@@ -490,9 +495,11 @@ class JobStatus(Record):
         """Reason why the job will never start, or ""."""
         if not self.waits:
             return ""
-        return _NEVER.get(
+        return _WILL_NEVER_START.get(
             self.reason,
-            _NEVER["launch_failed_requeued_held"] if self.state == "REQUEUE_HOLD" else "",
+            _WILL_NEVER_START["launch_failed_requeued_held"]
+            if self.state == "REQUEUE_HOLD"
+            else "",
         )
 
 
@@ -549,7 +556,7 @@ def sentence_of(status: JobStatus, name: str, error: str) -> str:
         "REVOKED": f"{name} was taken over by another cluster.",
         "TIMEOUT": f"{name} ran into Slurm's time limit.",
         "DEADLINE": f"{name} could not end before its deadline.",
-        "OUT_OF_MEMORY": (f"{name} ran out of the memory that was requested, and Slurm ended it."),
+        "OUT_OF_MEMORY": (f"{name} used more memory than it had requested, so Slurm ended it."),
         "NODE_FAIL": f"a node of {name} failed, and Slurm did not restart the job.",
         "BOOT_FAIL": f"a node of {name} could not be started.",
         "LAUNCH_FAILED": f"{name} could not be started on its nodes.",
