@@ -205,7 +205,7 @@ def test_checkpointing_reduces_peak_memory(run, tmp_path):
         ((*JOB, "--data-from", "narnia", "--data-gb", "3"), "azure"),
         ((*JOB, "--data-from", "aws"), "--data-gb"),
         ((*JOB, "--optimizer", "adamw"), "traced with --optimizer sgd_momentum"),
-        ((*JOB, "--image-size", "64"), "new trace"),
+        ((*JOB, "--image-size", "64"), "traced with --image-size"),
         ((*JOB, "--save-workload", "again.json"), "already a saved workload"),
         ((*JOB, "--checkpointing"), "no repeated blocks"),
     ],

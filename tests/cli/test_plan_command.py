@@ -157,7 +157,7 @@ def test_saved_workload_with_a_different_optimizer_is_rejected(model, tmp_path):
     config.write_text(
         json.dumps({"train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "AdamW"}})
     )
-    assert "new trace" in refuse(model, "--gpu", "A100", "--config", config, *JOB)
+    assert "traced with --optimizer" in refuse(model, "--gpu", "A100", "--config", config, *JOB)
 
 
 def test_adding_gpus_is_a_planned_change(model):
@@ -252,7 +252,7 @@ def test_plan_exits_1_if_nothing_fits_in_memory(model, tmp_path):
             "1,000,000 GPUs",
         ),
         (("--gpu", "A100", *JOB, "--optimizer", "adamw"), "traced with --optimizer sgd_momentum"),
-        (("--gpu", "A100", *JOB, "--image-size", "64"), "new trace"),
+        (("--gpu", "A100", *JOB, "--image-size", "64"), "traced with --image-size"),
         (("--gpu", "A100", *JOB, "--offload", "all"), "parameters, both"),
     ],
 )

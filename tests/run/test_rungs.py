@@ -118,7 +118,7 @@ def test_invalid_rungs_are_rejected():
         Rung(title="x", changes={})
     with pytest.raises(TrainpaceError, match="no value"):
         Rung(title="x", changes={"workers": ()})
-    with pytest.raises(TrainpaceError, match="alternatives"):
+    with pytest.raises(TrainpaceError, match="combinations"):
         Rung(title="x", changes={"workers": tuple(range(5)), "micro_batch": (1, 2, 3, 4)})
     with pytest.raises(TrainpaceError, match="tolerance"):
         Ladder(start=setup(), rungs=(), loss_tolerance=0)

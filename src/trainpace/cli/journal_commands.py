@@ -221,7 +221,7 @@ def serve(request: journal_verbs.ServeRequest, view: Request) -> int:
     """
     # `view` is a plain Request, because this command has no options such as --json.
     try:  # Run it as a module, because the command line may not import the web interface.
-        runpy.run_module("trainpace.web.server", {"REQUEST": request}, run_name="__main__")
+        runpy.run_module("trainpace.web", {"REQUEST": request}, run_name="__main__")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("trainpace"):
             raise

@@ -349,12 +349,12 @@ class _Work:
             settings,
             tell,
         )
-        mine = plan.part(settings.part, settings.parts)
-        there = {number: files.finished_shard(folder, number) for number in mine}
+        self._mine = plan.part(settings.part, settings.parts)
+        there = {number: files.finished_shard(folder, number) for number in self._mine}
         self._todo = deque(number for number, shard in there.items() if shard is None)
         finished = [shard for shard in there.values() if shard is not None]
-        self._shards, self._finished = len(mine), len(finished)
-        self._wanted = sum(len(plan.range_of(number)) for number in mine)
+        self._shards, self._finished = len(self._mine), len(finished)
+        self._wanted = sum(len(plan.range_of(number)) for number in self._mine)
         self._before = self._done = sum(shard.stop - shard.first for shard in finished)
         self._bad = sum(len(shard.bad) for shard in finished)
         self._under_way: dict[int, list[int]] = {worker: [] for worker in range(settings.workers)}
@@ -405,8 +405,9 @@ class _Work:
 
     def _make_room(self) -> None:
         """Remove half-written files of a killed run. Raise `DiskFull` if the rest will not fit."""
-        for number in self._todo:
-            for rest in self._folder.glob(f".{files.shard_file(self._folder, number).stem}.*"):
+        stems = {f".{files.shard_file(self._folder, number).stem}" for number in self._mine}
+        for rest in self._folder.glob(".shard-*"):
+            if rest.name.rsplit(".", 2)[0] in stems:
                 rest.unlink(missing_ok=True)
         needed = (self._wanted - self._before) * self._plan.probe_bytes * _SPARE
         free = shutil.disk_usage(self._folder).free
