@@ -1,7 +1,6 @@
-"""The dashboard over a million runs, in a real browser; 50 clients at once; hostile requests; schemathesis on its JSON.
+"""The dashboard over a million runs, in a real browser; 50 clients at once; hostile requests.
 
-`--journal FILE` takes a journal that `--keep FILE` left, as filling one takes minutes. Schemathesis is used where it is
-importable (``pip install --target FOLDER schemathesis``, and FOLDER in PYTHONPATH).
+`--journal FILE` takes a journal that `--keep FILE` left, because filling one takes minutes.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import argparse
 import collections
 import datetime
 import http.client
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -19,7 +17,6 @@ import random
 import re
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -194,34 +191,6 @@ def clients(port: int, count: int, seconds: float) -> tuple[collections.Counter[
     return statuses, times
 
 
-def schemathesis(base: str, examples: int) -> str:
-    """What it found on the OpenAPI description, in one line."""
-    if importlib.util.find_spec("schemathesis") is None:
-        return "schemathesis is not installed: left out"
-    command = [
-        sys.executable,
-        "-m",
-        "schemathesis.cli",
-        "run",
-        f"{base}/openapi.json",
-        "--checks",
-        "not_a_server_error,content_type_conformance,response_schema_conformance,status_code_conformance",
-        "--max-examples",
-        str(examples),
-        "--no-color",
-        "--seed",
-        "1",
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    print(ended.stdout[-6000:], ended.stderr[-500:])
-    said = [
-        line.strip(" =")
-        for line in ended.stdout.splitlines()
-        if re.search(r"\d+ (generated|passed|failed)|No issues", line)
-    ]
-    return f"exit code {ended.returncode}; {'; '.join(said) or 'nothing said'}"
-
-
 def anonymous_mib(pid: int) -> float:
     found = re.search(r"RssAnon:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
@@ -244,7 +213,6 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--hostile", type=int, default=2000)
-    parser.add_argument("--examples", type=int, default=100)
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
@@ -283,8 +251,6 @@ def main() -> None:
                 for kind, request in requests(options.hostile, server.port)
             )
             after = anonymous_mib(pid)
-            fuzzed = schemathesis(server.base, options.examples)
-            last = anonymous_mib(pid)
     errors = sum(n for status, n in statuses.items() if status != "200")
     by_status = ", ".join(
         f"{status or 'closed'} {n}" for status, n in sorted(hostile.items(), key=str)
@@ -313,10 +279,9 @@ def main() -> None:
         f"{options.hostile:,} hostile requests (traversal, Host, Origin, bodies, headers, queries, methods, noise, cut short):"
         f" {failed} answers from 500 up. By status:"
         f" {by_status}.",
-        f"Anonymous memory of the server: {before:.0f} MiB before them, {after:.0f} after, {last:.0f} after schemathesis.",
+        f"Anonymous memory of the server: {before:.0f} MiB before them, {after:.0f} after.",
         "What is read and written meanwhile is checked by tests/web/test_hostile.py.",
         "",
-        f"schemathesis on /openapi.json, {options.examples} examples an operation: {fuzzed}.",
     ]
     report = "\n".join(lines) + "\n"
     print(report)
