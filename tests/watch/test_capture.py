@@ -140,7 +140,7 @@ def test_endless_tracing_is_stopped_after_20_seconds(tmp_path):
     """
     rank = _recorded(tmp_path, endless="x.device.type == 'meta'")
     assert rank.steps >= 2
-    assert "tracing the model takes longer than 20 s" in rank.no_workload
+    assert "20 s" in rank.no_workload
     assert not (tmp_path / "recording" / "workload.json").exists()
 
 
