@@ -73,11 +73,11 @@ class Block(nn.Module):
 
 
 class Language(nn.Module):
-    def __init__(self, layers, tied=True, recompute=False):
+    def __init__(self, layers, tied=True, recompute=False, words=WORDS):
         super().__init__()
         self.recompute = recompute
-        self.words, self.layers = nn.Embedding(WORDS, WIDTH), nn.ModuleList(layers)
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.words, self.layers = nn.Embedding(words, WIDTH), nn.ModuleList(layers)
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, words, bias=False)
         if tied:
             self.head.weight = self.words.weight
 
@@ -413,6 +413,16 @@ def test_no_blocks(model):
         "x",
     )
     assert trace_task(task, variant=STEP).forms["fp32"].blocks is None
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("form", ["fp32", "amp"])
+def test_a_large_vocabulary_does_not_hide_the_layers(tied, form):
+    model = Language([Block() for _ in range(4)], tied, words=50_000)
+    layers = sum(p.numel() for p in model.layers.parameters())
+    assert layers < 0.1 * numbers(model)
+    _, blocks = blocks_of(model, form)
+    assert (blocks.module, blocks.count) == ("layers", 4)
 
 
 def test_resnet50_has_no_blocks():
