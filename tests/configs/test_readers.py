@@ -225,7 +225,7 @@ def test_commands(command, expected):
     "command",
     [
         "",
-        "python train.py",
+        "bash train.sh",
         "torchrun --nproc-per-node",
         "torchrun --nproc-per-node four t.py",
         "torchrun 'x",

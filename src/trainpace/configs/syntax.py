@@ -12,6 +12,7 @@ script, which is the first word that is neither a flag nor the value of a flag.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -22,7 +23,7 @@ from itertools import takewhile
 from textwrap import dedent
 from typing import Any, Literal, NamedTuple
 
-from trainpace.configs.settings import SettingName, Value, names
+from trainpace.configs.settings import PYTHON, SettingName, Value, names
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.core.intake import json_of
 
@@ -309,6 +310,11 @@ _LAUNCHER = re.compile(
 )
 
 
+_PYTHON = re.compile(r"\bpython[0-9.]*(?=\s|$)")
+_BEFORE = re.compile(r"[A-Za-z_]\w*=.*|exec|nohup|time|env|uv|poetry|run", re.DOTALL)
+"""Words before python that start nothing but this one process."""
+
+
 class Launcher(NamedTuple):
     """Flags of a launcher.
 
@@ -359,6 +365,7 @@ LAUNCHERS = {
     "torch.distributed.launch": TORCHRUN,
     "accelerate": ACCELERATE,
     "deepspeed": DEEPSPEED,
+    PYTHON: Launcher({}, frozenset(names("python", "flags_without_value"))),
 }
 """Launcher for each name in a command."""
 
@@ -495,9 +502,32 @@ def launch_in(text: str, start: int, end: int) -> Launch | None:
         ValueError: If a quote is not closed.
     """
     words = _from_launcher(words_of(text, start, end)) if _LAUNCHER.search(text, start, end) else []
-    if not words:
-        return None
-    name = _base_name(words[0])
+    return _launch_of(_base_name(words[0]), words, (start, end)) if words else None
+
+
+def find_python(text: str) -> Launch | None:
+    """Return the first command that starts a script with plain python, or None."""
+    for line in lines_of(text):
+        if _PYTHON.search(text, *line):
+            with contextlib.suppress(ValueError):
+                words = words_of(text, *line)
+                at = next(i for i, word in enumerate(words) if not _BEFORE.fullmatch(word.value))
+                words = list(takewhile(lambda word: word.value not in ENDS, words[at:]))
+                if _PYTHON.fullmatch(_base_name(words[0])) and _starts_script(words):
+                    return _launch_of(PYTHON, words, line)
+    return None
+
+
+def _starts_script(words: list[Word]) -> bool:
+    """Return True if python starts a file or a module that is no launcher."""
+    values = [word.value for word in words]
+    if "-m" in values[:-1]:
+        module = values[values.index("-m") + 1]
+        return not module.startswith(("accelerate.", "deepspeed.", "torch."))
+    return any(value.endswith(".py") for value in values)
+
+
+def _launch_of(name: str, words: list[Word], line: tuple[int, int]) -> Launch:
     flags, used = [], 2 if name == "accelerate" else 1
     while used < len(words) and re.match("-.", words[used].value):
         flag = _flag_at(words[used : used + 2], LAUNCHERS[name].alone)
@@ -507,7 +537,7 @@ def launch_in(text: str, start: int, end: int) -> Launch | None:
     script = (_flag_at(rest[i : i + 2]) for i in range(len(rest)))
     return Launch(
         name=name,
-        line=(start, end),
+        line=line,
         flags=tuple(flags),
         script=tuple(flag for flag in script if flag.written.startswith("--")),
         flags_end=words[used - 1].end,
@@ -529,7 +559,7 @@ def _base_name(word: Word) -> str:
 def _starts_at(names: list[str], i: int) -> bool:
     if names[i] == "accelerate":
         return names[i + 1 : i + 2] == ["launch"]
-    return names[i] in LAUNCHERS and (
+    return names[i] in LAUNCHERS.keys() - {PYTHON} and (
         not names[i].startswith("torch.distributed.") or names[i - 1 : i] == ["-m"]
     )
 
