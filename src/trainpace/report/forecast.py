@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainpace.core.outcome import STEP_PARTS, Forecast
 from trainpace.core.stats import Trend
@@ -52,7 +52,7 @@ from trainpace.report.sections import (
 from trainpace.verbs.forecast import ForecastRequest, Forecasts, Sweep
 from trainpace.verbs.measure import MeasureRequest
 from trainpace.verbs.plan import PlanRequest
-from trainpace.verbs.request import as_typed, fields_of, forwarded, not_forwarded
+from trainpace.verbs.request import forwarded, not_forwarded
 from trainpace.workload import ModelSpec, Workload
 
 if TYPE_CHECKING:
@@ -625,24 +625,24 @@ def _next(
     spec = spec_of(workload, asked)
     best = steps.best_of(done)
     row = best or max(done, key=lambda row: row.largest_micro_batch or 0)
-    fixed = ["gpu", "calibrated", "batch", "precision"]
-    form = ["--precision", row.execution.precision]
+    form: dict[str, Any] = {"precision": row.execution.precision}
     if steps.lengths_of(done):
-        fixed.append("sequence_length")
-        form += ["--sequence-length", str(row.sequence_length)]
-    device, batch = _device_words(row, asked), ["--batch", str(row.execution.micro_batch)]
-    again = ["trainpace", "forecast", spec, *device, *form]
+        form["sequence_length"] = row.sequence_length
+    device, batch = _device_options(row, asked), {"batch": row.execution.micro_batch}
+    fixed = ["gpu", "calibrated", "batch", *form]
     if best is None:
-        yield from _next_that_fits(row, again, spec, asked, fixed)
+        yield from _next_that_fits(row, device | form, spec, asked)
     elif best.num_devices > 1:
-        yield from _next_plan(["trainpace", "plan", spec, *device, *batch, *form], asked, fixed)
+        yield from _next_plan(spec, device | batch | form, asked, fixed)
     elif can_be_measured(spec, asked, fixed):
-        same = forwarded(asked, MeasureRequest, [*fixed, "timeout"])
-        yield _next_measurement(best, ["trainpace", "measure", spec, *batch, *form, *same])
+        same = forwarded(asked, MeasureRequest, ["gpu", "calibrated", "timeout"], batch | form)
+        yield _next_measurement(best, ["trainpace", "measure", spec, *same])
     elif workload.only_batch is None and len({f.execution.micro_batch for f in done}) == 1:
-        same = forwarded(asked, ForecastRequest, fixed)
+        # Every batch size would need its own accumulation for the same global batch.
+        beside = device | form | {"batch": _range(best), "global_batch": None}
+        same = forwarded(asked, ForecastRequest, fixed, beside)
         yield Next(
-            [*again, *same, "--batch", _range(best)],
+            ["trainpace", "forecast", spec, *same],
             "a range of batch sizes, and where the step time jumps",
         )
 
@@ -652,12 +652,14 @@ def _range(best: Forecast) -> str:
 
 
 def _next_plan(
-    command: Sequence[str], asked: ForecastRequest | None, fixed: Sequence[str]
+    spec: str, beside: Mapping[str, Any], asked: ForecastRequest | None, fixed: Sequence[str]
 ) -> Iterator[Next]:
     if not not_forwarded(asked, PlanRequest, fixed):
-        job = [] if asked is not None and asked.samples else ["--max-steps", "1000"]
-        why = f"what to change, and what it saves{' in 1,000 steps' if job else ''}"
-        yield Next([*command, *forwarded(asked, PlanRequest, fixed), *job], why)
+        is_long = asked is not None and asked.whole_training
+        why = f"what to change, and what it saves{'' if is_long else ' in 1,000 steps'}"
+        job = {} if is_long else {"max_steps": 1000}
+        same = forwarded(asked, PlanRequest, fixed, {**beside, **job})
+        yield Next(["trainpace", "plan", spec, *same], why)
 
 
 def _next_measurement(best: Forecast, command: Sequence[str]) -> Next:
@@ -668,24 +670,19 @@ def _next_measurement(best: Forecast, command: Sequence[str]) -> Next:
 
 
 def _next_that_fits(
-    row: Forecast,
-    again: Sequence[str],
-    spec: str,
-    asked: ForecastRequest | None,
-    fixed: Sequence[str],
+    row: Forecast, beside: Mapping[str, Any], spec: str, asked: ForecastRequest | None
 ) -> Iterator[Next]:
     """Suggest the largest batch that fits, or recomputation if not even one sample fits."""
+    settings, why = dict(beside), ""
     if row.largest_micro_batch:
-        command = [*again, *forwarded(asked, ForecastRequest, fixed)]
+        settings |= {"batch": row.largest_micro_batch, "global_batch": None}
         why = "the largest batch that fits; --accumulate keeps the global batch"
-        yield Next([*command, "--batch", str(row.largest_micro_batch)], why)
     elif row.execution.activation_checkpointing == "none" and ModelSpec.of(spec).can_checkpoint:
-        same = forwarded(asked, ForecastRequest, [*fixed, "checkpointing"])
-        batch = []
-        if asked is not None and asked.batch:
-            batch = as_typed(fields_of(ForecastRequest)["batch"], asked.batch)
+        settings |= {"checkpointing": "full"}
         why = "recomputes activations, which needs less memory"
-        yield Next([*again, *same, "--checkpointing", "full", *batch], why)
+    if why:
+        same = forwarded(asked, ForecastRequest, ["gpu", "calibrated"], settings)
+        yield Next(["trainpace", "forecast", spec, *same], why)
 
 
 def _is_this_machine(f: Forecast) -> bool:
@@ -693,10 +690,10 @@ def _is_this_machine(f: Forecast) -> bool:
     return f.provenance == "calibrated" or (f.provenance == "transferred" and not f.host)
 
 
-def _device_words(f: Forecast, asked: ForecastRequest | None) -> list[str]:
+def _device_options(f: Forecast, asked: ForecastRequest | None) -> dict[str, Any]:
     if not _is_this_machine(f):
-        return ["--gpu", f.device]
+        return {"gpu": f.device}
     by_name = asked is None or any(gpu.casefold() == "cpu" for gpu in asked.gpu)
     if asked is not None and asked.calibrated and not by_name:
-        return ["--calibrated", asked.calibrated]
-    return ["--gpu", "cpu"]
+        return {"calibrated": asked.calibrated}
+    return {"gpu": "cpu"}

@@ -521,15 +521,13 @@ def _way_verdict(way: WayResult) -> str:
 def _equivalence_next(result: Equivalence, asked: VerifyRequest | None) -> Iterator[Next]:
     q = result.question
     if result.equal:
-        command = ["trainpace", "forecast", q.model, "--gpu", "A100"]
-        command += ["--batch", str(max(q.sizes("ddp")))]
-        same = forwarded(asked, ForecastRequest, ["batch", "accumulate", "timeout"])
+        beside = {"gpu": "A100", "batch": max(q.sizes("ddp"))}
+        same = forwarded(asked, ForecastRequest, ["accumulate", "timeout"], beside)
         why = "a part on a GPU; for the training, every way to divide the batch is equally good"
-        yield Next([*command, *same], why)
+        yield Next(["trainpace", "forecast", q.model, *same], why)
     elif not result.repeated and not any(way.failed for way in result.ways):
-        command = ["trainpace", "verify", q.model, "--batch", str(q.batch)]
-        same = forwarded(asked, VerifyRequest, ["batch", "accumulate"])
-        yield Next([*command, "--accumulate", str(q.parts), *same], "again, after that change")
+        same = forwarded(asked, VerifyRequest, beside={"batch": q.batch, "accumulate": q.parts})
+        yield Next(["trainpace", "verify", q.model, *same], "again, after that change")
 
 
 def equivalence_verdict(result: Equivalence) -> list[str]:

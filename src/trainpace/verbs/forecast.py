@@ -75,6 +75,7 @@ from trainpace.verbs.training import (
     LENGTH,
     USUAL_BATCH,
     ExecutedRequest,
+    MaxSteps,
     Tokens,
     check_pure_16_bit,
     cluster_with,
@@ -138,6 +139,7 @@ class ForecastRequest(ExecutedRequest):
         int | None, Field("Samples per epoch, for the whole training.", AT_LEAST_1, needs=LENGTH)
     ] = None
     tokens: Tokens = None
+    max_steps: MaxSteps = None
     price: Annotated[float | None, Field("Dollars per GPU and hour.", USD, needs=LENGTH)] = None
     loader_rate: Annotated[
         float | None,
@@ -191,7 +193,7 @@ class ForecastRequest(ExecutedRequest):
 
     @property
     def whole_training(self) -> bool:
-        return self.epochs is not None
+        return self.epochs is not None or self.max_steps is not None
 
 
 class Sweep(NamedTuple):
@@ -344,7 +346,9 @@ def _sweep(
     rows = forecaster.at(Grid.vary(execution, micro_batch=question.batches)).forecasts()
     schedule = None
     if r.whole_training:
-        schedule = epoch_of(r.samples, r.tokens, length, forecaster.workload, epochs=r.epochs)
+        schedule = epoch_of(
+            r.samples, r.tokens, length, forecaster.workload, epochs=r.epochs, max_steps=r.max_steps
+        )
     rows = [
         with_job(row, forecaster.workload, schedule, question.conditions, question.workers)
         for row in rows
